@@ -66,7 +66,7 @@ async def deliver(base: Path, payloads: int, rate: float | None) -> dict[str, fl
         "payloads": payloads,
         "payloads_per_second": round(payloads / wall),
         "cpu_us_per_payload": round(cpu / payloads * 1e6, 2),
-        "batches": outbox.stats["sinks.filesystem.out"].delivered_count,
+        "batches": outbox.statistics().sinks["sinks.filesystem.out"].delivered_count,
         "latency_p50_ms": round(latencies[len(latencies) // 2] * 1000, 2),
         "latency_p99_ms": round(latencies[len(latencies) * 99 // 100] * 1000, 2),
     }

@@ -25,6 +25,7 @@ from tidemill.runtime.beats import Beat, apply_beat
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import EngineProgress
+from tidemill.sources.base import SourceStatistics
 from tidemill.spark.progress import EngineStatus, PartitionSums, sum_progress
 from tidemill.testing.run import build_scripted_sinks
 from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSource
@@ -88,13 +89,14 @@ async def measure(partitions: int) -> None:
             await asyncio.sleep(0)
     turn = (time.process_time() - cpu) / MESSAGES
     lag = {("t", n): n for n in range(partitions)}
-    source.lag = lambda: lag  # type: ignore[method-assign]  # as with Kafka: the same until it is looked at again
+    statistics = SourceStatistics(0, lag)
+    source.statistics = lambda: statistics  # type: ignore[method-assign]  # as with Kafka: the same until it is looked at again
     seen = apply_beat(engine.beat(whole=True), EngineProgress())
 
     def send_beat() -> int:
         """Take a beat in which one partition moved to the other side of the link; return its size."""
         nonlocal seen
-        engine.commits.committed_up_to(("t", 0), MESSAGES)
+        engine.commits.note_committed(("t", 0), MESSAGES)
         encoded = msgspec.msgpack.encode(engine.beat(whole=False))
         seen = apply_beat(msgspec.msgpack.decode(encoded, type=Beat), seen)
         return len(encoded)

@@ -51,7 +51,18 @@ quietly() {
     say "    done in $((SECONDS - started)) s"
 }
 
-last_line() { tail -c 400 "$1" | tr '\r' '\n' | sed 's/[^[:print:]]//g' | grep -v '^ *$' | tail -n 1 || true; }
+last_line() {
+    tail -n 5 "$1" | tr '\r' '\n' | sed 's/[^[:print:]]//g' | grep -v '^ *$' | tail -n 1 | shortened || true
+}
+
+# What a line of pip's says of a package, without where it is from; at most 70 characters, which end with a word.
+shortened() {
+    sed -E \
+        -e 's/^ +//' \
+        -e 's/^(Collecting|Requirement already satisfied:) ([^ ;(]+).*/\1 \2/' \
+        -e 's#^(Downloading|Using cached) ([^ ]*/)?([^ /]+)#\1 \3#' \
+        -e '/.{71}/s/^(.{1,66}),? .*/\1 .../'
+}
 
 # Run a command in the open, note its time and whether it failed, and go on.
 #   step "name" command...

@@ -13,6 +13,8 @@ log = logging.getLogger("mkdocs.hooks.site_hook")  # in strict mode a warning fa
 
 #: What tests do with a block ("sh background") is of no use to a highlighter.
 _FENCE = re.compile(r"^(\s*```\w+) [\w ]+$", re.MULTILINE)
+#: In a table, code has its bars escaped for other readers of Markdown; here they are shown as they are.
+_ROW, _CODE = re.compile(r"^\|.*$", re.MULTILINE), re.compile(r"`[^`]+`")
 _ELEMENT = re.compile(r"<(?:script|img|iframe|source|video|audio|embed|link)\b[^>]*>", re.IGNORECASE)
 _ADDRESS = re.compile(r"""\b(?:src|srcset|href|data)=["']?([^"'\s>]+)""", re.IGNORECASE)
 #: What the theme would fetch from elsewhere, for the search in pages that are opened from disk, and what it gets.
@@ -29,8 +31,12 @@ def find_requests(html: str) -> Iterator[str]:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Reduce the first line of each code block to its language."""
-    return _FENCE.sub(r"\1", markdown)
+    """Reduce the first line of each code block to its language, and show bars in tables without their escapes."""
+
+    def unescape(row: re.Match[str]) -> str:
+        return _CODE.sub(lambda code: code[0].replace(r"\|", "|"), row[0])
+
+    return _ROW.sub(unescape, _FENCE.sub(r"\1", markdown))
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -76,8 +80,50 @@ def test_a_long_last_line_of_a_quiet_command_is_cut() -> None:
     assert max(map(len, output.splitlines())) < 100
 
 
+def test_progress_without_a_terminal_names_whole_packages() -> None:
+    names = ", ".join(f"package-{number}" for number in range(200, 400))
+    lines = {
+        "  Downloading https://index.example/a/b/pip-26.0-py3.whl (1 MB)": "Downloading pip-26.0-py3.whl (1 MB)",
+        "Collecting aiohttp==3.14.5 (from -r requirements.lock (line 7))": "Collecting aiohttp==3.14.5",
+        f"Installing collected packages: {names}": "Installing collected packages: package-200, package-201, ...",
+    }
+    for line, shown in lines.items():
+        _, output = bash(f"printf '%s\\n' {shlex.quote(line)} | shortened")
+        assert output == shown + "\n"
+    flying = "sleep() { SECONDS=$((SECONDS + 20)); command sleep 0.1; }"
+    script = f"show() {{ echo {shlex.quote(line)}; command sleep 1; }}; {flying}; quietly slow show"
+    _, output = bash(script)
+    assert " s: Installing collected packages: package-200," in output
+
+
+def test_a_picture_shows_each_line_for_as_long_as_the_terminal_did_and_ends_with_the_last_screen() -> None:
+    spec = importlib.util.spec_from_file_location("picture", SCRIPTS / "picture.py")
+    assert spec is not None
+    assert spec.loader is not None
+    picture = importlib.util.module_from_spec(spec)
+    sys.modules["picture"] = picture  # its dataclass looks for its own module
+    spec.loader.exec_module(picture)
+
+    def show(*texts: str) -> list[object]:
+        return [((0, text, "#fff", False),) if text else () for text in (*texts, *[""] * (picture.ROWS - len(texts)))]
+
+    screens = [(0.0, show("a < b", "one")), (0.5, show("a < b", "one")), (60.0, show("a < b", "two"))]
+    kept = picture.shorten(screens)
+    assert [at for at, _ in kept] == [0.0, picture.PAUSE_SECONDS]
+    versions = picture.list_versions(kept)
+    end = picture.PAUSE_SECONDS + picture.END_SECONDS
+    shown = [(v.row, v.line[0][1], v.since, v.until) for v in versions]
+    assert shown == [(0, "a < b", 0.0, end), (1, "one", 0.0, 1.0), (1, "two", 1.0, end)]
+    svg = ElementTree.fromstring(picture.draw(versions, "a & b"))
+    texts = {"".join(each.itertext()): each.get("class") for each in svg.iter("{http://www.w3.org/2000/svg}text")}
+    assert texts == {"$ a & b": None, "a < b": None, "one": "a1", "two": "a2"}
+    style = "".join(svg.find("{http://www.w3.org/2000/svg}style").itertext())  # type: ignore[union-attr]
+    assert ".a1{animation-name:k1;visibility:hidden}" in style
+    assert ".a2{animation-name:k2}" in style
+
+
 def test_the_scripts_can_be_started() -> None:
-    for script in ("install", "demo", "test", "../.ci/run"):
+    for script in ("install", "demo", "test", "lock", "picture", "../.ci/run"):
         path = SCRIPTS / script
         assert os.access(path, os.X_OK), script
         assert subprocess.run(["bash", "-n", path]).returncode == 0
@@ -89,7 +135,7 @@ def test_an_installation_without_python_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "scripts").mkdir()
     for name in ("install", "lib.sh"):
         (tmp_path / "scripts" / name).write_text((SCRIPTS / name).read_text())
-    for name in ("requirements.lock", "requirements-java.lock", "pyproject.toml"):
+    for name in ("requirements-dev.lock", "requirements-java.lock", "pyproject.toml"):
         (tmp_path / name).write_text("")
     done = subprocess.run(
         ["bash", tmp_path / "scripts" / "install"], env={"PATH": str(tmp_path)}, capture_output=True, text=True

@@ -208,7 +208,7 @@ class ShellPipeline(PipelineProcess):
 
     def _launched(self, command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
         # Wide enough for a log line above the status line, which begins with the same words.
-        wide = {**env, "COLUMNS": "1000", "TERM": "xterm"}
+        wide = {**env, "COLUMNS": "1000", "TERM": "xterm", "TIDEMILL_LOGGING__FORMAT": "json"}
         self.shell = Command(("-im",), wide, self.site.folder, terminal=True, program=("/bin/sh",))
         self.shell.type(shlex.join(command) + "\n")
         return self.shell.process

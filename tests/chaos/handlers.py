@@ -63,7 +63,7 @@ class Deliver(Handler[Job, Any]):
     """A known result per message, with a key that keeps its order, into each type of sink that there is."""
 
     async def on_ready(self, config, pg_pool):
-        self.sinks = frozenset(config.sinks.by_type())
+        self.sinks = frozenset(config.sinks.group_by_type())
 
     async def arrange(self, messages, pending):
         return [

@@ -82,7 +82,7 @@ def test_a_hook_that_holds_up_the_loop_for_good_does_not_delay_a_stop(site, sign
     site.feed(1, bad=True)
     site.feed(40, sleep=0.02)
     pipeline = site.start(handler="BlockOnce", executor={"drain_timeout_seconds": 2})
-    wait_until(lambda: "a hook holds up the event loop" in pipeline.log, 90, what="the hook is named")
+    wait_until(lambda: "a hook blocks the event loop" in pipeline.log, 90, what="the hook is named")
     engines = pipeline.engines()
     pipeline.signal(signal.SIGTERM)
     started = time.monotonic()

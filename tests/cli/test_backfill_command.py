@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.cli.backfill import list_fields, summarize
+from tidemill.cli.backfill import list_fields
 from tidemill.runtime.link_messages import Hello
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.spark.bounded.run import BoundedProgress, BoundedRun
@@ -72,16 +72,6 @@ def test_an_engine_begins_at_once_and_is_refused_when_the_run_is_being_stopped(r
     server.sent.clear()
     run.on_hello(3, hello(0, run_token=1))  # one that was at work, and lost its connection for a moment
     assert server.sent[-1] == (3, "Drain")
-
-
-def test_the_summary_names_a_gap_only_if_there_is_one() -> None:
-    progress = BoundedProgress(messages_done=1_500, dead_lettered=2, letter_kinds={"task": 2})
-    assert summarize(progress, 0, 10.0).splitlines() == [
-        "messages      1,500 in 10 s, 150/s",
-        "tasks         0 done, 0 failed, 0 retried",
-        "dead letters  2 (2 task)",
-    ]
-    assert summarize(progress, 7, 10.0).endswith("\n7 offsets were deleted by the broker before they could be read")
 
 
 def test_without_a_terminal_an_entry_says_how_far_it_is_and_how_long_the_rest_takes() -> None:

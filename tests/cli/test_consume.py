@@ -188,7 +188,7 @@ def test_a_topic_that_does_not_exist_and_a_start_that_shows_nothing_are_refused(
 ) -> None:
     done = show("no-such-topic-anywhere")
     assert done.returncode == ExitCode.REMOTE
-    assert b"there is no topic 'no-such-topic-anywhere'" in done.stderr
+    assert b"topic 'no-such-topic-anywhere' does not exist" in done.stderr
 
     done = show("t", "--from", "end")
     assert done.returncode == ExitCode.CONFIG

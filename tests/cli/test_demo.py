@@ -101,6 +101,9 @@ def test_the_demo_ends_with_numbers_that_agree_with_the_input(tmp_path: Path) ->
     assert "Offsets committed: 10,000" in output
     assert re.search(r"Dead letter \(parse\) for access-log/\d/\d+: .*not in the combined log format", output)
     assert "Slowest tasks" in output
+    seconds = r"\d+\.\d s"
+    names = ("Kafka", "topics", "Spark", "engines", "partitions", "messages")
+    assert re.search("Waited for: +" + ", ".join(f"{name} {seconds}" for name in names), output)
     assert len((tmp_path / "demo" / "output" / "messages.jsonl").read_text().splitlines()) == 9999
     assert len((tmp_path / "demo" / "topics" / "access-log_dlq.jsonl").read_text().splitlines()) == 1
 

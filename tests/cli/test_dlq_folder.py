@@ -113,7 +113,7 @@ def test_redrive_to_a_sink_goes_on_and_list_says_what_was_sent(dlq: Dlq) -> None
 
 
 def test_what_is_wrong_is_said_in_one_line(dlq: Dlq) -> None:
-    assert f"there is no folder '{dlq.letters}'" in dlq("list", code=2).stderr
+    assert f"the folder '{dlq.letters}' does not exist" in dlq("list", code=2).stderr
     write(dlq.letters, [letter(1)])
     (dlq.letters / "letters-damaged.parquet").write_bytes(b"PAR1")
     assert f"no letter 'nope' in folder '{dlq.letters}'" in dlq("show", "nope", code=2).stderr

@@ -154,7 +154,7 @@ def test_a_topic_that_does_not_exist_is_named_with_the_nearest_one(
     done = tidemill("send", topic[:-1], env={"TIDEMILL_KAFKA__BROKERS": embedded_kafka.bootstrap})
 
     assert done.returncode == ExitCode.REMOTE
-    assert f"there is no topic '{topic[:-1]}'" in done.stderr
+    assert f"topic '{topic[:-1]}' does not exist" in done.stderr
     assert f"did you mean '{topic}'?" in done.stderr
 
 

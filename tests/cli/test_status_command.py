@@ -71,7 +71,7 @@ def test_a_running_pipeline_is_well_although_it_waits_for_a_sink() -> None:
     assert report["healthy"] is True
     assert "hunter2" not in json.dumps(report)
     assert describe_report({**report, "pid": 7}).splitlines() == [
-        "pipeline g on b:9092, worker w (process 7): running for 1 min 5 s",
+        "pipeline g on b:9092, worker w (process 7): running, started 1 min 5 s ago",
         "  engines       1 of 1 running, 2 partitions",
         "  messages      1,234 done, 100/s",
         "  lag           5, 0 in flight",
@@ -90,6 +90,7 @@ def test_a_running_pipeline_is_well_although_it_waits_for_a_sink() -> None:
             PipelineProgress(),
             "it is starting: no broker yet (5 s)",
         ),
+        (RUNNING, sum_progress((), (), [EngineStatus(0, "starting")]), "it is starting: the engines are starting"),
         (RunState(Phase.STOPPING), busy(), "it is stopping"),
         (RUNNING, busy("waiting"), "engine 0 is not running: waiting (start 1)"),
         (RUNNING, busy(silent_seconds=SILENT_SECONDS), "engine 0 has been silent for 10 s"),
@@ -180,7 +181,7 @@ def test_exit_codes_say_whether_it_runs(folder: Path, tidemill: Run, tmp_path: P
         now[0] = (RUNNING, busy("waiting"))
         ill = tidemill("status", config)
         assert ill.returncode == ExitCode.REMOTE
-        assert "  PROBLEM       engine 0 is not running: waiting (start 1)" in ill.stdout
+        assert "  PROBLEM: engine 0 is not running: waiting (start 1)" in ill.stdout
 
 
 def test_trigger_hosts_are_well_if_they_run_or_stand_by() -> None:

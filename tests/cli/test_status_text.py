@@ -86,7 +86,7 @@ def test_a_drain_says_how_long_it_may_take_and_what_is_left() -> None:
     now = pipeline(EngineProgress(tasks_running=8, tasks_queued=3, tasks_retrying=1, in_flight=1500))
 
     assert format_status(draining, now, 0.0, 80) == "draining, up to 30 s, 12 tasks left | 1,500 messages in flight"
-    assert format_status(draining, now, 0.0, 39) == "draining, 30 s, 12 tasks"
+    assert format_status(draining, now, 0.0, 39) == "draining, up to 30 s, 12 tasks left"
 
 
 def test_a_lag_that_is_not_known_yet_is_said_to_be_that() -> None:
@@ -145,7 +145,8 @@ def test_a_backfill_has_a_bar_with_rate_and_time_left() -> None:
     assert format_backfill(WORKING, now, 1200.0, 120) == (
         "[#########...........] 45% | 4,500 of 10,000 messages | 1,200/s, 5 s left | 3 of 12 ranges | 2 dead letters"
     )
-    assert format_backfill(WORKING, now, 1200.0, 39) == "45% | 4.5k of 10k | 1.2k/s, 5 s"
+    assert format_backfill(WORKING, now, 1200.0, 39) == "45% | 4.5k of 10k | 1,200/s, 5 s left"
+    assert "| the engines are starting (60 s) |" in format_backfill(WORKING, now, 0.0, 120)
     starting = RunState(step="Spark is starting", step_seconds=3.0)
     assert format_backfill(starting, BoundedProgress(), 0.0, 39) == "Spark is starting (3 s)"
     draining = RunState(Phase.DRAINING, left_seconds=3.0)
@@ -176,6 +177,9 @@ def test_the_summary_has_messages_tasks_letters_and_sinks() -> None:
         "kafka.out       12,000 delivered, 3 refused",
         "left over       2 messages, redelivered to the next run",
     ]
+    assert "missing" not in format_summary(pipeline(engine), 61.0)
+    missing = "missing         7 messages, deleted by the broker before it could be read"
+    assert format_summary(pipeline(engine), 61.0, 7).endswith(missing)
 
 
 def test_sums_are_over_ended_engines_too() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.cli.tables import Column, find_width, format_age, format_table, measure, wrap
+from tidemill.cli.status_text import count_cells
+from tidemill.cli.tables import Column, find_width, format_age, format_table, wrap
 
 COLUMNS = (
     Column("NAME", cut=True),
@@ -49,7 +50,7 @@ def test_a_detail_is_cut_before_it_moves_down() -> None:
 def test_no_line_is_longer_than_the_width(width: int) -> None:
     rows = [*ROWS, ("\u6570\u636e" * 10, "3", "h", "l", "\u6570\u636e" * 60), ("x" * 200, "1", "", "", "y" * 500)]
     lines = list(format_table(COLUMNS, rows, width))
-    assert max(map(measure, lines)) <= width, lines
+    assert max(map(count_cells, lines)) <= width, lines
 
 
 def test_control_characters_of_the_data_never_reach_the_terminal() -> None:

@@ -132,7 +132,7 @@ def test_asyncio_s_own_debugging_is_left_on(site):
         (
             ("run", "misspelt.yaml"),
             ExitCode.CONFIG,
-            "misspelt.yaml:1: entry 1 (x): the module 'mine' has no 'Fire'",
+            "entry 1 (x): mine.Fire: the module 'mine' has no 'Fire'",
         ),
         (("check", "misspelt.yaml"), ExitCode.CONFIG, "did you mean mine.Fires?"),
         (("check", "nothing.yaml"), ExitCode.CONFIG, "nothing.yaml does not exist"),

@@ -51,7 +51,7 @@ def test_defaults_are_those_of_the_reference() -> None:
         "key_prefix": "",
         "scripts": {},
     }
-    assert list(sinks.by_type()) == ["http", "mongo", "postgres", "redis"]
+    assert list(sinks.group_by_type()) == ["http", "mongo", "postgres", "redis"]
     assert not sinks.is_empty()
 
 

@@ -1,4 +1,4 @@
-"""Payloads in letters: what is put in comes out again, or it is said what was lost."""
+"""Payloads in letters: what goes in comes out again, or the error says what was lost."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_types_of_small_fields_stay_when_a_large_one_goes() -> None:
     ["[1]", "no json", '{"data": 1, "_types": 3}', '{"data": {"x": 1}, "_types": {"data/x": "uuid"}}',
      '{"data": {}, "_types": {"data/x": "uuid"}}', '{"data": [1], "_types": {"data/7": "date"}}'],
 )  # fmt: skip
-def test_what_is_no_payload_says_so(text: str) -> None:
+def test_what_is_not_a_payload_says_so(text: str) -> None:
     with pytest.raises(PayloadLostError):
         restore_fields(text, typed=True)
 

@@ -223,14 +223,14 @@ async def test_the_topic_is_created_once_and_letters_are_confirmed(embedded_kafk
     letter = Letter(kind=LetterKind.PARSE, error="no JSON", sources=describe_sources([message(b"\xff")]))
     for letters in engines:
         await written(letters, letter)
-        assert (letters.written, letters.stalled()) == (1, None)
+        assert (letters.statistics().written, letters.stalled()) == (1, None)
         await letters.close()
     found = consume(embedded_kafka.bootstrap, f"{settings.kafka.source_topic}_dlq", 3)
     assert [decode_letter(each.value() or b"") for each in found] == [letter] * 3
 
 
 @pytest.mark.kafka
-async def test_a_letter_larger_than_the_topic_takes_is_shrunk_and_others_are_not(
+async def test_a_letter_larger_than_the_topic_accepts_is_shrunk_and_others_are_not(
     embedded_kafka: EmbeddedBroker,
 ) -> None:
     topic = embedded_kafka.create_topic(unique_name("dlq"), config={"max.message.bytes": "10000"})
@@ -293,7 +293,7 @@ async def test_while_the_broker_is_down_letters_wait_say_so_and_are_written_late
     assert "1 letters wait for topic dlq" in (letters.stalled() or "")
     await asyncio.to_thread(broker.start)
     await waiting
-    assert (letters.written, letters.stalled()) == (2, None)
+    assert (letters.statistics().written, letters.stalled()) == (2, None)
     await letters.close()
 
 
@@ -312,11 +312,11 @@ async def test_closing_gives_up_letters_that_wait(own_kafka: Callable[..., Embed
     letters.put(Letter(kind=LetterKind.HOOK, error="in flight"), lambda: called.append(2))
     async with asyncio.timeout(8):
         await letters.close()
-    assert (called, letters.written) == ([], 1)
+    assert (called, letters.statistics().written) == ([], 1)
 
 
 @pytest.mark.kafka
-async def test_on_demand_letters_that_are_not_taken_are_dropped_counted_and_logged(
+async def test_on_demand_letters_that_are_refused_are_dropped_counted_and_logged(
     own_kafka: Callable[..., EmbeddedBroker],
 ) -> None:
     broker = own_kafka()
@@ -328,14 +328,14 @@ async def test_on_demand_letters_that_are_not_taken_are_dropped_counted_and_logg
     lost = Letter(kind=LetterKind.HOOK, error="second", sources=describe_sources([message(b"secret body", 41)]))
     with structlog.testing.capture_logs() as logs:
         await written(letters, lost)
-    assert (letters.written, letters.dropped, letters.stalled()) == (1, 1, None)
+    assert (letters.statistics().written, letters.statistics().dropped, letters.stalled()) == (1, 1, None)
     (line,) = [each for each in logs if each["event"].startswith("a dead letter is dropped")]
     assert (line["letter_id"], line["sources"], line["log_level"]) == (lost.letter_id, ["in/3/41"], "error")
     assert "secret body" not in str(line)
     await asyncio.to_thread(broker.start)
     # Nobody has to do anything for the next one.
     async with asyncio.timeout(60):
-        while letters.written == 1:
+        while letters.statistics().written == 1:
             await written(letters, Letter(kind=LetterKind.HOOK, error="third"))
     await letters.close()
 
@@ -350,7 +350,7 @@ async def test_even_then_a_letter_that_is_too_large_is_shrunk_first(
     letters = KafkaDeadLetters(settings, Backoff(0.01, 0.1))
     await letters.open()
     await written(letters, large_letter())
-    assert (letters.written, letters.dropped) == (1, 0)
+    assert (letters.statistics().written, letters.statistics().dropped) == (1, 0)
     await letters.close()
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pyspark
 import pytest
 import typer
 import yaml
+from tests.deploy.dockerfile import exec_form, read_stages
 
 from tidemill.cli.main import app
 from tidemill.config.loading import load_settings
@@ -19,6 +23,8 @@ from tidemill.spark.session.conf import spark_conf
 
 ROOT = Path(__file__).parent.parent.parent
 PLACE = ROOT / "deploy" / "kubernetes"
+IMAGE = ROOT / "deploy" / "docker"
+SCHEMAS = Path(__file__).parent / "schemas" / "kubernetes-1.37.json"
 
 
 def documents() -> list[dict[str, Any]]:
@@ -43,7 +49,22 @@ def settings(tmp_path: Path) -> Settings:
     return load_settings(tmp_path / "tidemill.yaml", environ=environ)
 
 
-def test_every_document_has_what_kubernetes_asks_for() -> None:
+def validate(document: dict[str, Any]) -> None:
+    """Compare a document with the published schema of its kind."""
+    schema = json.loads(SCHEMAS.read_text())
+    (name,) = [name for name in schema["$defs"] if re.fullmatch(rf"io\.k8s\.api\.\w+\.v1\.{document['kind']}", name)]
+    assert document["apiVersion"] in schema["$defs"][name]["properties"]["apiVersion"]["enum"]
+    jsonschema.validate(document, schema | {"$ref": f"#/$defs/{name}"})
+
+
+def test_every_document_follows_the_published_schema() -> None:
+    for document in [*documents(), yaml.safe_load(one("ConfigMap")["data"]["executor.yaml"])]:
+        validate(document)
+    with pytest.raises(jsonschema.ValidationError, match="replica"):
+        validate(one("Deployment") | {"spec": one("Deployment")["spec"] | {"replica": 1}})
+
+
+def test_the_documents_belong_together() -> None:
     assert {document["kind"] for document in documents()} == {
         *("ConfigMap", "Deployment", "PersistentVolumeClaim", "Role", "RoleBinding", "ServiceAccount")
     }
@@ -58,7 +79,7 @@ def test_the_configuration_is_valid_and_has_what_the_pod_gives(settings: Setting
     assert (conf["spark.driver.host"], conf["spark.kubernetes.driver.pod.name"]) == ("from-kubernetes",) * 2
     assert conf["spark.executor.instances"] == str(settings.spark.engines)
     assert conf["spark.executor.cores"] == "1"
-    assert conf["spark.pyspark.python"] == "/usr/local/bin/python"
+    assert conf["spark.pyspark.python"] == "/opt/tidemill/bin/python"
     assert conf["spark.kubernetes.container.image"] == container()["image"]
     assert conf["spark.kubernetes.authenticate.serviceAccountName"] == one("ServiceAccount")["metadata"]["name"]
 
@@ -89,18 +110,26 @@ def test_the_arguments_are_those_of_the_command_and_the_handler_is_there(monkeyp
     load_handler(parsed["handler"], ROOT / "examples")
 
 
+def test_the_pod_is_ready_while_its_image_s_health_check_succeeds() -> None:
+    _, final = read_stages(IMAGE / "Dockerfile")
+    (check,) = final.all_of("HEALTHCHECK")
+    assert container()["readinessProbe"]["exec"]["command"] == exec_form(check)
+
+
+def test_python_and_spark_are_where_the_image_has_them(settings: Settings) -> None:
+    _, final = read_stages(IMAGE / "Dockerfile")
+    environ = dict(pair.split("=") for pair in final.all_of("ENV")[0].split())
+    (installed,) = [rest.split()[-1] for rest in final.all_of("COPY") if rest.startswith("--from=")]
+    assert settings.spark.conf["spark.pyspark.python"] == f"{installed}/bin/python"
+    assert environ["PATH"].startswith(f"{installed}/bin:")
+    assert environ["SPARK_HOME"].startswith(f"{installed}/lib/python{final.base.split(':')[1].partition('-')[0]}/")
+
+
 def test_the_entry_point_is_a_script_that_starts_a_class_that_spark_has() -> None:
-    subprocess.run(["bash", "-n", PLACE / "entrypoint.sh"], check=True)
+    subprocess.run(["bash", "-n", IMAGE / "entrypoint.sh"], check=True)
     (wanted,) = [
-        line.strip(" \\") for line in (PLACE / "entrypoint.sh").read_text().splitlines() if "org.apache.spark" in line
+        line.strip(" \\") for line in (IMAGE / "entrypoint.sh").read_text().splitlines() if "org.apache.spark" in line
     ]
     jars = (Path(pyspark.__file__).parent / "jars").glob("spark-kubernetes_*.jar")
     names = {name for jar in jars for name in zipfile.ZipFile(jar).namelist()}
     assert f"{wanted.replace('.', '/')}.class" in names
-
-
-def test_what_the_image_copies_is_in_the_repository() -> None:
-    lines = (PLACE / "Dockerfile").read_text().splitlines()
-    for line in (line for line in lines if line.startswith("COPY ")):
-        for source in line.split()[1:-1]:
-            assert (ROOT / source).exists(), line

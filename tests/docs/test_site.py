@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import types
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,17 @@ def test_a_code_block_keeps_its_language_only() -> None:
     page = "```sh background\ntidemill broker\n```\n\n```yaml triggers\n- name: a\n```\n\n```python\n1\n```\n"
     expected = page.replace("sh background", "sh").replace("yaml triggers", "yaml")
     assert site_hook.on_page_markdown(page) == expected
+
+
+def test_code_in_a_table_shows_its_bars() -> None:
+    page = "| `--to source\\|sink` | a \\| b |\n`x\\|y`\n"
+    assert site_hook.on_page_markdown(page) == "| `--to source|sink` | a \\| b |\n`x\\|y`\n"
+
+
+@pytest.mark.parametrize(("url", "path"), [("index.html", "assets/worker.js"), ("a/b.html", "../assets/worker.js")])
+def test_the_search_in_pages_on_disk_uses_the_file_of_the_site(url: str, path: str) -> None:
+    theme = '<script src="https://unpkg.com/iframe-worker/shim"></script>'
+    page = types.SimpleNamespace(url=url)
+    assert site_hook.on_post_page(theme, page) == f'<script src="{path}"></script>'
+    assert site_hook.on_post_template(theme) == '<script src="/assets/worker.js"></script>'
+    assert (ROOT / "docs/assets/worker.js").is_file()

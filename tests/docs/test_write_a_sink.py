@@ -45,7 +45,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_sink_is_found_by_its_entry_point_checked_and_used(written: Path) -> None:
     settings = load_settings(written / "tidemill.yaml", environ={})
-    assert check_sink(settings, "table", "audit") == "can be connected"
+    assert check_sink(settings, "table", "audit") == "connected"
     sink = build_sink(settings, "table", "audit")
 
     async def use() -> None:

@@ -1,4 +1,4 @@
-"""Draws the way of a message, and what an engine consists of. `python -m tests.docs.way` writes both."""
+"""Draws the path of a message, and what an engine consists of. `python -m tests.docs.way` writes both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STEPS = (
     ("consumed", ("from a partition", "of the source topic"), "outside"),
     ("window", ("messages of one", "partition, in order"), "box"),
     ("arrange", ("your hook turns", "them into tasks"), "yours"),
-    ("tasks", ("a subprocess each,", "side by side"), "box"),
+    ("tasks", ("a process each,", "side by side"), "box"),
     ("hooks", ("yours turn results", "into payloads"), "yours"),
     ("sinks", ("each payload is", "confirmed"), "outside"),
     ("commit", ("up to the first that", "is not delivered"), "outside"),
@@ -22,7 +22,7 @@ _WIDTH, _GAP, _MARGIN = 122, 18, 12
 
 
 def draw_message() -> str:
-    """Return the way of a message, with what happens to one that fails."""
+    """Return the path of a message, with what happens to one that fails."""
     lefts = [_MARGIN + step * (_WIDTH + _GAP) for step in range(len(STEPS))]
     parts: list[str] = []
     for left, (name, texts, kind) in zip(lefts, STEPS, strict=True):
@@ -42,7 +42,7 @@ def draw_message() -> str:
         draw_text("or is refused permanently", first - 120, middle + 12),
         draw_text("letter confirmed", (letter[0] + letter[2] + commit) / 2, middle + 30),
     ]
-    title = "The way of a message: " + ", ".join(name for name, _, _ in STEPS)
+    title = "The path of a message: " + ", ".join(name for name, _, _ in STEPS)
     return draw_picture(title, 2 * _MARGIN + len(STEPS) * (_WIDTH + _GAP) - _GAP, 226, parts)
 
 

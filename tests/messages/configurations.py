@@ -50,7 +50,7 @@ FILES = (
     "cache: {path: ''}",
     "logging: {level: LOUD}",
     "logging: {format: xml}",
-    "store: {retention_events_days: 0}",
+    "store: {retention_events_days: -1}",
     "triggerer: {shared_stream_ack_timeout: 0}",
 )
 

@@ -38,7 +38,6 @@ NUL, SURROGATE = "a\0b", "a\ud800b"
 PAYLOADS: dict[str, tuple[Any, ...]] = {
     "kafka": (
         KafkaPayload(data=object()),
-        KafkaPayload(data={"at": {1, 2}}),
         KafkaPayload(data={1: object()}),
         KafkaPayload(key=5, data="x"),  # type: ignore[arg-type]
         KafkaPayload(data="x", headers={"": "x"}),
@@ -53,11 +52,9 @@ PAYLOADS: dict[str, tuple[Any, ...]] = {
         FilePayload(path="/etc/passwd", data="x"),
         FilePayload(path="../x", data="x"),
         FilePayload(path=NUL, data="x"),
-        FilePayload(path="x" * 300, data="x"),
         FilePayload(path=Path("x"), data="x"),  # type: ignore[arg-type]
         FilePayload(path="x", data=b"a\nb"),
         FilePayload(path="x", data="x", op="write"),  # type: ignore[arg-type]
-        FilePayload(path="x", data=float("nan")),
     ),
     "postgres": (
         PostgresPayload(),

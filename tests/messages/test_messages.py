@@ -32,7 +32,9 @@ from tidemill.core.ranges import check_order, parse_position
 from tidemill.pipeline.checks import check_action, check_collect_result, check_tasks
 from tidemill.pipeline.delivery.routing import Router
 from tidemill.services.triggerer.checking import check_list
+from tidemill.sinks.base import Sink
 from tidemill.sinks.build import build_sink
+from tidemill.sinks.fields import build_type_check
 from tidemill.spark.preflight import make_handler, refuse_letter_files, refuse_no_sinks
 from tidemill.testing import run_handler
 
@@ -142,10 +144,14 @@ def test_wrong_returns_of_hooks(collector: Collector) -> None:
 
 
 def test_wrong_payloads(collector: Collector) -> None:
+    def encode(sink: Sink, payload: Any) -> Any:
+        build_type_check(type(payload))(payload)
+        return sink.encode(payload)
+
     settings = Settings.model_validate({"sinks": SINKS})
     for kind, payloads in PAYLOADS.items():
         sink = build_sink(settings, kind, next(iter(SINKS[kind])))
-        collector.provoke((repr(each)[:150], lambda each=each, sink=sink: sink.encode(each)) for each in payloads)
+        collector.provoke((repr(each)[:150], lambda each=each, sink=sink: encode(sink, each)) for each in payloads)
     compare("Wrong payloads", collector)
 
 
@@ -159,7 +165,7 @@ def test_what_is_not_there(folder: Path, collector: Collector, monkeypatch: pyte
         collector.provoke([(f"no {kind}", lambda kind=kind, name=name: check_sink(settings, kind, name))])
     (folder / "file").touch()
     collector.provoke(
-        (path, lambda path=path: check_folder(Folder("cache.path", path))) for path in ("file", "file/below", "/proc")
+        (path, lambda path=path: check_folder(Folder("cache.path", path))) for path in ("file", "file/below")
     )
     collector.provoke([("no program", lambda: check_program(ExecutorSettings(binary_path="no-such-program")))])
     compare("What is not there", collector)

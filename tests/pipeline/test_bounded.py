@@ -1,4 +1,4 @@
-"""Engines that come to an end: what they tell of is done, what they do not tell of is left for the next run."""
+"""Engines that end by themselves: what they report is done, the rest is left for the next run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.until import until
 from tidemill.config.settings import Settings
 from tidemill.core.errors import HandlerError
 from tidemill.core.ranges import OffsetRange, find_remaining
-from tidemill.pipeline.bounded import BoundedEngine, bounded_settings
+from tidemill.pipeline.bounded import BoundedEngine, make_bounded_settings
 from tidemill.pipeline.build import build_history
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
 from tidemill.pipeline.reports import outcomes as outcomes_module
-from tidemill.pipeline.reports.outcomes import Outcomes, finished_ranges, range_name
+from tidemill.pipeline.reports.outcomes import Outcomes, find_finished_ranges, name_range
 from tidemill.runtime.identity import Identity, new_engine_id
 from tidemill.runtime.progress import EngineSummary, StopReason
 from tidemill.sinks.payloads import CollectResult, FilePayload
@@ -92,7 +92,7 @@ class Place:
             "executor": {"window_size": 50, "drain_timeout_seconds": 1, "max_executors": 50},
             **more,
         }
-        return bounded_settings(Settings.model_validate(config))
+        return make_bounded_settings(Settings.model_validate(config))
 
     def engine(self, handler: Handler[Any, Any], reader: Any, settings: Settings, **outcomes: Any) -> BoundedEngine:
         identity = Identity("w", 0, new_engine_id(), "g", 1)
@@ -140,23 +140,23 @@ def first_lines(place: Place) -> Counter[tuple[int, int]]:
     return Counter((line["at"][0], line["at"][1]) for line in place.lines())
 
 
-async def test_an_engine_ends_by_itself_and_tells_of_each_range_in_a_file(place: Place) -> None:
+async def test_an_engine_ends_by_itself_and_writes_a_file_for_each_range(place: Place) -> None:
     ranges = (OffsetRange(0, 100, 400), OffsetRange(1, 0, 7))
     engine = place.over_ranges(Copy(), *ranges)
     summary = await finish(engine)
     assert (summary.reason, engine.complete) == (StopReason.DRAINED, True)
-    assert place.names() == [range_name(part) for part in ranges]
+    assert place.names() == [name_range(part) for part in ranges]
     wanted = {(0, n) for n in range(100, 400)} | {(1, n) for n in range(7)}
     assert Counter((row["partition"], row["offset"]) for row in place.told()) == Counter(wanted)
     assert first_lines(place) == Counter(wanted)
 
 
-async def test_a_range_without_messages_is_told_of_too(place: Place) -> None:
+async def test_a_range_without_messages_is_reported_too(place: Place) -> None:
     engine = place.engine(
         Copy(), RowReader(iter(()), NAMES, 0), place.settings(), ranges={(place.topic, 4): OffsetRange(4, 0, 9)}
     )
     await finish(engine)
-    assert place.names() == [range_name(OffsetRange(4, 0, 9))]
+    assert place.names() == [name_range(OffsetRange(4, 0, 9))]
     assert place.told() == []
 
 
@@ -167,7 +167,7 @@ async def test_what_windows_deliver_is_delivered_before_the_end(place: Place) ->
     assert sum(line["count"] for line in place.lines("windows")) == 120
 
 
-async def test_an_engine_that_is_drained_tells_of_what_it_did_and_the_rest_is_left(place: Place) -> None:
+async def test_an_engine_that_is_drained_reports_what_it_did_and_the_rest_is_left(place: Place) -> None:
     ranges = [OffsetRange(0, 0, 300), OffsetRange(1, 0, 40)]
     engine = place.over_ranges(Stuck(), *ranges)
     running = asyncio.ensure_future(engine.run(at_once))
@@ -175,17 +175,17 @@ async def test_an_engine_that_is_drained_tells_of_what_it_did_and_the_rest_is_le
     engine.drain()
     await asyncio.wait_for(running, 20)
     assert not engine.complete
-    left = find_remaining(ranges, finished_ranges(place.names()))
+    left = find_remaining(ranges, find_finished_ranges(place.names()))
     assert left == [OffsetRange(0, 150, 300)]
     assert Counter((row["partition"], row["offset"]) for row in place.told()) == Counter(
         {(0, n) for n in range(150)} | {(1, n) for n in range(40)}
     )
     await finish(place.over_ranges(Copy(), *left))
-    assert find_remaining(ranges, finished_ranges(place.names())) == []
+    assert find_remaining(ranges, find_finished_ranges(place.names())) == []
     assert set(first_lines(place)) == {(0, n) for n in range(300)} | {(1, n) for n in range(40)}
 
 
-async def test_an_engine_that_nobody_supervises_tells_of_no_part(place: Place) -> None:
+async def test_an_engine_that_nobody_supervises_reports_no_part(place: Place) -> None:
     engine = place.over_ranges(Stuck(), OffsetRange(0, 0, 300))
     running = asyncio.ensure_future(engine.run(at_once))
     await until(lambda: engine.progress().committed == {f"{place.topic}/0": 150})
@@ -281,7 +281,7 @@ async def test_a_part_is_complete_only_if_its_outcomes_are_there_however_slow_th
     assert not engine.complete
     assert (summary.reason, summary.error) == (
         StopReason.FAILED,
-        "RemoteError: the outcomes were not written in time; is their disk slow, or away?",
+        "RemoteError: the outcomes were not written in time; is their disk slow or unavailable?",
     )
 
 

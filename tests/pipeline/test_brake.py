@@ -213,7 +213,7 @@ async def test_what_is_skipped_and_what_sinks_refuse_does_not_count(rig) -> None
     assert not braked(run)
 
 
-async def test_fewer_failures_than_the_limit_are_dead_lettered_as_ever(rig) -> None:
+async def test_fewer_failures_than_the_limit_are_dead_lettered_as_usual(rig) -> None:
     class Half(Deployment):
         async def on_task_complete(self, result):
             if result.task.source_offsets[0] % 2:

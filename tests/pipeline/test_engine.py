@@ -423,7 +423,7 @@ async def test_pending_shows_tasks_that_back_off_and_windows_overlap(rig):
     assert run.letters.letters == [], "what backs off at the end is redelivered, never dead-lettered"
 
 
-async def test_a_drain_finishes_what_is_in_hand_and_commits_the_prefix(rig):
+async def test_a_drain_finishes_what_is_in_flight_and_commits_the_prefix(rig):
     handler = Gated()
     run = rig(handler, [message(offset) for offset in range(6)], executor={"drain_timeout_seconds": 0.3})
     await run.until(lambda: handler.windows)
@@ -435,7 +435,7 @@ async def test_a_drain_finishes_what_is_in_hand_and_commits_the_prefix(rig):
     assert run.source.left is True
 
 
-async def test_a_revoke_waits_for_the_work_in_hand_and_late_results_change_nothing(rig):
+async def test_a_revoke_waits_for_the_work_in_flight_and_late_results_change_nothing(rig):
     handler = Gated()
     run = rig(
         handler,
@@ -552,7 +552,7 @@ async def test_a_revoke_with_a_head_that_has_not_started_waits_for_nothing(rig, 
     await run.until(lambda: run.engine.progress().tasks_running == 0)
 
 
-async def test_other_partitions_go_on_and_commit_while_a_revoked_one_is_waited_for(rig, tmp_path):
+async def test_other_partitions_continue_and_commit_while_a_revoked_one_is_waited_for(rig, tmp_path):
     handler = Paced(tmp_path)
     later = [message(offset, partition=1) for offset in range(1, 40)]
     run = rig(handler, [message(0), message(1000)], executor={"max_executors": 4})
@@ -595,7 +595,7 @@ async def test_a_partition_without_news_is_not_visited(rig):
     assert set(visited) == {("t", 7)}
 
 
-async def test_a_partition_without_room_goes_on_when_others_leave_and_its_share_grows(rig, tmp_path):
+async def test_a_partition_without_room_continues_when_others_leave_and_its_share_grows(rig, tmp_path):
     handler = Paced(tmp_path)
     run = rig(
         handler,
@@ -645,7 +645,7 @@ async def test_a_linger_collects_messages_into_one_window(rig):
     assert handler.windows == [[0, 1]]
 
 
-async def test_backpressure_bounds_what_is_in_hand_and_does_not_deadlock(rig):
+async def test_backpressure_bounds_what_is_in_flight_and_does_not_deadlock(rig):
     class Counting(Handler[Any, Any]):
         most = 0
 
@@ -866,7 +866,7 @@ async def test_the_letter_of_a_misrouted_result_has_its_payloads(rig):
     assert "precious" in "".join(letter.original_payloads)
 
 
-async def test_a_sink_that_cancels_its_own_call_is_tried_again(rig):
+async def test_a_sink_that_cancels_its_own_call_is_retried(rig):
     class Once(Handler[Any, Any]):
         async def arrange(self, messages, pending):
             return [known("all")]
@@ -985,7 +985,7 @@ async def test_no_hook_is_called_for_a_partition_that_is_lost(rig):
 
 
 class Stubborn(Handler[Any, Any]):
-    """Its only task takes no notice of SIGTERM; every other message is a known result."""
+    """Its only task ignores SIGTERM; every other message is a known result."""
 
     async def arrange(self, messages, pending):
         script = "trap '' TERM; while :; do sleep 0.05; done"
@@ -1003,7 +1003,7 @@ class Stubborn(Handler[Any, Any]):
 async def test_a_fenced_engine_delivers_nothing_of_what_waits_for_a_sink(rig):
     run = rig(Stubborn(), [message(0), message(1)], executor={"term_grace_seconds": 0.5})
     run.files.open.clear()
-    await run.until(lambda: run.engine.outbox.stats and run.engine.counters.tasks_done == 1)
+    await run.until(lambda: run.engine.outbox.statistics().sinks and run.engine.counters.tasks_done == 1)
     run.source.feed(message(2))
     await run.until(lambda: run.engine.counters.tasks_done == 2)
     await run.settled()
@@ -1083,7 +1083,7 @@ async def test_a_stop_does_not_wait_for_what_ignores_its_end(rig):
     assert asyncio.get_running_loop().time() - started < 0.1 + 3.0 + 1.0
 
 
-async def test_bytes_that_a_delivery_lets_go_make_room_behind_a_slow_message(rig):
+async def test_bytes_freed_by_a_delivery_make_room_behind_a_slow_message(rig):
     run = rig(
         Stubborn(),
         [message(offset, b"x" * 100_000) for offset in range(100)],
@@ -1104,7 +1104,7 @@ async def test_bytes_that_a_delivery_lets_go_make_room_behind_a_slow_message(rig
     assert run.source.committed == {}
 
 
-async def test_on_assign_and_on_revoke_tell_of_every_partition_that_comes_and_goes(rig):
+async def test_on_assign_and_on_revoke_report_every_partition_that_comes_and_goes(rig):
     class Telling(Handler[Any, Any]):
         def __init__(self) -> None:
             self.told: list[tuple[str, list[Any]]] = []

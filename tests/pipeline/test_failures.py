@@ -1,4 +1,4 @@
-"""Hooks that never return, replacements without end, and how often equal failures are told."""
+"""Hooks that never return, replacements without end, and how often equal failures are logged."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_of_many_calls_the_oldest_of_each_hook_and_partition_is_named(now: list[
     for key in range(5_000):
         calls.begun(key, "on_task_complete", place_of, [SourceMessage("t", key % 40, key)])
     now[0] += 10
-    calls.begun(5_000, "on_ready", hooks.nowhere, None)
+    calls.begun(5_000, "on_ready", hooks.locate_nowhere, None)
     now[0] += 5
     stalled = calls.stalled()
     assert stalled["on_task_complete of t/3"] == "has not returned for 15 s (message 3); and 24 more calls"
@@ -64,7 +64,7 @@ def test_of_many_calls_the_oldest_of_each_hook_and_partition_is_named(now: list[
 
 
 class Stuck(Handler[bytes, Any]):
-    """Waits in one hook, for ever."""
+    """Waits in one hook forever."""
 
     def __init__(self, hook: str) -> None:
         self.hook = hook
@@ -234,7 +234,7 @@ async def test_a_secret_is_not_left_over_by_the_cut_of_a_letters_stderr(rig) -> 
     assert run.letters.letters[0].stderr == "token=***"
 
 
-async def test_equal_failures_are_told_once_and_different_ones_each(rig, monkeypatch) -> None:
+async def test_equal_failures_are_logged_once_and_different_ones_each(rig, monkeypatch) -> None:
     clock = [100.0]
     monkeypatch.setattr(log_module, "_LIMITS", log_module._Limits(lambda: clock[0]))
     scripts = [b"echo no field %d >&2; exit 3" % n for n in range(20)] + [b"echo no disk >&2; exit 3", b"exit 4"]
@@ -257,7 +257,7 @@ async def test_equal_failures_are_told_once_and_different_ones_each(rig, monkeyp
 @pytest.mark.parametrize(
     "hook", ["arrange", "on_task_complete", "on_message_complete", "on_error", "on_delivery_error"]
 )
-async def test_what_a_hook_raises_for_every_message_is_told_once(rig, hook) -> None:
+async def test_what_a_hook_raises_for_every_message_is_logged_once(rig, hook) -> None:
     class Raising(Handler[bytes, Any]):
         async def arrange(self, messages, pending):
             if hook == "arrange":

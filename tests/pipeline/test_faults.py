@@ -30,7 +30,7 @@ QUICK: dict[str, Any] = {
 
 
 class Place:
-    """An outbox with one sink behind a proxy, and one that is always well."""
+    """An outbox with one sink behind a proxy, and one that always works."""
 
     def __init__(self, hook: Any = None, **delivery: Any) -> None:
         self.server = LineServer()
@@ -105,7 +105,7 @@ async def test_a_sink_that_is_down_leaves_no_dead_letter_with_defaults(place, lo
     await site.outbox.flush(30.0)
     site.assert_all_there(300)
     assert site.letters.letters == []
-    assert site.outbox.stats["sinks.kafka.faulty"].breaker_opened == 1
+    assert site.outbox.statistics().sinks["sinks.kafka.faulty"].breaker_opened == 1
     assert site.outbox.stalled() == {}
 
 
@@ -121,7 +121,7 @@ async def test_a_sink_that_resets_connections_gets_everything_in_the_end(place) 
     await site.outbox.flush(20.0)
     site.assert_all_there(300)
     assert site.letters.letters == []
-    assert site.outbox.stats["sinks.kafka.faulty"].error_count > 0
+    assert site.outbox.statistics().sinks["sinks.kafka.faulty"].error_count > 0
 
 
 async def test_a_slow_sink_delays_only_what_waits_for_it(place, long_run: bool) -> None:
@@ -137,7 +137,7 @@ async def test_a_slow_sink_delays_only_what_waits_for_it(place, long_run: bool) 
     assert site.letters.letters == []
 
 
-async def test_a_sink_that_hangs_times_out_and_is_tried_again(place) -> None:
+async def test_a_sink_that_hangs_times_out_and_is_retried(place) -> None:
     site = place(timeout_seconds=0.2)
     await site.outbox.connect()
     site.proxy.hang()
@@ -233,10 +233,10 @@ async def test_a_sink_that_refuses_everything_for_good_leaves_every_payload_in_a
     assert sorted(letter.sources[0].offset for letter in site.letters.letters) == list(range(200))
     assert sorted(site.released) == list(range(200))
     assert [payload.data for payload in site.good.payloads] == list(range(200))
-    assert site.outbox.stats["sinks.kafka.faulty"].breaker_opened == 0, "a sink that answers is not down"
+    assert site.outbox.statistics().sinks["sinks.kafka.faulty"].breaker_opened == 0, "a sink that answers is not down"
 
 
-async def test_what_is_down_for_too_long_is_asked_about(place) -> None:
+async def test_what_is_down_for_too_long_is_a_question(place) -> None:
     asked: list[str] = []
 
     async def hook(error: DeliveryError) -> DeliveryAction:
@@ -307,7 +307,7 @@ class Large(Handler[Any, Any]):
         return CollectResult(files=[FilePayload(path="out", data="x" * 100_000)])
 
 
-async def test_what_waits_for_a_dead_sink_is_bounded_in_bytes_and_goes_on_when_it_is_back(rig) -> None:
+async def test_what_waits_for_a_dead_sink_is_bounded_in_bytes_and_continues_when_it_is_back(rig) -> None:
     limit = 2_000_000
     run = rig(
         Large(),
@@ -319,7 +319,7 @@ async def test_what_waits_for_a_dead_sink_is_bounded_in_bytes_and_goes_on_when_i
     await run.until(lambda: lane.undelivered_bytes >= limit)
     await run.settled()
     high = run.settings.executor.max_executors * run.settings.executor.backpressure_high_multiplier
-    assert lane.undelivered_bytes <= limit + high * 100_100, "what was in hand may come on top, and nothing more"
+    assert lane.undelivered_bytes <= limit + high * 100_100, "what was in flight may come on top, and nothing more"
     assert run.source.buffered(P0) > 150, "it went on reading"
     assert run.engine.progress().paused == ["t/0"]
     run.files.open.set()
@@ -343,10 +343,10 @@ async def test_tasks_do_not_start_while_too_much_waits_for_a_sink(rig) -> None:
     )
     run.files.open.clear()
     lane = await owned(run)
-    await run.until(lambda: lane.parked and not run.engine.context.pool.running)
+    await run.until(lambda: lane.parked and not run.engine.context.pool.statistics().running)
     # What runs, and what ended and had no hook yet, may come on top: a hook begins up to three turns of the loop later.
     assert lane.undelivered_bytes <= limit + 4 * 2 * 100_100
-    assert run.engine.progress().tasks_queued == len(lane.parked) + run.engine.context.pool.queued > 30
+    assert run.engine.progress().tasks_queued == len(lane.parked) + run.engine.context.pool.statistics().queued > 30
     run.files.open.set()
     await run.committed(60)
 

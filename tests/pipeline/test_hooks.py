@@ -67,7 +67,7 @@ async def test_a_job_may_use_timeouts_and_submit_more_jobs():
     await runner.close()
 
 
-async def test_a_failing_job_is_logged_and_the_others_go_on(capsys):
+async def test_a_failing_job_is_logged_and_the_others_continue(capsys):
     runner = HookRunner()
     ran: list[int] = []
 

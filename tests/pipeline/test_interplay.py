@@ -58,7 +58,7 @@ async def test_a_drain_waits_for_what_runs_although_a_held_message_waits_for_a_k
 
 
 class Deaf(Handler[Any, Any]):
-    """Takes no notice of being cancelled."""
+    """Ignores being cancelled."""
 
     ends = False
 
@@ -85,7 +85,7 @@ def lives(pid: int) -> bool:
 async def test_a_hook_that_ignores_its_cancellation_does_not_keep_the_rest_of_the_stop(rig):
     handler = Deaf()
     run = rig(handler, [message(0), message(1)], executor={"drain_timeout_seconds": 0.2})
-    await run.until(lambda: run.engine.context.pool.running == 1)
+    await run.until(lambda: run.engine.context.pool.statistics().running == 1)
     await run.settled()
     seconds_left, close = [], run.source.close
 

@@ -1,4 +1,4 @@
-"""Order per key through the engine: what waits, what does not, and that nothing waits for ever."""
+"""Order per key through the engine: what waits, what does not, and that nothing waits forever."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Gated(Handler[Any, Any]):
         return line(offset)
 
 
-async def test_a_task_waits_for_the_hook_of_the_one_before_it_with_its_key_and_other_keys_go_on(rig) -> None:
+async def test_a_task_waits_for_the_hook_of_the_one_before_it_with_its_key_and_other_keys_continue(rig) -> None:
     handler = Gated(0)
     run = rig(handler, [keyed(0, "a"), keyed(1, "a"), keyed(2, "b"), keyed(3, None), keyed(4, "b")], executor=BY_KEY)
     await run.until(lambda: handler.done == [2, 3, 4])
@@ -132,7 +132,7 @@ async def test_a_task_keeps_its_turn_through_its_retries(rig, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("answer", [ErrorAction.DLQ, ErrorAction.SKIP])
-async def test_a_task_that_fails_for_good_gives_its_turn_on_after_on_error(rig, answer) -> None:
+async def test_a_task_that_fails_for_good_passes_its_turn_on_after_on_error(rig, answer) -> None:
     class Failing(Handler[Any, Any]):
         gate = asyncio.Event()
         begun: list[str] = []

@@ -107,7 +107,7 @@ async def test_the_payload_at_which_a_sink_raises_is_refused_and_the_others_arri
     assert sorted(counts) == [n for n in range(50) if n != at]
     assert max(counts.values()) <= 3
     assert sink.calls <= 20
-    stats = outbox.stats["sinks.custom.writer.out"]
+    stats = outbox.statistics().sinks["sinks.custom.writer.out"]
     assert (stats.delivered_payloads, stats.dead_lettered, stats.breaker_opened) == (49, 1, 0)
     assert "no" in (stats.last_error or "")
 
@@ -138,7 +138,7 @@ async def test_a_sink_that_raises_while_it_is_down_costs_no_letters() -> None:
     letters, outbox = await delivered(sink, [of(n) for n in range(40)], breaker={"failures": 5, "open_seconds": 0.02})
     assert letters == []
     assert sorted(sink.written) == list(range(40))
-    assert outbox.stats["sinks.custom.writer.out"].breaker_opened == 1
+    assert outbox.statistics().sinks["sinks.custom.writer.out"].breaker_opened == 1
 
 
 @pytest.mark.parametrize("key", [["a"], {"a": 1}, ("a", [1])])
@@ -147,7 +147,9 @@ async def test_a_key_that_cannot_be_hashed_is_that_payloads_refusal(key: Any) ->
     letters, outbox = await delivered(sink, [of(1), of(2, key=key), of(3)])
     assert letters == [2]
     assert sink.written == [1, 3]
-    assert "is not hashable; use text or a tuple" in (outbox.stats["sinks.custom.writer.out"].last_error or "")
+    assert "is not hashable; use text or a tuple" in (
+        outbox.statistics().sinks["sinks.custom.writer.out"].last_error or ""
+    )
 
 
 @pytest.mark.parametrize("made", [None, (1, 2, 3), Encoded("k", b"", "many")])  # type: ignore[arg-type]
@@ -171,7 +173,7 @@ async def test_a_sink_that_answers_nonsense_has_failed_and_no_payload_is_blamed(
     sink.send = send  # type: ignore[method-assign]
     letters, outbox = await delivered(sink, [of(1)])
     assert letters == []
-    assert "InvariantError" in (outbox.stats["sinks.custom.writer.out"].last_error or "")
+    assert "InvariantError" in (outbox.statistics().sinks["sinks.custom.writer.out"].last_error or "")
 
 
 # -- dead letters to their sinks ----------------------------------------------------------------------------------
@@ -194,7 +196,7 @@ class Redrive:
     def __init__(self, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(redrive_sinks, "build_sinks", lambda settings: {"writer": {"out": sink}})
         monkeypatch.setattr(redrive_sinks, "_BACKOFF", redrive_sinks.Backoff(0.001, 0.01))
-        monkeypatch.setattr(redrive_sinks, "PATIENCE_SECONDS", 0.5)
+        monkeypatch.setattr(redrive_sinks, "GIVE_UP_SECONDS", 0.5)
         self.cursor = Cursor()
         self.target = SinkTarget(Settings.model_validate({}), self.cursor)  # type: ignore[arg-type]
 

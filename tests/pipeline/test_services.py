@@ -1,4 +1,4 @@
-"""What handlers get beside hooks, in running engines: periodic hooks, cache, threads, and the watch over the loop."""
+"""What handlers get besides hooks, in running engines: periodic hooks, cache, threads, and the watch over the loop."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_a_periodic_hook_sleeps_first_never_overlaps_and_is_cancelled_at_t
     assert len(handler.ticks) == count
 
 
-async def test_after_an_exception_it_is_logged_and_goes_on(rig):
+async def test_after_an_exception_it_is_logged_and_continues(rig):
     handler = Ticking()
     handler.fail = True
     with structlog.testing.capture_logs() as logs:
@@ -124,7 +124,7 @@ async def test_the_scope_pipeline_runs_in_slot_0_only(slot, ran):
     handler = Scoped()
     runner = PeriodicRunner(handler, slot)
     runner.start()
-    await until(lambda: runner.runs >= 10)
+    await until(lambda: runner.statistics().runs >= 10)
     await runner.stop()
     assert set(handler.ran) == ran
 
@@ -212,7 +212,7 @@ class Blocking(Quiet):
         self.found.append(await self.offload(self.work, group.source_message.offset, seconds=0.05))
 
 
-async def test_blocking_calls_run_in_as_many_threads_as_are_allowed_and_the_loop_goes_on(rig):
+async def test_blocking_calls_run_in_as_many_threads_as_are_allowed_and_the_loop_continues(rig):
     handler = Blocking()
     run = rig(handler, [message(n) for n in range(12)], executor={"offload_threads": 3})
     await run.committed(12)
@@ -272,7 +272,7 @@ async def test_the_cache_of_a_slot_is_there_for_every_hook_and_its_next_engine(r
     await run.end()
 
 
-async def test_an_engine_without_a_cache_stops_without_a_word(rig):
+async def test_an_engine_without_a_cache_stops_silently(rig):
     with structlog.testing.capture_logs() as logs:
         run = rig(Quiet(), [message(0)])
         await run.committed(1)
@@ -280,11 +280,11 @@ async def test_an_engine_without_a_cache_stops_without_a_word(rig):
     assert not [entry for entry in logs if entry["log_level"] in ("warning", "error")]
 
 
-async def test_a_disk_that_does_not_take_the_cache_shows_in_the_progress(rig, tmp_path):
+async def test_a_disk_that_refuses_the_cache_shows_in_the_progress(rig, tmp_path):
     (tmp_path / "file").write_text("")
     run = rig(Counting(), [message(0)], cache={"enabled": True, "path": str(tmp_path / "file")})
     await run.committed(1)
-    assert "it goes on in memory" in run.engine.progress().stalled["cache"]
+    assert "continuing in memory only" in run.engine.progress().stalled["cache"]
     assert (await run.end()).reason is StopReason.DRAINED
 
 
@@ -341,7 +341,7 @@ async def test_a_hook_that_keeps_the_interpreter_to_itself_is_named_when_it_is_o
         await run.committed(2)
         await run.until(lambda: any(entry["event"] == "the event loop is running again" for entry in logs))
         await run.end()
-    (block,) = [entry for entry in logs if "holds up the event loop" in entry["event"]]
+    (block,) = [entry for entry in logs if "blocks the event loop" in entry["event"]]
     assert block["hook"] == "on_message_complete"
 
 
@@ -358,7 +358,7 @@ async def test_a_hook_that_blocks_the_loop_is_named_with_its_stack(rig, value, h
         await run.committed(2)
         await run.until(lambda: any(entry["event"] == "the event loop is running again" for entry in logs))
         summary = await run.end()
-    (block,) = [entry for entry in logs if "holds up the event loop" in entry["event"]]
+    (block,) = [entry for entry in logs if "blocks the event loop" in entry["event"]]
     assert block["hook"] == hook
     assert "time.sleep" in block["stack"]
     assert "self.offload" in block["event"]
@@ -368,7 +368,7 @@ async def test_a_hook_that_blocks_the_loop_is_named_with_its_stack(rig, value, h
     assert summary.progress.loop_blocks == 1
 
 
-async def test_what_is_no_hook_is_told_as_such_and_0_seconds_watch_nothing(rig):
+async def test_what_is_not_a_hook_is_reported_as_such_and_0_seconds_watch_nothing(rig):
     with structlog.testing.capture_logs() as logs:
         run = rig(Quiet(), [message(0)], executor={"block_seconds": 0.1})
         await run.committed(1)
@@ -379,7 +379,7 @@ async def test_what_is_no_hook_is_told_as_such_and_0_seconds_watch_nothing(rig):
         await blind.committed(1)
         time.sleep(0.2)
         assert (await blind.end()).progress.loop_blocks == 0
-    (block,) = [entry for entry in logs if "holds up the event loop" in entry["event"]]
+    (block,) = [entry for entry in logs if "blocks the event loop" in entry["event"]]
     assert block["hook"] is None
 
 

@@ -1,4 +1,4 @@
-"""What one message's text does to an engine (nothing), and what becomes of an engine that lost a part of itself."""
+"""What one message's text does to an engine (nothing), and what happens to an engine when one of its parts fails."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Known(Handler[Any, Any]):
 
 
 async def ended(run: Rig) -> EngineSummary:
-    """Return how an engine ended that was not asked to."""
+    """Return how an engine ended that nobody stopped."""
     assert run._task is not None
     return await asyncio.wait_for(run._task, 20)
 
@@ -128,7 +128,7 @@ async def test_the_end_of_a_sinks_task_during_the_drain_does_not_wait_for_its_ti
     ("part", "method"),
     [("intake", "_accept"), ("pool", "_start"), ("commits", "ended"), ("counters", None)],
 )
-async def test_a_fault_in_a_callback_ends_the_engine_and_is_named(rig, part, method) -> None:
+async def test_a_bug_in_a_callback_ends_the_engine_and_is_named(rig, part, method) -> None:
     class Running(Handler[Any, Any]):
         async def arrange(self, messages, pending):
             return [ExecutorTask("t", source_offsets=(messages[0].offset,), binary_path="/bin/true")]
@@ -149,7 +149,7 @@ async def test_a_fault_in_a_callback_ends_the_engine_and_is_named(rig, part, met
     assert "LookupError: it is not there" in summary.error
 
 
-async def test_a_fault_in_a_job_of_the_engine_ends_it_and_is_named(rig) -> None:
+async def test_a_bug_in_a_job_of_the_engine_ends_it_and_is_named(rig) -> None:
     run = rig(Known(), [])
     await run.until(lambda: run.engine.intake._open)
 
@@ -206,7 +206,7 @@ async def test_a_hook_that_cancels_its_own_task_is_the_failure_of_its_message_al
     assert (await run.end()).reason is StopReason.DRAINED
 
 
-async def test_a_periodic_hook_that_cancels_its_own_task_is_counted_as_failed_and_goes_on(rig) -> None:
+async def test_a_periodic_hook_that_cancels_its_own_task_is_counted_as_failed_and_continues(rig) -> None:
     run = rig(Leaving("refresh"), [])
     await run.until(lambda: run.engine.progress().periodic_errors >= 2)
     assert (await run.end()).reason is StopReason.DRAINED
@@ -243,7 +243,7 @@ async def test_the_end_of_the_caches_task_ends_the_engine_and_is_named(rig, tmp_
 
 
 def test_the_tasks_of_an_engine_are_started_in_one_place() -> None:
-    """Whoever starts a bare task has to say why nobody needs to learn of its end."""
+    """Code that starts a bare task has to say why nothing needs to notice its end."""
     root = Path(tidemill.__file__).parent
     found = {
         str(path.relative_to(root)): text.count("create_task(") + text.count("ensure_future(")

@@ -97,11 +97,11 @@ def test_what_can_be_used_passes() -> None:
         (task(), "arrange must return a list of ExecutorTask, not ExecutorTask ("),
         (
             [task(), {"task_id": "x"}],
-            "arrange must return a list of ExecutorTask, not one with dict ({'task_id': 'x'}) at 1",
+            "arrange must return a list of ExecutorTask; item 1 is dict ({'task_id': 'x'})",
         ),
     ],
 )
-def test_what_is_no_list_of_tasks_is_named(returned, said) -> None:
+def test_what_is_not_a_list_of_tasks_is_named(returned, said) -> None:
     with pytest.raises(TypeError) as raised:
         check_tasks("arrange", returned)
     assert str(raised.value).startswith(said)
@@ -245,9 +245,12 @@ class Delivering(Handler[bytes, Any]):
     ("collected", "said"),
     [
         ({"files": [FilePayload(path="good"), FilePayload(path=7)]}, "FilePayload.path must be text, not int (7)"),
-        ({"files": FilePayload(path="good")}, "CollectResult.files takes a list of FilePayload, not FilePayload"),
-        ({"files": "good"}, "CollectResult.files takes a list of FilePayload, not str"),
-        ({"kafka": [FilePayload(path="good")]}, "CollectResult.kafka takes KafkaPayload, not FilePayload"),
+        ({"files": FilePayload(path="good")}, "CollectResult.files must be a list of FilePayload, not FilePayload"),
+        ({"files": "good"}, "CollectResult.files must be a list of FilePayload, not str"),
+        (
+            {"kafka": [FilePayload(path="good")]},
+            "CollectResult.kafka must be a list of KafkaPayload; it contains",
+        ),
     ],
 )
 async def test_a_wrong_type_in_a_payload_is_the_hooks_letter_and_nothing_of_its_result_goes_out(
@@ -292,7 +295,7 @@ def test_run_handler_refuses_a_payload_that_its_sink_would_refuse(collected, sai
     assert not any(run.payloads.values())
 
 
-def test_run_handler_keeps_a_payload_that_its_sink_would_take_as_it_was_returned() -> None:
+def test_run_handler_keeps_a_payload_that_its_sink_would_accept_as_it_was_returned() -> None:
     payload = PostgresPayload(table="t", data={"a": Decimal("1.5")}, op="upsert", conflict="a")
     run = run_handler(Delivering(postgres=[payload]), [b"x"], {"sinks": SINKS})
     assert run.payloads["postgres.db"] == [payload]
@@ -315,5 +318,5 @@ def test_run_handler_refuses_a_handler_whose_hooks_cannot_be_called() -> None:
         async def arrange(self, messages, pending):
             yield ExecutorTask("t")
 
-    with pytest.raises(HandlerError, match=r"Yielding\.arrange has a `yield`.*return what it yields"):
+    with pytest.raises(HandlerError, match=r"Yielding\.arrange has a `yield`.*return a value instead"):
         run_handler(Yielding, [b"x"])

@@ -119,7 +119,7 @@ def test_the_broker_ends_when_its_parent_is_killed(number: signal.Signals, tmp_p
 
 def test_nothing_is_started_without_a_word_when_the_parent_dies_in_between() -> None:
     """The gate: a shell that is not told to go on ends instead of becoming a broker that nobody guards."""
-    from tidemill.runtime.broker import _GATE
+    from tidemill.runtime.guarded import _GATE
 
     read_end, write_end = os.pipe()
     with subprocess.Popen(["/bin/sh", "-c", _GATE, "sh", "echo", "started"], stdin=read_end, stdout=-1) as shell:

@@ -8,7 +8,7 @@ import pytest
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
-from tidemill.runtime.identity import Identity, cluster_name, new_engine_id, worker_name
+from tidemill.runtime.identity import Identity, cluster_name, find_worker_name, new_engine_id
 
 
 def test_the_instance_id_is_group_worker_and_slot() -> None:
@@ -22,19 +22,19 @@ def test_engine_ids_differ() -> None:
 def test_the_worker_name_comes_from_the_variable_that_the_settings_name() -> None:
     settings = Settings(worker_name_env="POD_NAME")
 
-    assert worker_name(settings, {"POD_NAME": " pod-7 ", "WORKER_ID": "other"}) == "pod-7"
+    assert find_worker_name(settings, {"POD_NAME": " pod-7 ", "WORKER_ID": "other"}) == "pod-7"
 
 
 def test_without_the_variable_it_is_the_name_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "host-1")
 
-    assert worker_name(Settings(), {"WORKER_ID": ""}) == "host-1"
+    assert find_worker_name(Settings(), {"WORKER_ID": ""}) == "host-1"
 
 
 @pytest.mark.parametrize("name", ["a b", "ä", "a/b", "x" * 101, "a\nb"])
 def test_a_name_that_kafka_does_not_take_is_refused_with_its_variable(name: str) -> None:
     with pytest.raises(ConfigError, match="change POD_NAME"):
-        worker_name(Settings(worker_name_env="POD_NAME"), {"POD_NAME": name})
+        find_worker_name(Settings(worker_name_env="POD_NAME"), {"POD_NAME": name})
 
 
 def test_a_host_name_that_kafka_does_not_take_is_refused_with_the_variable_to_set(
@@ -43,7 +43,7 @@ def test_a_host_name_that_kafka_does_not_take_is_refused_with_the_variable_to_se
     monkeypatch.setattr(socket, "gethostname", lambda: "my host")
 
     with pytest.raises(ConfigError, match="set WORKER_ID to another name"):
-        worker_name(Settings(), {})
+        find_worker_name(Settings(), {})
 
 
 def test_the_cluster_name_comes_from_its_variable_first() -> None:

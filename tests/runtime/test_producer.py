@@ -15,14 +15,14 @@ from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.errors import ConfigError
 from tidemill.runtime.broker import EmbeddedBroker
 from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.producer import LoopProducer, producer_config, too_large, worth_retrying
+from tidemill.runtime.producer import LoopProducer, is_too_large, make_producer_config, worth_retrying
 from tidemill.testing.kafka import consume, unique_name
 
 pytestmark = pytest.mark.kafka
 
 
 def make_producer(bootstrap: str, **overrides: Any) -> LoopProducer:
-    return LoopProducer(producer_config(KafkaSettings(brokers=bootstrap), "", overrides), "test")
+    return LoopProducer(make_producer_config(KafkaSettings(brokers=bootstrap), "", overrides), "test")
 
 
 async def test_every_record_of_a_round_is_confirmed_and_in_order(embedded_kafka: EmbeddedBroker) -> None:
@@ -63,7 +63,7 @@ async def test_a_record_over_the_clients_limit_fails_alone(embedded_kafka: Embed
     first, second, third = await producer.send(topic, [(None, b"a"), (None, b"x" * 3000), (None, b"c")])
     assert (first, third) == (None, None)
     assert second is not None
-    assert too_large(second)
+    assert is_too_large(second)
     assert not worth_retrying(second)
     (only,) = await producer.send(topic, [(None, b"x" * 3000)])
     assert only is not None
@@ -160,7 +160,7 @@ async def test_a_bad_configuration_is_named_and_its_secrets_are_not() -> None:
 
 def test_aliases_of_librdkafka_override_our_defaults() -> None:
     overrides = {"queue.buffering.max.ms": 3, "message.timeout.ms": 4000, "request.required.acks": 1}
-    config = producer_config(KafkaSettings(), "", overrides)
+    config = make_producer_config(KafkaSettings(), "", overrides)
     assert (config["linger.ms"], config["delivery.timeout.ms"], config["acks"]) == (3, 4000, "all")
     assert not set(overrides) & set(config)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 
-import asyncpg
 import pytest
 from tests.faults import FaultyProxy
 from tests.sinks.servers import HttpDouble, MongoServer, ValkeyServer, java_compiles
@@ -32,13 +31,7 @@ def proxy() -> Iterator[Callable[[int], FaultyProxy]]:
 def postgres() -> Iterator[PostgresServer]:
     """Run the server that all tests share; nobody stops it."""
     server = PostgresServer(free_port())
-
-    async def add_role() -> None:
-        connection = await asyncpg.connect(server.url())
-        await connection.execute("CREATE ROLE app LOGIN SUPERUSER PASSWORD 'hunter2'")
-        await connection.close()
-
-    asyncio.run(add_role())
+    asyncio.run(server.add_user())
     yield server
     server.remove()
 

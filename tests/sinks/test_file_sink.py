@@ -64,7 +64,7 @@ async def test_parents_are_created_and_equal_paths_are_one_file(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "a/..", "", ".", "a/", "a\0b", None])
-def test_a_path_that_is_no_file_below_the_base_is_refused(tmp_path: Path, path: Any) -> None:
+def test_a_path_that_is_not_a_file_below_the_base_is_refused(tmp_path: Path, path: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
         make_sink(tmp_path).encode(FilePayload(path=path, data=1))
 
@@ -185,7 +185,7 @@ async def test_many_different_paths_need_bounded_memory(tmp_path: Path) -> None:
     assert len(sink._known) == 10
 
 
-async def test_a_file_locked_by_another_process_is_tried_again_later(tmp_path: Path) -> None:
+async def test_a_file_locked_by_another_process_is_retried_later(tmp_path: Path) -> None:
     sink = make_sink(tmp_path, lock_seconds=0.05)
     await sink.connect()
     with (tmp_path / "a.jsonl").open("wb") as other:
@@ -199,7 +199,7 @@ async def test_a_file_locked_by_another_process_is_tried_again_later(tmp_path: P
     await sink.close()
 
 
-async def test_closing_waits_for_the_write_that_goes_on(tmp_path: Path) -> None:
+async def test_closing_waits_for_the_write_in_progress(tmp_path: Path) -> None:
     sink = make_sink(tmp_path)
     await sink.connect()
     sending = asyncio.ensure_future(deliver(sink, [FilePayload(path="a.jsonl", data="x" * 1_000_000)] * 20))
@@ -341,7 +341,7 @@ async def test_links_that_stay_below_the_base_are_followed_and_loops_are_refused
     assert (tmp_path / "a/made.jsonl").read_text() == "1\n"
 
 
-async def test_a_path_of_bytes_that_are_no_utf8_is_the_file_of_that_name(tmp_path: Path) -> None:
+async def test_a_path_of_bytes_that_are_not_utf8_is_the_file_of_that_name(tmp_path: Path) -> None:
     name = os.fsdecode(b"caf\xe9.jsonl")
     sink = make_sink(tmp_path)
     await sink.connect()
@@ -355,7 +355,7 @@ async def test_a_path_of_bytes_that_are_no_utf8_is_the_file_of_that_name(tmp_pat
 
 @pytest.mark.parametrize("becomes", ["a file", "nothing", "a link"])
 @pytest.mark.parametrize("op", ["append", "replace"])
-async def test_a_base_path_that_is_no_folder_any_more_holds_everything_and_says_so(
+async def test_a_base_path_that_is_no_longer_a_folder_holds_everything_and_says_so(
     tmp_path: Path, becomes: str, op: Any
 ) -> None:
     base, moved = tmp_path / "base", tmp_path / "moved"

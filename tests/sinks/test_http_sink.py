@@ -47,7 +47,7 @@ class TestHttpContract(JsonSinkContract):
         self.between = proxy(http_double.port)
 
         def judge(request: Request) -> Answer:
-            return (422, {}, b"hunter2 is no order") if request.body == b'{"n":666}' else OK
+            return (422, {}, b"hunter2 is not an order") if request.body == b'{"n":666}' else OK
 
         http_double.judge = judge
 
@@ -118,7 +118,7 @@ async def test_requests_have_method_path_headers_and_json_and_share_a_connection
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504, 599])
-async def test_what_may_pass_is_sent_again_with_the_same_idempotency_key(
+async def test_what_may_pass_is_retried_with_the_same_idempotency_key(
     http_double: HttpDouble, connected: Callable[..., Any], status: int
 ) -> None:
     scripted(http_double, (status, {}, b""), None, (status, {}, b""))
@@ -184,15 +184,15 @@ async def test_a_server_that_fails_over_every_payload_opens_the_breaker(
             routed = outbox.route(CollectResult(http=[HttpPayload(data=number)]))
             outbox.submit(routed, Origin([]), lambda number=number: released.append(number))
             await asyncio.sleep(0.002)
-            if outbox.stats["sinks.http.api"].breaker_opened:
+            if outbox.statistics().sinks["sinks.http.api"].breaker_opened:
                 break
-        assert outbox.stats["sinks.http.api"].breaker_opened == 1
+        assert outbox.statistics().sinks["sinks.http.api"].breaker_opened == 1
         assert released == []
         http_double.judge = lambda request: OK
         while len(released) <= number:
             await asyncio.sleep(0.002)
     await outbox.close()
-    assert outbox.stats["sinks.http.api"].delivered_payloads == number + 1
+    assert outbox.statistics().sinks["sinks.http.api"].delivered_payloads == number + 1
 
 
 async def test_one_payload_that_the_server_fails_over_holds_up_no_other_with_concurrency(
@@ -205,7 +205,7 @@ async def test_one_payload_that_the_server_fails_over_holds_up_no_other_with_con
     assert answers[3].retryable
 
 
-async def test_without_concurrency_nothing_overtakes_a_payload_that_is_tried_again(
+async def test_without_concurrency_nothing_overtakes_a_payload_that_is_retried(
     http_double: HttpDouble, connected: Callable[..., Any]
 ) -> None:
     scripted(http_double, OK, *[(500, {}, b"")] * 2)

@@ -123,7 +123,7 @@ async def test_a_wrong_client_setting_is_named_without_its_secrets(embedded_kafk
     assert "hunter2" not in str(caught.value)
 
 
-async def test_a_payload_larger_than_the_topic_takes_is_oversize_and_the_others_arrive(
+async def test_a_payload_larger_than_the_topic_accepts_is_oversize_and_the_others_arrive(
     embedded_kafka: EmbeddedBroker,
 ) -> None:
     topic = embedded_kafka.create_topic(unique_name("small"), config={"max.message.bytes": "5000"})
@@ -157,7 +157,7 @@ async def test_only_the_large_payload_of_a_batch_that_the_broker_refuses_is_over
     assert values[-1] == b'"after"'
 
 
-async def test_a_record_that_the_topic_refuses_is_not_retryable_and_takes_no_other_down(
+async def test_a_record_that_the_topic_refuses_is_not_retryable_and_makes_no_other_fail(
     embedded_kafka: EmbeddedBroker,
 ) -> None:
     topic = embedded_kafka.create_topic(unique_name("compact"), config={"cleanup.policy": "compact"})
@@ -342,7 +342,7 @@ async def test_a_partition_that_is_not_there_is_that_records_own_failure_and_a_n
     await sink.close()
 
 
-async def test_a_timestamp_that_the_topic_refuses_takes_no_other_down(embedded_kafka: EmbeddedBroker) -> None:
+async def test_a_timestamp_that_the_topic_refuses_makes_no_other_fail(embedded_kafka: EmbeddedBroker) -> None:
     config = {"message.timestamp.after.max.ms": "3600000"}
     topic = embedded_kafka.create_topic(unique_name("late"), config=config)
     sink = make_sink(embedded_kafka.bootstrap, topic, **{"linger.ms": 50})

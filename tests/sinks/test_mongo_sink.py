@@ -261,7 +261,7 @@ async def test_an_insert_that_is_repeated_is_recognised_and_a_real_duplicate_is_
         MongoPayload(collection="c", data={"a": b"x" * (16 * 1024 * 1024)}),
     ],
 )
-def test_what_is_no_write_to_one_document_is_refused_before_it_is_sent(payload: MongoPayload) -> None:
+def test_what_is_not_a_write_to_one_document_is_refused_before_it_is_sent(payload: MongoPayload) -> None:
     with pytest.raises((TypeError, ValueError)):
         make_sink(1).encode(payload)
 
@@ -336,7 +336,7 @@ def test_a_filter_that_leaves_nothing_out_is_refused_however_it_is_written(op: A
     ],
     ids=repr,
 )
-def test_a_filter_with_a_condition_that_leaves_something_out_is_taken(criteria: Any) -> None:
+def test_a_filter_with_a_condition_that_leaves_something_out_is_accepted(criteria: Any) -> None:
     encoded = make_sink(1).encode(MongoPayload(collection="c", op="delete", filter=criteria))
     assert encoded.size_bytes > 5
 
@@ -418,7 +418,7 @@ async def test_a_refusal_of_the_whole_command_is_each_documents_or_tried_again(
     assert await sent(double({**failed, "errorLabels": ["RetryableWriteError"]}), [doc(1)]) == "again"
 
 
-async def test_a_write_that_is_not_as_safe_as_asked_for_is_tried_again(double: Callable[..., MongoDouble]) -> None:
+async def test_a_write_that_is_not_as_safe_as_asked_for_is_retried(double: Callable[..., MongoDouble]) -> None:
     unsafe = {"ok": 1, "n": 2, "writeConcernError": {"code": 64, "errmsg": "waiting for replication timed out"}}
     assert await sent(double(unsafe), [doc(1), doc(2)]) == "again"
 

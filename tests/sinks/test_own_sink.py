@@ -76,7 +76,7 @@ async def test_a_pipeline_delivers_to_a_sink_of_another_package(tmp_path: Path) 
     run = Run(ToLines(), 100, sinks={"custom": {"lines": {"out": options}}})
     await run.to_end()
     assert len(path.read_text().splitlines()) == 100
-    assert run.outbox.stats["sinks.custom.lines.out"].delivered_payloads == 100
+    assert run.outbox.statistics().sinks["sinks.custom.lines.out"].delivered_payloads == 100
     with pytest.raises(SinkNotConfiguredError, match=r"sinks\.custom\.other\.<name>"):
         run.outbox.route(CollectResult(custom=[CustomPayload(type="other")]))
     with pytest.raises(SinkNotConfiguredError, match=r"sinks\.custom\.lines\.in is not configured; there is out"):
@@ -102,7 +102,7 @@ def test_without_a_model_a_sink_gets_its_section_without_what_all_sinks_have() -
         ("lines", {"path": "x", "password": "hunter2"}, r"sinks\.custom\.lines\.out: password: Extra"),
     ],
 )
-def test_what_cannot_be_made_is_told_by_its_place(kind: str, options: dict[str, Any], text: str) -> None:
+def test_what_cannot_be_created_is_told_by_its_place(kind: str, options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text) as caught:
         build_sinks(config(kind, **options))
     assert "hunter2" not in str(caught.value)

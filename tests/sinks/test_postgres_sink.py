@@ -257,7 +257,7 @@ async def test_a_column_that_got_another_type_meanwhile_is_written_all_the_same(
     assert [row["note"] for row in await run(dsn, "SELECT note FROM changing ORDER BY note")] == [1, 2, 3, 4]
 
 
-async def test_a_trigger_that_speaks_of_types_is_no_reason_to_ask_for_them_for_ever(
+async def test_a_trigger_that_speaks_of_types_is_no_reason_to_ask_for_them_forever(
     sink: PostgresSink, dsn: str, seen: Statements
 ) -> None:
     await run(dsn, "CREATE TABLE picky (n int)")
@@ -537,12 +537,12 @@ async def test_values_are_bound_and_never_part_of_the_sql(counting: PostgresSink
     [
         (
             PostgresPayload(statement="cuont", data={}),
-            "statement 'cuont' is not configured at sinks.postgres.db.statements",
+            "statement 'cuont' is not configured in sinks.postgres.db.statements",
         ),
-        (PostgresPayload(statement="x" * 10_000_000, data={}), "there is count, count_once"),
-        (PostgresPayload(statement="count", data={"n": 1}), "has to have region, n, and has n"),
-        (PostgresPayload(statement="count", data={"n": 1, "region": "", "m": 1}), "and has m, n, region"),
-        (PostgresPayload(statement="count"), "and has nothing"),
+        (PostgresPayload(statement="x" * 10_000_000, data={}), "configured: count, count_once"),
+        (PostgresPayload(statement="count", data={"n": 1}), "must have region, n, got n"),
+        (PostgresPayload(statement="count", data={"n": 1, "region": "", "m": 1}), "got m, n, region"),
+        (PostgresPayload(statement="count"), "got nothing"),
         (PostgresPayload(statement="count", data={"n": 1, "region": "a\0"}), "'region' of statement count has a NUL"),
         (PostgresPayload(statement="count", data={"n": 1, "region": "\ud800"}), "lone surrogate"),
         (PostgresPayload(statement="count", data=[1, 2]), "data must be a model"),
@@ -558,7 +558,7 @@ def test_a_payload_that_does_not_fit_its_statement_is_refused(payload: PostgresP
     assert len(str(caught.value)) < 500
 
 
-async def test_a_wrong_statement_is_told_at_the_start_and_a_table_that_is_made_later_is_not(dsn: str) -> None:
+async def test_a_wrong_statement_is_told_at_the_start_and_a_table_that_is_created_later_is_not(dsn: str) -> None:
     for sql, parameters, problem in (
         ("INSERT INTO t VALEUS ($1)", ["a"], r"statements\.s: PostgresSyntaxError.*correct sql"),
         ("SELECT 1; SELECT 2", [], r"statements\.s: .*multiple commands"),
@@ -649,7 +649,7 @@ async def test_a_value_of_the_wrong_type_is_its_rows_own_failure(sink: PostgresS
     assert [row["id"] for row in await run(dsn, "SELECT id FROM orders ORDER BY id")] == [1, 3, 5]
 
 
-async def test_a_value_that_the_client_has_no_form_for_is_its_rows_own_failure(
+async def test_a_value_that_the_client_cannot_represent_is_its_rows_own_failure(
     sink: PostgresSink, dsn: str, seen: Statements
 ) -> None:
     await run(dsn, ORDERS)
@@ -820,7 +820,7 @@ async def test_models_keep_their_types_and_containers_become_arrays_or_json_as_t
         PostgresPayload(table="t", data={"a": [object()]}),
     ],
 )
-def test_what_is_no_usable_row_is_refused_before_it_is_sent(payload: PostgresPayload) -> None:
+def test_what_is_not_a_usable_row_is_refused_before_it_is_sent(payload: PostgresPayload) -> None:
     with pytest.raises((ValueError, TypeError)):
         make_sink("postgresql://nowhere/db").encode(payload)
 

@@ -173,7 +173,7 @@ async def test_a_script_of_the_configuration_runs_for_its_key_and_fails_alone(
         "if tonumber(ARGV[1]) > old then redis.call('SET', KEYS[1], ARGV[1]) end",
         "all": "redis.call('RPUSH', KEYS[1], #ARGV, unpack(ARGV))",
         "broken": "redis.call('SET', KEYS[1], 'begun') error('no luck')",
-        "not lua": "this is no Lua",
+        "not lua": "this is not Lua",
     }
     sink = make_sink(valkey.port, key_prefix="p:", scripts=scripts)
     await sink.connect()
@@ -315,7 +315,7 @@ async def test_what_redis_carried_out_behind_a_refused_command_of_the_key_is_con
         RedisPayload(key="k", data=1, script="s"),
     ],
 )
-def test_what_is_no_command_is_refused_before_it_is_sent(payload: RedisPayload) -> None:
+def test_what_is_not_a_command_is_refused_before_it_is_sent(payload: RedisPayload) -> None:
     with pytest.raises((TypeError, ValueError)):
         make_sink(1).encode(payload)
 
@@ -383,7 +383,7 @@ async def test_where_several_keys_may_not_be_set_at_once_each_is_judged_alone(
     await sink.close()
 
 
-async def test_a_server_without_memory_leaves_nothing_of_a_batch_and_it_is_tried_again(
+async def test_a_server_without_memory_leaves_nothing_of_a_batch_and_it_is_retried(
     sink: RedisSink, client: aioredis.Redis
 ) -> None:
     payloads = [RedisPayload(key="d", op="delete"), RedisPayload(key="n", op="incrby", data=1)]
@@ -400,7 +400,7 @@ async def test_a_server_without_memory_leaves_nothing_of_a_batch_and_it_is_tried
     assert await client.get("p:n") == "1"
 
 
-async def test_a_server_that_is_a_replica_or_busy_is_tried_again(sink: RedisSink, client: aioredis.Redis) -> None:
+async def test_a_server_that_is_a_replica_or_busy_is_retried(sink: RedisSink, client: aioredis.Redis) -> None:
     payloads = [RedisPayload(key="n", op="incrby", data=1)]
     await client.execute_command("REPLICAOF", "127.0.0.1", str(free_port()))
     try:

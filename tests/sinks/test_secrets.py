@@ -208,7 +208,7 @@ async def test_sinks_that_go_away_or_refuse_are_told_without_their_passwords(
     )
 
     async def back_again() -> None:
-        while not all(run.outbox.stats[f"sinks.{kind}.out"].error_count for kind in between):
+        while not all(run.outbox.statistics().sinks[f"sinks.{kind}.out"].error_count for kind in between):
             await asyncio.sleep(0.005)
         for each in between.values():
             await asyncio.to_thread(each.up)
@@ -218,11 +218,17 @@ async def test_sinks_that_go_away_or_refuse_are_told_without_their_passwords(
     await outage
     assert summary.reason is StopReason.DRAINED
     assert sorted(letter.sink_type for letter in run.letters.letters) == sorted(KINDS)
-    stats = [f"{run.outbox.stats[f'sinks.{kind}.out']}" for kind in KINDS]
+    stats = [f"{run.outbox.statistics().sinks[f'sinks.{kind}.out']}" for kind in KINDS]
     said = [encode_letter(letter).decode() for letter in run.letters.letters]
     logs = logged.getvalue()
     assert all(f"sinks.{kind}.out" in logs for kind in KINDS)
-    for text in (*said, *stats, *(str(each.last_error) for each in run.outbox.stats.values()), str(summary), logs):
+    for text in (
+        *said,
+        *stats,
+        *(str(each.last_error) for each in run.outbox.statistics().sinks.values()),
+        str(summary),
+        logs,
+    ):
         assert SECRET not in text
     assert SECRET not in unmasked.getvalue()
 

@@ -134,7 +134,7 @@ def test_what_was_encoded_stays_however_deep_the_data_are_changed_later() -> Non
     assert encoded.body.values == ({"tags": ["a"]},)
 
 
-def test_rows_whose_key_is_no_number_wait_for_each_other() -> None:
+def test_rows_whose_key_is_not_a_number_wait_for_each_other() -> None:
     sink = postgres_sink()
     keys = [
         sink.encode(PostgresPayload(table="t", data={"k": value}, op="upsert", conflict="k")).key

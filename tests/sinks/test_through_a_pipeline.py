@@ -116,7 +116,7 @@ async def test_a_pipeline_delivers_to_postgresql_and_dead_letters_what_it_refuse
     assert sorted(ids) == sorted(f"t{n % 2}-{n // 2}" for n in range(1_001) if n // 2 != 13)
     assert [letter.sink_type for letter in run.letters.letters] == ["postgres"] * 2
     assert "CheckViolationError" in (run.letters.letters[0].error or "")
-    stats = run.outbox.stats["sinks.postgres.db"]
+    stats = run.outbox.statistics().sinks["sinks.postgres.db"]
     assert stats.delivered_payloads == 999
     assert stats.dead_lettered == 2
     assert stats.last_error is not None
@@ -172,7 +172,7 @@ async def test_every_sink_gets_every_result_while_each_of_them_is_down_for_a_whi
     )
 
     def done(place: str) -> int:
-        return run.outbox.stats[place].delivered_payloads
+        return run.outbox.statistics().sinks[place].delivered_payloads
 
     async def fail_in_turn() -> None:
         while not done("sinks.http.api"):
@@ -197,7 +197,7 @@ async def test_every_sink_gets_every_result_while_each_of_them_is_down_for_a_whi
     await client.aclose()
     assert {request.headers["idempotency-key"] for request in http_double.requests} == ids
     assert {json.loads(line)["id"] for line in (tmp_path / "results.jsonl").read_text().splitlines()} == ids
-    assert sum(run.outbox.stats[place].error_count for place in run.outbox.stats) > 0
+    assert sum(run.outbox.statistics().sinks[place].error_count for place in run.outbox.statistics().sinks) > 0
 
 
 class ToHttp(Known):
@@ -211,7 +211,7 @@ class ToHttp(Known):
         return CollectResult(http=[HttpPayload(data="window")])
 
 
-async def test_requests_have_the_same_keys_when_the_same_messages_are_worked_on_again(http_double: HttpDouble) -> None:
+async def test_requests_have_the_same_keys_when_the_same_messages_are_reprocessed(http_double: HttpDouble) -> None:
     async def keys(**config: Any) -> Counter[str]:
         http_double.requests.clear()
         sinks = {"http": {"api": {"url": f"http://127.0.0.1:{http_double.port}/"}}}

@@ -41,7 +41,7 @@ class Fault(NamedTuple):
 
 
 class KafkaProxy(_OwnLoop):
-    """Passes requests and answers on, each disturbed as `judge` says; who waits holds up what is behind it.
+    """Passes requests and answers on, each disturbed as `judge` says; what waits holds up what is behind it.
 
     Attributes:
         judge: Called with each request's api key, on the proxy's thread; returns what happens to the exchange.
@@ -65,7 +65,7 @@ class KafkaProxy(_OwnLoop):
         return f"{HOST}:{self.port}"
 
     def calm(self) -> None:
-        """Disturb nothing any more; what waits goes on at once."""
+        """Disturb nothing from now on; what waits continues at once."""
         self.judge = lambda api: None
         self._do(self._release())
 
@@ -74,7 +74,7 @@ class KafkaProxy(_OwnLoop):
         return api in self._gates
 
     def release(self, api: int) -> None:
-        """Let what waits of one api go on at once."""
+        """Let what waits of one api continue at once."""
         self._do(self._release(api))
 
     async def _release(self, *apis: int) -> None:
@@ -96,7 +96,7 @@ class KafkaProxy(_OwnLoop):
             faults: asyncio.Queue[tuple[int, Fault | None]] = asyncio.Queue()
             await asyncio.gather(self._requests(reader, there, faults), self._answers(from_there, writer, faults))
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # one side is gone, the connection was cut, or the proxy is at its end
+            pass  # one side is gone, the connection was cut, or the proxy has ended
         finally:
             for each in (writer, there):
                 if each is not None:

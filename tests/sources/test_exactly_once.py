@@ -6,64 +6,35 @@ import asyncio
 import json
 import time
 import uuid
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import confluent_kafka as ck
 import pytest
+from tests.sources.engines import Engines
 from tests.sources.kafka_proxy import END_TXN, TXN_OFFSET_COMMIT, Fault, When, proxied_broker
-from tests.until import LIMIT_SECONDS, until
+from tests.sources.member import Copy
 
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
 from tidemill.deadletters.letter import LetterKind, decode_letter
-from tidemill.pipeline.build import build_engine
-from tidemill.pipeline.engine import Engine
-from tidemill.pipeline.handler.base import Handler
-from tidemill.pipeline.handler.models import DeliveryAction, ExecutorTask, PrecomputedResult
-from tidemill.runtime.identity import Identity
-from tidemill.runtime.progress import EngineSummary, StopReason
+from tidemill.pipeline.handler.models import DeliveryAction
+from tidemill.runtime.progress import StopReason
 from tidemill.sinks.payloads import CollectResult, KafkaPayload
 from tidemill.testing.kafka import consume
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
 
 
-class Copy(Handler[Any, Any]):
-    """Every message into the topic, after a moment."""
-
-    async def arrange(self, messages, pending):
-        return [
-            ExecutorTask(
-                f"{m.partition}-{m.offset}",
-                source_offsets=[m.offset],
-                metadata={"value": m.value.decode(), "partition": m.partition},
-                precomputed=PrecomputedResult(),
-            )
-            for m in messages
-        ]
-
-    async def on_task_complete(self, result):
-        await asyncio.sleep(0.001)
-        data = result.task.metadata["value"].encode()
-        return CollectResult(kafka=[KafkaPayload(key=str(result.task.metadata["partition"]), data=data)])
-
-
-class Place:
+class Place(Engines):
     """A source topic, a result topic, and the engines between them."""
 
     def __init__(self, broker: Any, partitions: int = 4, out_partitions: int = 2, **topic_config: str) -> None:
-        self.broker = broker
-        self.partitions = partitions
+        super().__init__(broker, f"eos-{uuid.uuid4().hex[:8]}", partitions)
         self.session_timeout_ms = 6_000
-        self.topic = f"eos-{uuid.uuid4().hex[:8]}"
         self.out = f"{self.topic}-out"
-        broker.create_topic(self.topic, partitions=partitions)
         broker.create_topic(self.out, partitions=out_partitions, config=topic_config or None)
-        self.tasks: list[asyncio.Task[EngineSummary]] = []
-        self.engines: list[Engine] = []
 
     def settings(self, **more: Any) -> Settings:
         return Settings.model_validate(
@@ -86,34 +57,6 @@ class Place:
         for n in range(start, start + count):
             producer.produce(self.topic, b"%d" % n, partition=n % self.partitions)
         assert producer.flush(20) == 0
-
-    def start(self, handler: Handler[Any, Any], worker: str = "w", **more: Any) -> Engine:
-        engine = build_engine(self.settings(**more), handler, Identity(worker, 0, uuid.uuid4().hex, self.topic, 1))
-
-        async def at_once() -> None:
-            pass
-
-        self.engines.append(engine)
-        self.tasks.append(asyncio.ensure_future(engine.run(at_once)))
-        return engine
-
-    async def until(self, condition: Any, seconds: float = LIMIT_SECONDS) -> None:
-        await until(condition, seconds)
-
-    async def committed(self, count: int, seconds: float = 30.0) -> None:
-        def total() -> int:
-            ends: Counter[Any] = Counter()
-            for engine in self.engines:
-                for partition, offset in engine.commits.committed.items():
-                    ends[partition] = max(ends[partition], offset)
-            return sum(ends.values())
-
-        await self.until(lambda: total() == count, seconds)
-
-    async def end(self) -> list[EngineSummary]:
-        for engine in self.engines:
-            engine.drain()
-        return await asyncio.wait_for(asyncio.gather(*self.tasks), 60)
 
     def visible(self, topic: str | None = None, isolation: str = "read_committed") -> list[bytes]:
         """Return what a consumer sees of a topic from its beginning to its end."""
@@ -168,7 +111,7 @@ async def test_each_result_is_seen_once_and_in_order_and_offsets_follow(place):
     engine = place.start(Copy())
     await place.committed(4_000)
     place.assert_exactly_once(4_000)
-    assert engine.outbox.delivered == 4_000
+    assert engine.outbox.statistics().delivered == 4_000
     assert [summary.reason for summary in await place.end()] == [StopReason.DRAINED]
     place.start(Copy())
     place.feed(4_000, 100)
@@ -255,7 +198,7 @@ async def test_what_the_topic_refuses_is_decided_about_and_the_rest_goes_out_onc
     letters = picky.letters()
     if answer is DeliveryAction.SKIP:
         assert letters == []
-        assert engine.outbox.skipped == 3
+        assert engine.outbox.statistics().skipped == 3
     else:
         assert sorted(letter.sources[0].offset * 4 + letter.sources[0].partition for letter in letters) == [3, 7, 50]
         kinds = {letter.sources[0].offset * 4 + letter.sources[0].partition: letter.kind for letter in letters}
@@ -311,7 +254,7 @@ async def test_headers_partition_and_timestamp_go_out_with_the_transaction_and_a
     place.start(Whole())
     await place.committed(40)
     assert sorted(int(value) for value in place.visible()) == [n for n in range(40) if n != 5]
-    # Each transaction leaves a marker, which is no message.
+    # Each transaction leaves a marker, which is not a message.
     for each in consume(place.broker.bootstrap, place.out, 39):
         number = int(each.value())
         assert each.partition() == number % 2
@@ -340,7 +283,7 @@ async def test_letters_go_out_with_the_offsets_of_their_messages(place):
 async def test_rebalances_in_a_row_under_load_repeat_nothing(place):
     place.feed(0, 2_000)
     first = place.start(Copy(), "w1")
-    await place.until(lambda: first.commits.committed)
+    await place.until(lambda: first.commits.statistics().committed)
     second = place.start(Copy(), "w2")
     await place.until(lambda: second.intake.partitions)
     place.feed(2_000, 2_000)
@@ -356,13 +299,13 @@ async def test_rebalances_in_a_row_under_load_repeat_nothing(place):
 async def test_a_replacement_fences_the_zombie_and_nothing_is_seen_twice(place):
     place.feed(0, 1_000)
     zombie = place.start(Copy())
-    await place.until(lambda: zombie.commits.committed)
+    await place.until(lambda: zombie.commits.statistics().committed)
     place.feed(1_000, 3_000)
     replacement = place.start(Copy())
     summary = await asyncio.wait_for(place.tasks[0], 30)
     assert summary.reason is StopReason.FENCED
     place.feed(4_000, 400)
-    await place.until(lambda: replacement.commits.committed)
+    await place.until(lambda: replacement.commits.statistics().committed)
     await place.committed(4_400)
     place.assert_exactly_once(4_400)
 
@@ -468,7 +411,7 @@ async def test_an_engine_that_waits_for_its_transactions_can_be_stopped(own_kafk
     engine = place.start(Copy())
     await place.until(lambda: engine.intake.partitions)
     place.feed(0, 100)
-    await place.until(lambda: engine.commits.committed)
+    await place.until(lambda: engine.commits.statistics().committed)
     broker.kill()
     (summary,) = await place.end()
     assert summary.reason is StopReason.DRAINED

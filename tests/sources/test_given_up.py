@@ -1,4 +1,4 @@
-"""Partitions that go while a transaction with their offsets is open: source and transactor over scripted clients."""
+"""Partitions that go while a transaction with their offsets is open: source and producer over scripted clients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 from tests.sources.test_kafka import Events, carry_out
-from tests.sources.test_transactor import Moving, Producer, error
+from tests.sources.test_transactional_producer import Moving, Producer, error
 
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.settings import Settings
@@ -22,7 +22,7 @@ POSITIONS = [ck.TopicPartition(*KEPT), ck.TopicPartition(*GONE)]
 
 
 class Broker(Producer):
-    """Takes offsets of the current generation only, and keeps what was committed."""
+    """Accepts offsets of the current generation only, and keeps what was committed."""
 
     member: Member
     committed: list[dict[tuple[str, int], int]]
@@ -53,7 +53,7 @@ class Member(Moving):
 
 
 class Side:
-    """One engine's source, with its transactor, its consumer and its broker."""
+    """One engine's source, with its producer, its consumer and its broker."""
 
     def __init__(self) -> None:
         self.member = Member()
@@ -63,9 +63,9 @@ class Side:
         self.events = Events()
 
     def open(self) -> None:
-        transactor = TransactionalProducer(KafkaSettings(), "id", {}, [])
-        transactor.open(lambda: False)
-        self.source = KafkaSource(Settings(), "x", transactor)
+        producer = TransactionalProducer(KafkaSettings(), "id", {}, [])
+        producer.open(lambda: False)
+        self.source = KafkaSource(Settings(), "x", producer)
         self.source._consumer, self.source._events = self.member, self.events  # type: ignore[assignment]
         self.source._loop = asyncio.get_running_loop()
 
@@ -98,14 +98,14 @@ def unavailable() -> Exception:
 async def test_a_member_that_was_expelled_and_taken_in_again_publishes_nothing_of_what_it_had(side):
     await side.commit({KEPT: 10})
     assert side.kind.committed == [{KEPT: 10}]
-    # Its client joined again under a new id, and goes on with what it was assigned under the old one.
+    # Its client joined again under a new id, and continues with what it was assigned under the old one.
     side.member.generation += 2
     side.member.member_id = "another"
     await side.commit({KEPT: 11, GONE: 20})
     assert side.kind.committed == [{KEPT: 10}]
     [(_, fatal, text)] = [event for event in side.events.told if event[0] == "on_fatal"]
     assert fatal is Fatal.FAILED
-    assert "expelled this engine while it stood still" in text
+    assert "expelled this engine while it was stopped" in text
 
 
 async def test_a_revoke_of_what_an_earlier_membership_had_is_a_loss(side):
@@ -121,7 +121,7 @@ async def test_a_revoke_of_what_an_earlier_membership_had_is_a_loss(side):
     assert ("on_lost", [GONE]) in side.events.told
 
 
-async def test_a_member_that_is_assigned_partitions_anew_under_another_id_goes_on(side):
+async def test_a_member_that_is_assigned_partitions_again_under_another_id_continues(side):
     await side.on_thread(side.source._on_lost, side.member, POSITIONS)
     side.member.generation += 2
     side.member.member_id = "another"
@@ -140,7 +140,7 @@ async def test_no_transaction_commits_a_partition_that_is_gone(side, how):
     else:
         side.source._revoke_seconds = -9.9
         side.events.never = how == "not waited for"
-        # A revoke that is waited for goes on with the transaction meanwhile.
+        # While a revoke is waited for, the transaction continues.
         side.kind.busy.extend([unavailable()] * 100 if how == "revoked" else [unavailable()] * 1_000_000)
         await side.on_thread(side.source._on_revoke, side.member, POSITIONS[1:])
     side.kind.busy.clear()
@@ -177,12 +177,12 @@ async def test_a_partition_that_comes_back_is_read_only_after_the_transaction_th
     await side.commit({KEPT: 10, GONE: 20})
     side.kind.script["abort_transaction"] = [unavailable()] * 1_000_000
     await side.on_thread(side.source._on_lost, side.member, POSITIONS[1:])
-    assert side.source._pending._transactor.busy
+    assert side.source._pending._producer.busy
     side.kind.script["abort_transaction"] = [unavailable()] * 3
     asked: list[bool] = []
     committed = side.member.committed
     side.member.committed = lambda partitions, timeout: (
-        asked.append(side.source._pending._transactor.busy) or committed(partitions, timeout)
+        asked.append(side.source._pending._producer.busy) or committed(partitions, timeout)
     )
     await side.on_thread(side.source._on_assign, side.member, POSITIONS[1:])
     assert asked == [False], "brokers do not tell a committed offset while a transaction with it is open"

@@ -15,18 +15,16 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
-from tests.until import LIMIT_SECONDS, until
+from tests.sources.engines import Engines
+from tests.until import until
 
 from tidemill.config.settings import Settings
 from tidemill.core.delivery.transaction import End
 from tidemill.deadletters.letter import decode_letter
-from tidemill.pipeline.build import build_engine
-from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
-from tidemill.runtime.identity import Identity
 from tidemill.runtime.messages import SourceMessage
-from tidemill.runtime.progress import EngineSummary, StopReason
+from tidemill.runtime.progress import StopReason
 from tidemill.sinks.payloads import CollectResult, FilePayload, KafkaPayload
 from tidemill.sources.base import CommitStatus
 from tidemill.sources.kafka import KafkaSource
@@ -52,17 +50,12 @@ class Copy(Handler[Any, Any]):
         return CollectResult(files=[FilePayload(path="out", data=result.task.metadata)])
 
 
-class Place:
+class Place(Engines):
     """One topic and the engines that read it."""
 
     def __init__(self, broker: Any, folder: Path, partitions: int = 4) -> None:
-        self.broker = broker
+        super().__init__(broker, f"s-{uuid.uuid4().hex[:8]}", partitions)
         self.folder = folder
-        self.topic = f"s-{uuid.uuid4().hex[:8]}"
-        self.partitions = partitions
-        broker.create_topic(self.topic, partitions=partitions)
-        self.tasks: list[asyncio.Task[EngineSummary]] = []
-        self.engines: list[Engine] = []
 
     def settings(self, **more: Any) -> Settings:
         config: dict[str, Any] = {
@@ -84,37 +77,9 @@ class Place:
             producer.produce(self.topic, value, partition=n % self.partitions, **record)
         assert producer.flush(20) == 0
 
-    def start(self, handler: Handler[Any, Any], worker: str = "w", **more: Any) -> Engine:
-        engine = build_engine(self.settings(**more), handler, Identity(worker, 0, uuid.uuid4().hex, self.topic, 1))
-
-        async def at_once() -> None:
-            pass
-
-        self.engines.append(engine)
-        self.tasks.append(asyncio.ensure_future(engine.run(at_once)))
-        return engine
-
-    async def until(self, condition: Any, seconds: float = LIMIT_SECONDS) -> None:
-        await until(condition, seconds)
-
-    async def committed(self, count: int) -> None:
-        def total() -> int:
-            ends: Counter[Any] = Counter()
-            for engine in self.engines:
-                for partition, offset in engine.commits.committed.items():
-                    ends[partition] = max(ends[partition], offset)
-            return sum(ends.values())
-
-        await self.until(lambda: total() == count)
-
     def lines(self) -> Counter[str]:
         text = (self.folder / "out").read_text() if (self.folder / "out").exists() else ""
         return Counter(json.loads(line)["value"] for line in text.splitlines())
-
-    async def end(self) -> list[EngineSummary]:
-        for engine in self.engines:
-            engine.drain()
-        return await asyncio.wait_for(asyncio.gather(*self.tasks), 40)
 
     def committed_at_the_broker(self, partitions: list[Any]) -> dict[Any, int]:
         consumer = ck.Consumer({"bootstrap.servers": self.broker.bootstrap, "group.id": self.topic})
@@ -172,7 +137,7 @@ async def test_messages_arrive_whole_with_key_headers_timestamp_and_tombstones(p
     assert second.value is None
 
 
-async def test_a_result_larger_than_the_broker_takes_is_dead_lettered_with_its_size(place):
+async def test_a_result_larger_than_the_broker_accepts_is_dead_lettered_with_its_size(place):
     class Large(Handler[Any, Any]):
         async def arrange(self, messages, pending):
             return [ExecutorTask("large", precomputed=PrecomputedResult(b"x" * 3_000_000))]
@@ -400,7 +365,7 @@ async def test_a_full_buffer_pauses_its_partition_and_loses_nothing(place, monke
 
 
 @pytest.mark.alone
-async def test_a_source_that_was_full_goes_on_at_once_when_there_is_room(place, monkeypatch):
+async def test_a_source_that_was_full_continues_at_once_when_there_is_room(place, monkeypatch):
     """The client alone takes about half a second; without the request that wakes it this median is 0.4 s or more."""
     monkeypatch.setattr("tidemill.sources.flow_control.BUFFER_MESSAGES", 50)
     place.feed(numbers(40_000))
@@ -435,7 +400,7 @@ async def test_a_partition_that_was_paused_when_it_went_is_read_when_it_comes_ba
     assert place.lines() == Counter(str(n) for n in range(4000))
 
 
-async def test_a_topic_made_anew_is_read_from_its_beginning_although_the_buffer_has_old_messages(place):
+async def test_a_recreated_topic_is_read_from_its_beginning_although_the_buffer_has_old_messages(place):
     def buffered() -> int:
         return sum(engine.source.buffered(partition) for partition in list(engine.source._buffers))
 
@@ -549,7 +514,7 @@ async def test_a_commit_of_an_earlier_ownership_is_never_sent_in_a_later_one():
     source.commit({TP: 100})
     carry_out(source)
     source.commit({TP: 101})
-    source._dead = True  # nothing is finished: what waits is of no use to anybody
+    source._dead = True  # nothing is finished: what waits is useless
     await asyncio.to_thread(source._on_revoke, consumer, [POSITION])
     await asyncio.to_thread(source._on_assign, consumer, [POSITION])
     await asyncio.sleep(0)
@@ -585,7 +550,7 @@ async def test_a_revoke_that_takes_too_long_is_told_as_a_loss():
     assert ("on_lost", [TP]) in events.told
 
 
-async def test_a_gap_that_the_brokers_say_nothing_about_is_no_end_of_the_consumer():
+async def test_a_gap_that_the_brokers_say_nothing_about_does_not_end_the_consumer():
     source, consumer, _ = scripted()
     await asyncio.to_thread(source._on_assign, consumer, [POSITION])
     record = SimpleNamespace(
@@ -603,7 +568,7 @@ async def test_a_gap_that_the_brokers_say_nothing_about_is_no_end_of_the_consume
     await asyncio.sleep(0)
     assert [m.offset for m in source.pull(TP, 10)] == [7]
     source._check()
-    assert source._buffers[TP].holes == [(0, 7)], "asked about again at the next look"
+    assert source._buffers[TP].holes == [(0, 7)], "examined again at the next look"
 
 
 async def test_what_an_asynchronous_commit_took_along_is_committed_again_within_a_revoke():
@@ -651,7 +616,7 @@ async def test_an_open_transaction_of_revoked_partitions_is_ended_before_their_t
             order.append("step")
 
     source, consumer, events = scripted()
-    source._pending._transactor = Transactions()
+    source._pending._producer = Transactions()
 
     async def on_revoked(partitions):
         order.append("tasks")
@@ -662,7 +627,7 @@ async def test_an_open_transaction_of_revoked_partitions_is_ended_before_their_t
     await asyncio.to_thread(source._on_revoke, consumer, [POSITION])
     assert order[0] == "given up"
     assert "tasks" in order
-    assert order[-2:] == ["given up", "forgotten"], "the last one, too, has to end before somebody else begins there"
+    assert order[-2:] == ["given up", "forgotten"], "the last one, too, has to end before another member begins there"
     await asyncio.sleep(0)
     assert ("on_committed", {TP: 100}, CommitStatus.AGAIN) in events.told
 

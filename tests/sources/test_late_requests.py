@@ -52,7 +52,7 @@ class Holding(KafkaProxy):
 
 
 class Site:
-    """A member of a group, and a transactor whose brokers are behind such a proxy."""
+    """A member of a group, and a transactional producer whose brokers are behind such a proxy."""
 
     def __init__(self, own_kafka: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kafka_proxy, "KafkaProxy", Holding)
@@ -71,8 +71,8 @@ class Site:
         self.consumer.subscribe(["t"], on_assign=lambda *_: assigned.append(True))
         self.until(lambda: assigned)
         kafka = KafkaSettings(brokers=self.proxy.address, exactly_once=True)
-        self.transactor = TransactionalProducer(kafka, "tid", {"reconnect.backoff.max.ms": 500}, [])
-        self.transactor.open(lambda: False)
+        self.transactions = TransactionalProducer(kafka, "tid", {"reconnect.backoff.max.ms": 500}, [])
+        self.transactions.open(lambda: False)
 
     def until(self, condition: Callable[[], Any]) -> Any:
         def polled() -> Any:
@@ -84,24 +84,24 @@ class Site:
         return wait_until(polled, pause_seconds=0.0)
 
     def begin(self, offset: int, result: bytes) -> None:
-        self.transactor.begin({TP: offset}, [Outgoing("out", None, result)])
+        self.transactions.begin({TP: offset}, [Outgoing("out", None, result)])
 
     def step(self) -> Any:
         """Make one call of the transaction; return how it ended, if it did."""
-        transaction = self.transactor._transaction
+        transaction = self.transactions._transaction
         assert transaction is not None
         call = transaction.call
-        end = transaction.note_answer(self.transactor._ask(lambda: self.transactor._carry_out(call, self.consumer)))
+        end = transaction.note_answer(self.transactions._ask(lambda: self.transactions._carry_out(call, self.consumer)))
         if transaction.call is not call or end is not None:
-            self.transactor._call_ended(call)
-        return self.transactor._end(end) if end is not None else None
+            self.transactions._call_ended(call)
+        return self.transactions._end(end) if end is not None else None
 
     def finish(self) -> Any:
         return self.until(self.step)
 
     def up_to(self, call: Call) -> None:
         """Make all calls before this one."""
-        while self.transactor._transaction.call is not call:
+        while self.transactions._transaction.call is not call:
             self.step()
 
     def committed(self) -> int:
@@ -151,13 +151,13 @@ def test_an_abort_that_arrives_a_second_time_takes_no_result_of_the_next_transac
     assert site.finish() == (End.COMMITTED, {TP: 10})
     site.begin(20, b"aborted")
     site.up_to(Call.OFFSETS)
-    site.transactor._producer.flush(5)
-    site.transactor._transaction.give_up({TP})
+    site.transactions._producer.flush(5)
+    site.transactions._transaction.give_up({TP})
     site.proxy.lose = END_TXN
     assert site.finish()[0] is End.ABORTED
     site.begin(20, b"second")
     site.up_to(Call.OFFSETS)
-    site.transactor._producer.flush(5)
+    site.transactions._producer.flush(5)
     site.proxy.deliver()
     assert site.finish() == (End.COMMITTED, {TP: 20})
     site.until(lambda: site.committed() == 20)

@@ -134,7 +134,7 @@ def test_times_are_those_of_messages(topic: Topic) -> None:
     assert later[0].range == OffsetRange(0, 9, 10)
 
 
-def test_a_topic_that_was_made_anew_is_refused(topic: Topic) -> None:
+def test_a_topic_that_was_recreated_is_refused(topic: Topic) -> None:
     topic.feed(10)
     with pytest.raises(RemoteError, match=r"/0 ends before offset 50, which was planned.*recreated"):
         check_still_there(topic.settings, [OffsetRange(0, 40, 50)])

@@ -176,7 +176,7 @@ class Trouble:
             third.signal(signal.SIGTERM)
 
     def freeze(self, worker: str) -> None:
-        """Stop a member for longer than its session; its partitions are somebody else's when it goes on."""
+        """Stop a member for longer than its session; its partitions belong to another member when it continues."""
         member = self.group.members[worker]
         member.signal(signal.SIGSTOP)
         try:

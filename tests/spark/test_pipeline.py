@@ -27,10 +27,11 @@ from tidemill.core.errors import ConfigError, HandlerError, RemoteError, SinkNot
 from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.broker import EmbeddedBroker
 from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.identity import worker_name
+from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.lock import WorkerLock
 from tidemill.runtime.processes import find_marked
-from tidemill.spark.pipeline import Pipeline, lag_fields
+from tidemill.spark.live.ending import lag_fields
+from tidemill.spark.pipeline import Pipeline
 from tidemill.spark.progress import PipelineProgress
 
 HERE = Path(__file__).parent
@@ -237,6 +238,8 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("Spark was started")
 
+    # The JVM may be launched by then; it is ended again.
+    monkeypatch.setattr("tidemill.spark.session.launching.JvmLaunch.begin", lambda _: None)
     monkeypatch.setattr("tidemill.spark.session.session.Spark.start", refuse)
 
 
@@ -316,7 +319,7 @@ def test_a_broker_that_does_not_answer_is_named(settings: Settings, monkeypatch:
 
 @pytest.mark.usefixtures("no_spark")
 def test_a_worker_name_in_use_is_refused(settings: Settings) -> None:
-    with WorkerLock(settings.kafka.consumer_group, worker_name(settings), brokers=settings.kafka.brokers):
+    with WorkerLock(settings.kafka.consumer_group, find_worker_name(settings), brokers=settings.kafka.brokers):
         pipeline = Pipeline(Nothing, settings=settings)
         assert pipeline.run() is ExitCode.FENCED
     assert "WORKER_ID" in str(pipeline.error)

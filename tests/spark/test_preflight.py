@@ -45,10 +45,10 @@ class AsyncLabel(Good):
 @pytest.mark.parametrize(
     ("handler", "expected"),
     [
-        (NoArrange, "NoArrange has no arrange; .*is 'arange' meant to be it"),
-        (Synchronous, "Synchronous.arrange has to be an async def"),
-        (TooFew, r"TooFew.arrange has to take \(self, messages, pending\)"),
-        (AsyncLabel, "AsyncLabel.message_label has to be a plain def"),
+        (NoArrange, "NoArrange has no arrange; .*did you mean it by 'arange'"),
+        (Synchronous, "Synchronous.arrange must be an async def"),
+        (TooFew, r"TooFew.arrange must accept \(self, messages, pending\)"),
+        (AsyncLabel, "AsyncLabel.message_label must be a plain def"),
     ],
 )
 def test_a_hook_that_cannot_be_called_is_refused(handler: type[Handler[Any, Any]], expected: str) -> None:

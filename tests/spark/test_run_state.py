@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import queue
 import threading
+import time
 
 import pytest
 
 from tidemill.spark import run_state
+from tidemill.spark.foreground import WAIT_SECONDS, take
 from tidemill.spark.run_state import Phase, RunStates
 
 
@@ -76,3 +79,22 @@ def test_the_time_of_work_is_that_between_start_and_stop() -> None:
     states.enter(Phase.STOPPING)
     clock.now += 5
     assert (states.now().work_seconds, states.now().run_seconds) == (11.0, 23.0)
+
+
+def test_no_wait_for_a_word_is_long_because_a_signal_just_before_it_does_not_end_it() -> None:
+    class Words(queue.SimpleQueue):  # type: ignore[type-arg]
+        """One whose word is put there by a signal handler that runs only after a wait."""
+
+        waits: list[float] = []
+
+        def get(self, block: bool = True, timeout: float | None = None) -> str:
+            assert timeout is not None
+            self.waits.append(timeout)
+            if len(self.waits) < 3:
+                raise queue.Empty
+            return "word"
+
+    assert take(Words()) == "word"
+    assert Words.waits == [WAIT_SECONDS] * 3
+    with pytest.raises(queue.Empty):
+        take(queue.SimpleQueue(), time.monotonic() + 0.01)

@@ -107,7 +107,7 @@ def test_ctrl_c_on_a_terminal_ends_the_start_of_spark(
     command: str, arguments: Arguments, env: dict[str, str], tmp_path: Path
 ) -> None:
     with running(arguments(command), env, tmp_path, terminal=True) as process:
-        process.until_said('"starting Spark"')
+        process.until_said("starting Spark")
         process.interrupt()
         seconds = ended(process, {ExitCode.OK if command == "run" else ExitCode.STOPPED})
     print(f"ended in {seconds:.2f} s")
@@ -119,7 +119,7 @@ def test_a_driver_that_is_killed_while_spark_starts_leaves_no_jvm_whatever_start
     moment: float, arguments: Arguments, env: dict[str, str], tmp_path: Path
 ) -> None:
     with running(arguments("run"), env, tmp_path) as process:
-        process.until_said('"starting Spark"')
+        process.until_said("starting Spark")
         after(process, time.monotonic() - process.started_at + moment)
         process.process.send_signal(signal.SIGKILL)
         process.process.wait(30)
@@ -134,7 +134,7 @@ def test_a_java_that_hangs_does_not_keep_the_start_from_ending(
 ) -> None:
     env["JAVA_HOME"] = str(hanging_java(tmp_path, answers=answers))
     with running(arguments("run"), env, tmp_path) as process:
-        process.until_said('"starting Spark"')
+        process.until_said("starting Spark")
         wait_until(lambda: any("java-home" in line for line in process.family().values()))
         process.process.send_signal(signal.SIGTERM)
         seconds = ended(process, {ExitCode.OK})
@@ -196,9 +196,7 @@ def test_a_start_of_spark_that_takes_too_long_ends_and_says_what_to_look_at(
     monkeypatch.setenv("JAVA_HOME", str(hanging_java(tmp_path, answers=True)))
     spark = Spark(SparkSettings(start_timeout_seconds=0.5), "test", 1)
     started_at = time.monotonic()
-    with pytest.raises(
-        RemoteError, match=r"within 0.5 s \(spark.start_timeout_seconds\); look whether `java -version`"
-    ):
+    with pytest.raises(RemoteError, match=r"within 0.5 s \(spark.start_timeout_seconds\); check that `java -version`"):
         spark.start()
     assert time.monotonic() - started_at < 20
     assert spark.jvm_pid is None

@@ -93,6 +93,12 @@ class PostgresServer:
         )
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    async def add_user(self) -> None:
+        """Add the user `app` with the password `hunter2`, for connections over TCP."""
+        connection = await asyncpg.connect(self.url())
+        await connection.execute("CREATE ROLE app LOGIN SUPERUSER PASSWORD 'hunter2'")
+        await connection.close()
+
     def _command(self, program: str, *arguments: str) -> list[str]:
         return [str(self._bin / program), "-D", str(self.data), *arguments]
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tidemill.spark.progress import PipelineProgress
     from tidemill.spark.run_state import RunState
 
+#: The time left is estimated from the rate over this long; ranges end and begin meanwhile.
+_RATE_SECONDS = 20.0
 _WHERE = "an offset, a time with its zone (2026-05-01T00:00:00Z), earliest or latest"
 
 
@@ -52,7 +54,7 @@ def backfill(
 
         instance = load_handler(handler)
         from tidemill.cli.status_text import format_backfill
-        from tidemill.cli.watching import watch
+        from tidemill.cli.watching import show_summary, watch
         from tidemill.spark.bounded.backfill import Backfill
 
         run = Backfill(
@@ -68,29 +70,16 @@ def backfill(
         def describe(rate: float, width: int) -> str:
             return format_backfill(run.state(), run.progress(), rate, width)
 
-        with watch(describe, lambda: (run.state(), run.progress()), list_fields, plain=plain):
-            code = run.run()
-        if run.error is None:
-            typer.echo(summarize(run.progress(), run.gap, run.state().work_seconds), err=True)
+        with watch(
+            describe, lambda: (run.state(), run.progress()), list_fields, plain=plain, rate_seconds=_RATE_SECONDS
+        ):
+            code = run.run(tell=False)
+        if run.error is None or run.progress().messages_done:
+            show_summary(run.progress(), run.state().work_seconds, run.gap)
+        run.tell_failure()
         if code is ExitCode.STOPPED and not run.progress().parts:  # the start was ended
             leave_within(LEAVE_SECONDS, code)
         raise typer.Exit(code)
-
-
-def summarize(progress: BoundedProgress, gap: int, seconds: float) -> str:
-    """Describe what a run did.
-
-    Args:
-        progress: The sums over its engines, at the end.
-        gap: How many of the offsets the broker had deleted before they were read.
-        seconds: How long engines could work.
-    """
-    from tidemill.cli.status_text import format_summary
-
-    lines = [format_summary(progress, seconds)]
-    if gap:
-        lines.append(f"{gap:,} offsets were deleted by the broker before they could be read")
-    return "\n".join(lines)
 
 
 def list_fields(state: RunState, progress: PipelineProgress, rate: float) -> dict[str, Any]:

@@ -67,11 +67,11 @@ def parse_topic(text: str) -> tuple[str, int]:
     try:
         check_topic(name)
     except ValueError as error:
-        raise ConfigError(f"--topic {text}: {name!r} {error}; write NAME:PARTITIONS, for example orders:4") from None
+        raise ConfigError(f"--topic {text}: the name {error}; write NAME:PARTITIONS, for example orders:4") from None
     if not (count or "1").isdecimal():
         raise ConfigError(f"--topic {text}: {count!r} is not a number; write NAME:PARTITIONS, for example orders:4")
     if int(count or 1) < 1:
-        raise ConfigError(f"--topic {text}: a topic has at least 1 partition")
+        raise ConfigError(f"--topic {text}: a topic has at least 1 partition; write for example orders:4")
     return name, int(count or 1)
 
 

@@ -107,9 +107,9 @@ def _check_address(address: str) -> None:
 
 def check_worker(settings: Settings) -> str:
     """Check that this process would have a usable worker name."""
-    from tidemill.runtime.identity import worker_name
+    from tidemill.runtime.identity import find_worker_name
 
-    name = worker_name(settings)
+    name = find_worker_name(settings)
     variable = settings.worker_name_env
     return f"{name} (from {variable if os.environ.get(variable) else 'the name of this host'})"
 
@@ -136,9 +136,9 @@ class Cluster:
 
     def __init__(self, settings: KafkaSettings, brokers: str, overrides: Mapping[str, Any], setting: str) -> None:
         """Prepare; nothing is requested yet."""
-        from tidemill.runtime.kafka_client import client_config
+        from tidemill.runtime.kafka_client import make_client_config
 
-        self.config = client_config(settings, brokers, overrides)
+        self.config = make_client_config(settings, brokers, overrides)
         self.brokers = str(self.config["bootstrap.servers"])
         self._setting = setting
         self._topics: dict[str, int] | None = None
@@ -165,7 +165,7 @@ class Cluster:
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
-        from tidemill.runtime.kafka_client import LibraryLog, reason, scrubbed
+        from tidemill.runtime.kafka_client import LibraryLog, reason, scrub
 
         said: list[str] = []
         config: dict[str, Any] = {**self.config, "error_cb": lambda error: said.append(error.str())}
@@ -173,12 +173,12 @@ class Cluster:
             client = AdminClient(config, logger=LibraryLog())
         except (KafkaException, TypeError, ValueError) as error:
             raise ConfigError(
-                f"bad client configuration: {scrubbed(reason(error), self.config)}; correct client_config"
+                f"bad client configuration: {scrub(reason(error), self.config)}; correct client_config"
             ) from None
         try:
             metadata = client.list_topics(timeout=_ASK_SECONDS)
         except KafkaException as error:
-            text = scrubbed(said[-1] if said else reason(error), self.config)
+            text = scrub(said[-1] if said else reason(error), self.config)
             raise RemoteError(
                 f"no answer from {self.brokers}: {text}; start Kafka there (to try things out: tidemill broker) "
                 f"or change {self._setting}"
@@ -225,13 +225,13 @@ def check_sink(settings: Settings, kind: str, name: str) -> str:
 def find_refusals(settings: Settings) -> list[str]:
     """Return what `tidemill run` would refuse about settings that are valid; nothing is started or connected."""
     from tidemill.cli.folder_checks import check_folder, list_folders
-    from tidemill.runtime.identity import worker_name
+    from tidemill.runtime.identity import find_worker_name
     from tidemill.sinks.build import build_sinks
     from tidemill.spark.preflight import check_client_config
 
     checks: list[Callable[[], object]] = [
         lambda: check_client_config(settings),
-        lambda: worker_name(settings),
+        lambda: find_worker_name(settings),
         lambda: build_sinks(settings),
         *(lambda folder=folder: check_folder(folder) for folder in list_folders(settings)),
     ]

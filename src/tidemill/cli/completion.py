@@ -32,7 +32,7 @@ def complete_sinks(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the names of configured sinks that begin like this, alone and with their type."""
     names: list[str] = []
     with contextlib.suppress(Exception):
-        for kind, named in _load_settings(ctx).sinks.by_type().items():
+        for kind, named in _load_settings(ctx).sinks.group_by_type().items():
             names += [*named, *(f"{kind}.{name}" for name in named)]
     return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidemill.cli.help import App
 from tidemill.cli.options import ConfigPath
 from tidemill.cli.reporting import reporting
 from tidemill.runtime.exitcode import ExitCode
@@ -14,7 +15,7 @@ from tidemill.runtime.exitcode import ExitCode
 if TYPE_CHECKING:
     from tidemill.config.settings import Settings
 
-app = typer.Typer(help="Check and show configuration.", no_args_is_help=True)
+app = App(help="Check and show configuration.")
 
 #: Sections that only trigger hosts read; most configurations are for pipelines.
 _HOST_SECTIONS = ("store", "triggerer")

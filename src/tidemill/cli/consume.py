@@ -43,7 +43,7 @@ def consume(
     ] = "beginning",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more messages, until Ctrl-C.")] = False,
     key: Annotated[str | None, typer.Option("--key", metavar="K", help="Only messages with this key.")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="End after this many messages.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="End after N messages.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per message, with key and headers.")] = False,
     config: ConfigOption = None,
 ) -> None:
@@ -105,10 +105,10 @@ class TopicViewer:
         """Create the client."""
         import confluent_kafka as ck
 
-        from tidemill.runtime.kafka_client import LibraryLog, client_config, reason, scrubbed
+        from tidemill.runtime.kafka_client import LibraryLog, make_client_config, reason, scrub
 
-        secrets = client_config(kafka, "", {})
-        settings = client_config(
+        secrets = make_client_config(kafka, "", {})
+        settings = make_client_config(
             kafka,
             "",
             {
@@ -127,9 +127,9 @@ class TopicViewer:
         try:
             self._consumer = ck.Consumer(settings, logger=LibraryLog())
         except (ck.KafkaException, TypeError, ValueError) as error:
-            raise ConfigError(f"bad Kafka client configuration: {scrubbed(reason(error), secrets)}") from None
+            raise ConfigError(f"bad Kafka client configuration: {scrub(reason(error), secrets)}") from None
         self._ck = ck
-        self._scrub: Callable[[str], str] = lambda text: scrubbed(text, secrets)
+        self._scrub: Callable[[str], str] = lambda text: scrub(text, secrets)
         self._brokers = kafka.brokers
         self._topic = topic
         self._describe = describe

@@ -24,6 +24,7 @@ from rich.console import Console
 
 import tidemill
 from tidemill.cli import demo_check
+from tidemill.cli.demo_phases import Phases
 from tidemill.cli.demo_view import format_progress, show_live, show_summary
 from tidemill.cli.handlers import load_handler
 from tidemill.config.settings import Settings
@@ -74,10 +75,13 @@ def run_demo(*, keep: bool = False, directory: Path | None = None, console: Cons
     # Rich would colour every number in a sentence.
     console = console or Console(highlight=False)
     with open_folder(directory or DEFAULT_FOLDER) as folder:
+        phases = Phases(PARTITIONS)
         broker = EmbeddedBroker(folder / "kafka", progress=lambda text: console.print(f"[dim]{text}[/dim]"))
         with broker:
-            demo = _Demo(folder, broker.bootstrap, console, keep=keep)
+            phases.end("Kafka")
+            demo = _Demo(folder, broker.bootstrap, console, phases, keep=keep)
             demo.prepare(broker)
+            phases.end("topics")
             return demo.run()
 
 
@@ -107,7 +111,8 @@ def open_folder(path: Path) -> Iterator[Path]:
 class _Demo:
     """One run: its folder, its topics, its pipeline, and the thread that watches them."""
 
-    def __init__(self, folder: Path, bootstrap: str, console: Console, *, keep: bool) -> None:
+    def __init__(self, folder: Path, bootstrap: str, console: Console, phases: Phases, *, keep: bool) -> None:
+        self.phases = phases
         self.folder = folder
         self.bootstrap = bootstrap
         self.console = console
@@ -185,7 +190,9 @@ class _Demo:
             while not self.ended.wait(0.25):
                 done = self._count_committed(reader)
                 show(done, self._format_progress())
+                self.phases.follow(self.pipeline.progress())
                 if done >= total:
+                    self.phases.end("messages")
                     return True
                 if done != last:
                     last, moved = done, time.monotonic()
@@ -237,6 +244,7 @@ class _Demo:
         checks = demo_check.check(self.expected, outputs)
         show_summary(self.console, self.expected, outputs)
         self.console.print(f"Pipeline: {len(outputs.reports)} tasks in {seconds:.1f} s, Spark's start included.")
+        self.console.print(f"Waited for:     {self.phases.describe()}", soft_wrap=True)
         self._show_places()
         wrong = [check for check in checks if not check.ok]
         for check in wrong:

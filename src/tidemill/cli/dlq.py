@@ -27,6 +27,7 @@ from tidemill.cli.dlq_options import (
     make_criteria,
     parse_target,
 )
+from tidemill.cli.help import App
 from tidemill.cli.options import ConfigPath
 from tidemill.cli.reporting import reporting
 from tidemill.core.errors import ConfigError
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 #: Columns of an output that is not a terminal.
 _NO_WIDTH = 100_000
 
-app = typer.Typer(help="Look at dead letters, and send them again.", no_args_is_help=True)
+app = App(help="Look at dead letters, and send them again.")
 
 
 @app.command("list")
@@ -82,7 +83,7 @@ def _find_history(settings: Settings, box: Letters) -> Callable[[Found], list[Re
     from tidemill.deadletters.redrive.history import read_history
 
     try:
-        return read_history(settings, box).of
+        return read_history(settings, box).list_redriven
     except RemoteError as error:
         # Listing groups takes a permission of its own; letters can be read without it.
         typer.echo(f"warning: {error}", err=True)
@@ -250,10 +251,10 @@ def _open_letters(settings: Settings) -> Letters:
 
 def _read_all(box: Letters, criteria: Criteria, *, garbage: bool = False) -> Iterator[Found]:
     """Yield the letters that match, the oldest first."""
-    ranges = box.ranges()
+    ranges = box.find_ranges()
     starts = {number: low for number, (low, _) in ranges.items()}
     if criteria.since is not None:
-        starts = box.offsets_at(criteria.since, ranges)
+        starts = box.find_offsets_at(criteria.since, ranges)
     yield from _read_matching(box, criteria, starts, {number: end for number, (_, end) in ranges.items()}, garbage)
 
 
@@ -284,7 +285,7 @@ def _find_newest(box: Letters, criteria: Criteria, limit: int) -> list[Found]:
 
     if not criteria.empty:
         return newest(_read_all(box, criteria))
-    ranges = box.ranges()
+    ranges = box.find_ranges()
     ends = {number: end for number, (_, end) in ranges.items()}
     reach = limit
     while True:

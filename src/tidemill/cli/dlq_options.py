@@ -134,5 +134,5 @@ def parse_target(text: str) -> tuple[Target, str]:
     try:
         check_topic(name)
     except ValueError as error:
-        raise ConfigError(f"--to {text}: {name!r} {error}; write source, sink or the name of a topic") from None
+        raise ConfigError(f"--to {text}: the name {error}; write source, sink or the name of a topic") from None
     return Target.TOPIC, name

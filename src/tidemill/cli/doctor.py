@@ -111,7 +111,7 @@ def _examine_remote(settings: Settings) -> Iterator[Finding]:
 
 def _examine_sinks(settings: Settings, source: Cluster) -> Iterator[Finding]:
     from tidemill.cli.checks import Cluster, Finding, check_sink, run_check
-    from tidemill.config.sink_types import sink_section
+    from tidemill.config.sink_types import name_sink_section
     from tidemill.core.errors import SinkNotConfiguredError
 
     if settings.sinks.is_empty():
@@ -122,6 +122,6 @@ def _examine_sinks(settings: Settings, source: Cluster) -> Iterator[Finding]:
         own = topic.brokers or topic.client_config
         cluster = Cluster(settings.kafka, topic.brokers, topic.client_config, f"{place}.brokers") if own else source
         yield run_check(place, lambda c=cluster, t=topic, p=place: c.check_topic(t.topic, f"{p}.topic"))  # type: ignore[misc]
-    for kind, named in settings.sinks.by_type().items():
+    for kind, named in settings.sinks.group_by_type().items():
         for name in named if kind not in ("kafka", "filesystem") else ():
-            yield run_check(f"{sink_section(kind)}.{name}", lambda k=kind, n=name: check_sink(settings, k, n))  # type: ignore[misc]
+            yield run_check(f"{name_sink_section(kind)}.{name}", lambda k=kind, n=name: check_sink(settings, k, n))  # type: ignore[misc]

@@ -78,8 +78,10 @@ def _find(module: ModuleType, name: str) -> Any:
                 if isinstance(item, Handler)
                 or (inspect.isclass(item) and issubclass(item, Handler) and item is not Handler)
             ]
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5) or known[:1]
-            hint = f"did you mean {module.__name__}:{near[0]}?" if near else "it has no handler"
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = (
+                f"did you mean {module.__name__}:{near[0]}?" if near else f"it has {', '.join(known) or 'no handler'}"
+            )
             raise HandlerError(f"the module {module.__name__!r} has no {name!r}; {hint}")
     return value
 

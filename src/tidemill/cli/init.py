@@ -130,7 +130,7 @@ def create_project(directory: Path, template: Template = Template.FILES) -> list
     texts = _fill_in(directory.resolve().name, template)
     existing = [str(directory / name) for name in texts if (directory / name).exists()]
     if existing:
-        raise ConfigError(f"nothing was written, because there already is {', '.join(existing)}; choose another folder")
+        raise ConfigError(f"nothing was written, because these exist: {', '.join(existing)}; choose another folder")
     created = []
     try:
         for target, text in texts.items():

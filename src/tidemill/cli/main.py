@@ -12,22 +12,26 @@ from typing import Annotated
 import typer
 
 from tidemill.cli import backfill, broker, config, consume, dlq, doctor, init, release, run, send, status, triggers
+from tidemill.cli.help import App
 from tidemill.cli.reporting import reporting
 
-EXIT_CODES = (
-    "Exit codes: 0 done, or drained after a first SIGTERM or SIGINT; 1 an error inside tidemill; 2 wrong configuration "
-    "or command line; 3 the handler is wrong; 4 a broker, Spark or a sink failed (doctor, dlq redrive: something is "
-    "left to do; status: not running, or not healthy); 5 another process uses the same worker name (or runs the same "
-    "redrive); 130 stopped at once by a second signal."
+EXIT_CODES = "\n".join(
+    (
+        "0  done, or drained after a first SIGTERM or SIGINT",
+        "1  an error inside tidemill",
+        "2  wrong configuration or command line",
+        "3  wrong handler",
+        "4  a broker, Spark or a sink failed; doctor: problems found; dlq redrive: something is left to do; status: "
+        "not running, or not healthy",
+        "5  another process uses the same worker name, or runs the same redrive",
+        "130  stopped at once by a second signal",
+    )
 )
 
-app = typer.Typer(
+app = App(
     name="tidemill",
     help="Kafka pipelines that run a program per task and commit an offset only when its work is delivered.",
     epilog=EXIT_CODES,
-    no_args_is_help=True,
-    # Typer's tracebacks show the values of variables, including passwords.
-    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

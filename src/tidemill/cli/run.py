@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -29,15 +31,17 @@ def run(
     The first SIGTERM or SIGINT (Ctrl-C) drains: it stops reading, running tasks finish, and finished offsets are
     committed. A second one stops at once.
     """
-    with reporting():
+    with reporting(), contextlib.ExitStack() as stack:
         from tidemill.config.loading import load_settings
 
         # Before anything heavy is imported, so that common mistakes are reported at once.
         settings = load_settings(config)
         if dev:
-            from tidemill.cli.dev import write_no_bytecode
+            _write_no_bytecode()
+        from tidemill.spark.session.early import launched_early
 
-            write_no_bytecode()
+        # Spark's JVM starts while the handler and everything else is imported.
+        spark = stack.enter_context(launched_early(settings.spark))
         from tidemill.cli.handlers import load_handler
 
         instance = load_handler(handler)
@@ -45,22 +49,31 @@ def run(
         from tidemill.cli.watching import list_fields, show_summary, watch
         from tidemill.spark.pipeline import Pipeline
 
-        with contextlib.ExitStack() as stack:
-            files = None
-            if dev:
-                from tidemill.cli.dev import DevFiles, dev_broker
+        files = None
+        if dev:
+            from tidemill.cli.dev import DevFiles, dev_broker
 
-                files = DevFiles(handler, config)
-                stack.enter_context(dev_broker(settings))
-            pipeline = Pipeline(instance, settings=settings, files=files)
+            files = DevFiles(handler, config)
+            stack.enter_context(dev_broker(settings))
+        pipeline = Pipeline(instance, settings=settings, spark=spark, files=files)
 
-            def describe(rate: float, width: int) -> str:
-                return format_status(pipeline.state(), pipeline.progress(), rate, width)
+        def describe(rate: float, width: int) -> str:
+            return format_status(pipeline.state(), pipeline.progress(), rate, width)
 
-            with watch(describe, lambda: (pipeline.state(), pipeline.progress()), list_fields, plain=plain):
-                code = pipeline.run()
+        with watch(describe, lambda: (pipeline.state(), pipeline.progress()), list_fields, plain=plain):
+            code = pipeline.run(tell=False)
         if pipeline.progress().engines:
             show_summary(pipeline.progress(), pipeline.state().work_seconds)
         elif pipeline.error is None:  # the start was ended
             leave_within(LEAVE_SECONDS, code)
+        pipeline.tell_failure()
         raise typer.Exit(code)
+
+
+def _write_no_bytecode() -> None:
+    """Have neither this process nor engines write `.pyc` files.
+
+    They are dated by the second: one that was written between two saves within a second would hide the second save.
+    """
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"

@@ -19,12 +19,12 @@ from tidemill.cli.reporting import reporting
 from tidemill.cli.topic_access import (
     ConfigOption,
     Topic,
-    count_messages,
     load_for_topic,
     require_topic,
     stop_on_sigterm,
 )
 from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.core.wording import count_of
 from tidemill.runtime.exitcode import ExitCode
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _NAMED_LINES = 5
 
 def send(
     topic: Topic,
-    file: Annotated[str, typer.Argument(metavar="[FILE]", help="A file with one message per line; -: stdin.")] = "-",
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A file with one message per line; -: stdin.")] = "-",
     key: Annotated[
         str | None,
         typer.Option("--key", metavar="FIELD", help="Each line is a JSON object; this field of it is the key."),
@@ -106,8 +106,8 @@ class LineSender:
         """Create the client; it connects at the first message."""
         import confluent_kafka as ck
 
-        from tidemill.runtime.kafka_client import LibraryLog, reason, scrubbed
-        from tidemill.runtime.producer import producer_config
+        from tidemill.runtime.kafka_client import LibraryLog, reason, scrub
+        from tidemill.runtime.producer import make_producer_config
 
         self._max_bytes = int(kafka.client_config.get("message.max.bytes", _MAX_BYTES))
         overrides = {
@@ -118,12 +118,12 @@ class LineSender:
             "on_delivery": self._on_failure,
             "error_cb": self._on_error,
         }
-        secrets = producer_config(kafka, "", {})
+        secrets = make_producer_config(kafka, "", {})
         try:
-            self._producer = ck.Producer(producer_config(kafka, "", overrides), logger=LibraryLog())
+            self._producer = ck.Producer(make_producer_config(kafka, "", overrides), logger=LibraryLog())
         except (ck.KafkaException, TypeError, ValueError) as error:
-            raise ConfigError(f"bad Kafka client configuration: {scrubbed(reason(error), secrets)}") from None
-        self._scrub: Callable[[str], str] = lambda text: scrubbed(text, secrets)
+            raise ConfigError(f"bad Kafka client configuration: {scrub(reason(error), secrets)}") from None
+        self._scrub: Callable[[str], str] = lambda text: scrub(text, secrets)
         self._errors = (ck.KafkaException, BufferError)
         self._topic = topic
         self._brokers = kafka.brokers
@@ -168,7 +168,7 @@ class LineSender:
 
     def describe(self) -> str:
         """Return in one line what was sent, and why the rest was not."""
-        text = f"sent {count_messages(self.sent)} to {self._topic}"
+        text = f"sent {count_of(self.sent, 'message')} to {self._topic}"
         if self.failed:
             reasons = "; ".join(f"{count:,}: {why}" for why, count in self._failures.most_common())
             text += f"; {self.failed:,} failed ({reasons})"
@@ -212,9 +212,9 @@ class LineSender:
                 return
 
     def _refuse_record(self, error: Any) -> None:
-        from tidemill.runtime.producer import too_large
+        from tidemill.runtime.producer import is_too_large
 
-        if error.fatal() or not too_large(error):
+        if error.fatal() or not is_too_large(error):
             raise RemoteError(f"the Kafka client failed: {self._scrub(error.str())}; run the command again")
         self._refuse(f"longer than {self._max_bytes:,} bytes (kafka.client_config message.max.bytes)")
 

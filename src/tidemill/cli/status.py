@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidemill.cli.reporting import reporting
-from tidemill.cli.status_text import count, format_seconds
+from tidemill.cli.status_text import format_seconds
+from tidemill.core.wording import count_of
 from tidemill.runtime.exitcode import ExitCode
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def status(
     config: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[CONFIG]",
+            metavar="CONFIG",
             help="The YAML file of a pipeline, or a list of triggers; default: what TIDEMILL_CONFIG names, else all "
             "that this user runs on this machine.",
         ),
@@ -49,7 +50,7 @@ def status(
                 typer.echo(describe_report(report))
             if silent:
                 typer.echo(
-                    f"no answer within {_ANSWER_SECONDS:g} s from {count(silent, 'process')}: hanging, or suspended",
+                    f"no answer within {_ANSWER_SECONDS:g} s from {count_of(silent, 'process')}: hanging, or suspended",
                     err=True,
                 )
             if not reports and not silent:
@@ -124,7 +125,7 @@ def describe_report(report: Mapping[str, Any]) -> str:
         lines = _describe_host(report)
     else:
         lines = [f"worker {report.get('worker')} (process {report.get('pid')})"]
-    return "\n".join([*lines, *(f"  PROBLEM       {problem}" for problem in report["problems"])])
+    return "\n".join([*lines, *(f"  PROBLEM: {problem}" for problem in report["problems"])])
 
 
 def _describe_pipeline(report: Mapping[str, Any]) -> list[str]:
@@ -132,14 +133,14 @@ def _describe_pipeline(report: Mapping[str, Any]) -> list[str]:
     running = sum(engine["state"] == "running" for engine in engines)
     lines = [
         f"pipeline {report['consumer_group']} on {report['brokers']}, worker {report['worker']} (process "
-        f"{report['pid']}): {report['state']} for {format_seconds(report['run_seconds'])}"
+        f"{report['pid']}): {report['state']}, started {format_seconds(report['run_seconds'])} ago"
     ]
     if not engines:
         return lines
     lag = "not known yet" if report["lag"] is None else f"{report['lag']:,}"
     kinds = ", ".join(f"{number:,} {kind}" for kind, number in sorted(letters["kinds"].items()))
     rows = [
-        ("engines", f"{running} of {len(engines)} running, {count(report['partitions'], 'partition')}"),
+        ("engines", f"{running} of {len(engines)} running, {count_of(report['partitions'], 'partition')}"),
         ("messages", f"{report['messages_done']:,} done, {report['messages_per_second']:,.0f}/s"),
         ("lag", f"{lag}, {report['in_flight']:,} in flight"),
         ("tasks", ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in tasks.items())),
@@ -148,8 +149,9 @@ def _describe_pipeline(report: Mapping[str, Any]) -> list[str]:
         *(("waiting for", f"{name}: {why}") for name, why in sorted(report["waits_for"].items())),
     ]
     if letters["dropped"]:
-        rows.append(("DROPPED", count(letters["dropped"], "dead letter")))
-    return lines + [f"  {name.ljust(12)}  {text}" for name, text in rows]
+        rows.append(("DROPPED", count_of(letters["dropped"], "dead letter")))
+    width = max(len(name) for name, _ in rows)
+    return lines + [f"  {name.ljust(width)}  {text}" for name, text in rows]
 
 
 def _describe_sink(sink: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tidemill.core.wording import count_of
 from tidemill.runtime.log_console import escape
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 _SEPARATOR = " | "
 #: The narrowest terminal that has to show something useful.
 LEAST_WIDTH = 40
-_BAR_WIDTH = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,13 @@ def fit(parts: Sequence[Part], width: int) -> str:
     for place in by_rank[:-1]:
         if count_cells(line()) > width:
             shown.discard(place)
+    # What was shortened before something else was left out may have its room.
+    for place in reversed(by_rank):
+        while place in shown and chosen[place] > 0:
+            chosen[place] -= 1
+            if count_cells(line()) > width:
+                chosen[place] += 1
+                break
     return cut(line(), width)
 
 
@@ -107,11 +114,11 @@ def format_status(state: RunState, progress: PipelineProgress, rate: float, widt
     else:
         parts += _describe_work(progress, rate)
     if progress.dead_lettered:
-        letters = count(progress.dead_lettered, "dead letter")
+        letters = count_of(progress.dead_lettered, "dead letter")
         parts.append(Part(4, (letters, f"{_short(progress.dead_lettered)} dead")))
     if progress.letters_dropped:
         dropped = progress.letters_dropped
-        parts.append(Part(8, (f"{count(dropped, 'dead letter')} DROPPED", f"{_short(dropped)} DROPPED")))
+        parts.append(Part(8, (f"{count_of(dropped, 'dead letter')} DROPPED", f"{_short(dropped)} DROPPED")))
     if progress.stalled:
         reasons = "; ".join(f"{name}: {why}" for name, why in sorted(progress.stalled.items()))
         shortest = max(12, width - 22)
@@ -123,7 +130,7 @@ def format_status(state: RunState, progress: PipelineProgress, rate: float, widt
 def _describe_drain(state: RunState, progress: PipelineProgress) -> list[Part]:
     tasks = progress.tasks_running + progress.tasks_queued + progress.tasks_retrying
     left = state.left_seconds or 0.0
-    text = f"draining, up to {left:.0f} s, {count(tasks, 'task')} left"
+    text = f"draining, up to {left:.0f} s, {count_of(tasks, 'task')} left"
     return [
         Part(9, (text, f"draining, {left:.0f} s, {_short(tasks)} tasks")),
         Part(5, (f"{progress.in_flight:,} messages in flight", f"{_short(progress.in_flight)} in flight")),
@@ -173,11 +180,10 @@ def format_backfill(state: RunState, progress: BoundedProgress, rate: float, wid
     if not progress.total:
         return cut(escape(state.describe_step() or state.phase.value), width)
     share = min(1.0, progress.passed / progress.total)
-    full = round(share * _BAR_WIDTH)
-    percent, bar = f"{share:.0%}", f"[{'#' * full}{'.' * (_BAR_WIDTH - full)}]"
+    percent = f"{share:.0%}"
     of = f"{_short(progress.passed)} of {_short(progress.total)}"
     parts = [
-        Part(9, (f"{bar} {percent}", percent)),
+        Part(9, (f"{_draw_bar(share, 20)} {percent}", f"{_draw_bar(share, 10)} {percent}", percent)),
         Part(6, (f"{progress.passed:,} of {progress.total:,} messages", of)),
     ]
     if state.phase.value == "draining":
@@ -185,11 +191,11 @@ def format_backfill(state: RunState, progress: BoundedProgress, rate: float, wid
     elif rate > 0:
         left = format_seconds(round((progress.total - progress.passed) / rate))
         parts.append(Part(8, (f"{rate:,.0f}/s, {left} left", f"{_short(rate)}/s, {left}")))
-    elif state.step:
-        parts.append(Part(8, (escape(state.describe_step()),)))
+    elif not progress.messages_done and state.phase.value == "running":
+        parts.append(Part(8, (f"the engines are starting ({state.seconds:.0f} s)", "starting")))
     parts.append(Part(2, (f"{progress.parts_done} of {progress.parts} ranges",)))
     if progress.dead_lettered:
-        letters = count(progress.dead_lettered, "dead letter")
+        letters = count_of(progress.dead_lettered, "dead letter")
         parts.append(Part(4, (letters, f"{_short(progress.dead_lettered)} dead")))
     if progress.stalled:
         reasons = "; ".join(f"{name}: {why}" for name, why in sorted(progress.stalled.items()))
@@ -197,12 +203,18 @@ def format_backfill(state: RunState, progress: BoundedProgress, rate: float, wid
     return fit(parts, width)
 
 
-def format_summary(progress: PipelineProgress, seconds: float) -> str:
+def _draw_bar(share: float, width: int) -> str:
+    full = round(share * width)
+    return f"[{'#' * full}{'.' * (width - full)}]"
+
+
+def format_summary(progress: PipelineProgress, seconds: float, gap: int = 0) -> str:
     """Describe what a run did, in a few lines.
 
     Args:
         progress: The sums over its engines, at the end.
         seconds: How long engines could work.
+        gap: How many messages the broker had deleted before they were read.
     """
     done = progress.messages_done
     rate = f", {done / seconds:,.0f}/s" if seconds >= 1.0 and done else ""
@@ -221,7 +233,9 @@ def format_summary(progress: PipelineProgress, seconds: float) -> str:
         told = ", ".join(f"{number:,} {name}" for name, number in counts if number or name == "delivered")
         rows.append((place.removeprefix("sinks."), told))
     if progress.in_flight:
-        rows.append(("left over", f"{count(progress.in_flight, 'message')}, redelivered to the next run"))
+        rows.append(("left over", f"{count_of(progress.in_flight, 'message')}, redelivered to the next run"))
+    if gap:
+        rows.append(("missing", f"{count_of(gap, 'message')}, deleted by the broker before it could be read"))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name.ljust(width)}  {text}" for name, text in rows)
 
@@ -229,16 +243,6 @@ def format_summary(progress: PipelineProgress, seconds: float) -> str:
 def _format_letters(written: int, kinds: Mapping[str, int]) -> str:
     by_kind = ", ".join(f"{number:,} {kind}" for kind, number in sorted(kinds.items()))
     return f"{written:,} ({by_kind})" if by_kind else f"{written:,}"
-
-
-def count(number: int, name: str) -> str:
-    """Return a number and what it counts.
-
-    Example:
-        >>> count(1, "task"), count(1234, "process")
-        ('1 task', '1,234 processes')
-    """
-    return f"{number:,} {name}{'' if number == 1 else 'es' if name.endswith('s') else 's'}"
 
 
 def format_seconds(seconds: float) -> str:

@@ -10,9 +10,10 @@ import os
 import shutil
 import sys
 import textwrap
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from tidemill.cli.status_text import count_cells
 
 #: Between two columns.
 _GAP = "  "
@@ -81,7 +82,9 @@ def format_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width
     """
     cells = [[_clean(text) for text in row] for row in rows]
     sizes = [
-        max(measure(column.title), *(measure(row[number]) for row in cells)) if cells else measure(column.title)
+        max(count_cells(column.title), *(count_cells(row[number]) for row in cells))
+        if cells
+        else count_cells(column.title)
         for number, column in enumerate(columns)
     ]
     # A column without a value says nothing.
@@ -111,19 +114,10 @@ def wrap(text: str, width: int | None, *, indent: str = "", lines: int | None = 
     """
     if width is None:
         return [indent + text]
-    if measure(text) != len(text):
+    if count_cells(text) != len(text):
         width = max(len(indent) + 1, (width + len(indent)) // 2)  # wide characters: each may take two columns
     return textwrap.wrap(
         text, width, initial_indent=indent, subsequent_indent=indent, max_lines=lines, placeholder=" ..."
-    )
-
-
-def measure(text: str) -> int:
-    """Return how many columns of a terminal a text takes."""
-    if text.isascii():
-        return len(text)
-    return sum(
-        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
     )
 
 
@@ -163,10 +157,10 @@ def _format_line(columns: Sequence[Column], sizes: Sequence[int], shown: Sequenc
 
 
 def _fit(text: str, size: int, *, right: bool) -> str:
-    space = size - measure(text)
+    space = size - count_cells(text)
     if space >= 0:
         return " " * space + text if right else text + " " * space
-    while text and measure(text) > size - 3:
+    while text and count_cells(text) > size - 3:
         text = text[:-1]
     return text + "." * min(3, size)
 

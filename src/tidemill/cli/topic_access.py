@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidemill.cli.completion import complete_topics
 from tidemill.core.errors import ConfigError, RemoteError
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 #: Brokers that have not answered by then are named while they are waited for.
 NOTICE_SECONDS = 1.0
 
-Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", autocompletion=complete_topics)]
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
@@ -52,7 +53,7 @@ def require_topic(settings: Settings, topic: str) -> None:
         ConfigError: The brokers deny access, or librdkafka rejects the configuration.
         RemoteError: They do not answer, or have no such topic.
     """
-    from tidemill.runtime.kafka_client import CALL_SECONDS, TopicAdmin, client_config
+    from tidemill.runtime.kafka_client import CALL_SECONDS, TopicAdmin, make_client_config
 
     brokers = settings.kafka.brokers
     text = f"no answer from Kafka at {brokers} yet; waiting up to {CALL_SECONDS:g} s"
@@ -60,7 +61,7 @@ def require_topic(settings: Settings, topic: str) -> None:
     notice.daemon = True
     notice.start()
     try:
-        admin = TopicAdmin(client_config(settings.kafka, "", {}), "kafka")
+        admin = TopicAdmin(make_client_config(settings.kafka, "", {}), "kafka")
         names = admin.names()
         notice.cancel()
         # The list of topics may be older than a topic that was just created.
@@ -70,19 +71,9 @@ def require_topic(settings: Settings, topic: str) -> None:
         notice.cancel()
     near = difflib.get_close_matches(topic, names, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "create it, or check the name and kafka.brokers"
-    raise RemoteError(f"there is no topic {topic!r} at {brokers}; {hint}", retryable=False)
+    raise RemoteError(f"topic {topic!r} does not exist at {brokers}; {hint}", retryable=False)
 
 
 def stop_on_sigterm() -> None:
     """Treat SIGTERM like Ctrl-C: both raise KeyboardInterrupt."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-
-
-def count_messages(count: int) -> str:
-    """Return a number of messages in words.
-
-    Example:
-        >>> count_messages(1), count_messages(2000)
-        ('1 message', '2,000 messages')
-    """
-    return f"{count:,} message{'s' if count != 1 else ''}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from tidemill.cli.completion import complete_triggers
+from tidemill.cli.help import App
 from tidemill.cli.reporting import reporting
 from tidemill.core.wording import count_of
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-app = typer.Typer(help="Host triggers, and see what they do.", no_args_is_help=True)
+app = App(help="Host triggers, and see what they do.")
 
 Specs = Annotated[Path, typer.Argument(metavar="SPEC", help="The YAML file with the list of triggers.")]
 Config = Annotated[
@@ -51,12 +51,12 @@ def run(specs: Specs, config: Config = None) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
         from tidemill.config.loading import load_settings
-        from tidemill.runtime.identity import worker_name
+        from tidemill.runtime.identity import find_worker_name
         from tidemill.runtime.log import configure
         from tidemill.services.triggerer.process import end_anyway, run_host
 
         settings = load_settings(config)
-        configure(settings.logging, worker_id=worker_name(settings))
+        configure(settings.logging, worker_id=find_worker_name(settings))
         code = run_host(settings, specs)
         end_anyway(code)
         raise typer.Exit(code)
@@ -173,6 +173,8 @@ def _read_pages(
     specs: Path, config: Path | None, page: Callable[[Connection, int | None], Page[T]]
 ) -> Iterator[Sequence[T]]:
     """Yield the rows of each page of a list, over one connection to the store."""
+    import asyncio
+
     from tidemill.config.loading import load_settings
     from tidemill.services.triggerer.trigger_list import require_list
     from tidemill.store.opening import choose_store_url, open_reader

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 #: Without a terminal: an entry this often, and one at each change of state, looked for this often.
 PLAIN_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
+#: A shorter span is jumpy, a longer one hides a standstill.
+RATE_SECONDS = 3.0
 
 
 @contextlib.contextmanager
@@ -30,6 +32,7 @@ def watch(
     fields: Callable[[RunState, PipelineProgress, float], dict[str, Any]],
     *,
     plain: bool,
+    rate_seconds: float = RATE_SECONDS,
 ) -> Iterator[None]:
     """Show a run while the block runs.
 
@@ -38,13 +41,14 @@ def watch(
         moment: Returns what the run does now.
         fields: Returns what an entry of the log says of a moment.
         plain: Show no status line, even on a terminal.
+        rate_seconds: Over how long the line's messages per second are counted.
     """
     from tidemill.spark.rate import Rate
 
     if not plain and sys.stderr.isatty():
         from tidemill.cli.status_line import StatusLine
 
-        rate = Rate()
+        rate = Rate(rate_seconds)
 
         def draw(width: int) -> str:
             return text(rate.add(time.monotonic(), moment()[1].messages_done), width)
@@ -154,14 +158,14 @@ def list_fields(state: RunState, progress: PipelineProgress, rate: float) -> dic
     }
 
 
-def show_summary(progress: PipelineProgress, seconds: float) -> None:
-    """Show what a run did: as text where logs are for people, else as an entry of the log."""
+def show_summary(progress: PipelineProgress, seconds: float, gap: int = 0) -> None:
+    """Show what a run did: as text where logs are for people, else as an entry of the log; see `format_summary`."""
     import structlog
 
     from tidemill.runtime.log import is_for_people
 
     if is_for_people():
-        print(format_summary(progress, seconds), file=sys.stderr, flush=True)
+        print(format_summary(progress, seconds, gap), file=sys.stderr, flush=True)
         return
     structlog.get_logger(__name__).info(
         "summary",
@@ -173,6 +177,7 @@ def show_summary(progress: PipelineProgress, seconds: float) -> None:
         tasks_retried=progress.tasks_retried,
         dead_letters=progress.letter_kinds,
         letters_dropped=progress.letters_dropped,
+        gap=gap,
         sinks={
             place: {
                 "delivered": sink.delivered_payloads,

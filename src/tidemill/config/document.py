@@ -25,6 +25,7 @@ _HINTS = {
     "for a value with ': ' in it that is not in quotes",
     r"found character '\t' that cannot start any token": "YAML allows no tabs here; indent with spaces",
     "found unexpected end of stream": "a quote or a bracket is not closed",
+    "expected the node content, but found '<stream end>'": "a bracket is not closed",
 }
 #: Where YAML's own messages quote a piece of the text that can be (the start of) a value.
 _QUOTED = re.compile(r"\b(alias|handle|anchor) (?:'[^']*'|\"[^\"]*\")")

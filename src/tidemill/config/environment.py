@@ -127,9 +127,9 @@ def _describe_unknown(path: Path) -> str:
     near = find_nearest(path)
     if near is None:
         known = ", ".join(list_keys(path[:-1]))
-        return f"there is no setting {format_path(path)}; known keys: {known}"
+        return f"unknown setting {format_path(path)}; known keys: {known}"
     variable = PREFIX + near.replace(".", "__").upper()
-    return f"there is no setting {format_path(path)}; did you mean {variable} ({near})?"
+    return f"unknown setting {format_path(path)}; did you mean {variable} ({near})?"
 
 
 def fill_empty_sections(value: Any, annotation: Any = Settings) -> Any:

@@ -68,13 +68,13 @@ def find_nearest(path: Path) -> str | None:
     near = difflib.get_close_matches(key.lower(), list_keys(parent), n=1, cutoff=_NEAR)
     if near:
         return format_path((*parent, near[0]))
-    elsewhere = [known for known in _all_paths(Settings, ()) if known[-1] == key.lower()]
+    elsewhere = [known for known in _list_paths(Settings, ()) if known[-1] == key.lower()]
     return format_path(elsewhere[0]) if elsewhere else None
 
 
-def _all_paths(model: type[BaseModel], path: Path) -> Iterator[Path]:
+def _list_paths(model: type[BaseModel], path: Path) -> Iterator[Path]:
     for name, info in model.model_fields.items():
         yield (*path, name)
         inner = find_model(info.annotation)
         if inner is not None:
-            yield from _all_paths(inner, (*path, name))
+            yield from _list_paths(inner, (*path, name))

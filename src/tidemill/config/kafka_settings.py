@@ -50,7 +50,7 @@ class KafkaSettings(Section):
         45_000, description="An engine without a heartbeat for this long loses its partitions."
     )
     heartbeat_interval_ms: PositiveInt = Field(
-        3_000, description="Time between an engine's heartbeats; below session_timeout_ms."
+        1_000, description="Time between an engine's heartbeats; below session_timeout_ms."
     )
     on_parse_error: Literal["dlq", "pass"] = Field(
         "dlq", description="pass: give the message to `arrange` with payload None and parse_error set."

@@ -143,7 +143,7 @@ def find_transaction_problems(settings: Settings) -> list[str]:
     """Return why not everything that a pipeline writes can be in one transaction."""
     problems = []
     own = ("", settings.kafka.brokers)
-    for kind, named in settings.sinks.by_type().items():
+    for kind, named in settings.sinks.group_by_type().items():
         problems += [f"sinks.{kind}.{name} is not a Kafka sink" for name in (named if kind != "kafka" else ())]
     for name, sink in settings.sinks.kafka.items():
         if sink.brokers not in own:

@@ -118,11 +118,11 @@ def load_class(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def sink_section(kind: str) -> str:
+def name_sink_section(kind: str) -> str:
     """Return the section that configures the sinks of a type, for messages.
 
     Example:
-        >>> sink_section("kafka"), sink_section("mine")
+        >>> name_sink_section("kafka"), name_sink_section("mine")
         ('sinks.kafka', 'sinks.custom.mine')
     """
     return f"sinks.{kind}" if kind in SINK_TYPES else f"sinks.custom.{kind}"

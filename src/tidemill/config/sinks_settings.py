@@ -30,14 +30,14 @@ class _Sinks(Section):
     if TYPE_CHECKING:
         custom: dict[str, Named]
 
-    def by_type(self) -> dict[str, Mapping[str, Any]]:
+    def group_by_type(self) -> dict[str, Mapping[str, Any]]:
         """Return the sections by type and name; types without a sink are left out."""
         built_in = {kind: getattr(self, kind) or {} for kind in sorted(SINK_TYPES)}
         return {kind: named for kind, named in {**built_in, **self.custom}.items() if named}
 
     def is_empty(self) -> bool:
         """Whether no sink is configured at all."""
-        return not self.by_type()
+        return not self.group_by_type()
 
 
 def _build_fields() -> dict[str, Any]:

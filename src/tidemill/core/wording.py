@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 
-def count_of(count: int, noun: str, plural: str = "") -> str:
+def count_of(count: int, noun: str) -> str:
     """Return a number with its noun, in the singular or the plural.
 
     Args:
         count: How many.
-        noun: In the singular.
-        plural: Where it does not end in a plain s.
+        noun: In the singular; its plural ends in s, or in es after an s.
 
     Example:
-        >>> count_of(1, "message"), count_of(1_200, "message"), count_of(0, "entry", "entries")
-        ('1 message', '1,200 messages', '0 entries')
+        >>> count_of(1, "message"), count_of(1_200, "message"), count_of(0, "process")
+        ('1 message', '1,200 messages', '0 processes')
     """
-    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+    return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('s') else 's'}"

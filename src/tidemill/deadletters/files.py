@@ -30,7 +30,7 @@ from tidemill.deadletters.letter import Letter, encode_letter
 
 #: Under this key a letters file says what it belongs to, and an outcome file which letters file belongs to it.
 METADATA_KEY = b"tidemill.letters"
-#: The column `error` has this much of it; the letter has all.
+#: The column `error` has this much of it; the letter has all of it.
 ERROR_CHARS = 4096
 #: In a folder of outcomes, the id of that folder.
 _ID_FILE = "_id"
@@ -57,7 +57,7 @@ class LettersPlace(msgspec.Struct, frozen=True):
 
 
 class FileOrigin(msgspec.Struct, frozen=True):
-    """What a letters file says of itself.
+    """What a letters file says about itself.
 
     Attributes:
         run: The id of the run that wrote it.
@@ -84,7 +84,7 @@ def make_row(letter: Letter) -> LetterRow:
 
 
 @functools.cache
-def _schema() -> Any:
+def _build_schema() -> Any:
     import pyarrow as pa
 
     return pa.schema(
@@ -123,13 +123,13 @@ class LetterFile:
         """Append a row group."""
         import pyarrow as pa
 
-        schema = _schema()
+        schema = _build_schema()
         arrays = [
             pa.array(column, type=field.type) for column, field in zip(zip(*rows, strict=True), schema, strict=True)
         ]
         if self._writer is None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._writer = _writer(self._path)
+            self._writer = _make_writer(self._path)
         self._writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
         self._last_offset = max([self._last_offset, *(row[5] for row in rows if row[5] is not None)])
 
@@ -171,7 +171,7 @@ class LetterFile:
                     offsets = (table := file.read_row_group(group)).column("offset")
                     table = table.filter(pc.fill_null(pc.less(offsets, below), True))
                     if table.num_rows:
-                        self._writer = self._writer or _writer(self._path)
+                        self._writer = self._writer or _make_writer(self._path)
                         self._writer.write_table(table)
         finally:
             whole.unlink()
@@ -189,10 +189,10 @@ class LetterFile:
             self._path.unlink(missing_ok=True)
 
 
-def _writer(path: Path) -> Any:
+def _make_writer(path: Path) -> Any:
     import pyarrow.parquet as pq
 
-    return pq.ParquetWriter(path, _schema(), compression="zstd")
+    return pq.ParquetWriter(path, _build_schema(), compression="zstd")
 
 
 def check_letters_folder(path: Path) -> None:
@@ -203,7 +203,7 @@ def check_letters_folder(path: Path) -> None:
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        # Only trying it shows: read-only file systems and full disks have writable modes.
+        # Only an attempt tells: read-only file systems and full disks have writable modes.
         with tempfile.TemporaryFile(dir=path) as file:
             file.write(b"x")
     except OSError as error:

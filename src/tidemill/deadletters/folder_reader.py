@@ -33,7 +33,7 @@ class _File(msgspec.Struct):
         mark: What distinguishes it from another file of the same name.
         rows: How many rows it has; 1 if it cannot be read.
         groups: Of each row group its first row and when its last letter was written, in seconds since the epoch.
-        began: When its first letter was written, likewise.
+        began: When its first letter was written, in seconds since the epoch.
         problem: Why it cannot be read.
     """
 
@@ -52,7 +52,7 @@ class FolderReader:
         path: The folder.
 
     Attributes:
-        path: Likewise, absolute.
+        path: The absolute path of the folder.
         place: Where that is, for messages.
     """
 
@@ -72,17 +72,17 @@ class FolderReader:
     ) -> None:
         """Do nothing: no file stays open."""
 
-    def ranges(self) -> dict[int, tuple[int, int]]:
-        """Return the rows of each file, by its number; see `LetterReader.ranges`."""
-        return {number: (0, file.rows) for number, file in enumerate(self._files())}
+    def find_ranges(self) -> dict[int, tuple[int, int]]:
+        """Return the rows of each file, by its number; see `LetterReader.find_ranges`."""
+        return {number: (0, file.rows) for number, file in enumerate(self._list_files())}
 
-    def _files(self) -> list[_File]:
+    def _list_files(self) -> list[_File]:
         if self._known is None:
             try:
                 names = sorted(entry.name for entry in self.path.iterdir() if entry.is_file())
             except (FileNotFoundError, NotADirectoryError):
                 raise ConfigError(
-                    f"dlq.path: there is no folder {str(self.path)!r}: no bounded run has written to it yet, or "
+                    f"dlq.path: the folder {str(self.path)!r} does not exist: no bounded run has written to it yet, or "
                     "dlq.path is wrong"
                 ) from None
             except OSError as error:
@@ -109,11 +109,11 @@ class FolderReader:
             return _File(name, _UNREADABLE, 1, problem=f"{name} cannot be read: {error.strerror or error}")
         except (pa.ArrowException, msgspec.MsgspecError, KeyError, StopIteration, AttributeError):
             return _File(name, _UNREADABLE, 1, problem=f"{name} is not a file of dead letters, or is damaged")
-        if not self._counts(name, origin):
+        if not self._is_counted(name, origin):
             return None
         return _File(name, origin.engine_id, metadata.num_rows, groups, began)
 
-    def _counts(self, name: str, origin: FileOrigin) -> bool:
+    def _is_counted(self, name: str, origin: FileOrigin) -> bool:
         folder = Path(origin.outcomes)
         if origin.outcomes not in self._outcomes_ids:
             self._outcomes_ids[origin.outcomes] = read_outcomes_id(folder)
@@ -121,25 +121,25 @@ class FolderReader:
         try:
             named = read_letters_name(folder / origin.outcome) if there == origin.outcomes_id else None
         except (OSError, pa.ArrowException):
-            return True  # it may count: better shown twice than never
+            return True  # it may count: better to show a letter twice than never
         return is_valid(name, origin.outcomes_id, there, named)
 
-    def offsets_at(self, seconds: float, ranges: Mapping[int, tuple[int, int]]) -> dict[int, int]:
+    def find_offsets_at(self, seconds: float, ranges: Mapping[int, tuple[int, int]]) -> dict[int, int]:
         """Return where to start to find every letter of a time or later; see `LetterReader.offsets_at`."""
         return {
             number: next((row for row, newest in file.groups if newest >= seconds), 0 if file.problem else file.rows)
-            for number, file in enumerate(self._files())
+            for number, file in enumerate(self._list_files())
             if number in ranges
         }
 
     def identify(self, number: int) -> tuple[str, str]:
         """Return the name of a file, and what distinguishes it from another file of the same name."""
-        file = self._files()[number]
+        file = self._list_files()[number]
         return file.name, file.mark
 
     def stream(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[Found | Reached | None]:
         """Yield the letters of one file after the other, the oldest first; see `LetterReader.stream`."""
-        files = self._files()
+        files = self._list_files()
         for number in sorted(ends):
             start, end = starts.get(number, 0), ends[number]
             if start < end:
@@ -158,7 +158,7 @@ class FolderReader:
                         yield from self._read_group(opened, index, number, file.name, range(first, after), start, end)
         except OSError as error:
             raise RemoteError(
-                f"dlq: {self.path / file.name} cannot be read any more: {error.strerror or error}"
+                f"dlq: {self.path / file.name} can no longer be read: {error.strerror or error}"
             ) from None
 
     @staticmethod
@@ -170,7 +170,7 @@ class FolderReader:
         except (OSError, pa.ArrowException) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            # Arrow has no number for what is wrong with the bytes themselves.
+            # Arrow has no error number for damaged bytes.
             text = f"{len(rows)} rows of {name} are damaged: {' '.join(str(error).split())}"
             yield Found(number, max(start, rows.start), None, text, file=name)
             return

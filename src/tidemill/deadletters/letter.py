@@ -1,10 +1,10 @@
-"""The dead letter: what it says, how it is made from what failed, and how it becomes JSON of a limited size.
+"""The dead letter: what it contains, how it is created from a failure, and how it becomes JSON of a limited size.
 
-Invariants: `Letter.about` makes every letter, of pipelines and of triggers, so that all of them say and hide the same:
-what a program, a hook, a sink or a broker said is masked where it looks like a secret, as in logs, and so are the
-arguments of the task, while messages and payloads are kept as they are, or they could not be sent again. Any letter can
-be encoded, whatever a user put into it. A letter that is too large loses bodies before anything else, and its positions
-last. This module does not decide what is dead-lettered.
+Invariants: `Letter.about` creates every letter, of pipelines and of triggers, so that all of them show and hide the
+same: what a program, a hook, a sink or a broker said is masked where it looks like a secret, as in logs, and so are the
+arguments of the task, while messages and payloads are kept as they are, since they may have to be sent again. Any
+letter can be encoded, whatever a user put into it. A letter that is too large loses bodies before anything else, and
+its positions last. This module does not decide what is dead-lettered.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def _shrink_value(value: str | Blob | None) -> str | Blob | None:
     if isinstance(value, Blob):
         if value.base64 is None or len(value.base64) <= 100:
             return value
-        return make_digest(value.data())
+        return make_digest(value.to_bytes())
     return make_digest(value.encode("utf-8", "replace"))
 
 

@@ -22,7 +22,7 @@ def open_letters(settings: Settings, group: str = "tidemill-dlq") -> Letters:
 
     Args:
         settings: The pipeline's settings.
-        group: The consumer group whose committed offsets `LetterReader.committed` returns.
+        group: The consumer group whose committed offsets `LetterReader.read_committed` returns.
     """
     # Imported here: one needs pyarrow, the other a Kafka client.
     if settings.dlq.path:

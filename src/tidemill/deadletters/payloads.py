@@ -1,4 +1,4 @@
-"""Payloads in letters: what a hook returned as readable JSON, and back again as the sink is to get it.
+"""Payloads in letters: what a hook returned as readable JSON, and back to what the sink is to receive.
 
 Any payload has a JSON form; what JSON cannot express is kept beside it, in the field `_types`: by JSON pointer, which
 values were times, decimals or bytes, and which data has no JSON form at all and is only shown. Invariant: what is
@@ -60,7 +60,7 @@ class Blob(msgspec.Struct, omit_defaults=True):
         """Whether the bytes were dropped."""
         return self.base64 is None and self.text is None
 
-    def data(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """Return the bytes; b'' if they were dropped."""
         if self.base64 is not None:
             return base64.b64decode(self.base64)
@@ -140,8 +140,8 @@ def restore_fields(payload: str, *, typed: bool) -> dict[str, Any]:
 
     Args:
         payload: From `encode_payload`.
-        typed: Give times, decimals and the like in `data` back as such (for SQL and MongoDB), not as JSON has them; in
-            other fields (headers, say) they always come back as such.
+        typed: Restore times, decimals and the like in `data` as such (for SQL and MongoDB), not as JSON has them; in
+            other fields (headers, say) they are always restored as such.
 
     Raises:
         PayloadLostError: The payload was too large for its letter, or has no JSON form.
@@ -169,7 +169,7 @@ def _restore_bytes(name: str, value: dict[str, Any]) -> bytes:
     blob = msgspec.convert(value, Blob)
     if blob.dropped:
         raise PayloadLostError(f"its {name} of {blob.length} bytes was too large for the letter")
-    return blob.data()
+    return blob.to_bytes()
 
 
 def _convert_at(fields: dict[str, Any], place: str, kind: str) -> None:
@@ -211,7 +211,7 @@ def drop_body(payload: str) -> str:
             if blob.dropped:
                 kept[name] = raw
                 continue
-            body = blob.data()
+            body = blob.to_bytes()
         types = {other: kind for other, kind in types.items() if other.split("/")[0] != place}
         kept[name] = make_digest(body)
     if types:

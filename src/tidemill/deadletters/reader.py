@@ -21,7 +21,7 @@ from tidemill.core.deadletters.redrive import Facts
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.deadletters.letter import Letter, decode_letter
 from tidemill.deadletters.payloads import Blob
-from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, TopicAdmin, client_config, reason, scrubbed
+from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, TopicAdmin, make_client_config, reason, scrub
 
 #: Brokers that send nothing for this long although there are letters left are considered unreachable.
 SILENCE_SECONDS = 30.0
@@ -63,10 +63,10 @@ class LetterReader:
 
     Args:
         settings: The pipeline's settings.
-        group: The consumer group whose committed offsets `committed` returns.
+        group: The consumer group whose committed offsets `read_committed` returns.
 
     Raises:
-        ConfigError: librdkafka does not take the configuration.
+        ConfigError: librdkafka rejects the configuration.
     """
 
     def __init__(self, settings: Settings, group: str = "tidemill-dlq") -> None:
@@ -75,7 +75,7 @@ class LetterReader:
         self.place = f"topic {self.topic!r}"
         self.brokers = settings.dlq_brokers
         self._group = group
-        self._config = client_config(settings.kafka, settings.dlq_brokers, {})
+        self._config = make_client_config(settings.kafka, settings.dlq_brokers, {})
         self._heard = ""
         self._consumer = ck.Consumer(
             {
@@ -104,7 +104,7 @@ class LetterReader:
         """Close the client."""
         self._consumer.close()
 
-    def ranges(self) -> dict[int, tuple[int, int]]:
+    def find_ranges(self) -> dict[int, tuple[int, int]]:
         """Return the first offset and the end of each partition.
 
         Raises:
@@ -128,7 +128,7 @@ class LetterReader:
         except ck.KafkaException as error:
             raise self._make_error(error) from None
 
-    def offsets_at(self, seconds: float, ranges: Mapping[int, tuple[int, int]]) -> dict[int, int]:
+    def find_offsets_at(self, seconds: float, ranges: Mapping[int, tuple[int, int]]) -> dict[int, int]:
         """Return where to start to find every letter that was written at a time or later."""
         at = max(0, int((seconds - CLOCK_SECONDS) * 1000))
         wanted = [ck.TopicPartition(self.topic, number, at) for number in ranges]
@@ -138,7 +138,7 @@ class LetterReader:
             raise self._make_error(error) from None
         return {each.partition: each.offset if each.offset >= 0 else ranges[each.partition][1] for each in answers}
 
-    def committed(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, str]]:
+    def read_committed(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, str]]:
         """Return the group's committed offsets and their metadata, without partitions that have none."""
         wanted = [ck.TopicPartition(self.topic, number) for number in ranges]
         try:
@@ -147,7 +147,7 @@ class LetterReader:
             raise self._make_error(error) from None
         return {each.partition: (each.offset, each.metadata or "") for each in answers if each.offset >= 0}
 
-    def group_metadata(self) -> Any:
+    def get_group_metadata(self) -> Any:
         """Return what a transaction needs to commit offsets for the group."""
         return self._consumer.consumer_group_metadata()
 
@@ -203,10 +203,10 @@ class LetterReader:
 
     def _on_error(self, error: ck.KafkaError) -> None:
         if error.code() != ck.KafkaError._ALL_BROKERS_DOWN:
-            self._heard = scrubbed(error.str(), self._config)
+            self._heard = scrub(error.str(), self._config)
 
     def _make_error(self, error: ck.KafkaException) -> RemoteError:
-        return RemoteError(self._complete(scrubbed(reason(error), self._config)))
+        return RemoteError(self._complete(scrub(reason(error), self._config)))
 
     def _complete(self, said: str) -> str:
         heard = f" ({self._heard})" if self._heard else ""
@@ -253,7 +253,7 @@ def extract_facts(letter: Letter, *, text: bool = False) -> Facts:
         letter.redrives,
         len(letter.sources),
         len(letter.original_payloads),
-        "\n".join(_texts(letter)) if text else "",
+        "\n".join(_list_texts(letter)) if text else "",
     )
 
 
@@ -264,7 +264,7 @@ def show_bytes(value: str | Blob | None) -> str | None:
     return value
 
 
-def _texts(letter: Letter) -> Iterator[str]:
+def _list_texts(letter: Letter) -> Iterator[str]:
     yield from (letter.letter_id, letter.error, letter.stderr, letter.task_id or "", *letter.args)
     yield from letter.original_payloads
     for source in letter.sources:

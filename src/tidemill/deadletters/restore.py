@@ -17,7 +17,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError
 from tidemill.deadletters.letter import LetterSource
 from tidemill.deadletters.payloads import Blob
-from tidemill.runtime.kafka_client import LibraryLog, reason, scrubbed
+from tidemill.runtime.kafka_client import LibraryLog, reason, scrub
 from tidemill.runtime.messages import SourceMessage
 
 #: A message that exists is expected within this time.
@@ -67,7 +67,7 @@ def restore_message(source: LetterSource, read: Read) -> SourceMessage:
 
 def _decode(value: str | Blob | None) -> bytes | None:
     if isinstance(value, Blob):
-        return value.data()
+        return value.to_bytes()
     return value.encode() if value is not None else None
 
 
@@ -143,7 +143,7 @@ class SourceReader:
                 if error.code() in (ck.KafkaError._PARTITION_EOF, *_NO_SUCH_PLACE):
                     return None
         except ck.KafkaException as error:
-            text = scrubbed(reason(error), self._config)
+            text = scrub(reason(error), self._config)
             raise RemoteError(f"{place} cannot be read at {self._brokers}: {text}") from None
         raise RemoteError(f"{place}: no answer from Kafka at {self._brokers} within {READ_SECONDS:g} s; is it up?")
 

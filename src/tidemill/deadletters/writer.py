@@ -1,8 +1,8 @@
 """Writes dead letters to their topic.
 
-Invariants: `done` is called once the broker confirmed a letter; until then it is tried again without end, unless
-`dlq.on_send_failure` is `drop`: then a letter that is not taken is counted as dropped, and logged. A letter larger than
-the topic takes is shrunk until it fits.
+Invariants: `done` is called once the broker confirmed a letter; until then it is retried indefinitely, unless
+`dlq.on_send_failure` is `drop`: then a letter that the topic refuses is counted as dropped, and logged. A letter larger
+than the topic accepts is shrunk until it fits.
 """
 
 from __future__ import annotations
@@ -15,42 +15,51 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import confluent_kafka as ck
+import msgspec
 import structlog
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError
 from tidemill.core.retry import Backoff
 from tidemill.deadletters.letter import Letter, encode_letter
-from tidemill.runtime.kafka_client import TopicAdmin, client_config, scrubbed
+from tidemill.runtime.kafka_client import TopicAdmin, make_client_config, scrub
 from tidemill.runtime.log import limited
-from tidemill.runtime.producer import LoopProducer, Outcomes, producer_config, too_large
+from tidemill.runtime.producer import LoopProducer, Outcomes, is_too_large, make_producer_config
 
 log = structlog.get_logger(__name__)
 
 #: What a record costs beyond its value: headers of record and batch.
 RECORD_OVERHEAD_BYTES = 512
-#: A letter that is refused for its size is not shrunk below this.
+#: A letter that is refused for its size is not shrunk to less than this.
 _LEAST_LETTER_BYTES = 1_000
 
 
-class DeadLetters(Protocol):
-    """Where letters go.
+class LetterStatistics(msgspec.Struct, frozen=True):
+    """What became of letters.
 
     Attributes:
-        written: Letters that the broker confirmed.
+        written: Letters that were confirmed.
         dropped: Letters that were given up because their topic refused them.
         kinds: How many were written of each kind.
     """
 
     written: int
-    dropped: int
-    kinds: Counter[str]
+    kinds: Mapping[str, int]
+    dropped: int = 0
+
+
+class DeadLetters(Protocol):
+    """Where letters go."""
 
     async def open(self) -> None:
         """Connect, and check that letters can be written."""
 
     def put(self, letter: Letter, done: Callable[[], None]) -> None:
         """Write a letter; `done` is called once it is confirmed or dropped, on the loop, never inside this call."""
+
+    def statistics(self) -> LetterStatistics:
+        """Return what became of letters so far."""
+        ...
 
     def stalled(self) -> str | None:
         """Return why letters wait; None while none do."""
@@ -63,7 +72,7 @@ def prepare_letter_topic(topic: str, admin_config: Mapping[str, Any]) -> int | N
     """Check that the dead-letter topic exists, or create it; blocking.
 
     Returns:
-        The largest batch that it takes, in bytes; None if the brokers do not say.
+        The largest batch that it accepts, in bytes; None if the brokers do not say.
 
     Raises:
         ConfigError: It does not exist and may not be created.
@@ -89,8 +98,8 @@ class KafkaDeadLetters:
     def __init__(self, settings: Settings, backoff: Backoff | None = None) -> None:
         """Prepare; nothing is connected before `open`."""
         self._topic = settings.dlq_topic
-        self._config = producer_config(settings.kafka, settings.dlq_brokers, {})
-        self._admin_config = client_config(settings.kafka, settings.dlq_brokers, {})
+        self._config = make_producer_config(settings.kafka, settings.dlq_brokers, {})
+        self._admin_config = make_client_config(settings.kafka, settings.dlq_brokers, {})
         self._backoff = backoff or Backoff(0.1, 10.0, 2.0)
         self._limit = 1_000_000
         self._drops = settings.dlq.on_send_failure == "drop"
@@ -99,9 +108,9 @@ class KafkaDeadLetters:
         self._timers: set[asyncio.TimerHandle] = set()
         self._producer: LoopProducer | None = None
         self._closed = False
-        self.written = 0
-        self.dropped = 0
-        self.kinds: Counter[str] = Counter()
+        self._written = 0
+        self._dropped = 0
+        self._kinds: Counter[str] = Counter()
 
     async def open(self) -> None:
         """Check that the topic exists, or create it.
@@ -139,11 +148,11 @@ class KafkaDeadLetters:
             if self._closed:
                 return
             if error is None:
-                self.written += 1
-                self.kinds[letter.kind.value] += 1
+                self._written += 1
+                self._kinds[letter.kind.value] += 1
                 self._settle(done)
                 return
-            smaller = len(body) * 3 // 4 if too_large(error) else limit
+            smaller = len(body) * 3 // 4 if is_too_large(error) else limit
             if self._drops and (smaller == limit or smaller < _LEAST_LETTER_BYTES):
                 self._drop(letter, error, done)
             else:
@@ -152,12 +161,12 @@ class KafkaDeadLetters:
         self._producer.send(self._topic, [(None, body)]).add_done_callback(answered)
 
     def _drop(self, letter: Letter, error: ck.KafkaError, done: Callable[[], None]) -> None:
-        self.dropped += 1
-        # The only trace of the message that is left: each is logged with its position.
+        self._dropped += 1
+        # The only remaining trace of the message: each is logged with its position.
         log.error(
-            "a dead letter is dropped: its topic does not take it",
+            "a dead letter is dropped: its topic refuses it",
             topic=self._topic,
-            error=scrubbed(error.str(), self._config),
+            error=scrub(error.str(), self._config),
             letter_id=letter.letter_id,
             kind=letter.kind.value,
             sources=[f"{source.topic}/{source.partition}/{source.offset}" for source in letter.sources[:10]],
@@ -172,9 +181,9 @@ class KafkaDeadLetters:
         done()
 
     def _retry_later(self, error: ck.KafkaError, attempt: int, again: Callable[[], None]) -> None:
-        text = scrubbed(error.str(), self._config)
+        text = scrub(error.str(), self._config)
         self._failing = (self._failing[0] if self._failing else time.monotonic(), text)
-        limited(log, 10.0).error("a dead letter is not taken; trying again", topic=self._topic, error=text)
+        limited(log, 10.0).error("a dead letter is refused; trying again", topic=self._topic, error=text)
 
         def due() -> None:
             self._timers.discard(timer)
@@ -183,6 +192,10 @@ class KafkaDeadLetters:
         delay = self._backoff.compute_delay(attempt, random.getrandbits(32))
         timer = asyncio.get_running_loop().call_later(delay, due)
         self._timers.add(timer)
+
+    def statistics(self) -> LetterStatistics:
+        """Return what became of letters so far."""
+        return LetterStatistics(self._written, self._kinds, self._dropped)
 
     def stalled(self) -> str | None:
         """Return how many letters wait, for how long and why; None while none do."""

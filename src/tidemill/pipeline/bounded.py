@@ -20,12 +20,12 @@ from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.sources.bounded import BoundedSource
 
 
-def bounded_settings(settings: Settings) -> Settings:
+def make_bounded_settings(settings: Settings) -> Settings:
     """Return the settings of a bounded run: a message is done when what its window delivers is confirmed too.
 
     A live engine may commit before a window's own payloads are confirmed and still deliver them; a bounded one ends.
-    It commits nothing to a group either, so there is nothing that a transaction could hold together: what is written
-    is written at least once.
+    It commits nothing to a group either, so there is nothing to hold together in a transaction: results are
+    delivered at least once.
     """
     settings = settings.model_copy(deep=True)
     settings.executor.commit = "window"
@@ -37,7 +37,7 @@ class BoundedEngine:
     """An engine over a bounded source.
 
     Args:
-        settings: From `bounded_settings`.
+        settings: From `make_bounded_settings`.
         handler: The handler.
         identity: Who the engine is.
         source: What to work on.
@@ -66,7 +66,7 @@ class BoundedEngine:
         source.on_end = self._look
 
     async def run(self, may_subscribe: Callable[[], Awaitable[None]]) -> EngineSummary:
-        """Work until everything is done, or the engine is drained or at an end."""
+        """Work until everything is done, or the engine is drained or has ended."""
         summary = await self._engine.run(may_subscribe)
         text = self._refusal
         if summary.reason is not StopReason.DRAINED or text is None:
@@ -75,14 +75,14 @@ class BoundedEngine:
 
     @property
     def _refusal(self) -> str | None:
-        """What a disk refused, or did not write in time."""
+        """What the disk refused or did not write in time."""
         outcomes = self._outcomes
         if outcomes.letters is not None and outcomes.letters.error is not None:
             return outcomes.letters.error
         if outcomes.error is not None:
             return f"RemoteError: the outcomes cannot be written: {describe_error(outcomes.error)}"
         if outcomes.complete and not outcomes.published:
-            return "RemoteError: the outcomes were not written in time; is their disk slow, or away?"
+            return "RemoteError: the outcomes were not written in time; is their disk slow or unavailable?"
         return None
 
     @property
@@ -104,7 +104,7 @@ class BoundedEngine:
         self._engine.fail(text)
 
     def abandon(self) -> None:
-        """Note that this engine is not supervised any more: another may already do what it has done in part."""
+        """Note that this engine is no longer supervised: another one may already be doing the rest of its work."""
         self._outcomes.in_part = False
 
     def pause(self) -> None:

@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Callable, Hashable, MutableMapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from tidemill.config.redaction import redact_text
 from tidemill.core.errors import TooManyFailuresError, describe_error
 from tidemill.core.pipeline.brake import TRIAL_SECONDS, Again, Brake, Effect, Hold, Off, On, TakeOne, Write
@@ -73,6 +75,16 @@ class Case:
         self.write = write
 
 
+class BrakeStatistics(msgspec.Struct, frozen=True):
+    """What the brake holds.
+
+    Attributes:
+        held: How many messages.
+    """
+
+    held: int
+
+
 class EngineBrake:
     """The brake of one engine.
 
@@ -81,7 +93,7 @@ class EngineBrake:
         log: The engine's.
         has_window_hook: Whether the handler has `on_window_complete`.
         braked: Called with True when nothing new is to be taken, with False when messages are taken again.
-        take_one: Called when one new message is to be taken all the same; `taken` is told which.
+        take_one: Called when one new message is to be taken nevertheless; `taken` is told which.
         fail: Ends the engine.
     """
 
@@ -108,12 +120,11 @@ class EngineBrake:
         #: Whether the engine fails when the brake comes on, instead of waiting.
         self.fails = False
 
-    @property
-    def held(self) -> int:
-        """How many messages are held."""
-        return self._brake.held
+    def statistics(self) -> BrakeStatistics:
+        """Return what is held now."""
+        return BrakeStatistics(self._brake.held)
 
-    # -- what windows tell ------------------------------------------------------------------------------------
+    # -- called by windows ------------------------------------------------------------------------------------
 
     def failed(self, cause: str, text: str, case: Case) -> None:
         """Take a failure that would be dead-lettered: it is written or held.
@@ -142,7 +153,7 @@ class EngineBrake:
         if cause is _RELEASED:
             return
         if self._brake.is_on and is_alone and self._has_window_hook:
-            return  # nobody waits for others here: it is tried with its window
+            return  # it is tried together with its window
         self._apply(self._brake.note_finished((partition, offset), cause, self._now()))
 
     def window_ended(self, partition: HoldingPartition, offset: int) -> None:
@@ -166,7 +177,7 @@ class EngineBrake:
 
     def release(self) -> None:
         """Dead-letter what is held, and start over; without effect while the brake is off."""
-        held = self.held
+        held = self._brake.held
         if self._brake.is_on:
             self._log.warning("the brake is released by a user; what was held is dead-lettered", held=held)
             self._apply(self._brake.release())
@@ -175,15 +186,16 @@ class EngineBrake:
         """Return what failed and how often; None while the brake is off."""
         if not self._brake.is_on:
             return None
-        text = f"{self._describe()}; {self.held} message{'s' if self.held != 1 else ''} held"
+        held = self._brake.held
+        text = f"{self._describe()}; {held} message{'s' if held != 1 else ''} held"
         if self._brake.due is not None:
             text += f", the next is tried in {max(0.0, self._brake.due - self._now()):.0f} s"
         return f"{text} (tidemill release dead-letters them)"
 
     def close(self) -> None:
         """Stop trying; what is held is left uncommitted."""
-        if self.held:
-            self._log.warning("messages that the brake held are left for the next run", held=self.held)
+        if held := self._brake.held:
+            self._log.warning("messages that the brake held are left for the next run", held=held)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

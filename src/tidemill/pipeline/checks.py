@@ -32,7 +32,7 @@ def check_tasks(hook: str, tasks: Any) -> list[ExecutorTask]:
         raise TypeError(f"{hook} must return a list of ExecutorTask, not {_shorten(tasks)}")
     for index, task in enumerate(tasks):
         if not isinstance(task, ExecutorTask):
-            raise TypeError(f"{hook} must return a list of ExecutorTask, not one with {_shorten(task)} at {index}")
+            raise TypeError(f"{hook} must return a list of ExecutorTask; item {index} is {_shorten(task)}")
         _check(task)
     return list(tasks)
 

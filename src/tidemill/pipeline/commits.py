@@ -11,15 +11,29 @@ import asyncio
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+import msgspec
+
 from tidemill.core.ledger import Batch, Ledger, LedgerEntry
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.pipeline.delivery.modes import DeliveryMode
-from tidemill.sources.base import CommitStatus, Source, TopicPartition, name_of
+from tidemill.sources.base import CommitStatus, Source, TopicPartition, name_partition
 
 #: Commits are collected for this long.
 COLLECT_SECONDS = 0.1
 #: After failures in a row, the next try waits longer.
 BACKOFF = Backoff(0.2, 5.0)
+
+
+class CommitStatistics(msgspec.Struct, frozen=True):
+    """How far commits got.
+
+    Attributes:
+        committed: The next offset of each partition by name, as this engine committed it; changes with it.
+        failed: At the end: how many finished messages could not be committed, and will be reprocessed.
+    """
+
+    committed: Mapping[str, int]
+    failed: int
 
 
 class Commits:
@@ -41,13 +55,13 @@ class Commits:
         self._in_flight: dict[TopicPartition, Batch[TopicPartition, int]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
-        #: The next offset of each partition, as this engine committed it.
-        self.committed: dict[TopicPartition, int] = {}
-        #: The same by names, for snapshots.
-        self.named: dict[str, int] = {}
+        self._committed: dict[str, int] = {}
         self._moved: dict[str, int] = {}
-        #: At the end: how many finished messages could not be committed, and will be reprocessed.
-        self.failed = 0
+        self._failed = 0
+
+    def statistics(self) -> CommitStatistics:
+        """Return how far commits got."""
+        return CommitStatistics(self._committed, self._failed)
 
     def open(self, partition: TopicPartition, offset: int) -> LedgerEntry[TopicPartition, int]:
         """Note a message that was taken."""
@@ -59,7 +73,7 @@ class Commits:
         if self._timer is None:
             self.send_soon()
 
-    def unresolved(self, partition: TopicPartition) -> list[int]:
+    def find_unresolved(self, partition: TopicPartition) -> list[int]:
         """Return the offsets of a partition's messages that did not leave the pipeline."""
         queue = self._ledger.queues.get(partition)
         return [] if queue is None else [entry.item for entry in queue.entries if entry.pending]
@@ -94,13 +108,13 @@ class Commits:
         for partition, offset in offsets.items():
             batch = self._in_flight.get(partition)
             if batch is None or batch.entries[-1].item + 1 != offset:
-                continue  # of an earlier ownership
+                continue  # from an earlier ownership
             del self._in_flight[partition]
             if status is CommitStatus.DONE:
                 self._failures = 0
                 self._ledger.settle(batch)
                 self._mode.committed(partition)
-                self.committed_up_to(partition, offset)
+                self.note_committed(partition, offset)
                 self._settled(partition, len(batch.entries))
             else:
                 self._ledger.retry(batch)
@@ -123,14 +137,13 @@ class Commits:
         for partition in theirs:
             self.abandon(partition)
         for partition, offset in last.items():
-            self.committed_up_to(partition, offset)
+            self.note_committed(partition, offset)
         return last
 
-    def committed_up_to(self, partition: TopicPartition, offset: int) -> None:
+    def note_committed(self, partition: TopicPartition, offset: int) -> None:
         """Note the next offset of a partition, for snapshots."""
-        self.committed[partition] = offset
-        name = name_of(partition)
-        self.named[name] = self._moved[name] = offset
+        name = name_partition(partition)
+        self._committed[name] = self._moved[name] = offset
 
     def take_moved(self) -> dict[str, int]:
         """Return what was committed since the last call, by names."""
@@ -157,10 +170,11 @@ class Commits:
             if not self._in_flight or partitions is not None:
                 self.send()
 
-    def give_up(self) -> None:
-        """Count what could not be committed in time."""
+    def give_up(self) -> int:
+        """Return how many finished messages could not be committed in time."""
         queues = self._ledger.queues.values()
-        self.failed = sum(not entry.pending for queue in queues for entry in queue.entries)
+        self._failed = sum(not entry.pending for queue in queues for entry in queue.entries)
+        return self._failed
 
     def close(self) -> None:
         """Send nothing more unless `send` is called."""

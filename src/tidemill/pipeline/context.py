@@ -1,12 +1,12 @@
 """What the partitions and windows of an engine share: its parts, and what it did and can do.
 
-Everything here is below partitions and windows; it names neither. What they tell the parts above them goes through
-the two callables.
+Everything here is below partitions and windows; it names neither. They call the parts above them through the two
+callables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +21,12 @@ from tidemill.pipeline.delivery.modes import DeliveryMode
 from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.delivery.routing import Routed
 from tidemill.pipeline.handler.base import Handler
-from tidemill.pipeline.hooks import HookRunner
+from tidemill.pipeline.hooks import HookRunner, call_hook
 from tidemill.pipeline.reports.counters import Counters, Overridden, Slowest
 from tidemill.pipeline.reports.report import Report
 from tidemill.pipeline.tasks.pool import TaskPool
 from tidemill.runtime.log import limited
-from tidemill.sources.base import TopicPartition
+from tidemill.sources.base import TopicPartition, name_partitions
 
 #: A warning of the same kind is logged once in this many seconds.
 WARN_SECONDS = 10.0
@@ -43,7 +43,7 @@ class EngineContext:
         hooks: Runs them.
         pool: Runs tasks.
         outbox: Delivers results.
-        mode: How they get out.
+        mode: How results are delivered: at least once or exactly once.
         letters: Writes dead letters.
         commits: The ledger, and what is committed of it.
         load: How much each partition has in flight, against its share.
@@ -88,7 +88,18 @@ class EngineContext:
         collect = check_collect_result(value)
         return [] if collect is None else self.outbox.route(collect)
 
+    async def call_partition_hook(self, hook: str, partitions: Sequence[TopicPartition]) -> None:
+        """Call `on_assign` or `on_revoke`; what it raises is logged."""
+        try:
+            await call_hook(getattr(self.handler, hook)(partitions), self.hooks.calls, hook, _locate, partitions)
+        except Exception as error:
+            self.log.warning("a hook raised", hook=hook, exc_info=error)
+
     def warn(self, text: str, **details: object) -> None:
-        """Count something wrong but harmless that the handler did, and log it now and then."""
+        """Count a harmless mistake of the handler, and log it at a limited rate."""
         self.counters.warnings += 1
         limited(self.log, WARN_SECONDS).warning(text, **details)
+
+
+def _locate(partitions: Sequence[TopicPartition]) -> tuple[str, str]:
+    return ", ".join(name_partitions(partitions, 10)), ""

@@ -30,10 +30,9 @@ from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.hooks import HookRunner, call_hook
 from tidemill.pipeline.intake import Intake
 from tidemill.pipeline.leaving import Stopping, hand_over
-from tidemill.pipeline.partition import call_partition_hook, name_partitions
-from tidemill.pipeline.reports.counters import Counters, Overridden, Slowest, process_usage
+from tidemill.pipeline.reports.counters import Counters, Overridden, Slowest
 from tidemill.pipeline.reports.report import Report as Report
-from tidemill.pipeline.reports.snapshots import Snapshots
+from tidemill.pipeline.reports.snapshots import ReportingParts, Snapshots
 from tidemill.pipeline.services import Services
 from tidemill.pipeline.tasks.pool import TaskPool
 from tidemill.pipeline.tasks.process import TaskExecutor
@@ -42,14 +41,14 @@ from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.kept_warden import KeptWarden
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason, brake_name
-from tidemill.sources.base import CommitStatus, Fatal, Source, TopicPartition
+from tidemill.sources.base import CommitStatus, Fatal, Source, TopicPartition, name_partitions
 
 log = structlog.get_logger(__name__)
 
-#: Results that wait for sinks, per engine, beyond which it reads no more: several times what a sink takes at once.
-#: Many more of them make nothing faster, and leave the processor's caches before they are confirmed.
+#: Results that wait for sinks, per engine, beyond which it reads no more: several times what a sink accepts at once.
+#: More of them would make nothing faster, and would leave the processor's caches before they are confirmed.
 MAX_UNDELIVERED = 4_000
-#: A reason for waiting is told up to this length, which is four times a second.
+#: A reason for waiting is reported up to this length, four times a second.
 MAX_STALLED_CHARS = 2_000
 
 
@@ -99,7 +98,7 @@ class Engine:
         self.intake.attach(self.context)
         self.services = Services(settings, handler, identity, self.tasks, hooks.calls)
         outbox.mode.attach(self._charge, self.context.commits.send_soon)
-        self._snapshots = Snapshots(source, self.context.commits, self.intake, self._count)
+        self._snapshots = Snapshots(self._list_parts(), self._find_stalled)
         self._subscribed = False
         self._stop = asyncio.Event()
         self._keep_place = False
@@ -154,6 +153,21 @@ class Engine:
             has_window_hook=overridden.on_window_complete,
         )
 
+    def _list_parts(self) -> ReportingParts:
+        context = self.context
+        return ReportingParts(
+            self.source,
+            self.intake,
+            context.pool,
+            self.outbox,
+            self.letters,
+            context.commits,
+            self.services,
+            context.brake,
+            context.counters,
+            context.slowest,
+        )
+
     @property
     def commits(self) -> Commits:
         """The ledger, and what is committed of it."""
@@ -188,7 +202,7 @@ class Engine:
         if self._warden is not None:
             self._warden.start()
         self.executor.open()
-        # Both end here, whatever becomes of them.
+        # Both are over when this returns.
         starting = asyncio.ensure_future(self._start(may_subscribe))
         stopped = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -198,7 +212,8 @@ class Engine:
         if not starting.cancelled() and (error := starting.exception()) is not None:
             reason = StopReason.CONFIG if isinstance(error, ConfigError) else StopReason.FAILED
             self._fatal = (reason, describe_error(error))
-            self.context.log.error("the engine cannot start", error=describe_error(error), exc_info=_unexpected(error))
+            unexpected = _find_unexpected(error)
+            self.context.log.error("the engine cannot start", error=describe_error(error), exc_info=unexpected)
         elif self._subscribed:
             await stopped
         stopped.cancel()
@@ -232,7 +247,7 @@ class Engine:
         self.services.start_periodic()
 
     def fail(self, text: str) -> None:
-        """End at once, without a drain: a part of the engine is gone."""
+        """End at once, without a drain: a part of the engine has failed."""
         self.on_fatal(Fatal.FAILED, text)
 
     def drain(self, *, keep_place: bool = False) -> None:
@@ -246,7 +261,7 @@ class Engine:
         self._stop.set()
 
     def pause(self) -> None:
-        """Take no new messages until `resume`; what is in flight goes on."""
+        """Take no new messages until `resume`; what is in flight continues."""
         self.intake.pause()
 
     def resume(self) -> None:
@@ -254,11 +269,11 @@ class Engine:
         self.intake.resume()
 
     def release(self) -> None:
-        """Release the brake, as a user wants it: what it holds is dead-lettered."""
+        """Release the brake on a user's request: what it holds is dead-lettered."""
         if self.brake is not None:
             self.brake.release()
 
-    # -- what the source tells --------------------------------------------------------------------------------
+    # -- called by the source ---------------------------------------------------------------------------------
 
     def on_messages(self, partitions: Collection[TopicPartition]) -> None:
         """Take what arrived."""
@@ -270,20 +285,20 @@ class Engine:
             self.context.log.info("partitions assigned", partitions=name_partitions(partitions))
         for partition in partitions:
             self.intake.assign(partition)
-        self.context.hooks.submit(call_partition_hook, self.context, "on_assign", partitions)
+        self.context.hooks.submit(self.context.call_partition_hook, "on_assign", partitions)
 
     async def on_revoked(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Finish what runs of the partitions; return what is to be committed of them."""
         return await hand_over(self.context, self.intake, partitions)
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
-        """Stop at once what belongs to somebody else by now."""
+        """Stop at once what belongs to another engine by now."""
         names = name_partitions(partitions)
         self.context.log.error("partitions lost to the group; their work is dropped here", partitions=names)
         for partition in partitions:
             if partition in self.intake.partitions:
                 self.intake.forget(self.intake.partitions[partition])
-        self.context.hooks.submit(call_partition_hook, self.context, "on_revoke", partitions)
+        self.context.hooks.submit(self.context.call_partition_hook, "on_revoke", partitions)
 
     def on_committed(self, offsets: Mapping[TopicPartition, int], status: CommitStatus) -> None:
         """Advance the watermark, or offer the same prefix again."""
@@ -296,7 +311,7 @@ class Engine:
             owned.charge(size_bytes)
 
     def on_fatal(self, fatal: Fatal, text: str) -> None:
-        """End: the place in the group is lost, or a part of the engine is gone."""
+        """End: the place in the group is lost, or a part of the engine has failed."""
         if self._fatal is None:
             fenced = fatal is Fatal.FENCED
             self._fatal = (StopReason.FENCED if fenced else StopReason.FAILED, escape_surrogates(text))
@@ -309,42 +324,11 @@ class Engine:
 
     def progress(self) -> EngineProgress:
         """Return a whole snapshot."""
-        return self._snapshots.whole()
+        return self._snapshots.take_whole()
 
     def beat(self, *, whole: bool) -> Beat:
-        """Return the next beat for the driver; see `Snapshots.beat`."""
-        return self._snapshots.beat(whole=whole)
-
-    def _count(self) -> EngineProgress:
-        context, outbox = self.context, self.outbox
-        counters, pool = context.counters, context.pool
-        cpu_seconds, rss_bytes = process_usage()
-        return EngineProgress(
-            consumed=counters.consumed,
-            messages_done=counters.messages_done,
-            tasks_running=pool.running,
-            tasks_queued=pool.queued + self.intake.held_back,
-            tasks_retrying=pool.retrying,
-            tasks_retried=pool.retried,
-            tasks_done=counters.tasks_done,
-            tasks_failed=counters.tasks_failed,
-            delivered=outbox.delivered,
-            dead_lettered=self.letters.written,
-            letter_kinds=dict(self.letters.kinds),
-            letters_dropped=self.letters.dropped,
-            skipped=counters.skipped + outbox.skipped,
-            warnings=counters.warnings,
-            held=context.brake.held if context.brake is not None else 0,
-            gap=self.source.gap,
-            stalled=self._find_stalled(),
-            cpu_seconds=cpu_seconds,
-            rss_bytes=rss_bytes,
-            slowest=context.slowest.rows(),
-            in_flight=counters.in_flight,
-            uncommitted=context.commits.failed,
-            sinks=outbox.stats,
-            **self.services.counts(),
-        )
+        """Return the next beat for the driver; see `Snapshots.take_beat`."""
+        return self._snapshots.take_beat(whole=whole)
 
     def _find_stalled(self) -> dict[str, str]:
         """Return what the engine waits for, and why."""
@@ -361,6 +345,6 @@ class Engine:
         return {name: escape_surrogates(text)[:MAX_STALLED_CHARS] for name, text in stalled.items()}
 
 
-def _unexpected(error: BaseException) -> BaseException | None:
-    """Return an error whose traceback tells more than its text: everything but what the outside world did."""
+def _find_unexpected(error: BaseException) -> BaseException | None:
+    """Return an error whose traceback says more than its text: any but those that the outside world caused."""
     return None if isinstance(error, (ConfigError, RemoteError)) else error

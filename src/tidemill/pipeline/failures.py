@@ -1,7 +1,7 @@
-"""What goes wrong with the messages of a window, and what becomes of it: a dead letter, unless the brake holds it.
+"""Turns failures of a window's tasks and hooks into dead letters, unless the brake holds them.
 
-Invariants: a failure is written once or held; what comes after it (a task is terminal, a message is over) happens when
-its letter is handed over, never while it is held; only the step that failed is run again.
+Invariants: a failure is written once or held; what follows it (a task is terminal, a message is done) happens when
+its letter is handed over, never while it is held; only the step that failed is repeated.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any, Protocol
 from tidemill.core.errors import describe_error, escape_surrogates
 from tidemill.deadletters.letter import LetterKind, summarize_stderr
 from tidemill.pipeline.brake import Case
+from tidemill.pipeline.checks import check_action
 from tidemill.pipeline.context import EngineContext
-from tidemill.pipeline.handler.models import ErrorKind, ExecutorError
-from tidemill.pipeline.hooks import LOG_SECONDS, log_hook_error
+from tidemill.pipeline.handler.models import ErrorAction, ErrorKind, ExecutorError, ExecutorTask
+from tidemill.pipeline.hooks import LOG_SECONDS, call_hook, log_hook_error
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.tasks.pool import TaskRun
 from tidemill.runtime.log import kind_of, limited
@@ -33,7 +34,7 @@ def name_hook(of: Hooked) -> str:
 
 
 class FailingWindow(Protocol):
-    """A window, as far as its failures concern it; see `WindowRun`."""
+    """What a failure needs of its window; see `WindowRun`."""
 
     context: EngineContext
     partition: OwnedPartition
@@ -42,30 +43,41 @@ class FailingWindow(Protocol):
     held_for_window: bool
 
     def find_indexes(self, of: Hooked) -> Sequence[int]:
-        """Return the indexes of the messages that a hook is called for."""
+        """Return the indexes of the messages that a step concerns."""
+        ...
 
-    def hold(self, indexes: Sequence[int]) -> None:
-        """Keep messages from being resolved until `released`."""
+    def hold(self, of: Hooked) -> Callable[[], None]:
+        """Keep what waits for a step from going on; return what releases it."""
+        ...
 
-    def released(self, indexes: Sequence[int]) -> None:
-        """Release messages from a hold."""
-
-    def give_up(self, run: TaskRun, error: ExecutorError) -> None:
-        """Make a task terminal that failed for good."""
-
-    def end_hook(self, of: TaskRun | int) -> None:
-        """Go on after the hook of a task or of a message."""
-
-    def window_done(self) -> None:
-        """Go on after the window's own hook."""
+    def end(self, of: Hooked, error: ExecutorError | None) -> None:
+        """Go on after a step that failed; `error`: how, if it was the task itself."""
 
     async def collect(self, of: Hooked) -> None:
         """Call a hook again."""
 
 
+async def ask_on_error(
+    context: EngineContext, run: TaskRun, error: ExecutorError, locate: Callable[[Hooked], tuple[str, str]]
+) -> ErrorAction | list[ExecutorTask]:
+    """Return what `on_error` says about a failed try; DLQ if it raises, or returns anything else."""
+    try:
+        hook = context.handler.on_error(run.task, error)
+        return check_action(await call_hook(hook, context.hooks.calls, "on_error", locate, run))
+    except Exception as raised:
+        log_hook_error(
+            context.log,
+            "on_error",
+            raised,
+            "on_error raised, or returned neither an ErrorAction nor tasks; the task is dead-lettered",
+            task_id=run.task.task_id,
+        )
+        return ErrorAction.DLQ
+
+
 def handle_task_failure(window: FailingWindow, run: TaskRun, error: ExecutorError, why: str = "") -> None:
     """Take a task that failed for good; `why`: the reason, if that is not the number of its tries."""
-    context, indexes, text = window.context, window.find_indexes(run), _describe_task_error(error, why)
+    context, text = window.context, _describe_task_error(error, why)
     cause = f"exit code {error.exit_code}" if error.kind is ErrorKind.EXIT else error.kind.value
 
     def again() -> None:
@@ -74,8 +86,7 @@ def handle_task_failure(window: FailingWindow, run: TaskRun, error: ExecutorErro
 
     def write() -> None:
         _log_task_error(window, run, error, why)
-        _dead_letter(window, LetterKind.TASK, text, indexes, run, error)
-        window.give_up(run, error)
+        _dead_letter(window, LetterKind.TASK, text, run, error)
 
     write_or_hold(context, f"task: {cause}", text, _make_case(window, run, again, write))
 
@@ -95,14 +106,9 @@ def handle_hook_failure(window: FailingWindow, hook: str, error: Exception, of: 
     well = sum(index not in window.causes for index in range(len(window.messages))) if of is None else 0
 
     def write() -> None:
-        if of is None:  # dead-lettered with all messages of the window, which may be committed by now
-            window.partition.dead_letter(LetterKind.HOOK, text, window.messages, window.window_done, refused=returned)
-            if context.brake is not None:
-                context.brake.window_failed(window.causes[0], well)
-        else:
-            run = of if isinstance(of, TaskRun) else None
-            _dead_letter(window, LetterKind.HOOK, text, window.find_indexes(of), run, None, returned)
-            window.end_hook(of)
+        _dead_letter(window, LetterKind.HOOK, text, of, None, returned)
+        if of is None and context.brake is not None:
+            context.brake.window_failed(window.causes[0], well)
 
     again = functools.partial(context.hooks.submit, window.collect, of)
     cause = f"{hook}: {type(error).__name__}"
@@ -131,15 +137,15 @@ def _dead_letter(
     window: FailingWindow,
     kind: LetterKind,
     text: str,
-    indexes: Sequence[int],
-    run: TaskRun | None,
+    of: Hooked,
     error: ExecutorError | None,
     refused: object = None,
 ) -> None:
-    window.hold(indexes)
-    messages = [window.messages[index] for index in indexes]
-    released = functools.partial(window.released, indexes)
-    window.partition.dead_letter(kind, text, messages, released, run, error, refused)
+    # A window's own hook is dead-lettered with all its messages, which may be committed by now.
+    messages = [window.messages[index] for index in window.find_indexes(of)]
+    run = of if isinstance(of, TaskRun) else None
+    window.partition.dead_letter(kind, text, messages, window.hold(of), run, error, refused)
+    window.end(of, error)
 
 
 def _describe_task_error(error: ExecutorError, why: str = "") -> str:

@@ -31,8 +31,8 @@ MAX_OVERDUE = 1_000
 MAX_PLACES = 20
 
 T = TypeVar("T")
-#: Given to `Calls.begun`, and called with what came with it: the partition ('' for none) and the messages of a hook.
-Place = Callable[[Any], tuple[str, str]]
+#: Given to `Calls.begun` with an argument; returns, for that, the partition ('' for none) and the messages of a hook.
+Locate = Callable[[Any], tuple[str, str]]
 
 
 #: The hook that was called last: names the hook that blocked the loop, when nothing else saw it.
@@ -40,7 +40,7 @@ latest: list[Awaitable[Any] | None] = [None]
 
 
 class Calls:
-    """The hooks of an engine that were called and have not returned, oldest first.
+    """The hooks of an engine that were called and have not returned yet, oldest first.
 
     Args:
         tasks: What they run in.
@@ -51,10 +51,10 @@ class Calls:
     def __init__(self, tasks: EngineTasks | None = None) -> None:
         """Start without any."""
         self._tasks = tasks
-        self._open: dict[int, tuple[float, str, Place, Any]] = {}
+        self._open: dict[int, tuple[float, str, Locate, Any]] = {}
 
-    def begun(self, key: int, name: str, place: Place, what: Any) -> None:
-        """Note a call; `place(what)` says where it belongs, if that has to be known."""
+    def begun(self, key: int, name: str, place: Locate, what: Any) -> None:
+        """Register a call; `place(what)` says where it belongs, and is called only if that is needed."""
         self._open[key] = (time.monotonic(), name, place, what)
 
     def ended(self, key: int) -> None:
@@ -71,9 +71,9 @@ class Calls:
 
     def stalled(self) -> dict[str, str]:
         """Return the hooks that have not returned for too long; see `unreturned`."""
-        return self.unreturned(HOOK_SECONDS)
+        return self.find_unreturned(HOOK_SECONDS)
 
-    def unreturned(self, seconds: float) -> dict[str, str]:
+    def find_unreturned(self, seconds: float) -> dict[str, str]:
         """Return the hooks that have not returned for this long, by name and partition: the oldest call of each."""
         now = time.monotonic()
         found: dict[str, str] = {}
@@ -91,22 +91,22 @@ class Calls:
         return {key: f"{text}; and {more[key]} more calls" if more[key] else text for key, text in found.items()}
 
 
-def nowhere(_: object) -> tuple[str, str]:
+def locate_nowhere(_: object) -> tuple[str, str]:
     """Return the place of a hook that belongs to no partition."""
     return "", ""
 
 
 async def call_hook(
-    hook: Awaitable[T], calls: Calls | None = None, name: str = "", place: Place = nowhere, what: Any = None
+    hook: Awaitable[T], calls: Calls | None = None, name: str = "", place: Locate = locate_nowhere, what: Any = None
 ) -> T:
-    """Await a hook of the user's; only what ends this task may cancel it.
+    """Await a user's hook; only what ends this task may cancel it.
 
     Args:
         hook: What it returned.
-        calls: Where it is noted while it runs.
-        name: What it is called.
+        calls: Where it is registered while it runs.
+        name: Its name.
         place: See `Calls.begun`.
-        what: Likewise.
+        what: See `Calls.begun`.
 
     Raises:
         TypeError: The hook cannot be awaited: it is a plain function, or an async generator.
@@ -206,7 +206,7 @@ class HookRunner:
                 except asyncio.CancelledError:
                     raise
                 except Exception as error:
-                    # What it was to resolve never would be.
+                    # What it was to resolve never would be: end the engine.
                     self._engine_tasks.fault(f"the job {job.__qualname__}", error)
                 finally:
                     self.running -= 1

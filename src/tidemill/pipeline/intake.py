@@ -20,6 +20,7 @@ from tidemill.deadletters.letter import LetterKind
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.key_order import Opened
 from tidemill.pipeline.partition import OwnedPartition
+from tidemill.pipeline.reports.snapshots import PartitionStatistics
 from tidemill.pipeline.waiting_window import WaitingWindow
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import Source, TopicPartition
@@ -33,7 +34,7 @@ class _PartitionIntake:
         arrange_again: Lets a window of it wait for `arrange`.
         windowing: Collects messages into windows.
         waiting: Windows that wait for `arrange`, which is serial per partition.
-        arranging: Whether a job works on these.
+        arranging: Whether a job is working on these.
         arranged: The window that it calls `arrange` for.
         linger: Closes the open window when its time is over.
     """
@@ -176,29 +177,26 @@ class Intake:
         self._pump_soon()
         self._idle.set()
 
-    async def idle(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Wait until nothing that was taken is left to do; the caller bounds the time."""
         while any(owned.busy for owned in self.partitions.values()):
             self._idle.clear()
             await self._idle.wait()
 
-    @property
-    def names(self) -> list[str]:
-        """The names of all partitions; the list is replaced when they change."""
+    # -- reports ----------------------------------------------------------------------------------------------
+
+    def statistics(self) -> PartitionStatistics:
+        """Return which partitions are owned, which of them backpressure holds, and how many tasks that keeps back."""
         if self._names is None:
             self._names = [owned.name for owned in self.partitions.values()]
-        return self._names
+        return PartitionStatistics(self._names, self._find_paused(), self._count_tasks_held_back())
 
-    @property
-    def paused(self) -> list[str]:
-        """The names of the partitions that backpressure holds."""
+    def _find_paused(self) -> list[str]:
         for intake in [intake for intake in self._starved.values() if self._room(intake.owned)]:
             del self._starved[intake.owned.partition]
         return [intake.owned.name for intake in self._starved.values()]
 
-    @property
-    def held_back(self) -> int:
-        """How many tasks wait until less of their partition waits for sinks, or for their key."""
+    def _count_tasks_held_back(self) -> int:
         count = self._context.counters.parked
         if self._limits.order_by == "key":
             count += sum(owned.order.waiting for owned in self.partitions.values() if owned.order is not None)

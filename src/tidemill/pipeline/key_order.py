@@ -1,6 +1,6 @@
 """The order per key of one owned partition (`executor.order_by: key`): keeps tasks back until their turn has come.
 
-`core.key_order` says when that is.
+`core.pipeline.key_order` decides when that is.
 
 A task that waits is neither queued nor running; it is pending, and its messages count against `max_uncommitted` and the
 bytes in flight, not against the executors. So whatever runs tasks, resident copies with their send-ahead included, only
@@ -27,8 +27,8 @@ _KEPT = 1_000
 Opened = tuple[SourceMessage, LedgerEntry[TopicPartition, int]]
 
 
-class Place:
-    """Stands for the tasks of a message that are not known yet."""
+class KeptPlace:
+    """A placeholder for the tasks of a message that are not known yet."""
 
     __slots__ = ()
 
@@ -47,7 +47,7 @@ class OrderedTasks:
     def __init__(self, waits: Callable[[int], None], launch: Callable[[TaskRun], None], *, hooked: bool) -> None:
         """Start with nothing open."""
         self._launch = launch
-        self._order: KeyOrder[TaskRun | Place] = KeyOrder(hooked=hooked)
+        self._order: KeyOrder[TaskRun | KeptPlace] = KeyOrder(hooked=hooked)
         self._waits = waits
         #: Of messages that wait, by position; what no longer waits is dropped now and then.
         self._offsets: dict[int, int] = {}
@@ -63,7 +63,7 @@ class OrderedTasks:
         return self._order.waiting_messages
 
     def arranged(
-        self, opened: Sequence[Opened], runs: Sequence[tuple[TaskRun, Sequence[int]]], place: Place | None = None
+        self, opened: Sequence[Opened], runs: Sequence[tuple[TaskRun, Sequence[int]]], place: KeptPlace | None = None
     ) -> None:
         """Take the tasks of the next window and launch those whose turn it is.
 
@@ -77,18 +77,18 @@ class OrderedTasks:
             return
         self._arranged(opened, runs)
 
-    def keep_place(self, opened: Opened) -> Place:
+    def keep_place(self, opened: Opened) -> KeptPlace:
         """Keep the place of a message that cannot be arranged yet; `arranged` gives it to its tasks."""
-        place = Place()
+        place = KeptPlace()
         self._arranged([opened], [(place, ())])
         return place
 
-    def give_up_place(self, place: Place, entry: LedgerEntry[TopicPartition, int]) -> None:
+    def give_up_place(self, place: KeptPlace, entry: LedgerEntry[TopicPartition, int]) -> None:
         """Give up a place that was kept: its message gets no task."""
         self.ended(place)
         self.message_ended(entry)
 
-    def _arranged(self, opened: Sequence[Opened], runs: Sequence[tuple[TaskRun | Place, Sequence[int]]]) -> None:
+    def _arranged(self, opened: Sequence[Opened], runs: Sequence[tuple[TaskRun | KeptPlace, Sequence[int]]]) -> None:
         # Positions in the ledger are never used twice.
         places = [entry.position for _, entry in opened]
         keys = {entry.position: message.key for message, entry in opened}
@@ -99,10 +99,10 @@ class OrderedTasks:
             if self._order.is_waiting(entry.position):
                 self._offsets[entry.position] = message.offset
         if len(self._offsets) > 2 * self._order.waiting_messages + _KEPT:
-            self.waiting_offsets()
+            self.find_waiting_offsets()
         self._launch_all(start, before)
 
-    def waiting_offsets(self) -> Set[int]:
+    def find_waiting_offsets(self) -> Set[int]:
         """Return which messages have a task that waits for its key."""
         self._offsets = {place: offset for place, offset in self._offsets.items() if self._order.is_waiting(place)}
         return set(self._offsets.values())
@@ -111,7 +111,7 @@ class OrderedTasks:
         """Launch what replaces a task, in its place."""
         self._launch_all(self._order.replace(run, others), self._order.waiting_messages)
 
-    def ended(self, run: TaskRun | Place) -> None:
+    def ended(self, run: TaskRun | KeptPlace) -> None:
         """Launch what waited for a task, which is terminal."""
         before = self._order.waiting_messages
         self._launch_all(self._order.note_task_done(run), before)
@@ -126,7 +126,7 @@ class OrderedTasks:
         self._order.clear()
         self._offsets.clear()
 
-    def _launch_all(self, runs: Sequence[TaskRun | Place], before: int) -> None:
+    def _launch_all(self, runs: Sequence[TaskRun | KeptPlace], before: int) -> None:
         if change := self._order.waiting_messages - before:
             self._waits(change)
         for run in runs:

@@ -1,4 +1,4 @@
-"""Giving partitions up in good order: some of them at a rebalance, all of them when the engine stops.
+"""Gives partitions up in good order: some of them at a rebalance, all of them when the engine stops.
 
 At a rebalance, `core.pipeline.handover` decides what of a partition is dropped and what is waited for; the engine's
 other partitions go on, and the source waits within the rebalance callback and meanwhile commits what it is told.
@@ -16,11 +16,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.intake import Intake
-from tidemill.pipeline.partition import call_partition_hook
 from tidemill.pipeline.services import Services
 from tidemill.runtime.deadline import Deadline
 from tidemill.runtime.kept_warden import KeptWarden
-from tidemill.sources.base import Source, TopicPartition, name_of
+from tidemill.sources.base import Source, TopicPartition, name_partition
 
 #: Beyond the drain timeout. The driver needs the rest of 5 s to end Spark.
 END_SECONDS = 2.0
@@ -47,7 +46,7 @@ async def hand_over(
         intake.hand_over(owned)
     context.log.info(
         "partitions revoked",
-        partitions=[name_of(partition) for partition in partitions],
+        partitions=[name_partition(partition) for partition in partitions],
         messages_finishing=sum(owned.finishing for owned in revoked),
         messages_left_to_the_next_owner=sum(owned.unresolved - owned.finishing for owned in revoked),
     )
@@ -66,7 +65,7 @@ async def hand_over(
     offsets = await context.mode.surrender(context.commits, [owned.partition for owned in revoked], deadline)
     for owned in revoked:
         intake.forget(owned)
-    context.hooks.submit(call_partition_hook, context, "on_revoke", partitions)
+    context.hooks.submit(context.call_partition_hook, "on_revoke", partitions)
     return offsets
 
 
@@ -115,38 +114,38 @@ class Stopping:
     async def run(self) -> None:
         """Drain unless the end is a failure; then release everything, whatever goes wrong on the way."""
         context = self._context
-        await self._tried("periodic hooks", self._services.stop_periodic())
+        await self._try("periodic hooks", self._services.stop_periodic())
         if self._in_group:
-            await self._tried("drain", self._drain())
+            await self._try("drain", self._drain())
         self._intake.close()
         if context.brake is not None:
             context.brake.close()
         # What was committed does not wait for what is killed.
         await asyncio.gather(
-            self._tried("hooks and tasks", self._end_work()),
-            self._tried("last commit", self._last_commit()) if self._in_group else asyncio.sleep(0),
+            self._try("hooks and tasks", self._end_work()),
+            self._try("last commit", self._commit_last()) if self._in_group else asyncio.sleep(0),
         )
         if self._in_group:
-            await self._tried("on_revoke", self._gave_up())
-        await self._tried("services", self._services.close())
+            await self._try("on_revoke", self._tell_handler())
+        await self._try("services", self._services.close())
         await asyncio.gather(
-            self._tried("sinks", context.outbox.close()),
-            self._tried("dead letters", context.letters.close()),
-            self._tried("report", context.report.close()) if context.report is not None else asyncio.sleep(0),
+            self._try("sinks", context.outbox.close()),
+            self._try("dead letters", context.letters.close()),
+            self._try("report", context.report.close()) if context.report is not None else asyncio.sleep(0),
         )
         if self._warden is not None:
             self._warden.close()
         if self._subscribed:
             seconds = max(LATE_SECONDS, self._deadline.left_seconds) - LATE_SECONDS / 3
             leave = not self._is_failed() and not self._keep_place
-            await self._tried("consumer", self._source.close(leave=leave, seconds=seconds))
+            await self._try("consumer", self._source.close(leave=leave, seconds=seconds))
 
-    async def _tried(self, what: str, step: Awaitable[None]) -> None:
+    async def _try(self, what: str, step: Awaitable[None]) -> None:
         try:
             async with self._deadline.limit(least_seconds=LATE_SECONDS):
                 await step
         except TimeoutError:
-            self._context.log.warning("a step of the stop did not end in time and is left", step=what)
+            self._context.log.warning("a step of the stop did not end in time and is abandoned", step=what)
         except Exception:
             self._context.log.exception("a step of the stop failed", step=what)
 
@@ -155,10 +154,10 @@ class Stopping:
         self._source.stop_fetching()
         try:
             async with self._drain_deadline.limit():
-                await self._intake.idle()
+                await self._intake.wait_until_idle()
         except TimeoutError:
             left = sum(owned.unresolved for owned in self._intake.partitions.values())
-            unreturned = self._context.hooks.calls.unreturned(UNRETURNED_SECONDS)
+            unreturned = self._context.hooks.calls.find_unreturned(UNRETURNED_SECONDS)
             self._context.log.warning(
                 "the drain timeout is over; what is left is redelivered",
                 messages=left,
@@ -171,25 +170,25 @@ class Stopping:
             async with self._deadline.before(CLOSE_SECONDS).limit(HOOK_SECONDS, least_seconds=LATE_SECONDS / 3):
                 await self._context.hooks.close()
         except TimeoutError:
-            self._context.log.warning("hooks did not end when they were cancelled, and are left")
+            self._context.log.warning("hooks did not end when they were cancelled, and are abandoned")
         seconds = self._deadline.before(CLOSE_SECONDS).left_seconds
         await self._context.pool.close(min(self._context.settings.executor.term_grace_seconds, seconds))
 
-    async def _last_commit(self) -> None:
+    async def _commit_last(self) -> None:
         context = self._context
         try:
             async with self._deadline.before(CLOSE_SECONDS).limit():
                 await context.commits.finish()
         except TimeoutError:
-            context.commits.give_up()
+            failed = context.commits.give_up()
             context.log.warning(
                 "the last commits failed; finished messages will be reprocessed",
-                messages=context.commits.failed,
+                messages=failed,
                 reason=self._source.stalled() or "no answer from the brokers",
             )
         context.commits.close()
 
-    async def _gave_up(self) -> None:
+    async def _tell_handler(self) -> None:
         if self._intake.partitions:
             async with self._deadline.before(CLOSE_SECONDS).limit(least_seconds=LATE_SECONDS):
-                await call_partition_hook(self._context, "on_revoke", list(self._intake.partitions))
+                await self._context.call_partition_hook("on_revoke", list(self._intake.partitions))

@@ -1,7 +1,7 @@
 """One owned partition of an engine: its pending tasks, what of it is unresolved, and every way out for its messages.
 
 Invariants: a message is resolved once: when its work is delivered, skipped or its dead letter is confirmed; once the
-partition is closed, nothing changes it; once it is being handed over, none of its tasks starts any more.
+partition is closed, nothing changes it; once it is being handed over, no more of its tasks start.
 """
 
 from __future__ import annotations
@@ -15,16 +15,12 @@ from tidemill.deadletters.letter import Letter, LetterKind
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.delivery.routing import encode_payloads
 from tidemill.pipeline.handler.models import ExecutorError, ExecutorResult, ExecutorTask
-from tidemill.pipeline.hooks import call_hook
 from tidemill.pipeline.key_order import OrderedTasks
-from tidemill.pipeline.reports.report import FinishedMessage
+from tidemill.pipeline.reports.finished import make_finished_message
 from tidemill.pipeline.tasks.pool import TaskRun
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.payloads import CollectResult
-from tidemill.sources.base import TopicPartition, name_of
-
-#: How many partitions a log line names.
-MAX_NAMES = 20
+from tidemill.sources.base import TopicPartition, name_partition
 
 
 class OwnedPartition:
@@ -74,7 +70,7 @@ class OwnedPartition:
         """Start empty."""
         self._context = context
         self.partition = partition
-        self.name = name_of(partition)
+        self.name = name_partition(partition)
         self.pending: dict[object, TaskRun] = {}
         self.unresolved = 0
         self.undelivered = 0
@@ -104,7 +100,7 @@ class OwnedPartition:
 
     # -- tasks ------------------------------------------------------------------------------------------------
 
-    def pending_tasks(self) -> Iterator[ExecutorTask]:
+    def list_pending_tasks(self) -> Iterator[ExecutorTask]:
         """Yield the tasks that have no terminal outcome yet."""
         return (run.task for run in self.pending.values())
 
@@ -132,7 +128,7 @@ class OwnedPartition:
         return self.undelivered_bytes * context.load.lanes >= context.settings.executor.max_queued_bytes
 
     def park(self, run: TaskRun) -> None:
-        """Keep a task until less waits for sinks."""
+        """Keep a task until fewer results wait for sinks."""
         self.parked.append(run)
         self._context.counters.parked += 1
 
@@ -142,7 +138,7 @@ class OwnedPartition:
         self._context.room_freed(self.partition)
 
     def _waits(self, count: int) -> None:
-        """Count messages that began to wait for their key, or ceased to: these are not in the watermarks."""
+        """Count messages that began (or ceased) to wait for their key: these do not count in the watermarks."""
         self._context.load.note_waiting(self.partition, count)
         if self.held:
             self._count_stuck()
@@ -157,12 +153,12 @@ class OwnedPartition:
         self.undelivered_bytes += size_bytes
 
     def delivered(self, size_bytes: int) -> None:
-        """Count a result out that waited for its sink."""
+        """Count out a result that waited for its sink."""
         self.undelivered -= 1
         self.charge(-size_bytes)
 
     def charge(self, size_bytes: int) -> None:
-        """Count bytes of results that wait more, or fewer; what waited for that goes on."""
+        """Change the bytes of results that wait; tasks that waited for there to be less continue."""
         self.undelivered_bytes += size_bytes
         if self.parked and not self._is_full():
             parked = self._take_parked()
@@ -179,7 +175,7 @@ class OwnedPartition:
     # -- messages and windows -----------------------------------------------------------------------------------
 
     def take(self, messages: Sequence[SourceMessage]) -> None:
-        """Count messages in that were taken from the source."""
+        """Count messages that were taken from the source."""
         count, context = len(messages), self._context
         context.counters.consumed += count
         context.counters.in_flight += count
@@ -265,7 +261,7 @@ class OwnedPartition:
         self._context.letters.put(letter, confirmed)
 
     def window_done(self) -> None:
-        """Count a window out whose own hook has run, and whose payloads or letter are confirmed."""
+        """Count out a window whose own hook has run and whose payloads or letter are confirmed."""
         self.windows -= 1
         self._look()
         if not self.busy:
@@ -290,8 +286,8 @@ class OwnedPartition:
         self._count_stuck()
 
     def _count_stuck(self) -> None:
-        """Count again how many messages do not end by themselves: a stop need not wait for them."""
-        waiting = self.order.waiting_offsets() if self.order is not None and self.held else ()
+        """Recount the messages that do not end by themselves: a stop need not wait for them."""
+        waiting = self.order.find_waiting_offsets() if self.order is not None and self.held else ()
         self.stuck = len(self.held.keys() | waiting)
         if self.handover is not None and self.held:
             self.withdraw(self.held)
@@ -309,7 +305,7 @@ class OwnedPartition:
         unstarted = [*context.pool.withdraw(self), *self._take_parked()]
         if self.order is not None:  # those that wait for their key
             unstarted += [run for run in self.pending.values() if not run.attempts]
-        self.handover = Handover(context.commits.unresolved(self.partition), [*unarranged, *self.held])
+        self.handover = Handover(context.commits.find_unresolved(self.partition), [*unarranged, *self.held])
         for run in unstarted:
             run.owner.park(run)
 
@@ -332,7 +328,7 @@ class OwnedPartition:
         return self.closed or self.handover is None or not (self.handover.left or self.windows)
 
     async def finish(self) -> None:
-        """Wait until there is nothing left worth waiting for, or the partition is gone; the caller bounds the time."""
+        """Wait until nothing is left to wait for, or the partition is closed; the caller bounds the time."""
         while not self._is_over():
             self._handed_over = asyncio.Event()
             await self._handed_over.wait()
@@ -356,40 +352,3 @@ class OwnedPartition:
         if context.brake is not None:
             context.brake.abandon(self)
             self.held.clear()
-
-
-def make_finished_message(
-    message: SourceMessage,
-    runs: Sequence[TaskRun] = (),
-    started_at: float | None = None,
-    rejected: str | None = None,
-) -> FinishedMessage:
-    """Return what is reported of a message; see `OwnedPartition.resolve`."""
-    results, errors, attempts = [], [], 0
-    for run in runs:
-        attempts += run.attempts
-        if run.result is not None:
-            results.append(run.result)
-        if run.error is not None and not run.replaced:
-            errors.append(run.error)
-    return FinishedMessage(message, started_at, len(runs), attempts, results, errors, rejected)
-
-
-def name_partitions(partitions: Sequence[TopicPartition], most: int = MAX_NAMES) -> list[str]:
-    """Return names for a log line, which must not grow with the topic."""
-    names = [name_of(partition) for partition in partitions[:most]]
-    if len(partitions) > most:
-        names.append(f"and {len(partitions) - most} more")
-    return names
-
-
-async def call_partition_hook(context: EngineContext, hook: str, partitions: Sequence[TopicPartition]) -> None:
-    """Call `on_assign` or `on_revoke`; what it raises is logged."""
-    try:
-        await call_hook(getattr(context.handler, hook)(partitions), context.hooks.calls, hook, _locate, partitions)
-    except Exception as error:
-        context.log.warning("a hook raised", hook=hook, exc_info=error)
-
-
-def _locate(partitions: Sequence[TopicPartition]) -> tuple[str, str]:
-    return ", ".join(name_partitions(partitions[:10])), ""

@@ -1,8 +1,8 @@
-"""What an engine offers to its handler beside hooks: cache, periodic hooks, threads for blocking calls, and a watch
-over the event loop that names the hook which blocks it.
+"""What an engine offers its handler besides hooks: cache, periodic hooks, threads for blocking calls, and a watch
+over the event loop that names the hook that blocks it.
 
 Opened before `on_ready` and closed after the last `on_revoke`, so that every hook of an engine has them. Invariants:
-nothing that a handler does with them can end the engine; the handler is given back as it came.
+nothing that a handler does with them can end the engine; the handler is left as it was.
 """
 
 from __future__ import annotations
@@ -18,20 +18,35 @@ from concurrent.futures import ThreadPoolExecutor
 from types import CodeType
 from typing import Any
 
+import msgspec
 import structlog
 
 from tidemill.config.settings import Settings
 from tidemill.core.blocking import Cause
 from tidemill.core.errors import HandlerError
 from tidemill.pipeline.handler.base import HOOKS, Handler
-from tidemill.pipeline.handler.cache import Cache
-from tidemill.pipeline.handler.periodic import PeriodicRunner, periodic_hooks
+from tidemill.pipeline.handler.cache import NO_CACHE_STATISTICS, Cache, CacheStatistics
+from tidemill.pipeline.handler.periodic import PeriodicRunner, PeriodicStatistics, find_periodic_hooks
 from tidemill.pipeline.hooks import Calls, latest
 from tidemill.runtime.blockwatch import Block, BlockWatch
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
 
 log = structlog.get_logger(__name__)
+
+
+class ServiceStatistics(msgspec.Struct, frozen=True):
+    """What a handler did with its services.
+
+    Attributes:
+        periodic: The runs of its periodic hooks.
+        cache: The uses of its cache; zeros without one.
+        loop_blocks: How often something blocked the event loop for too long.
+    """
+
+    periodic: PeriodicStatistics
+    cache: CacheStatistics
+    loop_blocks: int
 
 
 class Services:
@@ -42,7 +57,7 @@ class Services:
         handler: The handler, which finds them as its own attributes while they are open.
         identity: Who the engine is.
         tasks: Where their tasks run.
-        calls: Where hooks are noted while they run.
+        calls: Where hooks are registered while they run.
     """
 
     def __init__(
@@ -101,17 +116,13 @@ class Services:
         cache = self._cache.stalled() if self._cache is not None else None
         return found if cache is None else {**found, "cache": cache}
 
-    def counts(self) -> dict[str, Any]:
-        """Return the numbers for a snapshot of the engine, by their names there."""
-        cache = self._cache
-        return {
-            "periodic_runs": self._periodic.runs,
-            "periodic_errors": self._periodic.errors,
-            "cache_hits": cache.hits if cache else 0,
-            "cache_misses": cache.misses if cache else 0,
-            "cache_entries": cache.entries if cache else 0,
-            "loop_blocks": self._watch.blocks if self._watch else 0,
-        }
+    def statistics(self) -> ServiceStatistics:
+        """Return what the handler did with its services so far."""
+        return ServiceStatistics(
+            self._periodic.statistics(),
+            self._cache.statistics() if self._cache is not None else NO_CACHE_STATISTICS,
+            self._watch.blocks if self._watch is not None else 0,
+        )
 
 
 class Offload:
@@ -124,7 +135,7 @@ class Offload:
     async def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a function in one of the threads."""
         context = contextvars.copy_context()
-        call = functools.partial(context.run, _guarded, function, *args, **kwargs)
+        call = functools.partial(context.run, _call_guarded, function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     def close(self) -> None:
@@ -132,10 +143,10 @@ class Offload:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _guarded(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _call_guarded(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
         return function(*args, **kwargs)
-    except StopIteration as error:  # no future can carry it: the caller would wait for ever
+    except StopIteration as error:  # a future cannot carry it: the caller would wait forever
         raise HandlerError(f"an offloaded call raised StopIteration({error.value!r})") from error
 
 
@@ -144,13 +155,13 @@ class HookWatch:
 
     Args:
         handler: Whose hooks.
-        seconds: What a hook may take of the loop in one go.
+        seconds: How long a hook may occupy the loop without a break.
     """
 
     def __init__(self, handler: Handler[Any, Any], seconds: float) -> None:
         """Collect the hooks' code objects."""
         self._names: dict[CodeType, str] = {}
-        for name in (*HOOKS, *periodic_hooks(handler)):
+        for name in (*HOOKS, *find_periodic_hooks(handler)):
             method: Any = getattr(handler, name)
             while method is not None:  # a decorated hook is found by any of its layers
                 with contextlib.suppress(AttributeError):
@@ -174,12 +185,12 @@ class HookWatch:
         """Log which hook it is; on the watching thread and while it lasts, if that could run."""
         if block.cause is Cause.STARVED:
             return
-        self._hook = self._running_hook() if block.stack else self._latest_hook()
+        self._hook = self._find_running_hook() if block.stack else self._find_latest_hook()
         self.blocks += 1
         log.warning(
-            "a hook holds up the event loop; use self.offload for blocking calls"
+            "a hook blocks the event loop; use self.offload for blocking calls"
             if self._hook
-            else "something holds up the event loop",
+            else "something blocks the event loop",
             hook=self._hook,
             task=block.task,
             seconds=round(block.seconds, 3),
@@ -190,10 +201,10 @@ class HookWatch:
         if block.cause is not Cause.STARVED:
             log.warning("the event loop is running again", hook=self._hook, seconds=round(block.seconds, 3))
 
-    def _latest_hook(self) -> str | None:
+    def _find_latest_hook(self) -> str | None:
         return self._names.get(getattr(latest[0], "cr_code", None))  # type: ignore[arg-type]
 
-    def _running_hook(self) -> str | None:
+    def _find_running_hook(self) -> str | None:
         frame = sys._current_frames().get(self._ident)
         found = None
         while frame is not None:

@@ -1,7 +1,7 @@
 """One window that waits for `arrange`, until it has tasks, is split, or its only message is dead-lettered or held.
 
-Invariant: a message that `arrange` cannot take, or that cannot be parsed, is found by splitting its window, and keeps
-no other message of it back.
+Invariant: a message that `arrange` cannot take, or that cannot be parsed, is found by splitting its window, and holds
+back no other message of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.failures import write_or_hold
 from tidemill.pipeline.handler.models import PendingContext
 from tidemill.pipeline.hooks import LOG_SECONDS, call_hook
-from tidemill.pipeline.key_order import Place
+from tidemill.pipeline.key_order import KeptPlace
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.window import WindowRun
 from tidemill.runtime.log import kind_of, limited
@@ -71,7 +71,7 @@ class WaitingWindow:
         self._arrived = arrived
         self._arrange_again = arrange_again
         self._is_parsed = is_parsed
-        self._place: Place | None = None
+        self._place: KeptPlace | None = None
         self._causes: dict[int, str] | None = None
 
     async def arrange(self) -> Sequence[WaitingWindow]:
@@ -86,14 +86,14 @@ class WaitingWindow:
         started_at = time.time()
         try:
             # A copy: what the handler does to its list must not change ours.
-            hook = context.handler.arrange(list(self.messages), PendingContext(partition.pending_tasks))
+            hook = context.handler.arrange(list(self.messages), PendingContext(partition.list_pending_tasks))
             returned = await call_hook(hook, context.hooks.calls, "arrange", place_of, self.messages)
             tasks = check_tasks("arrange", returned)
         except Exception as error:
             if partition.closed or partition.leaving:
                 return ()
             if len(self.messages) > 1:
-                return self._halves()
+                return self._split()
             self._cannot_arrange(error)
         else:
             if not partition.closed and not partition.leaving:
@@ -112,7 +112,7 @@ class WaitingWindow:
         self._is_parsed = True
         return True
 
-    def _halves(self) -> Sequence[WaitingWindow]:
+    def _split(self) -> Sequence[WaitingWindow]:
         half = len(self.messages) // 2
         return [
             WaitingWindow(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import random
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -17,20 +16,15 @@ from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.arrangement import Arrangement, Effect, MessageComplete, MessageResolved
 from tidemill.core.retry import Retry, decide
 from tidemill.pipeline import failures
-from tidemill.pipeline.checks import check_action, find_source_indexes
+from tidemill.pipeline.checks import find_source_indexes
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.delivery.routing import Origin, Routed
 from tidemill.pipeline.failures import Hooked, name_hook
-from tidemill.pipeline.handler.models import (
-    ErrorAction,
-    ExecutorError,
-    ExecutorResult,
-    ExecutorTask,
-    MessageGroup,
-)
-from tidemill.pipeline.hooks import call_hook, log_hook_error
-from tidemill.pipeline.key_order import Place
+from tidemill.pipeline.handler.models import ErrorAction, ExecutorError, ExecutorResult, ExecutorTask
+from tidemill.pipeline.hooks import call_hook
+from tidemill.pipeline.key_order import KeptPlace
 from tidemill.pipeline.partition import OwnedPartition
+from tidemill.pipeline.reports.finished import make_message_group
 from tidemill.pipeline.tasks.pool import TaskRun
 from tidemill.runtime.messages import SourceMessage, place_of
 from tidemill.sources.base import TopicPartition
@@ -89,7 +83,7 @@ class WindowRun:
 
     # -- tasks ------------------------------------------------------------------------------------------------
 
-    def start(self, tasks: list[ExecutorTask], place: Place | None) -> None:
+    def start(self, tasks: list[ExecutorTask], place: KeptPlace | None) -> None:
         """Launch the tasks of the window, each when its turn comes.
 
         Args:
@@ -165,32 +159,21 @@ class WindowRun:
     def failed(self, run: TaskRun, error: ExecutorError) -> None:
         """Take a failure and decide about it, by `on_error` or by the default."""
         if self.context.overridden.on_error:
-            self.context.hooks.submit(self._error_hook, run, error)
+            self.context.hooks.submit(self._call_error_hook, run, error)
         else:
             self._retry(run, error)
 
-    async def _error_hook(self, run: TaskRun, error: ExecutorError) -> None:
+    async def _call_error_hook(self, run: TaskRun, error: ExecutorError) -> None:
         if self.partition.closed:
             return
-        try:
-            hook = self.context.handler.on_error(run.task, error)
-            action = check_action(await call_hook(hook, self.context.hooks.calls, "on_error", self._locate, run))
-        except Exception as raised:
-            log_hook_error(
-                self.context.log,
-                "on_error",
-                raised,
-                "on_error raised, or returned no ErrorAction and no list of tasks; the task is dead-lettered",
-                task_id=run.task.task_id,
-            )
-            action = ErrorAction.DLQ
+        action = await failures.ask_on_error(self.context, run, error, self._locate)
         if self.partition.closed:
             return
         if action is ErrorAction.RETRY:
             self._retry(run, error)
         elif action in (ErrorAction.SKIP, []):
             self.context.counters.skipped += 1
-            self.give_up(run, error)
+            self._give_up(run, error)
         elif isinstance(action, list):
             self._replace(run, error, action)
         else:
@@ -230,7 +213,7 @@ class WindowRun:
             self.partition.order.replaced(run, children)
         self._apply(effects)
 
-    def give_up(self, run: TaskRun, error: ExecutorError) -> None:
+    def _give_up(self, run: TaskRun, error: ExecutorError) -> None:
         """Make a task terminal that failed for good."""
         run.error = error
         self.results.append(error)
@@ -245,7 +228,7 @@ class WindowRun:
                 order.ended(run)
 
     def find_indexes(self, of: Hooked) -> Sequence[int]:
-        """Return the indexes of the messages that a hook is called for."""
+        """Return the indexes of the messages that a task or a hook is about."""
         if of is None:
             return range(len(self.messages))
         return (of,) if isinstance(of, int) else self.graph.find_indexes(of)
@@ -290,31 +273,39 @@ class WindowRun:
             return handler.on_task_complete(of.result)
         if of is None:
             return handler.on_window_complete(list(self.results), list(self.messages))
-        return handler.on_message_complete(self._make_group(of))
+        return handler.on_message_complete(make_message_group(self.messages[of], self.runs_of[of], self.started_at))
 
-    def end_hook(self, of: TaskRun | int) -> None:
-        """Go on after the hook of a task or of a message."""
+    # -- failures: see `failures.FailingWindow` ---------------------------------------------------------------
+
+    def hold(self, of: Hooked) -> Callable[[], None]:
+        """Keep what waits for a step from going on until its letter is confirmed; return what releases it."""
+        if of is None:
+            return self._window_done
+        indexes = self.find_indexes(of)
+        self.graph.hold(indexes)
+        return functools.partial(self._released, indexes)
+
+    def end(self, of: Hooked, error: ExecutorError | None) -> None:
+        """Go on after a step whose letter is handed over; the window's own hook ends when that is confirmed."""
         if isinstance(of, int):
             self._end_message(of)
-        else:
+        elif of is not None and error is not None:
+            self._give_up(of, error)
+        elif of is not None:
             self._make_terminal(of)
 
-    # -- deliveries and letters -------------------------------------------------------------------------------
+    # -- deliveries -------------------------------------------------------------------------------------------
 
     def _deliver(self, routed: list[Routed], indexes: Sequence[int], task: ExecutorTask | None, hook: str) -> None:
         self.graph.hold(indexes)
         origin = Origin([self.messages[index] for index in indexes], task, hook=hook)
-        self._submit(routed, origin, functools.partial(self.released, indexes, origin))
+        self._submit(routed, origin, functools.partial(self._released, indexes, origin))
 
     def _submit(self, routed: list[Routed], origin: Origin, done: Callable[[], None]) -> None:
         self.context.outbox.submit(routed, origin, done)
         self.partition.submitted(origin.size_bytes)
 
-    def hold(self, indexes: Sequence[int]) -> None:
-        """Keep messages from being resolved until `released`."""
-        self.graph.hold(indexes)
-
-    def released(self, indexes: Sequence[int], origin: Origin | None = None) -> None:
+    def _released(self, indexes: Sequence[int], origin: Origin | None = None) -> None:
         """Release messages from a hold: what was delivered for them, or their letter, is confirmed."""
         if not self.partition.closed:
             if origin is not None:
@@ -354,18 +345,6 @@ class WindowRun:
         if (brake := self.context.brake) is not None:
             brake.ended(self.partition, messages[index].offset, cause, is_alone=len(messages) == 1)
 
-    def _make_group(self, index: int) -> MessageGroup:
-        runs = self.runs_of[index]
-        return MessageGroup(
-            self.messages[index],
-            [run.task for run in runs],
-            [run.result for run in runs if run.result is not None],
-            [run.error for run in runs if run.error is not None and not run.replaced],
-            self.started_at,
-            time.time(),
-            sum(run.replaced for run in runs),
-        )
-
     def _window_complete(self) -> None:
         if self.context.overridden.on_window_complete:
             self.partition.windows += 1
@@ -378,11 +357,11 @@ class WindowRun:
             brake.window_ended(self.partition, self.messages[0].offset)
         if routed and not self.partition.closed:
             origin = Origin(self.messages, None, hook="on_window_complete")
-            self._submit(routed, origin, functools.partial(self.window_done, origin))
+            self._submit(routed, origin, functools.partial(self._window_done, origin))
         else:
-            self.window_done()
+            self._window_done()
 
-    def window_done(self, origin: Origin | None = None) -> None:
+    def _window_done(self, origin: Origin | None = None) -> None:
         """Go on when what the window's own hook returned is delivered or dead-lettered."""
         if not self.partition.closed:
             if origin is not None:

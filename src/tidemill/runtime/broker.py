@@ -53,7 +53,9 @@ _PROPERTIES: Mapping[str, str] = {
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
     "share.coordinator.state.topic.num.partitions": "4",
-    "group.initial.rebalance.delay.ms": "0",
+    # Without any, the first of two members that join together has everything for itself, and has to hand over half of
+    # it in two rebalances, which members learn of with their heartbeats.
+    "group.initial.rebalance.delay.ms": "100",
     "auto.create.topics.enable": "false",
     # A broker that was killed may come back only when the controller has expired its earlier session (9 s).
     "broker.session.timeout.ms": "3000",

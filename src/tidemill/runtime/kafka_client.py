@@ -46,7 +46,7 @@ _FORBIDDEN = frozenset(
 )
 
 
-def client_config(kafka: KafkaSettings, brokers: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def make_client_config(kafka: KafkaSettings, brokers: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return a librdkafka configuration for `brokers`.
 
     Args:
@@ -56,9 +56,9 @@ def client_config(kafka: KafkaSettings, brokers: str, overrides: Mapping[str, An
 
     Example:
         >>> kafka = KafkaSettings(brokers="a:9092", client_config={"sasl.mechanism": "PLAIN", "linger.ms": 5})
-        >>> client_config(kafka, "", {})
+        >>> make_client_config(kafka, "", {})
         {'bootstrap.servers': 'a:9092', 'sasl.mechanism': 'PLAIN'}
-        >>> client_config(kafka, "b:9092", {})
+        >>> make_client_config(kafka, "b:9092", {})
         {'bootstrap.servers': 'b:9092'}
     """
     config: dict[str, Any] = {"bootstrap.servers": brokers or kafka.brokers}
@@ -72,11 +72,11 @@ def reason(error: Exception) -> str:
     return error.args[0].str() if isinstance(error, ck.KafkaException) else str(error)
 
 
-def scrubbed(text: str, config: Mapping[str, Any]) -> str:
+def scrub(text: str, config: Mapping[str, Any]) -> str:
     """Return `text` without the values of the configuration's secret settings.
 
     Example:
-        >>> scrubbed("bad value hunter2", {"sasl.password": "hunter2"})
+        >>> scrub("bad value hunter2", {"sasl.password": "hunter2"})
         'bad value ***'
     """
     for key, value in config.items():
@@ -100,7 +100,7 @@ class TopicAdmin:
     """Asks the brokers about topics, blocking: for worker threads only.
 
     Args:
-        config: From `client_config`.
+        config: From `make_client_config`.
         what: What needs the topic, for error texts, e.g. 'sinks.kafka.out'.
 
     Raises:
@@ -117,7 +117,7 @@ class TopicAdmin:
         try:
             self._client = AdminClient(settings, logger=LibraryLog())
         except (ck.KafkaException, TypeError, ValueError) as error:
-            text = scrubbed(reason(error), config)
+            text = scrub(reason(error), config)
             raise ConfigError(f"{what}: bad Kafka client configuration: {text}") from None
 
     def exists(self, topic: str, wait_seconds: float = FRESH_TOPIC_SECONDS) -> bool:
@@ -205,7 +205,7 @@ class TopicAdmin:
 
     def refused(self, text: str, error: ck.KafkaError) -> ConfigError | RemoteError:
         """Return the error that says what the brokers answered, and what to do."""
-        said = scrubbed(error.str(), self._config)
+        said = scrub(error.str(), self._config)
         if error.code() in _FORBIDDEN:
             return ConfigError(f"{self._what}: {text}: {said}; grant the rights or check client_config")
         if error.code() in _UNREACHABLE:
@@ -216,7 +216,7 @@ class TopicAdmin:
     def _on_error(self, error: ck.KafkaError) -> None:
         """Keep why a connection fails: the answer to a call says only that it timed out."""
         if error.code() != ck.KafkaError._ALL_BROKERS_DOWN:
-            self._heard = scrubbed(error.str(), self._config)
+            self._heard = scrub(error.str(), self._config)
 
 
 class BackgroundCall:

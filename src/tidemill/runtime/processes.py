@@ -59,6 +59,11 @@ def read_command(pid: int) -> str:
     return _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace")
 
 
+def read_arguments(pid: int) -> list[str]:
+    """Return the arguments of a process, its program included; empty if there is none."""
+    return _read(pid, "cmdline").decode(errors="surrogateescape").split("\0")[:-1]
+
+
 def read_environment(pid: int) -> list[str]:
     """Return the environment that a process was started with, as NAME=VALUE; empty if it cannot be read."""
     return _read(pid, "environ").decode(errors="replace").split("\0")

@@ -19,7 +19,7 @@ import structlog
 
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.errors import ConfigError, InvariantError, describe_error
-from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, client_config, reason, scrubbed
+from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, make_client_config, reason, scrub
 from tidemill.runtime.log import limited
 
 log = structlog.get_logger(__name__)
@@ -81,13 +81,13 @@ _HOPELESS = frozenset(
 )
 
 
-def producer_config(kafka: KafkaSettings, brokers: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def make_producer_config(kafka: KafkaSettings, brokers: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return a producer's configuration: our defaults, the user's overrides, and what is not optional."""
     given = {_ALIASES.get(key, key): value for key, value in overrides.items() if key not in _FIXED_ALIASES}
-    return client_config(kafka, brokers, {**_DEFAULTS, **given, **_FIXED})
+    return make_client_config(kafka, brokers, {**_DEFAULTS, **given, **_FIXED})
 
 
-def too_large(error: ck.KafkaError) -> bool:
+def is_too_large(error: ck.KafkaError) -> bool:
     """Tell whether a record was refused for its size, or for that of its batch."""
     return error.code() in (ck.KafkaError.MSG_SIZE_TOO_LARGE, ck.KafkaError.RECORD_LIST_TOO_LARGE)
 
@@ -128,7 +128,7 @@ class LoopProducer:
     """One producer of one loop.
 
     Args:
-        config: From `producer_config`.
+        config: From `make_producer_config`.
         what: Whose producer it is, for logs and errors, e.g. 'sinks.kafka.out'.
     """
 
@@ -160,7 +160,7 @@ class LoopProducer:
         try:
             return ck.Producer({**self._config, "error_cb": self._on_error}, logger=LibraryLog())
         except (ck.KafkaException, TypeError, ValueError) as error:
-            text = scrubbed(str(error), self._config)
+            text = scrub(str(error), self._config)
             raise ConfigError(f"{self._what}: bad Kafka client configuration: {text}") from None
 
     def send(self, topic: str, records: Sequence[Record]) -> asyncio.Future[Outcomes]:
@@ -199,7 +199,7 @@ class LoopProducer:
         try:
             found = await asyncio.to_thread(self._producer.list_topics, topic, CALL_SECONDS)
         except ck.KafkaException as error:
-            log.debug("no answer about a topic", topic=topic, error=scrubbed(reason(error), self._config))
+            log.debug("no answer about a topic", topic=topic, error=scrub(reason(error), self._config))
             return None
         return len(found.topics[topic].partitions) or None
 
@@ -279,7 +279,7 @@ class LoopProducer:
             self._closing = True  # the loop is closed
 
     def _on_error(self, error: ck.KafkaError) -> None:
-        text = scrubbed(error.str(), self._config)
+        text = scrub(error.str(), self._config)
         self.trouble = text
         if error.fatal() or error.code() == ck.KafkaError._FATAL:
             self._fatal = text
@@ -299,7 +299,7 @@ class LoopProducer:
             try:
                 producer.flush(seconds)
             except ck.KafkaException as error:
-                log.warning("Kafka producer", client=self._what, error=scrubbed(str(error), self._config))
+                log.warning("Kafka producer", client=self._what, error=scrub(str(error), self._config))
             if len(producer) == 0:
                 break
             producer.purge()

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from tidemill.config.sink_types import sink_section
+from tidemill.config.sink_types import name_sink_section
 from tidemill.core.errors import RemoteError
 
 #: What to do when the other side does not answer; the name of the setting follows.
@@ -86,7 +86,7 @@ class Sink(ABC):
     @property
     def place(self) -> str:
         """Where it is configured, for messages."""
-        return f"{sink_section(self.type)}.{self.name}"
+        return f"{name_sink_section(self.type)}.{self.name}"
 
     @abstractmethod
     async def connect(self) -> None:
@@ -116,7 +116,7 @@ class Sink(ABC):
         """Release everything; what was confirmed stays confirmed."""
 
 
-def encoded(sink: Sink, payload: Any) -> Encoded:
+def encode_checked(sink: Sink, payload: Any) -> Encoded:
     """Encode a payload, and check the result: a sink of another package may return anything.
 
     Raises:
@@ -245,7 +245,7 @@ def _dump_model(value: Any) -> Any:
     """Let msgspec encode pydantic models inside containers."""
     dump = getattr(value, "model_dump", None)
     if dump is None:
-        raise TypeError(f"data has a {type(value).__name__}, which has no JSON form")
+        raise TypeError(f"data contains a value of type {type(value).__name__}, which has no JSON form")
     return dump(mode="json")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pydantic
 
 from tidemill.config.settings import Settings
-from tidemill.config.sink_types import SINK_TYPES, load_class, sink_section
+from tidemill.config.sink_types import SINK_TYPES, load_class, name_sink_section
 from tidemill.core.errors import ConfigError, TidemillError, describe_error
 from tidemill.sinks.base import Sink
 
@@ -27,7 +27,7 @@ def build_sinks(settings: Settings) -> dict[str, dict[str, Sink]]:
     """
     return {
         kind: {name: build_sink(settings, kind, name) for name in named}
-        for kind, named in settings.sinks.by_type().items()
+        for kind, named in settings.sinks.group_by_type().items()
     }
 
 
@@ -52,7 +52,7 @@ def _import_class(kind: str) -> Callable[..., Sink]:
 
 
 def _build_custom(kind: str, name: str, options: Mapping[str, Any]) -> Sink:
-    place = sink_section(kind)
+    place = name_sink_section(kind)
     found = importlib.metadata.entry_points(group=GROUP)
     if kind not in found.names:
         known = ", ".join(sorted(found.names)) or "none"

@@ -271,7 +271,7 @@ class FilesystemSink(Sink):
             # The file may have been renamed or removed (log rotation) before it was locked.
             same = False
             try:
-                same = _same_file(descriptor, posixpath.join(self._root, path))
+                same = _is_same_file(descriptor, posixpath.join(self._root, path))
             finally:
                 if not same:
                     # Closing releases the lock, whatever happened to the file.
@@ -342,7 +342,7 @@ def _lock(descriptor: int, deadline: float) -> None:
             return
 
 
-def _same_file(descriptor: int, path: bytes) -> bool:
+def _is_same_file(descriptor: int, path: bytes) -> bool:
     try:
         there = os.stat(path)  # noqa: PTH116 - once per batch and file
     except (FileNotFoundError, NotADirectoryError):

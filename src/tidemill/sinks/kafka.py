@@ -15,14 +15,14 @@ import confluent_kafka as ck
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.sink_settings import KafkaSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.runtime.kafka_client import FRESH_TOPIC_SECONDS, TopicAdmin, client_config, scrubbed
+from tidemill.runtime.kafka_client import FRESH_TOPIC_SECONDS, TopicAdmin, make_client_config, scrub
 from tidemill.runtime.producer import (
     FullRecord,
     LoopProducer,
     Outcomes,
     Record,
-    producer_config,
-    too_large,
+    is_too_large,
+    make_producer_config,
     worth_retrying,
 )
 from tidemill.sinks.base import WAITS, Encoded, Refusal, Sink, to_json
@@ -59,8 +59,8 @@ class KafkaSink(Sink):
         self._what = f"sinks.kafka.{name}"
         self.topic = settings.topic
         self._topic_wait_seconds = topic_wait_seconds
-        self._config = producer_config(kafka, settings.brokers, settings.client_config)
-        self._admin_config = client_config(kafka, settings.brokers, settings.client_config)
+        self._config = make_producer_config(kafka, settings.brokers, settings.client_config)
+        self._admin_config = make_client_config(kafka, settings.brokers, settings.client_config)
         self._producer: LoopProducer | None = None
 
     async def connect(self) -> None:
@@ -198,12 +198,12 @@ class KafkaSink(Sink):
     def _build_refusal(self, item: Encoded, error: ck.KafkaError) -> Refusal:
         if error.code() == ck.KafkaError._UNKNOWN_PARTITION and _get_partition(item) >= 0:
             return Refusal(f"topic {self.topic} has no partition {_get_partition(item)}", retryable=False)
-        return Refusal(self._describe(error), worth_retrying(error), too_large(error))
+        return Refusal(self._describe(error), worth_retrying(error), is_too_large(error))
 
     def _describe(self, error: ck.KafkaError) -> str:
         trouble = self._producer.trouble if self._producer is not None else None
         why = f" ({trouble})" if trouble and worth_retrying(error) else ""
-        return scrubbed(f"topic {self.topic}: {error.name()}: {error.str()}{why}", self._config)
+        return scrub(f"topic {self.topic}: {error.name()}: {error.str()}{why}", self._config)
 
     async def close(self) -> None:
         """Disconnect; records that are not confirmed are abandoned."""

@@ -63,7 +63,7 @@ def _to_bson_value(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)
     if dump is not None:
         return dump()
-    raise TypeError(f"data has a {type(value).__name__}, which has no BSON form")
+    raise TypeError(f"data contains a value of type {type(value).__name__}, which has no BSON form")
 
 
 _OPTIONS: CodecOptions[dict[str, Any]] = CodecOptions(
@@ -367,7 +367,7 @@ def _encode_document(data: Mapping[str, Any]) -> bytes:
 def _encode_change(data: Mapping[str, Any]) -> bytes:
     """Encode the update: operators as they are, fields to be set."""
     if not data:
-        raise ValueError("data has no field to set")
+        raise ValueError("data has no fields to set; give at least one")
     operators = [name for name in data if name.startswith("$")]
     if operators and len(operators) < len(data):
         raise ValueError("data has update operators and fields; put the fields into $set")

@@ -20,14 +20,14 @@ from tidemill.core.delivery.sql_plan import Operation, Row, Shape
 from tidemill.core.errors import ConfigError, RemoteError, describe_error
 from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, close_within, shorten, to_mapping
 from tidemill.sinks.payloads import PostgresPayload
-from tidemill.sinks.postgres_values import named, row_key, sound_values
-from tidemill.sinks.postgres_writing import MAX_KNOWN_SHAPES, FailedError, Writer, json_text, passing
+from tidemill.sinks.postgres_values import convert_values, make_row_key, name_row
+from tidemill.sinks.postgres_writing import MAX_KNOWN_SHAPES, FailedError, Writer, is_passing, to_json_text
 
 log = structlog.get_logger(__name__)
 
 #: What payloads can ask for; statements of the configuration have a field of their own.
 _OPERATIONS = tuple(operation for operation in Operation if operation is not Operation.STATEMENT)
-#: One connection may take this long to be made.
+#: Opening a connection may take this long.
 CONNECT_SECONDS = 10.0
 #: The pool's connections may take this long to end; a handler may still hold some.
 CLOSE_SECONDS = 5.0
@@ -37,7 +37,7 @@ MAX_PREPARED_BYTES = 64 * 1024
 #: (42883), which only updates of several rows need.
 _STATEMENT_CLASSES = frozenset({"42", "3F"})
 _ROW_STATES = frozenset({"42501", "42883"})
-#: Their detail says every value of the row, in the server's language: not null, check, and the options of views.
+#: Their detail contains every value of the row, in the server's language: not null, check, and the options of views.
 _ROW_IN_DETAIL = frozenset({"23502", "23514", "44000"})
 
 
@@ -83,7 +83,7 @@ class PostgresSink(Sink):
                 min_size=self._settings.pool_min,
                 max_size=self._settings.pool_max,
                 timeout=CONNECT_SECONDS,
-                # The same few come again and again.
+                # The same few recur.
                 max_cacheable_statement_size=MAX_PREPARED_BYTES,
                 init=_accept_json,
             )
@@ -95,15 +95,15 @@ class PostgresSink(Sink):
                     await self._check_statements(connection)
                 stack.pop_all()
         except (ValueError, asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
-            raise ConfigError(f"{self.place}: {where}: {self._text(error)}; correct dsn") from None
+            raise ConfigError(f"{self.place}: {where}: {self._describe(error)}; correct dsn") from None
         except TimeoutError:
             raise RemoteError(f"{self.place}: {where}: no answer within {CONNECT_SECONDS:g} s; {CHECK} dsn") from None
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            raise RemoteError(f"{self.place}: {where}: {self._text(error)}; {CHECK} dsn") from None
+            raise RemoteError(f"{self.place}: {where}: {self._describe(error)}; {CHECK} dsn") from None
         self.pool = pool
 
     async def _check_statements(self, connection: asyncpg.Connection) -> None:
-        """Let the server look at the statements of the configuration; their tables may be made later.
+        """Let the server look at the statements of the configuration; their tables may be created later.
 
         Raises:
             ConfigError: One is wrong by itself.
@@ -113,11 +113,11 @@ class PostgresSink(Sink):
             try:
                 count = len((await connection.prepare(shape.sql)).get_parameters())
             except asyncpg.PostgresSyntaxError as error:
-                raise ConfigError(f"{place}: {self._text(error)}; correct sql") from None
+                raise ConfigError(f"{place}: {self._describe(error)}; correct sql") from None
             except asyncpg.PostgresError as error:
-                if passing(error):
+                if is_passing(error):
                     raise
-                log.warning("a statement cannot be carried out yet", statement=place, error=self._text(error))
+                log.warning("a statement cannot be carried out yet", statement=place, error=self._describe(error))
                 continue
             if count != len(shape.columns):
                 raise ConfigError(
@@ -125,7 +125,7 @@ class PostgresSink(Sink):
                     "name each of them"
                 )
 
-    def _text(self, error: BaseException) -> str:
+    def _describe(self, error: BaseException) -> str:
         text = describe_error(error)
         if isinstance(error, asyncpg.PostgresError):
             # Its own text ends with the detail.
@@ -140,42 +140,42 @@ class PostgresSink(Sink):
         """Return the row.
 
         Raises:
-            TypeError: `data` is not a mapping, or has a value that PostgreSQL has no form for.
+            TypeError: `data` is not a mapping, or has a value that PostgreSQL cannot represent.
             ValueError: A name is not an identifier, or the parts of the payload do not fit each other.
         """
         if payload.statement:
-            return self._encoded_statement(payload)
-        data = payload.data if type(payload.data) is dict else self._columns(payload)
+            return self._encode_statement(payload)
+        data = payload.data if type(payload.data) is dict else self._read_columns(payload)
         where, conflict = payload.where, payload.conflict
         if not isinstance(conflict, str):
-            conflict = _conflict(payload)
+            conflict = _read_conflict(payload)
         looked_for: tuple[str, ...] = ()
         if where:
             if not isinstance(where, Mapping):
-                raise TypeError(f"where has to be a mapping of columns to values, not {type(where).__name__}")
+                raise TypeError(f"where must be a mapping of columns to values, not {type(where).__name__}")
             looked_for = tuple(name for name, value in where.items() if value is not None)
         known = (payload.op, payload.table, conflict, tuple(data), looked_for, tuple(where) if where else ())
         try:
             found = self._shapes.get(known)
         except TypeError:
-            raise TypeError(f"op and table have to be text, not {_types(payload.op, payload.table)}") from None
+            raise TypeError(f"op and table have to be text, not {_name_types(payload.op, payload.table)}") from None
         if found is None:
-            found = self._checked(known, data)
+            found = self._check_shape(known, data)
         shape, identity = found
         given = [*data.values(), *(where[name] for name in looked_for)] if where else data.values()
-        values, size, nested = sound_values(shape.table, (*shape.columns, *shape.where), given)
-        key = row_key(shape.table, identity, where or data)
+        values, size, nested = convert_values(shape.table, (*shape.columns, *shape.where), given)
+        key = make_row_key(shape.table, identity, where or data)
         return Encoded(key, Row(shape, tuple(values), key, nested), size)
 
-    def _columns(self, payload: PostgresPayload) -> Mapping[str, Any]:
+    def _read_columns(self, payload: PostgresPayload) -> Mapping[str, Any]:
         return {} if payload.data is None and payload.op == "delete" else to_mapping(payload.data)
 
-    def _encoded_statement(self, payload: PostgresPayload) -> Encoded:
+    def _encode_statement(self, payload: PostgresPayload) -> Encoded:
         found = self._statements.get(payload.statement) if isinstance(payload.statement, str) else None
         if found is None:
             there = ", ".join(sorted(self._statements)) or "none"
             name = shorten(repr(payload.statement), 60)
-            raise ValueError(f"statement {name} is not configured at {self.place}.statements; there is {there}")
+            raise ValueError(f"statement {name} is not configured in {self.place}.statements; configured: {there}")
         if payload.table or payload.op != "insert" or payload.conflict or payload.where:
             raise ValueError(f"statement {payload.statement} takes data, not table, op, conflict or where")
         shape, identity = found
@@ -183,17 +183,17 @@ class PostgresSink(Sink):
         if data.keys() != set(shape.columns):
             wanted = ", ".join(shape.columns) or "nothing"
             given = shorten(", ".join(sorted(data))) or "nothing"
-            raise ValueError(f"data of statement {payload.statement} has to have {wanted}, and has {given}")
+            raise ValueError(f"data of statement {payload.statement} must have {wanted}, got {given}")
         place = f"statement {shape.table}"
-        values, size, nested = sound_values(place, shape.columns, [data[name] for name in shape.columns])
-        key = row_key(place, identity, data)
+        values, size, nested = convert_values(place, shape.columns, [data[name] for name in shape.columns])
+        key = make_row_key(place, identity, data)
         return Encoded(key, Row(shape, tuple(values), key, nested), size + 8)
 
-    def _checked(self, known: tuple[Any, ...], data: Mapping[str, Any]) -> tuple[Shape, tuple[str, ...]]:
+    def _check_shape(self, known: tuple[Any, ...], data: Mapping[str, Any]) -> tuple[Shape, tuple[str, ...]]:
         """Return a shape that is new, and the columns that say which row is meant."""
         operation, table, conflict, _, looked_for, all_looked_for = known
         if not isinstance(table, str):
-            raise TypeError(f"table has to be text, not {type(table).__name__}")
+            raise TypeError(f"table must be text, not {type(table).__name__}")
         if operation not in _OPERATIONS:
             raise ValueError(f"op {shorten(repr(operation), 60)} is not known; use {', '.join(_OPERATIONS)}")
         nulls = tuple(name for name in all_looked_for if name not in looked_for)
@@ -216,14 +216,14 @@ class PostgresSink(Sink):
         """
         answers = Answers(batch)
         try:
-            async with self._connection() as connection:
+            async with self._acquire() as connection:
                 await self._write_all(connection, [item.body for item in batch], answers)
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
-            return answers.collect(RemoteError(f"{self.place}: {self._text(error)}"))
+            return answers.collect(RemoteError(f"{self.place}: {self._describe(error)}"))
         return answers.collect()
 
     @contextlib.asynccontextmanager
-    async def _connection(self) -> AsyncIterator[asyncpg.Connection]:
+    async def _acquire(self) -> AsyncIterator[asyncpg.Connection]:
         pool = self.pool
         if pool is None:
             raise RemoteError(f"{self.place} is not connected")
@@ -248,13 +248,13 @@ class PostgresSink(Sink):
             try:
                 await self._writer.write(connection, [rows[index] for index in indexes])
             except FailedError as failed:
-                if passing(failed.error):
+                if is_passing(failed.error):
                     raise failed.error from None
-                todo += [indexes] if failed.stale else reversed(self._parts(rows, indexes, failed, answers))
+                todo += [indexes] if failed.stale else reversed(self._split_failed(rows, indexes, failed, answers))
             else:
                 answers.confirm(indexes)
 
-    def _parts(
+    def _split_failed(
         self, rows: Sequence[Row], indexes: Sequence[int], failed: FailedError, answers: Answers
     ) -> list[Sequence[int]]:
         """Return what is to be done instead of a transaction that failed, in order; refuse what is at fault."""
@@ -262,20 +262,22 @@ class PostgresSink(Sink):
         suspects = indexes[first:last]
         if len(suspects) == 1 or _concerns_all(failed.error):
             for index in suspects:
-                answers.refuse(index, Refusal(f"{named(rows[index])}: {self._text(failed.error)}", retryable=False))
+                answers.refuse(
+                    index, Refusal(f"{name_row(rows[index])}: {self._describe(failed.error)}", retryable=False)
+                )
             return [indexes[:first], indexes[last:]]
         middle = len(suspects) // 2
         return [indexes[:first], suspects[:middle], suspects[middle:], indexes[last:]]
 
     async def close(self) -> None:
-        """End the connections; those that a handler still holds, too."""
+        """Close the connections, including those that a handler still holds."""
         pool, self.pool = self.pool, None
         if pool is not None and not await close_within(CLOSE_SECONDS, pool.close()):
             pool.terminate()
 
 
 def _concerns_all(error: BaseException) -> bool:
-    """Tell whether no row of a statement would fare better alone."""
+    """Tell whether no row of a statement would succeed alone."""
     if isinstance(error, asyncpg.UnsupportedClientFeatureError):
         # A column's type, whatever the value.
         return True
@@ -287,19 +289,19 @@ async def _accept_json(connection: asyncpg.Connection) -> None:
     """Accept dicts and lists for json columns; text counts as JSON, as it does without this."""
     for kind in ("json", "jsonb"):
         await connection.set_type_codec(
-            kind, schema="pg_catalog", encoder=lambda value: value if isinstance(value, str) else json_text(value),
+            kind, schema="pg_catalog", encoder=lambda value: value if isinstance(value, str) else to_json_text(value),
             decoder=lambda text: text,
         )  # fmt: skip
 
 
-def _conflict(payload: PostgresPayload) -> tuple[str, ...]:
+def _read_conflict(payload: PostgresPayload) -> tuple[str, ...]:
     given = payload.conflict
     if not isinstance(given, Sequence) or isinstance(given, bytes):
-        raise TypeError(f"conflict has to be a column or several, not {type(given).__name__}")
+        raise TypeError(f"conflict must be one or more columns, not {type(given).__name__}")
     if wrong := [name for name in given if not isinstance(name, str)]:
-        raise TypeError(f"conflict has to name columns, not a {type(wrong[0]).__name__}")
+        raise TypeError(f"conflict must name columns, not a {type(wrong[0]).__name__}")
     return tuple(given)
 
 
-def _types(*values: object) -> str:
+def _name_types(*values: object) -> str:
     return " and ".join(type(value).__name__ for value in values)

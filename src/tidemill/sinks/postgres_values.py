@@ -1,7 +1,7 @@
-"""The values of a PostgreSQL row: what the client has a form for, how large they are, and what orders their row.
+"""The values of a PostgreSQL row: what the client can send, how large they are, and what orders their row.
 
 Invariants: a value that leaves here does not change if its payload does; text has no
-character that the protocol cannot carry, so that one row's text is never a whole statement's failure.
+character that the protocol cannot carry, so that the text of one row never makes a whole statement fail.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tidemill.config.redaction import redact
 from tidemill.core.delivery.sql_plan import Row
 from tidemill.sinks.base import shorten, to_json
 
-#: Immutable, and known to the client as they are; text has to be looked at besides.
+#: Immutable, and known to the client as they are; text has to be checked in addition.
 _PLAIN = frozenset({type(None), bool, int, float, bytes})
 _KNOWN = (
     *(decimal.Decimal, datetime.date, datetime.time, datetime.timedelta, uuid.UUID),
@@ -27,7 +27,7 @@ _KNOWN = (
 )
 
 
-def sound_values(place: str, names: Sequence[str], given: Iterable[Any]) -> tuple[list[Any], int, bool]:
+def convert_values(place: str, names: Sequence[str], given: Iterable[Any]) -> tuple[list[Any], int, bool]:
     """Return values that the client can send, about how many bytes they are, and whether one is not a scalar.
 
     Args:
@@ -36,7 +36,7 @@ def sound_values(place: str, names: Sequence[str], given: Iterable[Any]) -> tupl
         given: The values.
 
     Raises:
-        TypeError: PostgreSQL has no form for a value.
+        TypeError: PostgreSQL cannot represent a value.
         ValueError: Text has a character that PostgreSQL cannot have.
     """
     values = list(given)
@@ -44,18 +44,18 @@ def sound_values(place: str, names: Sequence[str], given: Iterable[Any]) -> tupl
     for index, value in enumerate(values):
         kind = type(value)
         if kind is str:
-            # One look at a flag and one search: every text of every row comes by here.
-            size += len(value) if value.isascii() and "\0" not in value else _text_bytes(place, names[index], value)
+            # One look at a flag and one search: every text of every row passes through here.
+            size += len(value) if value.isascii() and "\0" not in value else _measure_text(place, names[index], value)
         elif kind in _PLAIN:
             size += len(value) if kind is bytes else 8
         else:
-            values[index], more, container = _value(place, names[index], value)
+            values[index], more, container = _convert_value(place, names[index], value)
             size += more
             nested = nested or container
     return values, size, nested
 
 
-def _text_bytes(place: str, name: str, value: str) -> int:
+def _measure_text(place: str, name: str, value: str) -> int:
     if "\0" in value:
         raise ValueError(f"{name!r} of {place} has a NUL character, which text in PostgreSQL cannot have; remove it")
     try:
@@ -63,17 +63,17 @@ def _text_bytes(place: str, name: str, value: str) -> int:
     except UnicodeEncodeError as error:
         code = ord(value[error.start])
         raise ValueError(
-            f"{name!r} of {place} has the lone surrogate U+{code:04X} at {error.start}, which UTF-8 has no form for; "
+            f"{name!r} of {place} has the lone surrogate U+{code:04X} at {error.start}, which UTF-8 cannot encode; "
             "replace it"
         ) from None
 
 
-def _value(place: str, name: str, value: Any) -> tuple[Any, int, bool]:
+def _convert_value(place: str, name: str, value: Any) -> tuple[Any, int, bool]:
     """Return what is sent for a value that is not plain, its size, and whether it is not a scalar."""
     if isinstance(value, enum.Enum):
         value = value.value
     if isinstance(value, str):
-        return value, _text_bytes(place, name, value), False
+        return value, _measure_text(place, name, value), False
     if isinstance(value, bytes):
         return value, len(value), False
     if value is None or isinstance(value, _KNOWN):
@@ -81,25 +81,25 @@ def _value(place: str, name: str, value: Any) -> tuple[Any, int, bool]:
     if type(value).__module__.startswith("asyncpg."):
         return value, 8, True
     if isinstance(value, (Mapping, list, tuple, set, frozenset)):
-        # A json column gets it in this form: what has none is to be found now.
+        # A json column gets it in this form: what has none must be found now.
         size = len(to_json(list(value) if isinstance(value, (set, frozenset)) else value))
-        return _snapshot(value), size, True
-    raise TypeError(f"{name!r} of {place} is a {type(value).__name__}, which PostgreSQL has no form for")
+        return _copy(value), size, True
+    raise TypeError(f"{name!r} of {place} is a {type(value).__name__}, which PostgreSQL cannot represent")
 
 
-def _snapshot(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     """Return a container as it is now: its owner may go on changing it before it is sent."""
     if isinstance(value, Mapping):
-        return {key: _snapshot(item) for key, item in value.items()}
+        return {key: _copy(item) for key, item in value.items()}
     if isinstance(value, tuple):
-        return tuple(_snapshot(item) for item in value)
+        return tuple(_copy(item) for item in value)
     if isinstance(value, (list, set, frozenset)):
-        return [_snapshot(item) for item in value]
+        return [_copy(item) for item in value]
     dump = getattr(value, "model_dump", None)
     return value if dump is None else dump(mode="json")
 
 
-def row_key(table: str, identity: Sequence[str], source: Mapping[str, Any] | None) -> Hashable:
+def make_row_key(table: str, identity: Sequence[str], source: Mapping[str, Any] | None) -> Hashable:
     """Return what is the same for payloads that concern the same row; None if nothing says which row is meant.
 
     Args:
@@ -124,7 +124,7 @@ def row_key(table: str, identity: Sequence[str], source: Mapping[str, Any] | Non
     return key
 
 
-def named(row: Row) -> str:
+def name_row(row: Row) -> str:
     """Name a row by what identifies it if that is known, else by its values."""
     shape = row.shape
     names = (*shape.columns, *shape.where)

@@ -1,4 +1,4 @@
-"""Carries rows out on a PostgreSQL connection: all or none of them, in as few statements as `core.sql_plan` allows.
+"""Writes rows on a PostgreSQL connection: all or none of them, in as few statements as `core.delivery.sql_plan` allows.
 
 How several rows are sent depends on the types of their columns, which the server is asked for once per shape. Nothing
 is decided here about rows that fail: `FailedError` says which part of a transaction it was. Memory is O(shapes), which
@@ -28,17 +28,17 @@ from tidemill.sinks.base import to_json
 
 #: Shapes whose types are known; forgotten together when there are too many.
 MAX_KNOWN_SHAPES = 1_000
-#: A full batch comes again and again under load, and the client packs parameters faster than arrays: it has a statement
+#: A full batch recurs under load, and the client packs parameters faster than arrays: it has a statement
 #: of its own, up to this many parameters and for this many shapes (about 1.5 MB each in the server's process).
 MAX_FULL_PARAMETERS = 8_192
 MAX_FULL_SHAPES = 16
-#: What the server says when the same may work later: connection, transaction conflicts, resources, locks, shutdown,
+#: SQLSTATEs after which the same may work later: connection, transaction conflicts, resources, locks, shutdown,
 #: the operating system, and logins that are being changed.
 _PASSING_CLASSES = frozenset({"08", "40", "53", "55", "57", "58", "28"})
 _PASSING = frozenset({"25006", "3D000"})
-#: What the server says when a column's type is not what it was when it was asked.
+#: What the server says when a column's type has changed since it was looked up.
 _OTHER_TYPE = "42804"
-#: What the client raises for one statement; `OverflowError` of a number that no type of the server has room for.
+#: What the client raises for one statement; `OverflowError` for a number that is too large for any type of the server.
 _REFUSALS = (asyncpg.PostgresError, OverflowError)
 _CLIENT_ERRORS = (asyncpg.InterfaceError, asyncpg.InternalClientError)
 _CONTAINERS = (dict, list, tuple)
@@ -77,7 +77,7 @@ class Writer:
         """Know nothing yet."""
         self._full = full
         self._full_shapes: set[Shape] = set()
-        # None: there is a type among them whose arrays do not do.
+        # None: one of the types cannot be sent as an array.
         self._types: dict[Shape, tuple[str, ...] | None] = {}
         # Asked for within this call, so that what the server says now is true.
         self._fresh: set[Shape] = set()
@@ -94,7 +94,7 @@ class Writer:
             # A statement is a transaction of its own.
             await self._execute(connection, rows, parts[0])
             return
-        async with _transaction(connection):
+        async with _open_transaction(connection):
             for part in parts:
                 await self._execute(connection, rows, part)
 
@@ -108,14 +108,14 @@ class Writer:
         if shape in self._types:
             types = self._types[shape]
         else:
-            prepared = await _tried(connection, (first, last), connection.prepare(build_statement(shape, 1)))
+            prepared = await _try(connection, (first, last), connection.prepare(build_statement(shape, 1)))
             kinds = prepared.get_parameters()
             usable = all(kind.schema == "pg_catalog" and kind.name in ARRAY_TYPES for kind in kinds)
             if len(self._types) >= MAX_KNOWN_SHAPES:
                 self._types.clear()
             types = self._types[shape] = tuple(kind.name for kind in kinds) if usable else None
             self._fresh.add(shape)
-        if types is not None and _taken_apart(rows[first:last], types):
+        if types is not None and _has_flat_arrays(rows[first:last], types):
             return (_Part(first, last, types),)
         return [_Part(*part) for part in split_by_powers(first, last, shape.parameters)]
 
@@ -131,18 +131,18 @@ class Writer:
         some = rows[first:last]
         shape = some[0].shape
         if shape.operation is Operation.STATEMENT and last - first > 1:
-            await _tried(connection, part[:2], connection.executemany(shape.sql, [row.values for row in some]))
+            await _try(connection, part[:2], connection.executemany(shape.sql, [row.values for row in some]))
         elif types is None:
             values = [value for row in some for value in row.values]
-            await _tried(connection, part[:2], connection.execute(build_statement(shape, last - first), *values))
+            await _try(connection, part[:2], connection.execute(build_statement(shape, last - first), *values))
         else:
             try:
-                arrays = _arrays(some, types)
+                arrays = _make_arrays(some, types)
             except (TypeError, ValueError) as error:
                 # A json value that has no such form: which row has it is found as with all others.
                 raise FailedError(part[:2], error) from error
             try:
-                await _tried(connection, part[:2], connection.execute(build_array_statement(shape, types), *arrays))
+                await _try(connection, part[:2], connection.execute(build_array_statement(shape, types), *arrays))
             except FailedError as failed:
                 if getattr(failed.error, "sqlstate", None) == _OTHER_TYPE and shape not in self._fresh:
                     self._types.pop(shape, None)
@@ -151,14 +151,14 @@ class Writer:
 
 
 @contextlib.asynccontextmanager
-async def _transaction(connection: asyncpg.Connection) -> AsyncIterator[None]:
+async def _open_transaction(connection: asyncpg.Connection) -> AsyncIterator[None]:
     transaction = connection.transaction()
     await transaction.start()
     try:
         yield
     except FailedError as failed:
         # Else the connection is given up, and the transaction with it.
-        if not passing(failed.error):
+        if not is_passing(failed.error):
             await transaction.rollback()
         raise
     try:
@@ -167,11 +167,11 @@ async def _transaction(connection: asyncpg.Connection) -> AsyncIterator[None]:
         raise FailedError(None, error) from error
 
 
-async def _tried(connection: asyncpg.Connection, part: tuple[int, int], call: Awaitable[Any]) -> Any:
+async def _try(connection: asyncpg.Connection, part: tuple[int, int], call: Awaitable[Any]) -> Any:
     """Await what concerns these rows.
 
     Raises:
-        FailedError: The server refuses it, or the client has no form for a value.
+        FailedError: The server refuses it, or the client cannot represent a value.
         InterfaceError: The connection cannot be used.
     """
     try:
@@ -180,7 +180,7 @@ async def _tried(connection: asyncpg.Connection, part: tuple[int, int], call: Aw
         raise FailedError(part, error) from error
     except _CLIENT_ERRORS as error:
         # The client's own errors are of two kinds: the connection cannot be used, which shows here again, or the client
-        # has no form for a value, and the connection is as good as before.
+        # cannot represent a value, and the connection is as good as before.
         try:
             await connection.execute("SELECT 1")
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
@@ -188,35 +188,35 @@ async def _tried(connection: asyncpg.Connection, part: tuple[int, int], call: Aw
         raise FailedError(part, error) from error
 
 
-def _taken_apart(rows: Sequence[Row], types: Sequence[str]) -> bool:
+def _has_flat_arrays(rows: Sequence[Row], types: Sequence[str]) -> bool:
     """Tell whether arrays of these values have one element per row: in those of lists the client sees dimensions."""
     if not any(row.nested for row in rows):
         return True
     simple = [index for index, kind in enumerate(types) if kind not in JSON_TYPES]
-    return not any(row.nested and any(_nested(row.values[index]) for index in simple) for row in rows)
+    return not any(row.nested and any(_is_nested(row.values[index]) for index in simple) for row in rows)
 
 
-def _nested(value: object) -> bool:
+def _is_nested(value: object) -> bool:
     return isinstance(value, _CONTAINERS) or type(value).__module__.startswith("asyncpg.")
 
 
-def _arrays(rows: Sequence[Row], types: Sequence[str]) -> list[Sequence[Any]]:
+def _make_arrays(rows: Sequence[Row], types: Sequence[str]) -> list[Sequence[Any]]:
     """Return an array of values per parameter; for json columns of text."""
     columns: list[Sequence[Any]] = list(zip(*[row.values for row in rows], strict=True))
     for index, kind in enumerate(types):
         if kind in JSON_TYPES:
             columns[index] = [
-                value if value is None or isinstance(value, str) else json_text(value) for value in columns[index]
+                value if value is None or isinstance(value, str) else to_json_text(value) for value in columns[index]
             ]
     return columns
 
 
-def json_text(value: Any) -> str:
+def to_json_text(value: Any) -> str:
     """Return a value as JSON text."""
     return to_json(value).decode()
 
 
-def passing(error: BaseException) -> bool:
+def is_passing(error: BaseException) -> bool:
     """Tell whether the same may work later."""
     if isinstance(error, asyncpg.InvalidCachedStatementError):
         return True

@@ -109,7 +109,7 @@ class RedisSink(Sink):
             ValueError: The operation or the script is not known, `data` is empty, or text cannot be encoded as UTF-8.
         """
         if not isinstance(payload.key, (str, bytes)) or not payload.key:
-            raise ValueError(f"key {shorten(repr(payload.key))} is neither text nor bytes, or is empty")
+            raise ValueError(f"key must be text or bytes, and not empty, got {shorten(repr(payload.key))}")
         key = self._prefix + (payload.key.encode() if isinstance(payload.key, str) else payload.key)
         command = build_command(payload, key, self._scripts)
         size = sum(len(each) for each in command)

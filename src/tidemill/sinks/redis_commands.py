@@ -68,7 +68,7 @@ def _to_milliseconds(ttl: Any) -> bytes:
 def _add_ttl(command: Command, milliseconds: bytes) -> Command:
     name, key, *rest = command
     if name == b"DEL":
-        raise ValueError("a key that is deleted has no ttl")
+        raise ValueError("delete takes no ttl")
     if name == b"SET":
         return (*command, b"PX", milliseconds)
     if len(rest) > MAX_ARGUMENTS_WITH_TTL:
@@ -140,7 +140,7 @@ def _incrby(key: bytes, data: Any) -> Command:
     if isinstance(data, bool) or not isinstance(data, int):
         raise TypeError(f"incrby takes a whole number, not {type(data).__name__}")
     if not -(1 << 63) <= data < 1 << 63:
-        raise ValueError("incrby takes a number of 64 bits")
+        raise ValueError("incrby takes a whole number of at most 64 bits")
     return (b"INCRBY", key, b"%d" % data)
 
 
@@ -173,7 +173,7 @@ def _send_fields(command: Command, data: Any) -> Command:
     for name, value in to_mapping(data).items():
         fields += (name.encode(), _encode_value(value))
     if not fields:
-        raise ValueError("data has no field")
+        raise ValueError("data has no fields; give at least one")
     return (*command, *fields)
 
 

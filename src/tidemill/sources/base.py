@@ -17,21 +17,32 @@ from tidemill.runtime.messages import SourceMessage
 
 TopicPartition = tuple[str, int]
 
+#: How many partitions a log line names.
+MAX_NAMES = 20
 
-def name_of(partition: TopicPartition) -> str:
+
+def name_partition(partition: TopicPartition) -> str:
     """Return a partition as one text.
 
     Example:
-        >>> name_of(("orders", 3))
+        >>> name_partition(("orders", 3))
         'orders/3'
     """
     return f"{partition[0]}/{partition[1]}"
 
 
+def name_partitions(partitions: Sequence[TopicPartition], most: int = MAX_NAMES) -> list[str]:
+    """Return names for a log line, which must not grow with the topic."""
+    names = [name_partition(partition) for partition in partitions[:most]]
+    if len(partitions) > most:
+        names.append(f"and {len(partitions) - most} more")
+    return names
+
+
 class Outgoing(msgspec.Struct, eq=False):
     """A record that goes out in one transaction with the offsets of its messages.
 
-    The loop writes `alone`, the source's thread the three fields about its failure, before it reports how the commit
+    The loop writes `isolated`, the source's thread the three fields about its failure, before it reports how the commit
     ended.
 
     Attributes:
@@ -39,12 +50,12 @@ class Outgoing(msgspec.Struct, eq=False):
         key: Its key.
         value: Its value, None for a tombstone.
         owner: What it came from; opaque to a source.
-        ref: What its owner knows it by; likewise.
-        alone: It may not share a batch, so that a refusal is its own.
+        ref: What its owner knows it by; opaque to a source.
+        isolated: It must not share a batch, so that a refusal concerns it alone.
         attempts: How often it was refused.
         error: Why the brokers refuse it, if the record itself is wrong.
         oversize: Whether that is its size, or the size of its batch.
-        verdict: What becomes of it then, judged over all of its transaction.
+        verdict: What becomes of it then, decided over all of its transaction.
         headers: In order.
         partition: -1: the one that the key chooses.
         timestamp: In milliseconds since the epoch; 0: when it is sent.
@@ -55,7 +66,7 @@ class Outgoing(msgspec.Struct, eq=False):
     value: bytes | None
     owner: Any = None
     ref: Any = None
-    alone: bool = False
+    isolated: bool = False
     attempts: int = 0
     error: str | None = None
     oversize: bool = False
@@ -87,6 +98,19 @@ class Fatal(enum.Enum):
 
     FENCED = "fenced"
     FAILED = "failed"
+
+
+class SourceStatistics(msgspec.Struct, frozen=True):
+    """How far a source is behind, and what it missed.
+
+    Attributes:
+        gap: Messages that were deleted at the source before they were read.
+        lag: The end of each partition minus what is committed of it, where that is known; another mapping whenever
+            the source has looked again.
+    """
+
+    gap: int
+    lag: Mapping[TopicPartition, int]
 
 
 class SourceEvents(Protocol):
@@ -129,12 +153,9 @@ class Source(Protocol):
     def stop_fetching(self) -> None:
         """Fetch nothing more and forget what is buffered; commits still work."""
 
-    @property
-    def gap(self) -> int:
-        """How many messages were deleted at the source before they were read."""
-
-    def lag(self) -> Mapping[TopicPartition, int]:
-        """Return the end of each partition minus what is committed of it, where that is known."""
+    def statistics(self) -> SourceStatistics:
+        """Return how far it is behind, and what it missed."""
+        ...
 
     def stalled(self) -> str | None:
         """Why no messages arrive, if the source knows."""

@@ -18,7 +18,7 @@ import structlog
 
 from tidemill.core.errors import InvariantError, describe_error
 from tidemill.runtime.messages import SourceMessage
-from tidemill.sources.base import CommitStatus, Fatal, Records, SourceEvents, TopicPartition
+from tidemill.sources.base import CommitStatus, Fatal, Records, SourceEvents, SourceStatistics, TopicPartition
 
 log = structlog.get_logger(__name__)
 
@@ -73,7 +73,7 @@ class BoundedSource:
         #: Everything was read.
         self.ended = False
         #: Called on the loop when `ended` is set.
-        self.on_end: Callable[[], None] = _nothing
+        self.on_end: Callable[[], None] = _do_nothing
         #: The next offset of each partition, as far as the engine is done with it.
         self.committed: dict[TopicPartition, int] = {}
 
@@ -118,14 +118,9 @@ class BoundedSource:
         self._stop = True
         self._room.set()
 
-    def lag(self) -> Mapping[TopicPartition, int]:
-        """Return nothing: the driver of a bounded run knows what is left."""
-        return {}
-
-    @property
-    def gap(self) -> int:
-        """How many messages were deleted before they were read."""
-        return self._reader.gap
+    def statistics(self) -> SourceStatistics:
+        """Return what was missed; the driver of a bounded run knows what is left, so there is no lag here."""
+        return SourceStatistics(self._reader.gap, {})
 
     def stalled(self) -> str | None:
         """Say why nothing comes."""
@@ -199,5 +194,5 @@ class BoundedSource:
                 self._room.wait(1.0)
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass

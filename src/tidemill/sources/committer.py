@@ -2,8 +2,8 @@
 
 Two ways. Between polls commits are asynchronous, one at a time; the answer comes with a poll. Within a rebalance
 callback there are no polls, so commits there are synchronous. Those have no time limit, and the client lets no other
-thread use the consumer meanwhile; so the coordinator is first asked for something that has one, and as long as it does
-not answer that, nothing is committed.
+thread use the consumer meanwhile; so the coordinator is first sent a request that has one, and until it
+answers that, nothing is committed.
 
 Invariant: the result of each commit that is sent is reported, unless the answer never comes.
 """

@@ -1,6 +1,6 @@
 """Pauses partitions at the broker whose buffers are full, and resumes them; used on the consumer's thread only.
 
-A pause throws away everything that librdkafka had prefetched, so it is for full buffers only. Only partitions that grew
+A pause discards everything that librdkafka had prefetched, so it is for full buffers only. Only partitions that grew
 or are full are looked at: a thousand partitions, of which one has messages, cost what one costs.
 """
 

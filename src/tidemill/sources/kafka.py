@@ -2,7 +2,7 @@
 
 Invariants: only the thread touches the consumer. It never decides about offsets: it commits what it is given, after
 dropping what it does not own. What it fetched waits in a bounded buffer per partition; only when that is full is the
-partition paused at the broker's side, because a pause throws away everything that librdkafka had prefetched.
+partition paused at the broker's side, because a pause discards everything that librdkafka had prefetched.
 
 A partition can go and come back while the loop is busy, so a buffer stands for one ownership: the engine pulls from,
 and commits for, only the ownership that it knows of; calls for an earlier one have no effect.
@@ -27,13 +27,13 @@ import structlog
 from tidemill.config.settings import REVOKE_MARGIN_SECONDS, Settings
 from tidemill.runtime.kafka_client import LibraryLog
 from tidemill.runtime.messages import Header, SourceMessage
-from tidemill.sources.base import CommitStatus, Fatal, Records, SourceEvents, TopicPartition
+from tidemill.sources.base import CommitStatus, Fatal, Records, SourceEvents, SourceStatistics, TopicPartition
 from tidemill.sources.broker_watch import BrokerWatch
 from tidemill.sources.buffer import Buffer
 from tidemill.sources.flow_control import FlowControl
 from tidemill.sources.gaps import count_deleted, note_jump
 from tidemill.sources.lag import LagWatch
-from tidemill.sources.membership import consumer_config, leave_group
+from tidemill.sources.membership import leave_group, make_consumer_config
 from tidemill.sources.pending_commits import PendingCommits
 from tidemill.sources.place import read_member_id
 from tidemill.sources.transactional_producer import TransactionalProducer
@@ -57,15 +57,15 @@ class KafkaSource:
     Args:
         settings: The pipeline's settings.
         instance_id: The member's static id, `<group>.<worker>.<slot>`.
-        transactor: Commits offsets together with records, if that is wanted.
+        producer: Commits offsets together with records, if that is wanted.
     """
 
-    def __init__(self, settings: Settings, instance_id: str, transactor: TransactionalProducer | None = None) -> None:
+    def __init__(self, settings: Settings, instance_id: str, producer: TransactionalProducer | None = None) -> None:
         """Connect nothing; `start` does."""
         self._topic = settings.kafka.source_topic
         self._max_poll = settings.kafka.max_poll_records
         self._revoke_seconds = settings.revoke_timeout_seconds
-        self._config = consumer_config(settings, instance_id)
+        self._config = make_consumer_config(settings, instance_id)
         # Of the partitions that are ours; only the thread touches it.
         self._buffers: dict[TopicPartition, Buffer] = {}
         # Of those that the engine knows of; only the loop touches it.
@@ -83,7 +83,7 @@ class KafkaSource:
             self._buffers,
             self._lag,
             self._notes,
-            transactor,
+            producer,
             on_answer=self._brokers.on_answer,
             on_committed=self._on_committed,
             on_fatal=self._on_fatal,
@@ -135,14 +135,9 @@ class KafkaSource:
         """Let the thread pause everything and drop what it has."""
         self._fetching = False
 
-    def lag(self) -> Mapping[TopicPartition, int]:
-        """Return the end minus what is committed, per owned partition for which the brokers have answered."""
-        return self._lag.lag
-
-    @property
-    def gap(self) -> int:
-        """How many messages the broker had deleted before they were read."""
-        return self._gap
+    def statistics(self) -> SourceStatistics:
+        """Return what the brokers had deleted, and the lag of owned partitions for which they have answered."""
+        return SourceStatistics(self._gap, self._lag.lag)
 
     def stalled(self) -> str | None:
         """Say why nothing comes, while the brokers are unreachable."""
@@ -258,7 +253,7 @@ class KafkaSource:
                 offset,
                 record.key(),
                 record.value(),
-                _headers(record.headers()),
+                _read_headers(record.headers()),
                 record.timestamp()[1],
             )
             buffer.messages.append(message)
@@ -302,7 +297,7 @@ class KafkaSource:
     def _on_assign(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
         committed: dict[TopicPartition, int] = {}
         member = read_member_id(consumer.consumer_group_metadata())
-        self._pending.end_before(consumer, _names(partitions))
+        self._pending.end_before(consumer, _list_partitions(partitions))
         for position in partitions:
             self._noted.pop((position.topic, position.partition), None)
         if partitions:
@@ -312,7 +307,7 @@ class KafkaSource:
                     self._noted[position.topic, position.partition] = position.metadata or ""
             except ck.KafkaException as error:
                 log.warning("committed offsets are not known; gaps cannot be told", error=str(error))
-        buffers = {tp: Buffer(tp, committed.get(tp, -1), member) for tp in _names(partitions)}
+        buffers = {tp: Buffer(tp, committed.get(tp, -1), member) for tp in _list_partitions(partitions)}
         self._buffers.update(buffers)
         consumer.incremental_assign(partitions)
         if partitions:
@@ -324,7 +319,7 @@ class KafkaSource:
         self._tell(self._tell_assigned, buffers)
 
     def _on_revoke(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
-        owned = [tp for tp in _names(partitions) if tp in self._buffers]
+        owned = [tp for tp in _list_partitions(partitions) if tp in self._buffers]
         member = read_member_id(consumer.consumer_group_metadata())
         if any(self._buffers[tp].member not in (None, member) for tp in owned):
             # It was expelled and has joined again: they belong to another member already.
@@ -365,7 +360,7 @@ class KafkaSource:
         self._pending.send_now(consumer)
 
     def _on_lost(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
-        lost = _names(partitions)
+        lost = _list_partitions(partitions)
         self._forget(lost)
         self._tell(self._tell_lost, lost)
 
@@ -379,9 +374,9 @@ class KafkaSource:
         self._pending.forget_open(partitions)
 
 
-def _names(partitions: Sequence[ck.TopicPartition]) -> list[TopicPartition]:
+def _list_partitions(partitions: Sequence[ck.TopicPartition]) -> list[TopicPartition]:
     return [(p.topic, p.partition) for p in partitions]
 
 
-def _headers(headers: Any) -> tuple[Header, ...]:
+def _read_headers(headers: Any) -> tuple[Header, ...]:
     return tuple(headers) if headers else ()

@@ -20,7 +20,7 @@ import confluent_kafka as ck
 from confluent_kafka.admin import AdminClient
 
 from tidemill.config.settings import Settings
-from tidemill.runtime.kafka_client import LibraryLog, client_config
+from tidemill.runtime.kafka_client import LibraryLog, make_client_config
 
 #: How long leaving waits for the group to complete a join, and for the partitions to be given up.
 JOIN_SECONDS = 3.0
@@ -30,10 +30,10 @@ LEAVE_SECONDS = 5.0
 TOPIC_REFRESH_MS = 5_000
 
 
-def consumer_config(settings: Settings, instance_id: str) -> dict[str, Any]:
+def make_consumer_config(settings: Settings, instance_id: str) -> dict[str, Any]:
     """Return the consumer's configuration: some of it is fixed, the rest is the user's."""
     kafka = settings.kafka
-    return client_config(
+    return make_client_config(
         kafka,
         kafka.brokers,
         {
@@ -89,12 +89,12 @@ def find_present_members(settings: Settings, instance_ids: Collection[str], time
     Raises:
         KafkaException: The brokers do not say.
     """
-    found = _describe_group(_admin(settings), settings, timeout_seconds)
+    found = _describe_group(_make_admin(settings), settings, timeout_seconds)
     return {member.client_id for member in (found.members if found else ())} & set(instance_ids)
 
 
-def _admin(settings: Settings) -> AdminClient:
-    return AdminClient(client_config(settings.kafka, settings.kafka.brokers, {}), logger=LibraryLog())
+def _make_admin(settings: Settings) -> AdminClient:
+    return AdminClient(make_client_config(settings.kafka, settings.kafka.brokers, {}), logger=LibraryLog())
 
 
 def _describe_group(admin: AdminClient, settings: Settings, timeout_seconds: float) -> Any:
@@ -143,7 +143,7 @@ class GroupViewer:
     def __init__(self, settings: Settings) -> None:
         """Connect at the first look."""
         self._settings = settings
-        self._admin = _admin(settings)
+        self._admin = _make_admin(settings)
 
     def look(self, timeout_seconds: float = 5.0) -> GroupView:
         """Return the state of the group.
@@ -173,7 +173,7 @@ def distribute_again(settings: Settings, join_seconds: float = 10.0) -> None:
         KafkaException: The brokers refuse.
     """
     assigned: list[object] = []
-    config = consumer_config(settings, "")
+    config = make_consumer_config(settings, "")
     del config["group.instance.id"]
     config["client.id"] = "tidemill-distribute"
     consumer = ck.Consumer(config, logger=LibraryLog())
@@ -193,7 +193,7 @@ def reap_member(settings: Settings, instance_id: str, join_seconds: float = 10.0
         KafkaException: The brokers refuse; the partitions stay reserved for the session timeout.
     """
     assigned: list[object] = []
-    consumer = ck.Consumer(consumer_config(settings, instance_id), logger=LibraryLog())
+    consumer = ck.Consumer(make_consumer_config(settings, instance_id), logger=LibraryLog())
     try:
         consumer.subscribe([settings.kafka.source_topic], on_assign=lambda _, partitions: assigned.append(partitions))
         leave_group(consumer, lambda: bool(assigned), join_seconds + LEAVE_SECONDS, join_seconds)
@@ -214,7 +214,7 @@ def find_other_topics(settings: Settings, own_prefix: str, timeout_seconds: floa
     Raises:
         KafkaException: The brokers do not say.
     """
-    admin = _admin(settings)
+    admin = _make_admin(settings)
     deadline = time.monotonic() + timeout_seconds
     while True:
         found = _describe_group(admin, settings, timeout_seconds)

@@ -11,8 +11,8 @@ import confluent_kafka as ck
 import structlog
 
 from tidemill.core.delivery.transaction import TransactionAnswer, judge_records
-from tidemill.runtime.kafka_client import reason, scrubbed
-from tidemill.runtime.producer import too_large, worth_retrying
+from tidemill.runtime.kafka_client import reason, scrub
+from tidemill.runtime.producer import is_too_large, worth_retrying
 from tidemill.sources.base import Outgoing
 
 log = structlog.get_logger(__name__)
@@ -57,16 +57,16 @@ class OutgoingRecords:
     def judge(self) -> None:
         """Set the verdicts of the records that may be what was wrong, at the end of the transaction; forget all."""
         suspects = [record for record in self._records if record.error is not None]
-        for record, verdict in zip(suspects, judge_records([each.alone for each in suspects]), strict=True):
+        for record, verdict in zip(suspects, judge_records([each.isolated for each in suspects]), strict=True):
             record.verdict = verdict
         self._records = []
 
-    def send(self, producer: ck.Producer, patience: Callable[[], float]) -> TransactionAnswer:
+    def send(self, producer: ck.Producer, seconds_left: Callable[[], float]) -> TransactionAnswer:
         """Hand records over from where the last call ended; one that has to go alone waits for those around it.
 
         Args:
             producer: Where to.
-            patience: Returns how many seconds a call may wait.
+            seconds_left: Returns how many seconds a call may wait.
 
         Raises:
             RecordRefusedError: A record was not accepted.
@@ -76,21 +76,23 @@ class OutgoingRecords:
         records = self._records
         while self._sent < len(records):
             record = records[self._sent]
-            behind_one = self._sent > 0 and records[self._sent - 1].alone
-            if (record.alone or behind_one) and producer.flush(seconds := patience()):
+            behind_one = self._sent > 0 and records[self._sent - 1].isolated
+            if (record.isolated or behind_one) and producer.flush(seconds := seconds_left()):
                 return self._answer_flushing(seconds)
             self._flush_began = None
             try:
-                produce(record.topic, record.value, record.key, on_delivery=partial(failed, record), **_extras(record))
+                produce(
+                    record.topic, record.value, record.key, on_delivery=partial(failed, record), **_get_extras(record)
+                )
             except BufferError:
-                producer.poll(patience())
+                producer.poll(seconds_left())
                 return TransactionAnswer.AGAIN
             except ck.KafkaException as error:
                 if error.args[0].fatal():
                     raise
                 # It is too large itself, or one before it failed and took the transaction with it.
                 failed(record, error.args[0], None)
-                raise RecordRefusedError(record.error, scrubbed(reason(error), self._config)) from error
+                raise RecordRefusedError(record.error, scrub(reason(error), self._config)) from error
             self._sent += 1
         return TransactionAnswer.DONE
 
@@ -106,15 +108,15 @@ class OutgoingRecords:
     def _on_delivery(self, record: Outgoing, error: ck.KafkaError | None, message: ck.Message | None) -> None:
         if error is None:
             return
-        text = scrubbed(f"topic {record.topic}: {error.name()}: {error.str()}", self._config)
+        text = scrub(f"topic {record.topic}: {error.name()}: {error.str()}", self._config)
         if worth_retrying(error, record.partition):
             log.debug("a record of a transaction was not taken", error=text)
         else:
             record.error = text
-            record.oversize = too_large(error)
+            record.oversize = is_too_large(error)
 
 
-def _extras(record: Outgoing) -> dict[str, Any]:
+def _get_extras(record: Outgoing) -> dict[str, Any]:
     """Return what a record has besides key and value; most have nothing."""
     if not record.headers and record.partition < 0 and not record.timestamp:
         return {}

@@ -50,7 +50,7 @@ class PendingCommits:
         buffers: Of the owned partitions.
         lag: Notified of what is committed.
         notes: Texts to keep beside offsets; read at each commit.
-        transactor: Commits offsets together with records, if that is wanted.
+        producer: Commits offsets together with records, if that is wanted.
         on_answer: Called when brokers have accepted a commit without a transaction.
         on_committed: Called when a commit has ended.
         on_fatal: Called once no commit can succeed.
@@ -61,7 +61,7 @@ class PendingCommits:
         buffers: Mapping[TopicPartition, Buffer],
         lag: LagWatch,
         notes: Mapping[TopicPartition, str],
-        transactor: TransactionalProducer | None,
+        producer: TransactionalProducer | None,
         *,
         on_answer: Callable[[], None],
         on_committed: Callable[[dict[TopicPartition, int], CommitStatus], None],
@@ -70,7 +70,7 @@ class PendingCommits:
         """Start with nothing to commit."""
         self._buffers = buffers
         self._lag = lag
-        self._transactor = transactor
+        self._producer = producer
         self._on_answer = on_answer
         self._on_committed = on_committed
         self._on_fatal = on_fatal
@@ -83,7 +83,7 @@ class PendingCommits:
     @property
     def trouble(self) -> str | None:
         """Why transactions make no progress, while they make none."""
-        return self._transactor.trouble if self._transactor is not None else None
+        return self._producer.trouble if self._producer is not None else None
 
     def open(self, ended: Callable[[], bool]) -> bool:
         """Open the transactional producer, if there is one; return whether commits are possible.
@@ -91,9 +91,9 @@ class PendingCommits:
         Args:
             ended: Tells that the result is no longer needed.
         """
-        if self._transactor is None:
+        if self._producer is None:
             return True
-        self._transactor.open(ended)
+        self._producer.open(ended)
         return not self._is_over()
 
     def on_commit(self, error: ck.KafkaError | None, partitions: Sequence[ck.TopicPartition]) -> None:
@@ -102,13 +102,13 @@ class PendingCommits:
 
     def finish(self, consumer: ck.Consumer, seconds: float) -> None:
         """End an open transaction, at the end of the consumer."""
-        if self._transactor is not None:
-            self._transactor.finish(consumer, min(TRANSACTION_END_SECONDS, seconds))
+        if self._producer is not None:
+            self._producer.finish(consumer, min(TRANSACTION_END_SECONDS, seconds))
 
     def end_before(self, consumer: ck.Consumer, partitions: Collection[TopicPartition]) -> None:
         """End a transaction that was open when these partitions were given up, now that they are assigned again."""
-        if self._transactor is not None:
-            for ended in self._transactor.end_before(consumer, partitions, TRANSACTION_END_SECONDS):
+        if self._producer is not None:
+            for ended in self._producer.end_before(consumer, partitions, TRANSACTION_END_SECONDS):
                 self._tell_transacted(*ended)
 
     def forget(self, partition: TopicPartition) -> None:
@@ -119,8 +119,8 @@ class PendingCommits:
 
     def forget_open(self, partitions: Collection[TopicPartition]) -> None:
         """Leave partitions out of the report of an open transaction's end."""
-        if self._transactor is not None:
-            self._transactor.forget(partitions)
+        if self._producer is not None:
+            self._producer.forget(partitions)
 
     def add(self, offsets: Sequence[tuple[TopicPartition, Buffer | None, int]], records: Records) -> None:
         """Add what is to be committed; what belongs to an earlier ownership of a partition is dropped.
@@ -136,26 +136,26 @@ class PendingCommits:
 
     def send(self, consumer: ck.Consumer) -> None:
         """Send what waits, between two polls of the consumer."""
-        if self._transactor is not None:
-            self._transact(self._transactor, consumer)
+        if self._producer is not None:
+            self._transact(self._producer, consumer)
             return
         self._committer.send(consumer, self._to_commit)
 
     def send_now(self, consumer: ck.Consumer) -> None:
         """Send what waits, within a rebalance callback, which does not poll."""
-        if self._transactor is not None:
-            self._transact(self._transactor, consumer)
+        if self._producer is not None:
+            self._transact(self._producer, consumer)
         else:
             self._committer.send_now(consumer, self._to_commit, ANSWER_SECONDS)
 
-    def _transact(self, transactor: TransactionalProducer, consumer: ck.Consumer) -> None:
+    def _transact(self, producer: TransactionalProducer, consumer: ck.Consumer) -> None:
         """Continue the open transaction, or begin one with everything that waits."""
-        if not transactor.busy and self._to_commit:
+        if not producer.busy and self._to_commit:
             offsets, self._to_commit = self._to_commit, {}
             records, self._to_send = self._to_send, {}
             members = frozenset(self._buffers[tp].member for tp in offsets if tp in self._buffers)
-            transactor.begin(offsets, [record for each in records.values() for record in each], members)
-        ended = transactor.step(consumer)
+            producer.begin(offsets, [record for each in records.values() for record in each], members)
+        ended = producer.step(consumer)
         if ended is not None:
             self._tell_transacted(*ended)
         self._is_over()
@@ -168,7 +168,7 @@ class PendingCommits:
 
     def _is_over(self) -> bool:
         """Tell the engine once if the transactional producer has failed for good."""
-        fatal = self._transactor.fatal if self._transactor is not None else None
+        fatal = self._producer.fatal if self._producer is not None else None
         if fatal is not None and not self._over:
             self._over = True
             self._on_fatal(*fatal)
@@ -212,7 +212,7 @@ class PendingCommits:
 
     def give_up(self, consumer: ck.Consumer, partitions: Collection[TopicPartition]) -> None:
         """End an open transaction with offsets of partitions that belong, or soon will, to another member."""
-        if self._transactor is not None:
-            for ended in self._transactor.give_up(consumer, partitions, GIVE_UP_SECONDS):
+        if self._producer is not None:
+            for ended in self._producer.give_up(consumer, partitions, GIVE_UP_SECONDS):
                 self._tell_transacted(*ended)
             self._is_over()

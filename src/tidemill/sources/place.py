@@ -9,7 +9,7 @@ A consumer that was expelled, or whose client left the group, has no generation 
 again. While the group is empty brokers accept offsets of such a place without any check, so no transaction may begin
 with one.
 
-A client that was expelled while it was joining (it stood still, say) joins as a new member and keeps what it
+A client that was expelled while it was joining (its process was stopped, say) joins as a new member and keeps what it
 had: until it has to give those partitions up it has a valid place, and so has their next owner. So a transaction
 begins only with partitions that were assigned to the member of its place.
 """

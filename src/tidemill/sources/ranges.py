@@ -17,7 +17,7 @@ import structlog
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.errors import RemoteError
 from tidemill.core.ranges import OffsetRange
-from tidemill.runtime.kafka_client import LibraryLog, client_config
+from tidemill.runtime.kafka_client import LibraryLog, make_client_config
 from tidemill.runtime.log import limited
 from tidemill.runtime.messages import Header, SourceMessage
 from tidemill.sources.gaps import count_deleted
@@ -33,15 +33,15 @@ CHECK_SECONDS = 1.0
 _NO_POLL_LIMIT_MS = 86_400_000
 
 
-def reader_config(kafka: KafkaSettings) -> dict[str, Any]:
-    """Return the configuration of a consumer that is assigned by hand; the group's name is never sent to a broker."""
-    return client_config(
+def make_reader_config(kafka: KafkaSettings) -> dict[str, Any]:
+    """Return the configuration of a consumer with a manual assignment; the group's name is never sent to a broker."""
+    return make_client_config(
         kafka,
         kafka.brokers,
         {
             "fetch.wait.max.ms": 50,
             "fetch.queue.backoff.ms": 20,
-            # What is fetched beyond a range's end is thrown away.
+            # What is fetched beyond a range's end is discarded.
             "queued.min.messages": 5_000,
             "queued.max.messages.kbytes": 16_384,
             **kafka.client_config,
@@ -79,7 +79,7 @@ class RangeReader:
     def __init__(self, kafka: KafkaSettings, ranges: Sequence[OffsetRange]) -> None:
         """Connect nothing; `open` does."""
         self._topic = kafka.source_topic
-        self._config = reader_config(kafka)
+        self._config = make_reader_config(kafka)
         self._open = {part.partition: _Progress(part) for part in ranges if part.size > 0}
         self._finished: list[tuple[int, _Progress]] = []
         self._gap = 0
@@ -140,7 +140,7 @@ class RangeReader:
                     offset,
                     record.key(),
                     record.value(),
-                    _headers(record.headers()),
+                    _read_headers(record.headers()),
                     record.timestamp()[1],
                 )
             )
@@ -222,5 +222,5 @@ class RangeReader:
         limited(log, 10.0).warning("client error", error=error.str())
 
 
-def _headers(headers: Any) -> tuple[Header, ...]:
+def _read_headers(headers: Any) -> tuple[Header, ...]:
     return tuple(headers) if headers else ()

@@ -56,10 +56,12 @@ class RowReader:
             HandlerError: Two rows are the same message.
         """
         names = self._names
-        messages = [self._message(**dict(zip(names, row, strict=True))) for row in islice(self._rows, BATCH_MESSAGES)]
+        messages = [
+            self._make_message(**dict(zip(names, row, strict=True))) for row in islice(self._rows, BATCH_MESSAGES)
+        ]
         return messages or None
 
-    def _message(
+    def _make_message(
         self,
         key: bytes | None,
         value: bytes | None,
@@ -78,10 +80,12 @@ class RowReader:
                 "drop the duplicates, or the column offset"
             )
         self._last[place] = offset
-        named = tuple((str(name), _bytes(text)) for name, text in headers) if headers else ()
-        return SourceMessage(*place, offset, _bytes(key), _bytes(value), named, -1 if timestamp is None else timestamp)
+        named = tuple((str(name), _to_bytes(text)) for name, text in headers) if headers else ()
+        return SourceMessage(
+            *place, offset, _to_bytes(key), _to_bytes(value), named, -1 if timestamp is None else timestamp
+        )
 
 
-def _bytes(value: bytes | None) -> bytes | None:
+def _to_bytes(value: bytes | None) -> bytes | None:
     """Return Spark's bytearray as bytes."""
     return None if value is None else bytes(value)

@@ -4,7 +4,7 @@ Lives on the consumer's thread, the only one that may ask the consumer for its p
 time; `core.delivery.transaction` says which call comes next. No call waits longer than `CALL_SECONDS`, so that the
 thread keeps polling while the brokers are away; the same call is then repeated.
 
-Handing the offsets over is the one call that may not come back: librdkafka ignores its time limit, and waits for ever
+Handing the offsets over is the one call that may not return: librdkafka ignores its time limit, and waits forever
 if the group's coordinator went away (its issues 5456 and 5511; 2.16). So it has a thread of its own, and if it
 hangs the producer is replaced: nothing of its transaction was committed, and the new one's start aborts it.
 
@@ -34,9 +34,9 @@ import structlog
 
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.delivery.transaction import Call, End, Fence, Transaction, TransactionAnswer, judge_fence
-from tidemill.runtime.kafka_client import BackgroundCall, LibraryLog, reason, scrubbed
+from tidemill.runtime.kafka_client import BackgroundCall, LibraryLog, reason, scrub
 from tidemill.runtime.log import limited
-from tidemill.runtime.producer import producer_config
+from tidemill.runtime.producer import make_producer_config
 from tidemill.sources.base import Fatal, Outgoing, TopicPartition
 from tidemill.sources.outgoing_records import OutgoingRecords, RecordRefusedError
 from tidemill.sources.place import is_member, read_member_id
@@ -76,7 +76,7 @@ class TransactionalProducer:
         self, kafka: KafkaSettings, transactional_id: str, overrides: Mapping[str, Any], limits: Sequence[int]
     ) -> None:
         """Connect nothing; `open` does."""
-        self._config = producer_config(
+        self._config = make_producer_config(
             kafka,
             "",
             {
@@ -120,7 +120,7 @@ class TransactionalProducer:
         if self._limits:
             self._config["message.max.bytes"] = max(1_000, min(max(self._limits), 1_000_000_000))
             self._config.setdefault("batch.size", max(1, min(*self._limits, 1_000_000)))
-        self._producer = self._make()
+        self._producer = self._make_producer()
         while not ended() and self.fatal is None:
             answer = self._ask(lambda: self._producer.init_transactions(CALL_SECONDS))
             if answer is TransactionAnswer.DONE:
@@ -128,7 +128,7 @@ class TransactionalProducer:
             if answer is not TransactionAnswer.AGAIN:
                 self._end_for_good(f"no transactions: {self.trouble}")
 
-    def _make(self) -> ck.Producer:
+    def _make_producer(self) -> ck.Producer:
         return ck.Producer({**self._config, "error_cb": self._on_error}, logger=LibraryLog())
 
     def begin(
@@ -229,7 +229,7 @@ class TransactionalProducer:
             self.trouble = None
         return end, offsets
 
-    def _patience(self) -> float:
+    def _find_seconds_left(self) -> float:
         """Return how long a call may wait."""
         if self._deadline is None:
             return CALL_SECONDS
@@ -239,12 +239,12 @@ class TransactionalProducer:
         if call is Call.BEGIN:
             return self._begin(consumer)
         if call is Call.SEND:
-            return self._records.send(self._producer, self._patience)
+            return self._records.send(self._producer, self._find_seconds_left)
         if call is Call.OFFSETS:
             return self._hand_over()
         if call is Call.ABORT:
             return self._abort()
-        self._producer.commit_transaction(self._patience())
+        self._producer.commit_transaction(self._find_seconds_left())
         return TransactionAnswer.DONE
 
     def _begin(self, consumer: ck.Consumer) -> TransactionAnswer:
@@ -254,7 +254,7 @@ class TransactionalProducer:
         if any(member not in (None, read_member_id(place)) for member in self._members):
             # Another member may have them by now, and nothing says since when: only a new start gets partitions again.
             self._end_for_good(
-                "the group expelled this engine while it stood still, and took it in again as a new member; what it "
+                "the group expelled this engine while it was stopped, and admitted it again as a new member; what it "
                 "has in flight is another member's"
             )
             return TransactionAnswer.FATAL
@@ -278,7 +278,7 @@ class TransactionalProducer:
         return self._wait_for_hand_over(self._handing)
 
     def _wait_for_hand_over(self, handing: BackgroundCall) -> TransactionAnswer:
-        if handing.ended.wait(self._patience()):
+        if handing.ended.wait(self._find_seconds_left()):
             self._handing = None
             if handing.error is None:
                 return TransactionAnswer.DONE
@@ -296,7 +296,7 @@ class TransactionalProducer:
     def _replace(self) -> None:
         # The last reference to the old one goes on another thread: it waits there for the client's own threads.
         old = [self._producer]
-        self._producer = self._make()
+        self._producer = self._make_producer()
         BackgroundCall("tidemill-old-producer", old.clear)
         self._replaced = True
 
@@ -315,14 +315,14 @@ class TransactionalProducer:
             self._call_began = time.monotonic()  # what came before is of an earlier epoch
             self._may_be_repeated = False
         else:
-            self._producer.abort_transaction(self._patience())
+            self._producer.abort_transaction(self._find_seconds_left())
         return TransactionAnswer.DONE
 
     def _start_replacement(self) -> bool:
         """Let a new producer raise the epoch and abort what the old one left open; return whether there is one."""
         if not self._replaced:
             return False
-        self._producer.init_transactions(self._patience())
+        self._producer.init_transactions(self._find_seconds_left())
         self._replaced = False
         return True
 
@@ -334,7 +334,7 @@ class TransactionalProducer:
             return TransactionAnswer.ABORT
         except ck.KafkaException as raised:
             error = raised.args[0]
-            self.trouble = scrubbed(reason(raised), self._config)
+            self.trouble = scrub(reason(raised), self._config)
             if is_fenced(error):
                 self._fence(error)
             answer = classify_error(error)
@@ -343,7 +343,7 @@ class TransactionalProducer:
             return answer
         except BaseException as raised:  # of any type: what the call did is unknown, so nothing may follow it
             log.exception("an unexpected error in a transaction")
-            self.trouble = scrubbed(f"{type(raised).__name__}: {raised}", self._config)
+            self.trouble = scrub(f"{type(raised).__name__}: {raised}", self._config)
             return TransactionAnswer.FATAL
 
     def _fence(self, error: ck.KafkaError) -> None:
@@ -358,7 +358,7 @@ class TransactionalProducer:
             self.fatal = Fatal.FAILED, text
 
     def _on_error(self, error: ck.KafkaError) -> None:
-        text = scrubbed(error.str(), self._config)
+        text = scrub(error.str(), self._config)
         limited(log, 10.0).warning("Kafka producer", client="transactions", error=text)
 
     def finish(self, consumer: ck.Consumer, seconds: float) -> list[tuple[End, dict[TopicPartition, int]]]:

@@ -42,6 +42,8 @@ WordT = TypeVar("WordT")
 END_SECONDS = 1.0
 #: How long it may take to tidy up what was killed.
 KILLED_SECONDS = 0.3
+#: A signal is noticed after this long at the latest.
+WAIT_SECONDS = 0.25
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -114,7 +116,7 @@ def unless_stopped(
     threading.Thread(target=run, name="tidemill-start", daemon=True).start()
     try:
         # An earlier step that was given up may say only now that it has ended.
-        while (word := words.get(timeout=_until(deadline))) in ignored or (word is done and not result.done()):
+        while (word := take(words, deadline)) in ignored or (word is done and not result.done()):
             pass
     except queue.Empty:
         abort()
@@ -124,14 +126,32 @@ def unless_stopped(
     deadline = time.monotonic() + END_SECONDS
     abort()
     try:
-        at_once = words.get(timeout=_until(deadline)) is not done
+        at_once = take(words, deadline) is not done
     except queue.Empty:
         at_once = False
     raise StartStoppedError(at_once=at_once, deadline=deadline)
 
 
-def _until(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
+def take(words: queue.SimpleQueue[WordT], deadline: float | None = None) -> WordT:
+    """Return the next word, which a signal handler of this thread may put there.
+
+    A signal that arrives just before the thread begins to wait does not end the wait, and its handler runs only after
+    it: so no wait is long.
+
+    Args:
+        words: The queue.
+        deadline: The `time.monotonic()` at which to give up.
+
+    Raises:
+        queue.Empty: The deadline has passed.
+    """
+    while True:
+        left = WAIT_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            return words.get(timeout=min(left, WAIT_SECONDS))
+        except queue.Empty:
+            if left <= WAIT_SECONDS and deadline is not None:
+                raise
 
 
 @contextlib.contextmanager
@@ -211,24 +231,31 @@ class Foreground:
         self.log_context: dict[str, Any] = {}
         self.states = RunStates()
 
-    def run(self, work: Callable[[], ExitCode]) -> ExitCode:
+    def run(self, work: Callable[[], ExitCode], *, tell: bool = True) -> ExitCode:
         """Run in this thread, signals noted, and turn errors into an exit code; they are reported, and kept in `error`.
 
         Args:
             work: What runs; returns the exit code of a run without an error.
+            tell: Whether to report an error here; False: the caller does, with `tell_failure`.
         """
         try:
             with note_signals(lambda: self.wakes.put(Wake.SIGNAL)):
                 return work()
         except TidemillError as error:
             self.error = error
-            tell_failure(f"the {self._what} failed", error)
+            if tell:
+                self.tell_failure()
         except KeyboardInterrupt as error:
             self.error = error
         except Exception as error:
             self.error = error
             log.exception(f"the {self._what} failed; this is a bug in tidemill, please report it")
         return find_exit_code(self.error)
+
+    def tell_failure(self) -> None:
+        """Report why the run failed, if that was not a bug; that has been logged with its traceback."""
+        if isinstance(self.error, TidemillError):
+            tell_failure(f"the {self._what} failed", self.error)
 
     def configure_logs(self, settings: Settings, worker: str) -> None:
         """Send this process's logs where the settings say, with the context that every line carries."""

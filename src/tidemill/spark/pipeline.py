@@ -2,7 +2,9 @@
 
 The order is fixed. Start: configuration, logging, `on_startup`, validation, the handler packed, the worker's
 name locked, the topic looked up, Spark, the link, the engines. Stop: the engines drain, the group is left on
-behalf of those that could not, the link, Spark. Nothing starts before everything that can be checked without it is.
+behalf of those that could not, the link, Spark. Spark's JVM takes a second before it can be used, so it is launched
+first of all; whatever is refused after that ends it, and nothing else starts before everything that can be checked
+without it is.
 
 Signal handlers and other threads only put a wake-up into a queue; the thread that runs the pipeline waits on that
 queue and acts. It is never inside a call that can block, neither during the start (see `foreground`) nor while engines
@@ -22,22 +24,20 @@ import structlog
 
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
-from tidemill.core.errors import FencedError, RemoteError
+from tidemill.core.errors import RemoteError
 from tidemill.core.supervision.slot import SlotLimits
-from tidemill.core.supervision.slot_events import Ending
 from tidemill.core.supervision.slot_group import RunFinished
 from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.engine_link import RECONNECT_SECONDS
 from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.identity import worker_name
+from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.link_messages import LinkAddress
 from tidemill.runtime.lock import WorkerLock
 from tidemill.spark.engine.process import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
-from tidemill.spark.foreground import LEFT_OVER, Foreground, StartStoppedError, Wake
+from tidemill.spark.foreground import LEFT_OVER, Foreground, StartStoppedError, Wake, take
 from tidemill.spark.live.control_desk import ControlDesk
+from tidemill.spark.live.ending import lag_fields, leave_for, refuse_failure, refuse_uncommitted
 from tidemill.spark.live.group_monitor import GroupWatch
-from tidemill.spark.live.jobs import make_engine_error
-from tidemill.spark.live.leftover_members import leave_group_for
 from tidemill.spark.live.reloader import Code, CodeFiles, Reloader
 from tidemill.spark.live.status_report import build_report
 from tidemill.spark.live.supervisor import JobMaker, Supervisor
@@ -77,6 +77,7 @@ class Pipeline:
         settings: A configuration built elsewhere; then no file is read.
         factory: "module:callable" that builds engines, for tests of the supervision.
         limits: The supervision's times, for tests of it.
+        spark: A Spark that was launched for these settings; None: one is launched in `run`.
         files: The files of the handler's code; if they are given, engines are replaced when one is saved.
 
     Example:
@@ -91,6 +92,7 @@ class Pipeline:
         settings: Settings | None = None,
         factory: str = DEFAULT_FACTORY,
         limits: SlotLimits | None = None,
+        spark: Spark | None = None,
         files: CodeFiles | None = None,
     ) -> None:
         """Start nothing; everything happens in `run`."""
@@ -103,6 +105,7 @@ class Pipeline:
         self._settings = settings
         self._factory = factory
         self._limits = limits
+        self._spark = spark
         self._foreground = Foreground("pipeline")
         self._live: Supervisor | None = None
         #: The same while its link is open.
@@ -115,16 +118,23 @@ class Pipeline:
         """Why the run failed; None if it did not, or has not ended."""
         return self._foreground.error
 
-    def run(self) -> ExitCode:
+    def run(self, *, tell: bool = True) -> ExitCode:
         """Run until drained, stopped or failed; say which by an exit code.
 
         In the main thread, SIGTERM and SIGINT are handled: the first one ends the start, or drains; a second one stops
         at once. What went wrong is logged, and is `error` afterwards.
 
+        Args:
+            tell: Whether to report an error at once; False: the caller does, with `tell_failure`.
+
         Returns:
             OK after a drain; else why not, see `ExitCode`.
         """
-        return self._foreground.run(self._run)
+        return self._foreground.run(self._run, tell=tell)
+
+    def tell_failure(self) -> None:
+        """Report why the run failed, if it did."""
+        self._foreground.tell_failure()
 
     def drain(self) -> None:
         """Ask for a clean end; returns at once, from any thread."""
@@ -152,14 +162,19 @@ class Pipeline:
             return ExitCode.STOPPED if stopped.at_once else ExitCode.OK
 
     def _start_and_run(self) -> ExitCode:
-        foreground = self._foreground
         settings = self._settings or load_settings(self._config_path)
         # `on_startup` may change them; users find this run by the configured ones.
         self._found_by = settings.kafka
-        worker = worker_name(settings)
-        foreground.configure_logs(settings, worker)
+        worker = find_worker_name(settings)
+        self._foreground.configure_logs(settings, worker)
+        spark = self._spark or Spark(settings.spark, _name_app(settings), 1)
+        with spark.launching():
+            return self._check_and_run(spark, settings, worker)
+
+    def _check_and_run(self, spark: Spark, configured: Settings, worker: str) -> ExitCode:
+        foreground = self._foreground
         handler = make_handler(self._handler)
-        startup, configured = StartUp(handler, settings), settings
+        startup = StartUp(handler, configured)
         with foreground.states.step(f"{type(handler).__name__}.on_startup is running"):
             settings = with_full_paths(foreground.unless_stopped(startup.run, startup.cancel))
         foreground.configure_logs(settings, worker)
@@ -181,7 +196,7 @@ class Pipeline:
             with foreground.wait_for_brokers(kafka.brokers):
                 partitions = foreground.unless_stopped(lambda: look_up_partitions(settings))
                 foreground.unless_stopped(lambda: refuse_shared_group(settings, worker))
-            return self._run_on_spark(settings, worker, packed, partitions)
+            return self._run_on_spark(spark, settings, worker, packed, partitions)
 
     def _open_desk(self, settings: Settings, worker: str) -> ControlDesk:
         def report(progress: PipelineProgress, rate: float) -> dict[str, Any]:
@@ -193,9 +208,12 @@ class Pipeline:
 
         return ControlDesk(self._found_by, worker, self.progress, report, {"release": release})
 
-    def _run_on_spark(self, settings: Settings, worker: str, packed: bytes, partitions: int) -> ExitCode:
+    def _run_on_spark(self, spark: Spark, settings: Settings, worker: str, packed: bytes, partitions: int) -> ExitCode:
         count = choose_engine_count(settings.spark, partitions)
-        spark = Spark(settings.spark, f"tidemill {settings.kafka.consumer_group}", count)
+        if not spark.configure(settings.spark, _name_app(settings), count):
+            # The handler changed Spark's settings, or this process's environment, which engines inherit.
+            spark.abandon()
+            spark = Spark(settings.spark, _name_app(settings), count)
         log.info("starting Spark", master=settings.spark.master, engines=count, partitions=partitions)
         with self._foreground.running(spark):
             return self._run_live(spark, settings, worker, packed, count, partitions)
@@ -265,7 +283,7 @@ class Pipeline:
     def _supervise(self, live: Supervisor, drain_seconds: float) -> ExitCode:
         signals = 0
         while True:
-            wake = self._foreground.wakes.get()
+            wake = take(self._foreground.wakes)
             if wake is Wake.SIGNAL:
                 signals += 1
                 wake = Wake.DRAIN if signals == 1 else Wake.STOP
@@ -293,8 +311,8 @@ class Pipeline:
                         "were drained: start the pipeline again"
                     )
                     log.error("Spark's JVM is gone; the engines drain")
-                    self._stop_reloads()
                     self._foreground.states.enter(Phase.DRAINING, drain_seconds)
+                    self._stop_reloads()
                     live.drain()
                 case Wake.FINISHED if self._reloader is None or self._reloader.ended(self._finished):
                     return ExitCode.OK
@@ -318,58 +336,20 @@ class Pipeline:
 
     def _leave_for(self, settings: Settings, worker: str, slots: list[int]) -> None:
         def leave() -> None:
-            leave_group_for(settings, worker, slots, self._compute_left(settings))
+            leave_for(settings, worker, slots, self._compute_left(settings))
 
         try:
             self._foreground.unless_stopped(leave, ignored=LEFT_OVER)
         except StartStoppedError:
-            log.warning("the brokers are not waited for; partitions may stay reserved for the session timeout")
+            log.warning("not waiting for the brokers; partitions may stay reserved for the session timeout")
 
     def _raise_failure(self, settings: Settings, worker: str) -> None:
         """Raise why the run ended, unless it was drained."""
         if self._foreground.error is not None:
             raise self._foreground.error
-        finished = self._finished
-        if finished is None or finished.ending in (Ending.DRAINED, Ending.ABSENT):
-            return
-        if finished.ending is Ending.FENCED:
-            raise FencedError(
-                f"another process uses worker name {worker!r} in consumer group "
-                f"{settings.kafka.consumer_group!r}; give one of them another name: "
-                f"{settings.worker_name_env}=..."
-            )
-        if finished.ending is Ending.OVERDUE:
-            raise RemoteError(
-                f"slot {finished.slot} had {finished.error} and was killed; what it had not committed will be "
-                "reprocessed by the next run (if a hook held up its event loop, the log names it)"
-            )
-        if finished.ending is Ending.CRASHED:
-            raise RemoteError(f"the engine of slot {finished.slot} was lost: {finished.error}; {_advise(finished)}")
-        raise make_engine_error(f"the engine of slot {finished.slot}", finished.error or finished.ending.value)
+        if self._finished is not None:
+            refuse_failure(self._finished, settings, worker)
 
 
-def lag_fields(progress: PipelineProgress) -> dict[str, int | None]:
-    """Return the lag as fields of a log line: null as long as no engine knows one, which is not 0."""
-    unknown = len(set(progress.partitions) - progress.lag.keys())
-    fields: dict[str, int | None] = {"lag": sum(progress.lag.values()) if progress.lag else None}
-    return fields | {"partitions_without_lag": unknown} if unknown else fields
-
-
-def _advise(finished: RunFinished) -> str:
-    if "Cannot run program" in (finished.error or ""):
-        return "look whether this user may execute that program, and every folder above it"
-    return "look at how much memory this host has left, and at native libraries that the handler loads"
-
-
-def refuse_uncommitted(done: PipelineProgress) -> None:
-    """Refuse to call a drain clean whose commits failed.
-
-    Raises:
-        RemoteError: Finished messages are not committed.
-    """
-    if done.uncommitted:
-        why = done.stalled.get("kafka") or "no answer from the brokers"
-        raise RemoteError(
-            f"commits failed at the stop: {done.uncommitted:,} finished messages are not committed and will be "
-            f"reprocessed by the next run ({why})"
-        )
+def _name_app(settings: Settings) -> str:
+    return f"tidemill {settings.kafka.consumer_group}"

@@ -31,11 +31,12 @@ from tidemill.core.errors import (
 )
 from tidemill.pipeline.handler.base import HOOKS, SYNCHRONOUS_HOOKS, Handler, overrides
 from tidemill.runtime.identity import Identity
-from tidemill.runtime.kafka_client import LibraryLog, TopicAdmin, client_config, reason, scrubbed
+from tidemill.runtime.kafka_client import LibraryLog, TopicAdmin, make_client_config, reason, scrub
 from tidemill.runtime.lock import GroupInUseError
 from tidemill.runtime.topics import TopicReader
+from tidemill.runtime.user_code import locate_error
 from tidemill.sinks.build import build_sinks
-from tidemill.sources.membership import consumer_config, find_other_topics
+from tidemill.sources.membership import find_other_topics, make_consumer_config
 
 log = structlog.get_logger(__name__)
 
@@ -59,7 +60,7 @@ def make_handler(handler: Handler[Any, Any] | type[Handler[Any, Any]]) -> Handle
             text = f"{name} cannot be created without arguments: {error}; pass an instance instead"
             raise HandlerError(text) from error
     if not isinstance(handler, Handler):
-        raise HandlerError(f"{type(handler).__name__} is not a handler; it has to inherit from tidemill.Handler")
+        raise HandlerError(f"{type(handler).__name__} is not a handler; make it inherit from tidemill.Handler")
     _check_hooks(handler)
     return handler
 
@@ -69,7 +70,7 @@ def _check_hooks(handler: Handler[Any, Any]) -> None:
     name = type(handler).__name__
     misspelt = _find_misspelt(handler)
     if not overrides(handler, "arrange"):
-        hint = next((f"; is {own!r} meant to be it?" for own, hook in misspelt.items() if hook == "arrange"), "")
+        hint = next((f" (did you mean it by {own!r}?)" for own, hook in misspelt.items() if hook == "arrange"), "")
         raise HandlerError(f"{name} has no arrange; write `async def arrange(self, messages, pending)`{hint}")
     for own, hook in misspelt.items():
         log.warning("not a hook: it will never be called; is its name misspelt?", method=own, nearest_hook=hook)
@@ -82,10 +83,12 @@ def _check_hook(method: Any, hook: str, name: str) -> None:
     # A function of another name is a decorator's, and may return a coroutine all the same.
     written_here = inspect.ismethod(method) and method.__name__ == hook and not hasattr(method, "__wrapped__")
     if written_here and (inspect.isasyncgenfunction(method) or inspect.isgeneratorfunction(method)):
-        raise HandlerError(f"{name}.{hook} has a `yield`, which makes it a generator; it has to return what it yields")
+        raise HandlerError(f"{name}.{hook} has a `yield`, which makes it a generator; return a value instead")
     if written_here and inspect.iscoroutinefunction(method) == (hook in SYNCHRONOUS_HOOKS):
         wanted = "a plain def" if hook in SYNCHRONOUS_HOOKS else "an async def"
-        raise HandlerError(f"{name}.{hook} has to be {wanted}")
+        raise HandlerError(
+            f"{name}.{hook} must be {wanted}; write `{'def' if hook in SYNCHRONOUS_HOOKS else 'async def'} {hook}(...)`"
+        )
     parameters = list(inspect.signature(getattr(Handler, hook)).parameters)
     try:
         signature = inspect.signature(method)
@@ -94,7 +97,7 @@ def _check_hook(method: Any, hook: str, name: str) -> None:
     try:
         signature.bind(*parameters[1:])
     except TypeError as error:
-        raise HandlerError(f"{name}.{hook} has to take ({', '.join(parameters)}): {error}") from None
+        raise HandlerError(f"{name}.{hook} must accept ({', '.join(parameters)}): {error}") from None
 
 
 def _find_misspelt(handler: Handler[Any, Any]) -> dict[str, str]:
@@ -142,7 +145,9 @@ class StartUp:
         except TidemillError:
             raise
         except Exception as error:
-            raise HandlerError(f"{name} raised {type(error).__name__}: {error}") from error
+            where = locate_error(error)
+            at = f" ({where})" if where else ""
+            raise HandlerError(f"{name} raised {type(error).__name__}: {error}{at}") from error
         finally:
             watch.cancel()
         if changed is None:
@@ -228,13 +233,13 @@ def check_client_config(settings: Settings) -> None:
     Raises:
         ConfigError: It has keys or values that librdkafka does not take; every engine would fail.
     """
-    config = consumer_config(settings, "check")
+    config = make_consumer_config(settings, "check")
     del config["bootstrap.servers"]
     try:
         ck.Consumer(config, logger=LibraryLog()).close()
     except (ck.KafkaException, TypeError, ValueError) as error:
         raise ConfigError(
-            f"bad client configuration: {scrubbed(reason(error), config)}; correct kafka.client_config"
+            f"bad client configuration: {scrub(reason(error), config)}; correct kafka.client_config"
         ) from None
 
 
@@ -246,10 +251,10 @@ def look_up_partitions(settings: Settings) -> int:
         RemoteError: They do not answer, or have no such topic.
     """
     kafka = settings.kafka
-    config = client_config(kafka, "", {})
+    config = make_client_config(kafka, "", {})
     if not TopicAdmin(config, "kafka").exists(kafka.source_topic):
         raise RemoteError(
-            f"there is no topic {kafka.source_topic!r} at {kafka.brokers}; create it, or change "
+            f"topic {kafka.source_topic!r} does not exist at {kafka.brokers}; create it, or change "
             "kafka.source_topic or kafka.brokers",
             retryable=False,
         )
@@ -279,7 +284,7 @@ def refuse_shared_group(settings: Settings, worker: str) -> None:
     try:
         others = find_other_topics(settings, own_prefix)
     except (ck.KafkaException, struct.error, UnicodeDecodeError) as error:
-        log.info("the members of the consumer group cannot be looked at", error=describe_error(error))
+        log.info("cannot look up the members of the consumer group", error=describe_error(error))
         return
     if others:
         topic, members = min(others.items())

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-#: The rate covers the last seconds: a shorter span is jumpy, a longer one hides a standstill.
-RATE_SECONDS = 3.0
-
 
 class Rate:
     """How much a count rises per second, over the last few seconds.
@@ -13,12 +10,12 @@ class Rate:
         seconds: Over how many.
 
     Example:
-        >>> rate = Rate()
+        >>> rate = Rate(3.0)
         >>> rate.add(0.0, 100), rate.add(2.0, 300)
         (0.0, 100.0)
     """
 
-    def __init__(self, seconds: float = RATE_SECONDS) -> None:
+    def __init__(self, seconds: float) -> None:
         """Start without samples."""
         self._seconds = seconds
         self._samples: list[tuple[float, int]] = []

@@ -30,7 +30,7 @@ from tidemill.config.sink_types import SINK_TYPES
 from tidemill.core.errors import RemoteError
 from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.delivery.routing import Origin
-from tidemill.sinks.base import Encoded, Refusal, Sink, encoded
+from tidemill.sinks.base import Encoded, Refusal, Sink, encode_checked
 from tidemill.sinks.payloads import CollectResult
 from tidemill.testing.scripted import ScriptedDeadLetters
 
@@ -261,7 +261,7 @@ class SinkContract(abc.ABC):
         await sink.connect()
         for number, nasty in enumerate(self.nasty_payloads()):
             try:
-                item = encoded(sink, nasty)
+                item = encode_checked(sink, nasty)
             except Exception:  # noqa: S112 - whatever it is, only this payload is refused
                 continue
             good = [sink.encode(self.payload({"n": n}, key=f"good{n}")) for n in (2 * number, 2 * number + 1)]

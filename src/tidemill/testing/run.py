@@ -183,7 +183,7 @@ def build_scripted_sinks(settings: Settings) -> dict[str, dict[str, Sink]]:
         settings.sinks.filesystem = {"files": FilesystemSinkSettings(base_path=".")}
     return {
         kind: {name: ScriptedSink(name, kind, real=_build_real_sink(settings, kind, name)) for name in named}
-        for kind, named in settings.sinks.by_type().items()
+        for kind, named in settings.sinks.group_by_type().items()
     }
 
 

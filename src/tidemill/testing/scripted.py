@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tidemill.deadletters.letter import Letter
+from tidemill.deadletters.writer import LetterStatistics
 from tidemill.runtime.messages import SourceMessage
-from tidemill.sinks.base import Encoded, Refusal, Sink, encoded, to_json
+from tidemill.sinks.base import Encoded, Refusal, Sink, encode_checked, to_json
 from tidemill.sinks.fields import check_choices
-from tidemill.sources.base import CommitStatus, Fatal, Outgoing, Records, SourceEvents, TopicPartition
+from tidemill.sources.base import CommitStatus, Fatal, Outgoing, Records, SourceEvents, SourceStatistics, TopicPartition
 
 
 class ScriptedSource:
@@ -21,8 +22,6 @@ class ScriptedSource:
         messages: What can be read, in order per partition.
         on_committed: Called after each confirmed commit.
     """
-
-    gap = 0
 
     def __init__(
         self,
@@ -128,9 +127,9 @@ class ScriptedSource:
         """Return no more messages."""
         self._fetching = False
 
-    def lag(self) -> Mapping[TopicPartition, int]:
-        """Return the number of waiting messages per partition."""
-        return {partition: len(buffer) for partition, buffer in self._buffers.items()}
+    def statistics(self) -> SourceStatistics:
+        """Return the number of waiting messages per partition as its lag."""
+        return SourceStatistics(0, {partition: len(buffer) for partition, buffer in self._buffers.items()})
 
     def stalled(self) -> str | None:
         """Return None: a scripted source never stalls."""
@@ -178,7 +177,7 @@ class ScriptedSink(Sink):
     def encode(self, payload: Any) -> Encoded:
         """Check that the payload can be encoded, by the real sink if there is one, and return it unchanged."""
         if self.real is not None:
-            ready = encoded(self.real, payload)
+            ready = encode_checked(self.real, payload)
             return Encoded(ready.key, payload, ready.size_bytes)
         check_choices(payload)
         key = getattr(payload, "key", None) or getattr(payload, "path", None)
@@ -226,6 +225,10 @@ class ScriptedDeadLetters:
             self.written += 1
             self.kinds[letter.kind.value] += 1
             loop.call_soon(done)
+
+    def statistics(self) -> LetterStatistics:
+        """Return how many letters were confirmed, and how many dropped."""
+        return LetterStatistics(self.written, self.kinds, self.dropped)
 
     def stalled(self) -> str | None:
         """Return why letters wait, None if they do not."""

@@ -188,7 +188,7 @@ def test_only_identifiers_are_inserted_into_a_statement(name: str, place: str) -
         ({"table": "t" * 64}, "is not a valid table name"),
         ({"table": "t" * 10_000_000}, "is not a valid table name"),
         ({"operation": Operation.UPSERT}, "an upsert needs conflict"),
-        ({"operation": Operation.UPSERT, "conflict": ("b", "c")}, "data has no b, c"),
+        ({"operation": Operation.UPSERT, "conflict": ("b", "c")}, "conflict names b, c, which data does not have"),
         ({"conflict": (1,)}, "column 1 of t is not a valid column name"),
     ],
 )

@@ -64,9 +64,9 @@ class Place:
         """Return where to each letter was sent, by the value of its message."""
         with open_letters(self.settings) as letters:
             history = read_history(self.settings, letters)
-            ends = {number: end for number, (_, end) in letters.ranges().items()}
+            ends = {number: end for number, (_, end) in letters.find_ranges().items()}
             found = [each for each in letters.stream({}, ends) if getattr(each, "letter", None) is not None]
-            return {each.letter.sources[0].value: [sent.to for sent in history.of(each)] for each in found}
+            return {each.letter.sources[0].value: [sent.to for sent in history.list_redriven(each)] for each in found}
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def test_payloads_go_to_their_sink_once_and_the_same_command_goes_on(place: Place) -> None:
+def test_payloads_go_to_their_sink_once_and_the_same_command_continues(place: Place) -> None:
     place.write(range(20))
     assert place.redrive(limit=7).sent == 7
     assert place.redrive().sent == 13
@@ -94,7 +94,7 @@ def test_files_that_come_later_shift_nothing(place: Place) -> None:
     assert place.sent() == Counter([*range(10), *range(100, 110), *range(200, 210)])
 
 
-def test_a_file_that_was_replaced_begins_anew(place: Place) -> None:
+def test_a_file_that_was_replaced_starts_over(place: Place) -> None:
     place.write(range(10))
     place.redrive()
     write(place.letters, [delivery(50)], run="r1", part="part-1.parquet")
@@ -201,7 +201,7 @@ def test_a_cursor_that_cannot_be_kept_ends_the_redrive_before_anything_is_sent(p
     assert place.sent() == Counter([0])
 
 
-def test_a_full_disk_ends_the_redrive_which_goes_on_after_the_last_save(
+def test_a_full_disk_ends_the_redrive_which_continues_after_the_last_save(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.write(range(5))
@@ -238,7 +238,7 @@ def test_what_was_sent_when_and_where_to_is_told(place: Place) -> None:
     }
 
 
-def test_what_is_no_letter_is_counted_and_passed_over(place: Place) -> None:
+def test_what_is_not_a_letter_is_counted_and_passed_over(place: Place) -> None:
     place.write(range(3))
     (place.letters / "notes.txt").write_text("mine")
     tally = place.redrive()
@@ -264,9 +264,9 @@ def test_a_dry_run_sends_saves_and_locks_nothing(place: Place) -> None:
 def test_a_letter_that_goes_away_while_it_is_read_ends_the_redrive(place: Place) -> None:
     place.write(range(4))
     with open_letters(place.settings) as letters:
-        ends = {number: end for number, (_, end) in letters.ranges().items()}
+        ends = {number: end for number, (_, end) in letters.find_ranges().items()}
         (place.letters / "letters-r1-part-0.parquet").unlink()
-        with pytest.raises(RemoteError, match=r"letters-r1-part-0\.parquet cannot be read any more: .*No such file"):
+        with pytest.raises(RemoteError, match=r"letters-r1-part-0\.parquet can no longer be read: .*No such file"):
             list(letters.stream({}, ends))
 
 

@@ -21,8 +21,7 @@ from tests.sinks.servers import HttpDouble
 from tidemill.config.settings import Settings
 from tidemill.core.deadletters.redrive import Criteria, Tally, Target, Why
 from tidemill.core.errors import ConfigError, FencedError, RemoteError
-from tidemill.deadletters import reader as letterbox
-from tidemill.deadletters import restore as restoring
+from tidemill.deadletters import reader, restore
 from tidemill.deadletters.letter import (
     Letter,
     LetterKind,
@@ -143,7 +142,7 @@ def test_each_message_of_a_letter_with_several_goes_once(place: Place) -> None:
     assert place.values(3) == Counter([b"1", b"2", b"3"])
 
 
-def test_the_same_command_goes_on_and_restart_begins_anew(place: Place) -> None:
+def test_the_same_command_continues_and_restart_starts_over(place: Place) -> None:
     place.letters(10)
     assert place.redrive(limit=4).sent == 4
     assert place.values(4) == Counter([b"0", b"1", b"2", b"3"])
@@ -189,7 +188,7 @@ def test_a_dry_run_sends_and_saves_nothing(place: Place) -> None:
     assert set(place.values(3).values()) == {1}
 
 
-def test_what_is_no_letter_is_counted_and_passed_over(place: Place) -> None:
+def test_what_is_not_a_letter_is_counted_and_passed_over(place: Place) -> None:
     place.write(
         b"garbage", None, b"{}", b'{"kind":"task","error":"e","timestamp":"yesterday"}', b"\xff", b'{"kind":"new"}'
     )
@@ -285,15 +284,15 @@ def test_an_oversize_body_that_is_gone_is_named(embedded_kafka: EmbeddedBroker) 
 @pytest.mark.parametrize("change", ["value", "key", "headers", "timestamp"])
 def test_another_message_at_the_same_place_is_noticed(change: str) -> None:
     def digest(data: bytes) -> Any:
-        return msgspec.convert({"length": len(data), "sha256": hashlib.sha256(data).hexdigest()}, restoring.Blob)
+        return msgspec.convert({"length": len(data), "sha256": hashlib.sha256(data).hexdigest()}, restore.Blob)
 
     source = LetterSource("t", 0, 7, "k", [("h", "x")], 5, digest(b"body"))
     good = SourceMessage("t", 0, 7, b"k", b"body", (("h", b"x"),), 5)
-    assert restoring.restore_message(source, lambda *place: good) == good
+    assert restore.restore_message(source, lambda *place: good) == good
     other: dict[str, Any] = {"value": b"bodY", "key": None, "headers": (("g", b"x"),), "timestamp": 6}
     wrong = msgspec.structs.replace(good, **{change: other[change]})
-    with pytest.raises(restoring.ContentLostError, match="t/0/7 holds another message now"):
-        restoring.restore_message(source, lambda *place: wrong)
+    with pytest.raises(restore.ContentLostError, match="t/0/7 holds another message now"):
+        restore.restore_message(source, lambda *place: wrong)
 
 
 # -- loops ----------------------------------------------------------------------------------------------------
@@ -307,7 +306,7 @@ class AlwaysFailing(Handler[Any, Any]):
         return ErrorAction.DLQ
 
 
-def test_a_message_that_always_fails_is_not_sent_for_ever(embedded_kafka: EmbeddedBroker) -> None:
+def test_a_message_that_always_fails_is_not_sent_forever(embedded_kafka: EmbeddedBroker) -> None:
     place = Place(embedded_kafka, partitions=1, dlq={"max_redrives": 2})
     produce(embedded_kafka.bootstrap, place.topic, [b"poison"])
     rounds = []
@@ -351,7 +350,7 @@ def test_letters_about_deliveries_count_redrives_too(place: Place) -> None:
 
 
 @pytest.mark.parametrize("value", [None, b"", b"many", b"-1", b"9" * 30, b"\xff"])
-def test_a_header_that_is_no_number_counts_for_nothing(value: bytes | None) -> None:
+def test_a_header_that_is_not_a_number_counts_for_nothing(value: bytes | None) -> None:
     assert count_redrives([("tidemill-redrives", value)]) == 0
 
 
@@ -377,7 +376,7 @@ def test_a_topic_that_is_not_there_ends_the_redrive_before_anything_is_sent(plac
         place.redrive(target=Target.TOPIC, topic="nowhere")
 
 
-def test_a_message_that_its_topic_does_not_take_is_named_and_the_others_go(embedded_kafka: EmbeddedBroker) -> None:
+def test_a_message_that_its_topic_refuses_is_named_and_the_others_go(embedded_kafka: EmbeddedBroker) -> None:
     place = Place(embedded_kafka, partitions=1)
     topic = embedded_kafka.create_topic(unique_name("small"), config={"max.message.bytes": "5000"})
     messages = [place.message(n, b"%d" % n if n % 7 else os.urandom(20_000)) for n in range(1, 21)]
@@ -457,7 +456,7 @@ def test_a_cursor_that_cannot_even_be_handed_over_ends_the_redrive_and_nothing_i
 ) -> None:
     place.letters(5)
     with monkeypatch.context() as patched:
-        patched.setattr(letterbox.LetterReader, "group_metadata", lambda self: None)
+        patched.setattr(reader.LetterReader, "get_group_metadata", lambda self: None)
         with pytest.raises(TypeError):
             place.redrive()
     assert place.redrive().sent == 5
@@ -641,7 +640,7 @@ def test_a_sink_that_says_how_long_an_answer_may_take_is_given_that_time(
 
     sent: list[int] = []
     monkeypatch.setattr(redrive_sinks, "ANSWER_SECONDS", 0.05)
-    monkeypatch.setattr(redrive_sinks, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(redrive_sinks, "GIVE_UP_SECONDS", 0.0)
     monkeypatch.setattr(KafkaSink, "connect", lambda sink: asyncio.sleep(0))
     monkeypatch.setattr(KafkaSink, "send", slow)
     place.config["sinks"] = {"kafka": {"out": {"topic": place.topic}}}
@@ -671,7 +670,7 @@ class Flaky:
         return [Refusal("busy", retryable=True) if busy and each.key == b"a" else None for each in batch]
 
 
-def test_what_a_sink_may_take_later_is_tried_again_in_the_order_of_its_key(
+def test_what_a_sink_may_accept_later_is_retried_in_the_order_of_its_key(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flaky = Flaky()
@@ -685,7 +684,7 @@ def test_what_a_sink_may_take_later_is_tried_again_in_the_order_of_its_key(
     assert flaky.batches == [[a0, b1, a2], [a0, b1], [a0], [a0], [a2]]
 
 
-def test_a_sink_that_takes_nothing_ends_the_redrive_which_goes_on_later(
+def test_a_sink_that_accepts_nothing_ends_the_redrive_which_continues_later(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def down(sink: Any, batch: Any) -> Any:
@@ -695,7 +694,7 @@ def test_a_sink_that_takes_nothing_ends_the_redrive_which_goes_on_later(
     place.config["sinks"] = {"kafka": {"out": {"topic": out}}}
     refused(place, "kafka", "out", KafkaPayload("", "a", b"1"))
     with monkeypatch.context() as patched:
-        patched.setattr(redrive_sinks, "PATIENCE_SECONDS", 0.2)
+        patched.setattr(redrive_sinks, "GIVE_UP_SECONDS", 0.2)
         patched.setattr(KafkaSink, "send", down)
         with pytest.raises(
             RemoteError, match=r"sinks.kafka.out accepts nothing now: connection refused; run the same command"

@@ -1,4 +1,4 @@
-"""The cache over real SQLite files: what comes back, after what, and what a bad disk does to it."""
+"""The cache over real SQLite files: what is read back after what, and what a failing disk does."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ async def test_what_was_set_is_read_back_at_once_and_after_a_restart(tmp_path: P
     await cache.close()
     cache = await opened(tmp_path)
     assert await cache.get("order-7") is None
-    assert (cache.hits, cache.misses) == (0, 1)
+    statistics = cache.statistics()
+    assert (statistics.hits, statistics.misses) == (0, 1)
     await cache.close()
 
 
@@ -65,14 +66,14 @@ async def test_what_left_the_memory_is_read_from_the_file(tmp_path: Path) -> Non
         cache.set(str(n), n)
     assert [await cache.get(str(n)) for n in range(100)] == list(range(100)), "before anything could be written"
     await until(lambda: len(rows(tmp_path)) == 100)
-    assert cache.entries == 10
+    assert cache.statistics().entries == 10
     assert cache.peek("3", "not in memory") == "not in memory"
     assert "3" not in cache
     assert await asyncio.gather(*[cache.get(str(n)) for n in range(100)]) == list(range(100))
     assert await cache.get("100") is None
     await cache.close()
     cache = await opened(tmp_path, max_memory_entries=10)
-    assert cache.entries == 10
+    assert cache.statistics().entries == 10
     assert [await cache.get(str(n)) for n in range(100)] == list(range(100))
     await cache.close()
 
@@ -174,7 +175,7 @@ async def test_what_cannot_be_kept_is_refused_where_it_is_set(
     cache = await opened(tmp_path)
     with pytest.raises(error, match=text):
         cache.set(key, value, ttl)
-    assert cache.entries == 0
+    assert cache.statistics().entries == 0
     await cache.close()
 
 
@@ -217,7 +218,7 @@ async def test_a_file_that_breaks_while_it_is_used_is_set_aside_too(tmp_path: Pa
         assert await cache.get("4999") == "x" * 100, "what is in memory is served"
         cache.set("new", 1)
         await cache.close()
-    assert [entry["event"] for entry in logs] == ["the cache's file is broken; a new one is begun"]
+    assert [entry["event"] for entry in logs] == ["the cache's file is damaged; a new one is started"]
     assert "new" in rows(tmp_path)
 
 
@@ -232,7 +233,7 @@ def full_disk(size: int) -> Any:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-async def test_with_a_full_disk_it_goes_on_in_memory_says_so_and_recovers(tmp_path: Path) -> None:
+async def test_with_a_full_disk_it_continues_in_memory_says_so_and_recovers(tmp_path: Path) -> None:
     cache = await opened(tmp_path, flush_interval_seconds=0.02, max_memory_entries=50)
     cache.set("old", "first")
     await until(lambda: "old" in rows(tmp_path))
@@ -245,14 +246,14 @@ async def test_with_a_full_disk_it_goes_on_in_memory_says_so_and_recovers(tmp_pa
                 await asyncio.sleep(0)
         await until(cache.stalled)
         assert "cannot be written" in (cache.stalled() or "")
-        assert "it goes on in memory" in (cache.stalled() or "")
+        assert "continuing in memory only" in (cache.stalled() or "")
         assert await cache.get("big-199") == "x" * 5000
         for n in range(200):
             cache.set(f"big-{n}", n)
         await until(lambda: cache._known.lost)
         assert await cache.get("old") in (None, "second"), "never the value before"
         assert await cache.get("big-199") == 199
-    assert "the cache goes on in memory" in {entry["event"] for entry in logs}
+    assert "the cache continues in memory only" in {entry["event"] for entry in logs}
     await until(lambda: cache.stalled() is None)
     await cache.close()
     assert "big-199" in rows(tmp_path)
@@ -262,7 +263,7 @@ async def test_with_a_full_disk_it_goes_on_in_memory_says_so_and_recovers(tmp_pa
     await cache.close()
 
 
-async def test_a_folder_that_cannot_be_made_leaves_a_memory_that_says_so(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_created_leaves_a_memory_that_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with structlog.testing.capture_logs() as logs:
         cache = await opened(tmp_path / "file")
@@ -274,7 +275,7 @@ async def test_a_folder_that_cannot_be_made_leaves_a_memory_that_says_so(tmp_pat
     assert any(entry["event"] == "values of the cache are not in its file" and entry["values"] == 1 for entry in logs)
 
 
-async def test_the_event_loop_goes_on_while_the_file_is_locked_and_the_value_is_written_later(tmp_path: Path) -> None:
+async def test_the_event_loop_continues_while_the_file_is_locked_and_the_value_is_written_later(tmp_path: Path) -> None:
     cache = await opened(tmp_path, flush_interval_seconds=0.02)
     other = sqlite3.connect(tmp_path / "g.worker.0-cache.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")

@@ -15,8 +15,8 @@ import pytest
 from tests.until import until
 
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorTask
-from tidemill.pipeline.partition import make_finished_message
 from tidemill.pipeline.reports import history
+from tidemill.pipeline.reports.finished import make_finished_message
 from tidemill.pipeline.reports.history import HistoryStatus, HistoryWriter
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.messages import SourceMessage
@@ -123,7 +123,7 @@ async def test_readers_of_the_growing_folder_never_see_an_unfinished_part(tmp_pa
     assert [row["offset"] for row in read(tmp_path)] == list(range(4000))
 
 
-async def test_a_disk_that_refuses_keeps_rows_until_it_takes_them(tmp_path: Path) -> None:
+async def test_a_disk_that_refuses_keeps_rows_until_it_accepts_them(tmp_path: Path) -> None:
     path = tmp_path / "history"
     path.write_text("in the way")
     writer = HistoryWriter(path, IDENTITY, max_rows=10, max_age_seconds=0.05)
@@ -137,7 +137,7 @@ async def test_a_disk_that_refuses_keeps_rows_until_it_takes_them(tmp_path: Path
     assert writer.dropped == 0
 
 
-async def test_a_disk_that_goes_on_refusing_costs_rows_but_bounded_memory_and_no_error(tmp_path: Path) -> None:
+async def test_a_disk_that_continues_refusing_costs_rows_but_bounded_memory_and_no_error(tmp_path: Path) -> None:
     path = tmp_path / "history"
     path.write_text("in the way")
     writer = HistoryWriter(path, IDENTITY, max_rows=10, max_age_seconds=0.001)

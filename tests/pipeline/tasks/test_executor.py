@@ -1,4 +1,4 @@
-"""The executor against real processes: every way a task can end, and that nothing is left of it."""
+"""The executor against real processes: every way a task can end, and that it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ async def test_a_child_that_never_reads_5_mb_of_stdin_does_not_block(executor: E
     assert (outcome.exit_code, outcome.stdout) == (0, b"done\n")
 
 
-async def test_a_child_that_closes_its_stdin_and_goes_on_is_not_disturbed(executor: Executor) -> None:
+async def test_a_child_that_closes_its_stdin_and_continues_is_not_disturbed(executor: Executor) -> None:
     outcome = await run(executor, "sh", "-c", "exec <&-; sleep 0.2; echo done", stdin=bytes(5_000_000))
     assert (outcome.exit_code, outcome.stdout) == (0, b"done\n")
 
@@ -389,11 +389,11 @@ async def test_tasks_start_with_default_signals_and_no_descriptor_of_the_engine(
              if name in ("SigBlk", "SigIgn")}  # fmt: skip
     masks["SigIgn"] &= ~(0b11 << 31)  # 32 and 33 belong to the C library, which ignores them
     assert masks == {"SigBlk": 0, "SigIgn": 0}
-    lent = [fd for fd in map(int, open_fds()) if fd > 2 and is_inheritable(fd)]  # by whoever started the tests
+    lent = [fd for fd in map(int, open_fds()) if fd > 2 and is_inheritable(fd)]  # by the parent of the test process
     assert len(fds) == len(lent) + 4  # the three standard ones, and the listing itself
 
 
-async def test_kill_all_ends_everything_and_tells_of_nothing(executor: Executor) -> None:
+async def test_kill_all_ends_everything_and_reports_nothing(executor: Executor) -> None:
     told: list[ProcessOutcome] = []
     marker = f"kill-all-{time.monotonic_ns()}"
     obedient = "echo up; sleep 66 & wait"
@@ -475,7 +475,7 @@ async def test_a_callback_that_raises_does_not_keep_others_from_being_told(execu
     assert executor.running == 0
 
 
-async def test_an_exit_status_that_somebody_else_took_fails_the_task(executor: Executor) -> None:
+async def test_an_exit_status_that_other_code_took_fails_the_task(executor: Executor) -> None:
     over: asyncio.Future[ProcessOutcome] = asyncio.get_running_loop().create_future()
     started = executor.start(("true",), b"", {}, 5.0, over.set_result)
     os.waitpid(started.pid or 0, 0)

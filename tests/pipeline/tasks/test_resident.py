@@ -1,4 +1,4 @@
-"""Resident executors against real programs: what comes back, what dies, and that nothing is left of it."""
+"""Resident executors against real programs: what comes back, what dies, and that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -223,10 +223,10 @@ async def test_a_timeout_kills_the_copy_with_its_group_and_the_next_task_gets_an
     after = await run(executor, "answer()")
     assert (after.kind, before.pid) == (None, outcome.pid)
     assert after.pid != outcome.pid
-    assert executor.stalled() is None, "a timeout is no failed start"
+    assert executor.stalled() is None, "a timeout is not a failed start"
 
 
-async def test_an_answer_after_the_timeout_is_not_believed(make: Callable[..., ResidentExecutor]) -> None:
+async def test_an_answer_after_the_timeout_is_ignored(make: Callable[..., ResidentExecutor]) -> None:
     code = "signal.signal(signal.SIGTERM, lambda *_: (answer(stdout='late'), os._exit(0)))\ntime.sleep(60)"
     assert (await run(make(), code, timeout_seconds=0.3)).kind is ErrorKind.TIMEOUT
 
@@ -322,7 +322,7 @@ async def test_a_program_that_ends_at_once_fails_its_tasks_slowly_and_says_so(
     assert "hunter2" not in stalled
 
 
-async def test_it_is_not_stalled_any_more_once_a_copy_answers(
+async def test_it_is_no_longer_stalled_once_a_copy_answers(
     make: Callable[..., ResidentExecutor], tmp_path: Any
 ) -> None:
     flag = tmp_path / "licence"
@@ -450,7 +450,7 @@ def resident(code: str = OBEY, **more: Any) -> dict[str, Any]:
     }
 
 
-#: The first copy closes its input amid a task, and answers it all the same; later ones are well.
+#: The first copy closes its input amid a task, and answers it nevertheless; later ones work.
 DEAF = """
 import json, os, sys, time
 flag = sys.argv[1]
@@ -485,7 +485,7 @@ async def test_a_copy_that_closed_its_input_is_killed_and_its_tasks_go_to_anothe
     assert run.letters.letters == []
 
 
-async def test_in_an_engine_the_task_of_a_copy_that_dies_is_tried_again(rig: Any, tmp_path: Any) -> None:
+async def test_in_an_engine_the_task_of_a_copy_that_dies_is_retried(rig: Any, tmp_path: Any) -> None:
     flag = repr(str(tmp_path / "tried"))
     once = f"if os.path.exists({flag}): answer(stdout='second')\nelse: open({flag}, 'w'); os._exit(9)"
     handler = Orders()
@@ -538,7 +538,7 @@ async def test_a_drain_that_takes_too_long_kills_the_copies_and_commits_what_is_
     assert run.letters.letters == []
 
 
-async def test_the_copies_of_a_partition_that_is_lost_die_and_the_others_go_on(rig: Any) -> None:
+async def test_the_copies_of_a_partition_that_is_lost_die_and_the_others_continue(rig: Any) -> None:
     marker = f"resident-{time.monotonic_ns()}"
     stuck = f"import subprocess; subprocess.run(['sh', '-c', 'sleep 64; : {marker}']); answer(stdout='late')"
     run = rig(Orders(), [message(0, stuck.encode()), message(0, b"answer(stdout='mine')", 1)], executor=resident())

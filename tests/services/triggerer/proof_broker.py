@@ -18,7 +18,7 @@ from tidemill.core.streams.offset_metadata import decode_metadata
 from tidemill.core.streams.redelivery_items import RedeliveryLimits
 from tidemill.deadletters.letter import Letter
 from tidemill.runtime.messages import SourceMessage
-from tidemill.sources.base import CommitStatus, Fatal, Records, SourceEvents, TopicPartition
+from tidemill.sources.base import CommitStatus, Fatal, Records, SourceEvents, SourceStatistics, TopicPartition
 from tidemill.triggers.producers.kafka import KafkaStreamProducer
 
 TOPIC = "proof"
@@ -124,8 +124,6 @@ class _Producer(KafkaStreamProducer):
 class Source:
     """What one producer reads with; the next one to start fences it."""
 
-    gap = 0
-
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.fenced = False
@@ -230,8 +228,8 @@ class Source:
     def stop_fetching(self) -> None:
         self._next.clear()
 
-    def lag(self) -> Mapping[TopicPartition, int]:
-        return {}
+    def statistics(self) -> SourceStatistics:
+        return SourceStatistics(0, {})
 
     def stalled(self) -> str | None:
         return None

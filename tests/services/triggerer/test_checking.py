@@ -57,16 +57,22 @@ def write(tmp_path: Path) -> Iterator[Write]:
     [
         ("classpath: checked_triggers.Fire", "has no 'Fire'; did you mean checked_triggers.Fires?"),
         ("classpath: checked_triggers.Zzz", "has no 'Zzz'; it has Fires, Open, Unfinished"),
-        ("classpath: checked_trigger.Fires", "no module 'checked_trigger' for checked_trigger.Fires; did you mean"),
-        ("classpath: zzz.Zzz", "no module 'zzz' for zzz.Zzz; put it beside the list"),
+        (
+            "classpath: checked_trigger.Fires",
+            "checked_trigger.Fires: there is no module 'checked_trigger'; did you mean",
+        ),
+        ("classpath: zzz.Zzz", "zzz.Zzz: there is no module 'zzz'; put it beside the list"),
         ("classpath: checked_triggers.Other", "is not a trigger class; make it inherit from"),
-        ("classpath: checked_triggers.Unfinished", "does not define run, which every trigger needs"),
+        (
+            "classpath: checked_triggers.Unfinished",
+            "does not define run; every trigger has to define run and serialize",
+        ),
         (
             "classpath: checked_triggers.Fires, kwargs: {count: 1, pause_second: 2}",
             "has no argument 'pause_second'; did you mean pause_seconds?",
         ),
         ("classpath: checked_triggers.Fires, kwargs: {zzz: 1}", "no argument 'zzz'; it has count, pause_seconds"),
-        ("classpath: checked_triggers.Fires", "checked_triggers.Fires needs count; add to kwargs"),
+        ("classpath: checked_triggers.Fires", "checked_triggers.Fires requires count; add it to kwargs"),
         ("classpath: tidemill.KafkaTrigger", "did you mean tidemill.triggers.builtin.kafka.KafkaTrigger?"),
         ("classpath: tidemill.triggers.builtin.kafca.KafkaTriger", "did you mean tidemill.triggers.builtin.kafka.Kaf"),
         ("classpath: tidemill.triggers.builtin.file.FileTriger", "did you mean tidemill.triggers.builtin.file.FileTri"),
@@ -99,10 +105,10 @@ def test_what_a_module_or_a_constructor_raises_fails_its_trigger_only_but_a_chec
     with pytest.raises(ConfigError) as caught:
         check_list(specs)
     needs, raises, wrong = str(caught.value).splitlines()
-    assert "needs the module 'no_such_dependency', which is not installed" in needs
+    assert "its module needs 'no_such_dependency', which is not installed" in needs
     assert "ZeroDivisionError: division by zero" in raises
     assert "checked_raising.py:2)" in raises
-    assert "ValueError: count has to be positive" in wrong
+    assert "refuses its kwargs: count has to be positive (" in wrong
     assert "checked_triggers.py:5)" in wrong
 
 

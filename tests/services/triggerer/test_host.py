@@ -68,12 +68,12 @@ async def test_an_identity_is_stored_once_also_over_restarts(hosts):
 @pytest.mark.parametrize(
     ("cls", "said"),
     [
-        (hosted.Refusing, "cannot be created with its kwargs: ValueError: not today"),
+        (hosted.Refusing, "refuses its kwargs: not today"),
         (hosted.Raising, "OSError: the upstream is gone"),
         (hosted.Silent, "ended without having fired an event"),
         (hosted.Undescribable, "cannot be written as JSON"),
-        (hosted.WrongEvent, "a trigger yields TriggerEvents, not dict"),
-        (hosted.WrongIdentity, "the identity of an event is a text or None, not int"),
+        (hosted.WrongEvent, "a trigger must yield TriggerEvents, not dict"),
+        (hosted.WrongIdentity, "the identity of an event must be a string or None, not int"),
         (hosted.Exiting, "SystemExit: 3"),
     ],
 )

@@ -280,13 +280,7 @@ def test_each_event_is_stored_once_or_dead_lettered_for_a_failure_on_it_while_ho
 @pytest.fixture
 def tcp_postgres() -> Iterator[PostgresServer]:
     server = PostgresServer(free_port())
-
-    async def add_role() -> None:
-        connection = await asyncpg.connect(server.url())
-        await connection.execute("CREATE ROLE app LOGIN SUPERUSER PASSWORD 'hunter2'")
-        await connection.close()
-
-    asyncio.run(add_role())
+    asyncio.run(server.add_user())
     yield server
     server.remove()
 

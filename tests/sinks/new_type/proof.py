@@ -35,7 +35,7 @@ class Titled(Handler):
 def prove_settings() -> None:
     settings = load_settings(None, {"TIDEMILL_SINKS__LINES__OTHER__PATH": "other"}, {"sinks": SINKS})
     assert settings.sinks.lines["other"].path == "other"
-    assert list(settings.sinks.by_type()) == ["lines"]
+    assert list(settings.sinks.group_by_type()) == ["lines"]
     assert build_schema()["$defs"]["LinesSinkSettings"]["required"] == ["path"]
     for sinks, problem in (
         ({"lines": {"out": {"pth": "x"}}}, "sinks.lines.out.pth: unknown key; did you mean path"),

@@ -262,7 +262,7 @@ def brokerless(tmp_path: Path) -> Settings:
 def letters_in(settings: Settings) -> list[Any]:
     """Return the letters that count."""
     with open_letters(settings) as letters:
-        ends = {number: end for number, (_, end) in letters.ranges().items()}
+        ends = {number: end for number, (_, end) in letters.find_ranges().items()}
         found = [each for each in letters.stream({}, ends) if isinstance(each, Found)]
     assert not [each.problem for each in found if each.letter is None]
     return [each.letter for each in found]

@@ -8,7 +8,7 @@ import pytest
 
 from tidemill.core.errors import ConfigError
 from tidemill.core.ranges import OffsetRange
-from tidemill.pipeline.reports.outcomes import range_name
+from tidemill.pipeline.reports.outcomes import name_range
 from tidemill.spark.bounded.plan import Folder, Plan, format_now
 
 PIECES = [OffsetRange(0, 0, 10), OffsetRange(0, 10, 20)]
@@ -35,8 +35,8 @@ def test_a_plan_comes_back_as_it_was(folder: Folder) -> None:
 
 def test_what_files_tell_of_is_not_left(folder: Folder) -> None:
     plan = save(folder)
-    (folder.path / range_name(OffsetRange(0, 0, 10))).touch()
-    (folder.path / range_name(OffsetRange(0, 10, 14))).touch()
+    (folder.path / name_range(OffsetRange(0, 0, 10))).touch()
+    (folder.path / name_range(OffsetRange(0, 10, 14))).touch()
     (folder.path / "_part-00000-0000000014-0000000020.parquet-abc").touch()
     assert folder.find_left(plan) == [OffsetRange(0, 14, 20)]
     folder.tidy()

@@ -14,7 +14,7 @@ from tests.until import wait_until
 from tidemill.config.settings import Settings
 from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.identity import worker_name
+from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.lock import GroupInUseError
 from tidemill.spark.pipeline import Pipeline
 from tidemill.spark.preflight import refuse_shared_group, warn_without_topic
@@ -93,7 +93,7 @@ def test_a_group_with_a_member_on_another_topic_is_refused_with_the_line_that_he
 
 
 def test_members_on_the_same_topic_and_own_ones_that_died_are_let_be(settings: Settings, join: Join) -> None:
-    worker = worker_name(settings)
+    worker = find_worker_name(settings)
     join(settings.kafka.source_topic, "elsewhere.0")
     join(other_topic(settings), f"{settings.kafka.consumer_group}.{worker}.0")
     refuse_shared_group(settings, worker)

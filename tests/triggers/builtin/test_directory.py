@@ -302,5 +302,7 @@ def test_it_is_made_again_as_it_was_and_shares_by_what_it_looks_at(tmp_path):
     [("", {}), ("x", {"settle_seconds": -1}), ("x", {"rescan_seconds": 0}), ("x", {"missing": "ignore"})],
 )
 def test_what_cannot_be_meant_is_refused(path, kwargs):
-    with pytest.raises(ValueError, match=r"path is empty|may not be negative|missing is fail or wait"):
+    with pytest.raises(
+        ValueError, match=r"path is empty|must not be negative|must be positive|missing must be fail or wait"
+    ):
         DirectoryTrigger(path, **kwargs)

@@ -92,5 +92,5 @@ def test_it_is_made_again_as_it_was():
 
 @pytest.mark.parametrize(("path", "kwargs"), [("", {}), ("x", {"poll_seconds": 0}), ("x", {"settle_seconds": -1})])
 def test_what_cannot_be_meant_is_refused(path, kwargs):
-    with pytest.raises(ValueError, match=r"path is empty|has to be positive|may not be negative"):
+    with pytest.raises(ValueError, match=r"path is empty|must be positive|must not be negative"):
         FileTrigger(path, **kwargs)

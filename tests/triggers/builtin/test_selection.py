@@ -101,12 +101,12 @@ def test_only_what_is_not_the_default_is_written_down():
         ({"apply": f"{HERE}.absent"}, ConfigError, "has no 'absent'"),
         ({"apply": f"{HERE}.NO_FUNCTION"}, ConfigError, "is not a function but of type int"),
         ({"apply": "f"}, ConfigError, "write package.module.function"),
-        ({"apply": doubled}, TypeError, "apply is a classpath"),
-        ({"key": [1]}, TypeError, "key is a text or a list of texts"),
-        ({"key": 1}, TypeError, "key is a text or a list of texts"),
-        ({"value_format": "xml"}, ValueError, "value_format is text or json"),
-        ({"on_invalid": "ignore"}, ValueError, "on_invalid is skip or reject"),
-        ({"where": {"a": {"above": 1}}}, ValueError, "compared by 'above'"),
+        ({"apply": doubled}, TypeError, "apply must be the path of a function"),
+        ({"key": [1]}, TypeError, "key must be a string or a list of strings"),
+        ({"key": 1}, TypeError, "key must be a string or a list of strings"),
+        ({"value_format": "xml"}, ValueError, "value_format must be text or json"),
+        ({"on_invalid": "ignore"}, ValueError, "on_invalid must be skip or reject"),
+        ({"where": {"a": {"above": 1}}}, ValueError, "unknown comparison 'above'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(kwargs, error, said):

@@ -350,9 +350,9 @@ async def test_a_stream_whose_deletions_are_refused_says_so_at_the_next_advance(
     [
         ({"queue": ""}, "queue is empty"),
         ({"queue": "q", "reject_queue": "q"}, "reject_queue is the queue itself"),
-        ({"queue": "q", "visibility_seconds": 1}, "visibility_seconds has to be between 2 and 43200"),
-        ({"queue": "q", "endpoint_url": "http://me:hunter2@h"}, "endpoint_url holds a user or a password"),
-        ({"queue": "q", "wait_seconds": 21}, "wait_seconds has to be between 0 and 20"),
+        ({"queue": "q", "visibility_seconds": 1}, "visibility_seconds must be between 2 and 43200"),
+        ({"queue": "q", "endpoint_url": "http://me:hunter2@h"}, "endpoint_url contains a user or a password"),
+        ({"queue": "q", "wait_seconds": 21}, "wait_seconds must be between 0 and 20"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, said):

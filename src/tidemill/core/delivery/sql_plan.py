@@ -103,13 +103,13 @@ class Shape:
         if self.operation in (Operation.UPDATE, Operation.DELETE):
             return self._find_change_problem()
         if not self.columns:
-            return "data has no column"
+            return "data has no columns"
         if self.where or self.nulls:
             return "where is only for updates and deletes"
         if self.operation is Operation.UPSERT and not self.conflict:
             return "an upsert needs conflict: the columns that decide whether the row exists"
         missing = [name for name in self.conflict if name not in self.columns]
-        return f"data has no {', '.join(missing)}, which conflict names" if missing else None
+        return f"conflict names {', '.join(missing)}, which data does not have" if missing else None
 
     def _find_change_problem(self) -> str | None:
         if self.conflict:

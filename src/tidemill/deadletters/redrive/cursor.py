@@ -22,14 +22,14 @@ from tidemill.deadletters.opening import Letters
 from tidemill.deadletters.reader import LetterReader
 from tidemill.deadletters.redrive.producer import (
     CALL_SECONDS,
-    PATIENCE_SECONDS,
+    GIVE_UP_SECONDS,
     RedriveProducer,
     Refusals,
     ResentRecord,
     extend_config,
 )
 from tidemill.runtime.kafka_client import BackgroundCall
-from tidemill.runtime.producer import producer_config, worth_retrying
+from tidemill.runtime.producer import make_producer_config, worth_retrying
 
 #: librdkafka ignores the time limit of the call that saves positions, and waits forever if the group's coordinator
 #: went away: after this long its producer is replaced.
@@ -124,7 +124,7 @@ class KafkaCursor(RedriveProducer):
         note: Callable[[int, int], str],
     ) -> None:
         """Prepare; a producer is created by `open`."""
-        super().__init__(producer_config(settings.kafka, letters.brokers, {}), "dlq redrive")
+        super().__init__(make_producer_config(settings.kafka, letters.brokers, {}), "dlq redrive")
         self._settings = settings
         self._letters = letters
         self._name = name
@@ -136,7 +136,7 @@ class KafkaCursor(RedriveProducer):
 
     def read(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, str]]:
         """Return the committed offsets of the group and their metadata; see `RedriveCursor.read`."""
-        return self._letters.committed(ranges)
+        return self._letters.read_committed(ranges)
 
     def _make_own(self) -> ck.Producer:
         milliseconds = int(TRANSACTION_SECONDS * 1000)
@@ -150,7 +150,7 @@ class KafkaCursor(RedriveProducer):
             ConfigError: The brokers do not allow transactions of this name.
             RemoteError: They do not answer.
         """
-        config = producer_config(self._settings.kafka, self._letters.brokers, self._overrides())
+        config = make_producer_config(self._settings.kafka, self._letters.brokers, self._overrides())
         self._config = extend_config(config)
         self._renew()
         self._opened = True
@@ -158,7 +158,7 @@ class KafkaCursor(RedriveProducer):
     def _renew(self) -> None:
         """Create a producer; its start aborts what the one before left open."""
         self._producer = self._make_own()
-        deadline = time.monotonic() + PATIENCE_SECONDS / 2
+        deadline = time.monotonic() + GIVE_UP_SECONDS / 2
         self._retry(lambda: self._producer.init_transactions(CALL_SECONDS), deadline)
 
     def commit(self, records: Sequence[ResentRecord], positions: Mapping[int, int]) -> Refusals:
@@ -171,7 +171,7 @@ class KafkaCursor(RedriveProducer):
             FencedError: Another process does the same redrive.
             RemoteError: The brokers do not accept it now; nothing was sent or saved.
         """
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + GIVE_UP_SECONDS
         for attempt in range(_TRIES):
             try:
                 errors = self._attempt(records, positions, deadline)
@@ -222,7 +222,7 @@ class KafkaCursor(RedriveProducer):
     def _save(self, positions: Mapping[int, int]) -> None:
         topic, note = self._letters.topic, self._note
         offsets = [ck.TopicPartition(topic, number, at, note(number, at)) for number, at in positions.items()]
-        producer, metadata = self._producer, self._letters.group_metadata()
+        producer, metadata = self._producer, self._letters.get_group_metadata()
         call = BackgroundCall(
             "tidemill-cursor", lambda: producer.send_offsets_to_transaction(offsets, metadata, CALL_SECONDS)
         )

@@ -20,7 +20,7 @@ from tidemill.core.deadletters.redrive_record import RedriveRecord, decode_recor
 from tidemill.core.errors import RemoteError
 from tidemill.deadletters.opening import Letters
 from tidemill.deadletters.reader import Found, LetterReader, extract_facts
-from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, client_config, reason, scrubbed
+from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, make_client_config, reason, scrub
 
 if TYPE_CHECKING:
     from tidemill.deadletters.folder_reader import FolderReader
@@ -52,7 +52,7 @@ class RedriveHistory:
         """Keep the records."""
         self._records = records
 
-    def of(self, found: Found) -> list[Redriven]:
+    def list_redriven(self, found: Found) -> list[Redriven]:
         """Return when and where to a letter was sent again, the oldest first; only the last time of each redrive."""
         if found.letter is None:
             return []
@@ -71,7 +71,7 @@ def read_history(settings: Settings, letters: Letters) -> RedriveHistory:
         RemoteError: The brokers do not answer, or do not let us see consumer groups.
     """
     if isinstance(letters, LetterReader):
-        return _read_groups(settings, letters.ranges())
+        return _read_groups(settings, letters.find_ranges())
     return _read_journals(letters)
 
 
@@ -80,7 +80,7 @@ def _read_journals(letters: FolderReader) -> RedriveHistory:
 
     records: dict[int, list[RedriveRecord]] = {}
     for entries in read_journals(letters.path):
-        for number in letters.ranges():
+        for number in letters.find_ranges():
             name, mark = letters.identify(number)
             entry = entries.get(name)
             record = decode_record(entry.note) if entry is not None and entry.mark == mark else None
@@ -90,7 +90,7 @@ def _read_journals(letters: FolderReader) -> RedriveHistory:
 
 
 def _read_groups(settings: Settings, partitions: Iterable[int]) -> RedriveHistory:
-    config = client_config(settings.kafka, settings.dlq_brokers, {})
+    config = make_client_config(settings.kafka, settings.dlq_brokers, {})
     quiet: dict[str, Any] = {**config, "error_cb": lambda error: None}
     client = AdminClient(quiet, logger=LibraryLog())
     records: dict[int, list[RedriveRecord]] = {}
@@ -100,7 +100,7 @@ def _read_groups(settings: Settings, partitions: Iterable[int]) -> RedriveHistor
             if record is not None:
                 records.setdefault(saved.partition, []).append(record)
     except (ck.KafkaException, TimeoutError) as error:
-        text = scrubbed(reason(error), config) or "no answer"
+        text = scrub(reason(error), config) or "no answer"
         raise RemoteError(f"dlq: what was redriven cannot be looked up at {settings.dlq_brokers}: {text}") from None
     return RedriveHistory(records)
 

@@ -15,14 +15,14 @@ import confluent_kafka as ck
 import msgspec
 
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.runtime.kafka_client import LibraryLog, reason, scrubbed
+from tidemill.runtime.kafka_client import LibraryLog, reason, scrub
 from tidemill.runtime.messages import Header
 from tidemill.runtime.producer import worth_retrying
 
 #: One call may take this long before it is repeated.
 CALL_SECONDS = 5.0
 #: A batch that is not confirmed after this long ends the redrive, to be continued later.
-PATIENCE_SECONDS = 60.0
+GIVE_UP_SECONDS = 60.0
 
 
 class ResentRecord(msgspec.Struct):
@@ -112,7 +112,7 @@ class RedriveProducer:
 
     def _describe(self, error: Exception | ck.KafkaError) -> str:
         text = error.str() if isinstance(error, ck.KafkaError) else reason(error)
-        return scrubbed(text, self._config)
+        return scrub(text, self._config)
 
 
 def _note_answer(errors: dict[int, ck.KafkaError], index: int, error: ck.KafkaError | None, message: Any) -> None:
@@ -139,12 +139,12 @@ class PlainProducer(RedriveProducer):
         Raises:
             RemoteError: Some were not accepted now; the batch has to be sent again.
         """
-        errors = self._hand_over(self._producer, records, time.monotonic() + PATIENCE_SECONDS)
+        errors = self._hand_over(self._producer, records, time.monotonic() + GIVE_UP_SECONDS)
         suspects = sorted(index for index, error in errors.items() if not worth_retrying(error))
         if len(suspects) > 1:
             # Brokers refuse whole batches: only a record that is refused alone is at fault.
             for index in suspects:
-                alone = self._hand_over(self._producer, [records[index]], time.monotonic() + PATIENCE_SECONDS)
+                alone = self._hand_over(self._producer, [records[index]], time.monotonic() + GIVE_UP_SECONDS)
                 del errors[index]
                 if 0 in alone:
                     errors[index] = alone[0]

@@ -39,7 +39,7 @@ BATCH_LETTERS = 200
 BATCH_BYTES = 8 * 1024 * 1024
 BATCH_SECONDS = 0.5
 #: Before a wait longer than this, the batch is sent.
-_PATIENCE_SECONDS = 0.05
+_SHORT_WAIT_SECONDS = 0.05
 _SLICE_SECONDS = 0.1
 
 
@@ -107,7 +107,7 @@ class Redrive:
         self._unsent: dict[int, list[int]] = {}
         self._corrected: set[int] = set()
         self._max_redrives = settings.dlq.max_redrives if order.max_redrives is None else order.max_redrives
-        self._configured = [(kind, name) for kind, named in settings.sinks.by_type().items() for name in named]
+        self._configured = [(kind, name) for kind, named in settings.sinks.group_by_type().items() for name in named]
         self._names = SinkNames(order.criteria.sinks, self._configured)
 
     @property
@@ -125,7 +125,7 @@ class Redrive:
             RemoteError: Brokers or a sink do not answer; the next run continues after what was sent.
         """
         with open_letters(self._settings, self.name) as box:
-            ranges = box.ranges()
+            ranges = box.find_ranges()
             cursor = self._make_cursor(box)
             target = self._make_target(cursor)
             try:
@@ -180,7 +180,7 @@ class Redrive:
             )
         self.resumed = bool(saved)
         since = self._order.criteria.since
-        by_time = box.offsets_at(since, ranges) if since is not None else {}
+        by_time = box.find_offsets_at(since, ranges) if since is not None else {}
         return {number: max(low, saved.get(number, 0), by_time.get(number, 0)) for number, (low, _) in ranges.items()}
 
     def _pump(self, target: RedriveTarget, stream: Iterator[Found | Reached | None]) -> None:
@@ -259,7 +259,7 @@ class Redrive:
 
     def _wait(self, target: RedriveTarget) -> bool:
         while (seconds := self._pace.find_wait(time.monotonic())) > 0:
-            if seconds > _PATIENCE_SECONDS and self._items:
+            if seconds > _SHORT_WAIT_SECONDS and self._items:
                 self._flush(target)
             time.sleep(min(seconds, _SLICE_SECONDS))
             self._watch(self)

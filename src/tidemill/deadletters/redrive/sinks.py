@@ -29,7 +29,7 @@ from tidemill.deadletters.payloads import PayloadLostError, restore_fields
 from tidemill.deadletters.redrive.cursor import RedriveCursor
 from tidemill.deadletters.redrive.targets import NotSentError, Positions, RedriveItem, Unsent
 from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.sinks.base import Sink, encoded
+from tidemill.sinks.base import Sink, encode_checked
 from tidemill.sinks.build import build_sinks
 from tidemill.sinks.sending.batch_sender import BatchSender
 from tidemill.sinks.sending.sender import Sender, connect_sender
@@ -38,7 +38,7 @@ from tidemill.sinks.sending.submission import Entry, Failure, Question, Submissi
 #: A sink may take this long to connect, or to answer a batch unless it says so itself.
 ANSWER_SECONDS = 60.0
 #: A sink that accepts nothing for this long ends the redrive, to be continued later.
-PATIENCE_SECONDS = 120.0
+GIVE_UP_SECONDS = 120.0
 _BACKOFF = Backoff(0.1, 5.0)
 
 
@@ -55,7 +55,7 @@ class SinkTarget:
     Args:
         settings: The pipeline's settings.
         cursor: Saves positions; None: nothing is sent.
-        stopped: Returns whether the redrive is to stop; then a sink that does not take payloads now is not waited for.
+        stopped: Returns whether the redrive is to stop; then a sink that accepts nothing now is not waited for.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class SinkTarget:
         self._failure: Exception | None = None
 
     def _make_sender(self, sink: Sink) -> BatchSender:
-        # Payloads are retried until the redrive as a whole runs out of patience, so a question is always a refusal.
+        # Payloads are retried until the redrive as a whole gives up, so a question is always a refusal.
         limits = Limits(budget_seconds=math.inf, backoff=_BACKOFF, breaker_failures=sys.maxsize)
         return BatchSender(sink, limits, self._answer_seconds, self._ask, self._refuse, self._wake_up)
 
@@ -101,7 +101,7 @@ class SinkTarget:
             self._runner.run(self._connect(sender))
         try:
             content = [restore_payload(letter, text) for text in letter.original_payloads]
-            size = sum(encoded(sender.sink, payload).size_bytes for payload in content)
+            size = sum(encode_checked(sender.sink, payload).size_bytes for payload in content)
         except PayloadLostError as error:
             raise NotSentError(Why.LOST, f"a payload for {label}: {error}") from None
         except Exception as error:  # a sink may raise anything about a payload that it cannot encode
@@ -153,11 +153,7 @@ class SinkTarget:
             outstanding, since = progress[sender.label]
             if sender.outstanding < outstanding:
                 progress[sender.label] = (sender.outstanding, since := now)
-            if (
-                sender.outstanding
-                and sender.failing is not None
-                and (self._stopped() or now - since > PATIENCE_SECONDS)
-            ):
+            if sender.outstanding and sender.failing is not None and (self._stopped() or now - since > GIVE_UP_SECONDS):
                 raise RemoteError(
                     f"{sender.label} accepts nothing now: {sender.failing}; run the same command again to continue"
                 )

@@ -19,9 +19,9 @@ from tidemill.deadletters.redrive.cursor import RedriveCursor
 from tidemill.deadletters.redrive.producer import PlainProducer, ResentRecord
 from tidemill.deadletters.redrive.targets import NotSentError, Positions, RedriveItem, Unsent
 from tidemill.deadletters.restore import ContentLostError, Read, SourceReader, restore_message
-from tidemill.runtime.kafka_client import TopicAdmin, client_config
+from tidemill.runtime.kafka_client import TopicAdmin, make_client_config
 from tidemill.runtime.messages import Header, SourceMessage
-from tidemill.runtime.producer import producer_config
+from tidemill.runtime.producer import make_producer_config
 
 #: The history in the header keeps this many of the last letters, and this much of each error.
 HISTORY_LETTERS = 10
@@ -47,7 +47,7 @@ class TopicTarget:
         self._same = not settings.dlq.path and settings.dlq_brokers == settings.kafka.brokers
         self._plain: PlainProducer | None = None
         self._partitions: dict[str, int] = {}
-        self._admin = TopicAdmin(client_config(settings.kafka, "", {}), "dlq redrive")
+        self._admin = TopicAdmin(make_client_config(settings.kafka, "", {}), "dlq redrive")
 
     def open(self) -> None:
         """Connect the producer, and fence an older process of the same redrive."""
@@ -55,7 +55,7 @@ class TopicTarget:
             return
         self._cursor.open()
         if not self._same:
-            config = producer_config(self._settings.kafka, "", limit_batches(self._settings, self._topic))
+            config = make_producer_config(self._settings.kafka, "", limit_batches(self._settings, self._topic))
             self._plain = PlainProducer(config, "dlq redrive")
 
     def prepare(self, letter: Letter, partition: int, offset: int) -> RedriveItem:
@@ -134,7 +134,7 @@ class TopicTarget:
 
 def limit_batches(settings: Settings, topic: str) -> dict[str, Any]:
     """Return a producer's overrides so that no batch is larger than the topic accepts, if its limit is known."""
-    admin = TopicAdmin(client_config(settings.kafka, "", {}), "dlq redrive")
+    admin = TopicAdmin(make_client_config(settings.kafka, "", {}), "dlq redrive")
     limit = admin.max_message_bytes(topic or settings.kafka.source_topic)
     return {"batch.size": max(1, min(limit, 500_000))} if limit is not None else {"batch.num.messages": 1}
 

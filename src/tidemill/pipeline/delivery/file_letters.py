@@ -20,13 +20,14 @@ from pathlib import Path
 from tidemill.core.errors import RemoteError, describe_error
 from tidemill.deadletters.files import LetterFile, LetterRow, LettersPlace, check_letters_folder, make_row
 from tidemill.deadletters.letter import Letter
+from tidemill.deadletters.writer import LetterStatistics
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.sources.base import TopicPartition
 
 #: Letters are written when this many, or this many bytes of them, wait; what is written together is read together.
 GROUP_LETTERS = 1_000
 GROUP_BYTES = 8 * 1024 * 1024
-#: A write that takes longer than this is reported.
+#: A write that takes longer than this is reported as stalled.
 STALLED_SECONDS = 1.0
 
 
@@ -57,14 +58,13 @@ class FileDeadLetters:
         #: Where its writes run; an engine sets its own.
         self.tasks = EngineTasks()
         #: Called with the error when a write fails.
-        self.on_error: Callable[[str], None] = _ignored
+        self.on_error: Callable[[str], None] = _ignore
         #: Why a write failed; None while none has.
         self.error: str | None = None
         #: The names of the files that were published.
         self.published: list[str] = []
-        self.written = 0
-        self.dropped = 0
-        self.kinds: Counter[str] = Counter()
+        self._written = 0
+        self._kinds: Counter[str] = Counter()
 
     async def open(self) -> None:
         """Make sure that letters can be written.
@@ -96,8 +96,8 @@ class FileDeadLetters:
 
     def _confirm(self, kind: str, done: Callable[[], None]) -> None:
         if self.error is None:
-            self.written += 1
-            self.kinds[kind] += 1
+            self._written += 1
+            self._kinds[kind] += 1
             done()
 
     async def _write(self) -> None:
@@ -136,6 +136,10 @@ class FileDeadLetters:
 
     def _note_error(self, error: Exception) -> None:
         self.error = f"RemoteError: dead letters cannot be written to {self._path}: {describe_error(error)}"
+
+    def statistics(self) -> LetterStatistics:
+        """Return how many letters were confirmed; none is ever dropped."""
+        return LetterStatistics(self._written, self._kinds)
 
     def stalled(self) -> str | None:
         """Return how many letters wait for the disk, and for how long; None while none do."""
@@ -195,5 +199,5 @@ def _split(rows: Sequence[LetterRow]) -> Iterator[list[LetterRow]]:
     yield group
 
 
-def _ignored(text: str) -> None:
+def _ignore(text: str) -> None:
     pass

@@ -20,7 +20,7 @@ _DIGEST_BYTES = 16
 
 
 def name_payloads(routed: Sequence[Routed], origin: Origin, group: str) -> None:
-    """Set the key of each payload that has none and whose sink takes one.
+    """Set the key of each payload that has none and whose sink sends one.
 
     Args:
         routed: Everything that a hook returned, in order.
@@ -31,22 +31,22 @@ def name_payloads(routed: Sequence[Routed], origin: Origin, group: str) -> None:
         return
     digest = ""
     for index, each in enumerate(routed):
-        # Sinks of other packages may take payloads with and without the field.
+        # Sinks of other packages may accept payloads with and without the field.
         if each.sender.sink.takes_idempotency_key and getattr(each.payload, "idempotency_key", None) == "":
-            digest = digest or _digest(origin, group)
+            digest = digest or _make_digest(origin, group)
             each.payload = msgspec.structs.replace(each.payload, idempotency_key=f"{digest}-{index}")
 
 
-def _digest(origin: Origin, group: str) -> str:
+def _make_digest(origin: Origin, group: str) -> str:
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    for part in _parts(origin, group):
+    for part in _list_parts(origin, group):
         # Lengths keep parts apart; contents are there because a recreated topic starts over with its offsets.
         digest.update(b"-" if part is None else b"%d:" % len(part))
         digest.update(part or b"")
     return digest.hexdigest()
 
 
-def _parts(origin: Origin, group: str) -> Iterator[bytes | None]:
+def _list_parts(origin: Origin, group: str) -> Iterator[bytes | None]:
     yield from (group.encode(), origin.hook.encode())
     # Any text can be encoded this way, lone surrogates included.
     yield None if origin.task is None else str(origin.task.task_id).encode("utf-8", "surrogatepass")

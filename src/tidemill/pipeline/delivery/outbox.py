@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import structlog
@@ -34,13 +34,24 @@ from tidemill.sinks.payloads import CollectResult
 from tidemill.sinks.sending.sender import Sender, connect_sender
 from tidemill.sinks.sending.submission import DeliveryLane, Entry, Failure, Question, Submission
 
-if TYPE_CHECKING:
-    pass
-
 log = structlog.get_logger(__name__)
 
 CONNECT_SECONDS = 30.0
 DeliveryHook = Callable[[DeliveryError], Awaitable[DeliveryAction]]
+
+
+class OutboxStatistics(msgspec.Struct, frozen=True):
+    """What happened to payloads.
+
+    Attributes:
+        delivered: Payloads that a sink confirmed.
+        skipped: Payloads that the hook chose to skip.
+        sinks: What happened at each sink, by its place in the configuration (`sinks.<type>.<name>`).
+    """
+
+    delivered: int
+    skipped: int
+    sinks: dict[str, SinkStats]
 
 
 class Outbox:
@@ -48,7 +59,7 @@ class Outbox:
 
     Args:
         sinks: Instances by type and name.
-        letters: Where payloads go that no sink takes.
+        letters: Where payloads go that their sink refuses.
         on_delivery_error: Decides about refused payloads; None: dead letters.
         settings: How long to retry, and what a circuit breaker does.
         mode: How results get out; None: at least once.
@@ -83,7 +94,7 @@ class Outbox:
         self._names = any(sender.sink.takes_idempotency_key for sender in self._all)
         #: Where its tasks run; an engine sets its own.
         self.tasks = EngineTasks()
-        #: Where its hook is noted while it runs; an engine sets its own.
+        #: Where its hook is registered while it runs; an engine sets its own.
         self.calls: Calls | None = None
         self._hooks: set[asyncio.Task[None]] = set()
         self._letters_open = 0
@@ -93,22 +104,16 @@ class Outbox:
     def _make_sender(self, sink: Sink) -> Sender:
         return self.mode.make_sender(sink, self._settings, self._ask, self._gave_up, self._changed)
 
-    # -- counts ------------------------------------------------------------------------------------------------
+    # -- reports -----------------------------------------------------------------------------------------------
 
-    @property
-    def stats(self) -> dict[str, SinkStats]:
-        """What happened, by the sink's place in the configuration (`sinks.<type>.<name>`)."""
-        return {sender.label: msgspec.structs.replace(sender.stats) for sender in self._all}
-
-    @property
-    def delivered(self) -> int:
-        """Payloads that a sink confirmed."""
-        return sum(sender.stats.delivered_payloads for sender in self._all)
-
-    @property
-    def skipped(self) -> int:
-        """Payloads that the hook chose to skip."""
-        return sum(sender.stats.skipped for sender in self._all)
+    def statistics(self) -> OutboxStatistics:
+        """Return what happened to payloads so far."""
+        sinks = {sender.label: msgspec.structs.replace(sender.stats) for sender in self._all}
+        return OutboxStatistics(
+            sum(stats.delivered_payloads for stats in sinks.values()),
+            sum(stats.skipped for stats in sinks.values()),
+            sinks,
+        )
 
     @property
     def pg_pool(self) -> Any:
@@ -221,7 +226,7 @@ class Outbox:
             self._drop(sender, question, action)
 
     def _drop(self, sender: Sender, question: Question, action: DeliveryAction) -> None:
-        # What was abandoned meanwhile is up to the engine that owns the partition now.
+        # What was abandoned meanwhile is the business of the engine that owns the partition now.
         items = [item for item in question.items if not item.gone]
         sender.decided(question, Decision.DROP)
         if action is DeliveryAction.SKIP:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from tidemill.config.sink_types import SINK_TYPES, load_class, sink_section
+from tidemill.config.sink_types import SINK_TYPES, load_class, name_sink_section
 from tidemill.core.errors import AmbiguousSinkError, SinkNotConfiguredError
 from tidemill.deadletters.payloads import encode_payload
 from tidemill.pipeline.handler.models import ExecutorTask
@@ -75,13 +75,14 @@ class Router:
                 continue
             if not isinstance(payloads, Sequence) or isinstance(payloads, (str, bytes)):
                 raise TypeError(
-                    f"CollectResult.{field} takes a list of {payload_class.__name__}, not {type(payloads).__name__}"
+                    f"CollectResult.{field} must be a list of {payload_class.__name__}, not {type(payloads).__name__}"
                 )
             check = build_type_check(payload_class)
             for payload in payloads:
                 if not isinstance(payload, payload_class):
                     raise TypeError(
-                        f"CollectResult.{field} takes {payload_class.__name__}, not {type(payload).__name__}"
+                        f"CollectResult.{field} must be a list of {payload_class.__name__}; it contains "
+                        f"{type(payload).__name__}"
                     )
                 check(payload)
                 routed.append(Routed(self._find_sender(kind or payload.type, payload.sink), payload))
@@ -89,16 +90,18 @@ class Router:
 
     def _find_sender(self, kind: str, name: str) -> Sender:
         named = self._senders.get(kind)
-        place = sink_section(kind or "<type>")
+        place = name_sink_section(kind or "<type>")
         if not named:
             raise SinkNotConfiguredError(f"no sink of type {kind!r} is configured; add {place}.<name>")
         if name:
             sender = named.get(name)
             if sender is None:
-                raise SinkNotConfiguredError(f"{place}.{name} is not configured; there is {_list_names(named)}")
+                raise SinkNotConfiguredError(f"{place}.{name} is not configured; configured: {_list_names(named)}")
             return sender
         if len(named) > 1:
-            raise AmbiguousSinkError(f"several sinks of type {kind!r} are configured, name one: {_list_names(named)}")
+            raise AmbiguousSinkError(
+                f"several sinks of type {kind!r} are configured; name one in the payload: {_list_names(named)}"
+            )
         return next(iter(named.values()))
 
 

@@ -17,11 +17,11 @@ from tidemill.sources.base import Outgoing, TopicPartition
 StagedRecord = Staged[TopicPartition, Outgoing]
 
 
-class Owner(Protocol):
-    """Who staged a record, and hears what became of it."""
+class RecordOwner(Protocol):
+    """What staged a record, and is told what became of it."""
 
     def committed(self, count: int) -> None:
-        """So many records went out."""
+        """This many records were committed."""
 
     def refused(self, records: Sequence[StagedRecord]) -> None:
         """The brokers will never take these; they are withheld until `again` or `drop`."""
@@ -54,7 +54,7 @@ class TransactionBuffer:
 
     def __init__(self) -> None:
         """Start empty."""
-        self._staging: PendingRecords[TopicPartition, Outgoing] = PendingRecords()
+        self._records: PendingRecords[TopicPartition, Outgoing] = PendingRecords()
         self.limits: list[int] = []
         self.charge: Callable[[TopicPartition, int], None] = lambda partition, size_bytes: None
         self.changed: Callable[[], None] = lambda: None
@@ -64,21 +64,21 @@ class TransactionBuffer:
         partition = (sources[0].topic, sources[0].partition)
         offsets = [source.offset for source in sources]
         self.charge(partition, record.size_bytes)
-        return self._staging.stage(partition, min(offsets), max(offsets), record)
+        return self._records.stage(partition, min(offsets), max(offsets), record)
 
     def cut(self, partition: TopicPartition, entries: Sequence[LedgerEntry[TopicPartition, int]]) -> int:
         """Return how many of these resolved messages may be committed now."""
-        return self._staging.find_cut(partition, [entry.item for entry in entries])
+        return self._records.find_cut(partition, [entry.item for entry in entries])
 
     def take(self, partition: TopicPartition, last: int) -> list[Outgoing]:
         """Return what goes out together with the messages up to this offset."""
-        return [staged.result for staged in self._staging.take(partition, last)]
+        return [staged.result for staged in self._records.take(partition, last)]
 
     def committed(self, partition: TopicPartition) -> None:
         """Forget what was taken: it is committed."""
-        counts: dict[Owner, int] = {}
+        counts: dict[RecordOwner, int] = {}
         size_bytes = 0
-        for staged in self._staging.settle(partition):
+        for staged in self._records.settle(partition):
             record = staged.result
             size_bytes += record.size_bytes
             counts[record.owner] = counts.get(record.owner, 0) + 1
@@ -96,38 +96,38 @@ class TransactionBuffer:
             How many records were to blame.
         """
         blamed = 0
-        refused: dict[Owner, list[StagedRecord]] = {}
-        for staged in self._staging.retry(partition):
+        refused: dict[RecordOwner, list[StagedRecord]] = {}
+        for staged in self._records.retry(partition):
             record = staged.result
             verdict, record.verdict = record.verdict, None
             if verdict is None:
                 continue
             blamed += 1
             if verdict is RecordVerdict.ALONE:
-                record.alone = True
+                record.isolated = True
                 record.error = None
             else:
                 record.attempts += 1
-                self._staging.withhold(staged)
+                self._records.withhold(staged)
                 refused.setdefault(record.owner, []).append(staged)
         for owner, records in refused.items():
             owner.refused(records)
         return blamed
 
     def again(self, staged: StagedRecord) -> None:
-        """Let a withheld record go after all, by itself."""
-        staged.result.alone = True
+        """Offer a withheld record again, in a batch of its own."""
+        staged.result.isolated = True
         staged.result.error = None
-        self._staging.allow(staged)
+        self._records.allow(staged)
         self.changed()
 
     def drop(self, staged: StagedRecord) -> None:
-        """Let a withheld record's messages go without it."""
+        """Commit a withheld record's messages without it."""
         if staged.state is StagedState.UNDECIDED:  # else its partition was given up
             self.charge(staged.lane, -staged.result.size_bytes)
-            self._staging.drop(staged)
+            self._records.drop(staged)
             self.changed()
 
     def abandon(self, partition: TopicPartition) -> None:
         """Forget a partition."""
-        self._staging.abandon(partition)
+        self._records.abandon(partition)

@@ -38,7 +38,7 @@ class TransactionSender:
 
     Args:
         sink: Which topic, and how payloads are encoded.
-        stage: Where they wait for their transaction.
+        buffer: Where they wait for their transaction.
         max_retries: How often a refused payload is retried on request.
         ask: Called with what needs a decision; answered by `decided`.
         gave_up: Called with what is not tried again.
@@ -48,7 +48,7 @@ class TransactionSender:
     def __init__(
         self,
         sink: KafkaSink,
-        stage: TransactionBuffer,
+        buffer: TransactionBuffer,
         max_retries: int,
         ask: Callable[[Sender, Question], None],
         gave_up: Callable[[Sender, Failure], None],
@@ -57,7 +57,7 @@ class TransactionSender:
         """Start empty."""
         self.sink = sink
         self.stats = SinkStats()
-        self._stage = stage
+        self._buffer = buffer
         self._max_retries = max_retries
         self._ask = ask
         self._gave_up = gave_up
@@ -80,7 +80,7 @@ class TransactionSender:
         """Check that the topic is there; the producer is the source's."""
         self._limit = await self.sink.look_up()
         if self._limit is not None:
-            self._stage.limits.append(self._limit)
+            self._buffer.limits.append(self._limit)
 
     def start(self, tasks: EngineTasks) -> None:
         """Work in the running loop."""
@@ -94,7 +94,7 @@ class TransactionSender:
             self._refuse(payload, lane, submission, describe_error(error), oversize=False)
             return
         if self._limit is not None and encoded.size_bytes > self._limit:
-            text = f"topic {self.sink.topic}: {encoded.size_bytes} bytes are more than the {self._limit} it takes"
+            text = f"topic {self.sink.topic}: {encoded.size_bytes} bytes are more than the {self._limit} it accepts"
             self._refuse(payload, lane, submission, text, oversize=True)
             return
         self._put(payload, encoded, submission)
@@ -108,7 +108,7 @@ class TransactionSender:
         record = Outgoing(
             self.sink.topic, key, value, self, queued, headers=headers, partition=partition, timestamp=timestamp
         )
-        self._stage.put(submission.origin.sources, record)
+        self._buffer.put(submission.origin.sources, record)
 
     def _refuse(self, payload: Any, lane: DeliveryLane, submission: Submission, text: str, *, oversize: bool) -> None:
         item: Entry = Item(lane, None, 0, QueuedPayload(payload, None, submission))
@@ -132,7 +132,7 @@ class TransactionSender:
             queued: QueuedPayload = record.ref
             error = record.error or ""
             # Its submission is settled: another one stands for the decision, and releases the messages.
-            submission = Submission(queued.submission.origin, 1, partial(self._stage.drop, staged))
+            submission = Submission(queued.submission.origin, 1, partial(self._buffer.drop, staged))
             item: Entry = Item(staged.lane, None, 0, QueuedPayload(queued.payload, queued.encoded, submission))
             self._note_error(error, 1)
             if record.attempts > self._max_retries:
@@ -151,7 +151,7 @@ class TransactionSender:
             staged = self._asked.pop(item)
             item.state = State.GONE
             if decision is Decision.RETRY and staged is not None:
-                self._stage.again(staged)
+                self._buffer.again(staged)
             elif decision is Decision.RETRY:
                 self._gave_up(self, GaveUp((item,), question.error, question.oversize, question.attempts))
         self._settled()

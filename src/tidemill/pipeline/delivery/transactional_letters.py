@@ -14,9 +14,9 @@ import structlog
 from tidemill.config.settings import Settings
 from tidemill.core.delivery.pending_records import StagedState
 from tidemill.deadletters.letter import Letter, LetterKind, encode_letter
-from tidemill.deadletters.writer import RECORD_OVERHEAD_BYTES, prepare_letter_topic
+from tidemill.deadletters.writer import RECORD_OVERHEAD_BYTES, LetterStatistics, prepare_letter_topic
 from tidemill.pipeline.delivery.transaction_buffer import StagedRecord, TransactionBuffer
-from tidemill.runtime.kafka_client import client_config
+from tidemill.runtime.kafka_client import make_client_config
 from tidemill.runtime.log import limited
 from tidemill.sources.base import Outgoing
 
@@ -28,20 +28,19 @@ class TransactionalDeadLetters:
 
     Args:
         settings: The pipeline's settings.
-        stage: Where they wait for their transaction.
+        buffer: Where they wait for their transaction.
     """
 
-    def __init__(self, settings: Settings, stage: TransactionBuffer) -> None:
+    def __init__(self, settings: Settings, buffer: TransactionBuffer) -> None:
         """Prepare; nothing is connected before `open`."""
         self._topic = settings.dlq_topic
-        self._admin_config = client_config(settings.kafka, settings.dlq_brokers, {})
-        self._stage = stage
+        self._admin_config = make_client_config(settings.kafka, settings.dlq_brokers, {})
+        self._buffer = buffer
         self._limit = 1_000_000
         self._failing: str | None = None
         self._owners: dict[LetterKind, _OfKind] = {}
-        self.written = 0
-        self.kinds: Counter[str] = Counter()
-        self.dropped = 0  # always 0: a letter is committed with the offsets, or neither is
+        self._written = 0
+        self._kinds: Counter[str] = Counter()
 
     async def open(self) -> None:
         """Check that the topic exists, or create it.
@@ -53,33 +52,37 @@ class TransactionalDeadLetters:
         limit = await asyncio.to_thread(prepare_letter_topic, self._topic, self._admin_config)
         if limit is not None:
             self._limit = limit
-            self._stage.limits.append(limit)
+            self._buffer.limits.append(limit)
 
     def put(self, letter: Letter, done: Callable[[], None]) -> None:
         """Stage a letter; `done` is called in a later turn of the loop."""
         body = encode_letter(letter, self._limit - RECORD_OVERHEAD_BYTES)
         owner = self._owners.setdefault(letter.kind, _OfKind(self, letter.kind))
-        self._stage.put(letter.sources, Outgoing(self._topic, None, body, owner, letter))
+        self._buffer.put(letter.sources, Outgoing(self._topic, None, body, owner, letter))
         asyncio.get_running_loop().call_soon(done)
 
     def committed(self, kind: LetterKind, count: int) -> None:
         """Count what went out."""
-        self.written += count
-        self.kinds[kind.value] += count
+        self._written += count
+        self._kinds[kind.value] += count
         self._failing = None
 
     def refused(self, records: Sequence[StagedRecord]) -> None:
-        """Send letters again without end, smaller if their size was refused."""
+        """Retry letters indefinitely, smaller if their size was refused."""
         for staged in records:
             record = staged.result
             self._failing = record.error
-            limited(log, 10.0).error("a dead letter is not taken; trying again", topic=self._topic, error=record.error)
+            limited(log, 10.0).error("a dead letter is refused; trying again", topic=self._topic, error=record.error)
             if record.oversize and record.value is not None:
                 before = record.size_bytes
                 record.value = encode_letter(record.ref, len(record.value) * 3 // 4)
-                self._stage.charge(staged.lane, record.size_bytes - before)
+                self._buffer.charge(staged.lane, record.size_bytes - before)
             if staged.state is StagedState.UNDECIDED:
-                self._stage.again(staged)
+                self._buffer.again(staged)
+
+    def statistics(self) -> LetterStatistics:
+        """Return how many letters were committed; none is ever dropped."""
+        return LetterStatistics(self._written, self._kinds)
 
     def stalled(self) -> str | None:
         """Return why letters wait; None while none do."""

@@ -66,16 +66,16 @@ class Handler(Generic[InputT, OutputT]):
         """Prepare in an engine, after its sinks are connected and before the first message."""
 
     async def on_assign(self, partitions: Sequence[TopicPartition]) -> None:
-        """Take note of partitions that this engine now owns besides those it has."""
+        """React to partitions that this engine now owns, in addition to those it had."""
 
     async def on_revoke(self, partitions: Sequence[TopicPartition]) -> None:
-        """Take note of partitions that this engine gave up, after their work was drained and committed."""
+        """React to partitions that this engine gave up, after their work was drained and committed."""
 
     async def offload(self, function: Callable[..., ResultT], *args: Any, **kwargs: Any) -> ResultT:
-        """Await a blocking call in a thread, `executor.offload_threads` at a time, so that the engine goes on.
+        """Await a blocking call in a thread, `executor.offload_threads` at a time, so that the engine continues.
 
-        The function must not use `self.cache`, which belongs to the event loop. A call that has begun is not ended by
-        the engine's stop, and its process ends after it.
+        The function must not use `self.cache`, which belongs to the event loop. A call that has begun is not
+        interrupted by the engine's stop, and the process ends after it.
 
         Args:
             function: What to call.
@@ -88,7 +88,7 @@ class Handler(Generic[InputT, OutputT]):
     def deserialize_message(self, message: SourceMessage) -> Any:
         """Return the payload of a message that has a value; raising means that it cannot be parsed."""
         cls: Any = type(self)
-        return _parser(cls)(message.value)
+        return _find_parser(cls)(message.value)
 
     def message_label(self, message: SourceMessage) -> str:
         """Name a message in logs and records."""
@@ -130,8 +130,8 @@ def overrides(handler: Handler[Any, Any], hook: str) -> bool:
 
 
 @functools.cache
-def _parser(cls: type[Handler[Any, Any]]) -> Any:
-    input_type = input_type_of(cls)
+def _find_parser(cls: type[Handler[Any, Any]]) -> Any:
+    input_type = find_input_type(cls)
     if input_type is None or input_type is bytes:
         return lambda value: value
     if input_type is str:
@@ -141,7 +141,7 @@ def _parser(cls: type[Handler[Any, Any]]) -> Any:
     return pydantic.TypeAdapter(input_type).validate_json
 
 
-def input_type_of(cls: type[Handler[Any, Any]]) -> Any:
+def find_input_type(cls: type[Handler[Any, Any]]) -> Any:
     """Return the `InputT` that a handler class was declared with, None where it was left open."""
     for klass in cls.__mro__:
         for base in klass.__dict__.get("__orig_bases__", ()):

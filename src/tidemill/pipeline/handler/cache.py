@@ -1,8 +1,8 @@
-"""`self.cache` of a handler: a memory of bounded size over a file per engine that is written behind.
+"""`self.cache` of a handler: a memory of bounded size, backed by a file per engine that is written in the background.
 
-`core.writebehind` knows what is in memory, what has to be written and what counts; `cachefile` reads and writes, in
-one thread of its own. Values are kept as MessagePack, in memory too: what is read is always a fresh copy, and the same
-whether it comes from memory or, after a restart, from the file; and a file cannot bring code with it.
+`core.pipeline.write_behind` knows what is in memory, what has to be written and what counts; `cache_file` reads and
+writes, in one thread of its own. Values are kept as MessagePack, in memory too: what is read is always a fresh copy,
+and the same whether it comes from memory or, after a restart, from the file; and a file cannot bring code with it.
 
 Invariants: the event loop never waits for the disk; whatever the disk does, what is in memory is served; the last
 flush comes after the last hook.
@@ -35,6 +35,24 @@ log = structlog.get_logger(__name__)
 LAST_FLUSH_SECONDS = 15.0
 
 
+class CacheStatistics(msgspec.Struct, frozen=True):
+    """What a cache was good for.
+
+    Attributes:
+        hits: Reads that found a value.
+        misses: Reads that did not.
+        entries: How many values are in memory.
+    """
+
+    hits: int
+    misses: int
+    entries: int
+
+
+#: Where there is no cache.
+NO_CACHE_STATISTICS = CacheStatistics(0, 0, 0)
+
+
 class Cache:
     """Values by key, for the hooks of one engine, on its event loop.
 
@@ -54,28 +72,27 @@ class Cache:
         self._settings = settings
         self._file = CacheFile(Path(settings.path) / f"{engine}-cache.db")
         self._known = WriteBehind(settings.max_memory_entries)
-        self._encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+        self._encode = msgspec.msgpack.Encoder(enc_hook=_encode_model).encode
         self._full = asyncio.Event()
         #: What fails, reading or writing, and why.
         self._problems: dict[str, str] = {}
         self._flusher: asyncio.Task[NoReturn] | None = None
         self._writing: asyncio.Future[None] | None = None
         self._open = False
-        #: Reads that found a value, and those that did not.
-        self.hits = 0
-        self.misses = 0
+        self._hits = 0
+        self._misses = 0
 
     # -- for hooks --------------------------------------------------------------------------------------------
 
     def peek(self, key: str, default: Any = None) -> Any:
         """Return a value if it is in memory now; does not wait, and does not count as a use of it."""
-        found = self._known.peek(_key(key), time.time())
+        found = self._known.peek(_check_key(key), time.time())
         return default if isinstance(found, Known) else msgspec.msgpack.decode(found)
 
     async def get(self, key: str, default: Any = None) -> Any:
         """Return a value, from memory or from the file."""
         self._check_open()
-        found = self._known.get(_key(key), time.time())
+        found = self._known.get(_check_key(key), time.time())
         while found is Known.UNKNOWN:
             load = self._known.begin_load(key)
             entry: CacheEntry | None = None
@@ -87,9 +104,9 @@ class Cache:
             finally:
                 found = self._known.end_load(load, entry, time.time())
         if isinstance(found, Known):
-            self.misses += 1
+            self._misses += 1
             return default
-        self.hits += 1
+        self._hits += 1
         return msgspec.msgpack.decode(found)
 
     def set(self, key: str, value: Any, ttl: float | None = None) -> None:
@@ -98,7 +115,7 @@ class Cache:
         Args:
             key: Its name.
             value: What to keep.
-            ttl: Seconds, by the wall clock, after which it does not count any more; None: for ever.
+            ttl: Seconds, by the wall clock, after which it has expired; None: it never expires.
 
         Raises:
             TypeError: The key is not text, or MessagePack cannot hold the value.
@@ -114,13 +131,13 @@ class Cache:
             data = self._encode(value)
         except (msgspec.MsgspecError, OverflowError, TypeError) as error:
             raise TypeError(f"the value of {key!r} cannot be kept in the cache: {error}") from error
-        self._known.set(_key(key), CacheEntry(data, expires_at))
+        self._known.set(_check_key(key), CacheEntry(data, expires_at))
         self._changed()
 
     def delete(self, key: str) -> None:
         """Forget a value, if there is one."""
         self._check_open()
-        self._known.delete(_key(key))
+        self._known.delete(_check_key(key))
         self._changed()
 
     def __contains__(self, key: object) -> bool:
@@ -135,22 +152,21 @@ class Cache:
         self._open = True
         try:
             limit = self._settings.max_memory_entries
-            self._known.start(*await self._in_thread(self._file.newest, limit, time.time()))
+            self._known.start(*await self._in_thread(self._file.read_newest, limit, time.time()))
         except RemoteError as error:
             self._failed("read", error)
         self._flusher = self._tasks.keep("the flushes of the cache", self._flush_regularly())
 
-    @property
-    def entries(self) -> int:
-        """How many values are in memory."""
-        return len(self._known)
+    def statistics(self) -> CacheStatistics:
+        """Return how it was used so far, and how many values are in memory now."""
+        return CacheStatistics(self._hits, self._misses, len(self._known))
 
     def stalled(self) -> str | None:
-        """Return that the file is not written, and what that means; None while it is."""
+        """Return why the file is not written, and what that means; None while it is."""
         if not self._problems:
             return None
         said, known = "; ".join(self._problems.values()), self._known
-        return f"{said}; it goes on in memory: {known.unwritten} unwritten, {known.lost} lost"
+        return f"{said}; continuing in memory only: {known.unwritten} unwritten, {known.lost} lost"
 
     async def close(self) -> None:
         """Write what is left, and close the file."""
@@ -208,7 +224,7 @@ class Cache:
 
     def _failed(self, what: str, error: RemoteError) -> None:
         self._problems[what] = str(error)
-        limited(log, 30.0).error("the cache goes on in memory", path=str(self._file.path), error=str(error))
+        limited(log, 30.0).error("the cache continues in memory only", path=str(self._file.path), error=str(error))
 
     async def _in_thread(self, function: Any, *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
@@ -233,7 +249,7 @@ _NO_CACHE = (
 )
 
 
-def _key(key: str) -> str:
+def _check_key(key: str) -> str:
     if not isinstance(key, str):
         raise TypeError(f"a key of the cache has to be text, not {key!r}")
     if not key.isascii():
@@ -241,7 +257,7 @@ def _key(key: str) -> str:
     return key
 
 
-def _plain(value: Any) -> Any:
+def _encode_model(value: Any) -> Any:
     if isinstance(value, pydantic.BaseModel):
         return value.model_dump(mode="json")
-    raise TypeError(f"a {type(value).__name__} is nothing that MessagePack can hold")
+    raise TypeError(f"MessagePack cannot hold a {type(value).__name__}")

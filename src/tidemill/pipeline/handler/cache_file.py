@@ -1,8 +1,8 @@
 """The file behind a cache: entries in SQLite, read and written by one thread that is not the event loop's.
 
 Everything here blocks; `cache` calls it in its thread. Invariants: a batch is written whole or not at all; a file that
-is not a sound database is set aside under another name, never deleted, and a new one takes its place; a failure leaves
-the file closed or usable, so that the next call can try again.
+is damaged, or not a database, is set aside under another name, never deleted, and a new one takes its place; a failure
+leaves the file closed or usable, so that the next call can try again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CacheFile:
     """One engine's file.
 
     Args:
-        path: Where it is; its folder is made if need be.
+        path: Where it is; its folder is created if it is missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,13 +48,13 @@ class CacheFile:
         self.path = path
         self._db: sqlite3.Connection | None = None
 
-    def newest(self, limit: int, now: float) -> tuple[list[tuple[str, CacheEntry]], bool]:
+    def read_newest(self, limit: int, now: float) -> tuple[list[tuple[str, CacheEntry]], bool]:
         """Return the entries written last, oldest first, and whether they are all there are.
 
         Raises:
             RemoteError: The file cannot be opened or read.
         """
-        return self._tried("read", lambda db: _newest(db, limit, now))
+        return self._try("read", lambda db: _read_newest(db, limit, now))
 
     def read(self, key: str) -> CacheEntry | None:
         """Return an entry, expired or not.
@@ -62,7 +62,7 @@ class CacheFile:
         Raises:
             RemoteError: The file cannot be opened or read.
         """
-        return self._tried("read", lambda db: _read(db, key))
+        return self._try("read", lambda db: _read(db, key))
 
     def write(self, batch: Batch, now: float) -> None:
         """Write a batch, and delete what has expired.
@@ -70,7 +70,7 @@ class CacheFile:
         Raises:
             RemoteError: The file cannot be opened or written: the disk is full, say.
         """
-        self._tried("written", lambda db: _write(db, batch, now))
+        self._try("written", lambda db: _write(db, batch, now))
 
     def close(self) -> None:
         """Close the file; the next call opens it again."""
@@ -79,7 +79,7 @@ class CacheFile:
             with contextlib.suppress(sqlite3.Error):  # whatever it is, the last batch said so
                 db.close()
 
-    def _tried(self, what: str, action: Callable[[sqlite3.Connection], T]) -> T:
+    def _try(self, what: str, action: Callable[[sqlite3.Connection], T]) -> T:
         for last in (False, True):
             try:
                 return action(self._open())
@@ -112,30 +112,33 @@ class CacheFile:
         aside = self.path.with_name(f"{self.path.name}.broken-{time.time_ns()}")
         try:
             self.path.rename(aside)
-            for suffix in ("-wal", "-shm"):  # of the broken file, and of no use to the new one
+            for suffix in ("-wal", "-shm"):  # belongs to the damaged file, and is useless to the new one
                 self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
         except OSError as refused:
             raise RemoteError(f"the cache {self.path} is broken ({error}) and cannot be renamed: {refused}") from error
         log.warning(
-            "the cache's file is broken; a new one is begun", path=str(self.path), kept_as=str(aside), error=str(error)
+            "the cache's file is damaged; a new one is started",
+            path=str(self.path),
+            kept_as=str(aside),
+            error=str(error),
         )
 
 
-def _newest(db: sqlite3.Connection, limit: int, now: float) -> tuple[list[tuple[str, CacheEntry]], bool]:
+def _read_newest(db: sqlite3.Connection, limit: int, now: float) -> tuple[list[tuple[str, CacheEntry]], bool]:
     rows = db.execute(
         "SELECT key, data, expires_at FROM entries WHERE expires_at IS NULL OR expires_at > ? "
         "ORDER BY rowid DESC LIMIT ?",
         (now, limit + 1),
     ).fetchall()
-    return [(key, _entry(data, until)) for key, data, until in reversed(rows[:limit])], len(rows) <= limit
+    return [(key, _make_entry(data, until)) for key, data, until in reversed(rows[:limit])], len(rows) <= limit
 
 
 def _read(db: sqlite3.Connection, key: str) -> CacheEntry | None:
     row = db.execute("SELECT data, expires_at FROM entries WHERE key = ?", (key,)).fetchone()
-    return None if row is None else _entry(*row)
+    return None if row is None else _make_entry(*row)
 
 
-def _entry(data: bytes, until: float | None) -> CacheEntry:
+def _make_entry(data: bytes, until: float | None) -> CacheEntry:
     return CacheEntry(data, math.inf if until is None else until)
 
 
@@ -147,7 +150,7 @@ def _write(db: sqlite3.Connection, batch: Batch, now: float) -> None:
         db.executemany(
             "DELETE FROM entries WHERE key = ?", ((key,) for key, entry in batch.changes.items() if not entry)
         )
-        db.executemany("INSERT OR REPLACE INTO entries (key, data, expires_at) VALUES (?, ?, ?)", _rows(batch))
+        db.executemany("INSERT OR REPLACE INTO entries (key, data, expires_at) VALUES (?, ?, ?)", _make_rows(batch))
         db.execute("DELETE FROM entries WHERE expires_at <= ?", (now,))
         db.execute("COMMIT")
     except BaseException:
@@ -156,7 +159,7 @@ def _write(db: sqlite3.Connection, batch: Batch, now: float) -> None:
         raise
 
 
-def _rows(batch: Batch) -> Iterable[tuple[str, bytes, float | None]]:
+def _make_rows(batch: Batch) -> Iterable[tuple[str, bytes, float | None]]:
     for key, entry in batch.changes.items():
         if entry is not None:
             yield key, entry.data, None if entry.expires_at == math.inf else entry.expires_at

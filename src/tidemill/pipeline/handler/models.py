@@ -61,7 +61,7 @@ class ExecutorResult(msgspec.Struct):
     Attributes:
         exit_code: 0, or what a precomputed result says.
         stdout: UTF-8 text; what is not UTF-8 is replaced.
-        stderr: Likewise.
+        stderr: UTF-8 text; what is not UTF-8 is replaced.
         stdout_bytes: The raw bytes.
         duration_seconds: From start to end of the process; 0 for a precomputed one.
         task: The task.
@@ -96,8 +96,8 @@ class ExecutorError(msgspec.Struct):
 
     Attributes:
         task: The task.
-        exit_code: None if it never started, -1 at a time-out, else what the process returned (negative: signal).
-        stderr: Text; 'task timed out' at a time-out.
+        exit_code: None if it never started, -1 after a timeout, else what the process returned (negative: signal).
+        stderr: Text; 'task timed out' after a timeout.
         exception: What went wrong if it was not the program's own exit code.
         pid: None if it never started.
         kind: See `ErrorKind`.
@@ -154,7 +154,7 @@ class DeliveryError(msgspec.Struct):
 class PendingContext:
     """This partition's tasks without a terminal outcome, queued and backing off included.
 
-    Looked up when first asked for, so that an `arrange` that does not ask pays nothing.
+    Looked up on first use, so that an `arrange` that does not use them pays nothing.
     """
 
     def __init__(self, tasks: Callable[[], Iterable[ExecutorTask]] = tuple) -> None:

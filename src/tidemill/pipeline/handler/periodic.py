@@ -1,7 +1,7 @@
 """Periodic hooks: the decorator that declares them, and what runs them in an engine.
 
-`core.periodic` says what follows what. Invariants: one run of a hook at a time; nothing that a hook raises ends
-anything but, if it was declared so, its own runs; after `stop` none runs or starts.
+`core.pipeline.periodic` decides what comes next. Invariants: one run of a hook at a time; nothing that a hook raises
+ends anything but, if it was declared so, its own runs; after `stop` none runs or starts.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import msgspec
 import structlog
 
 from tidemill.core.errors import HandlerError, describe_error
@@ -23,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 #: The attribute that the decorator sets.
 MARK = "__tidemill_periodic__"
-#: How long a run may take to end once it was cancelled.
+#: How long a run may take to end after it was cancelled.
 CANCEL_SECONDS = 5.0
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -36,7 +37,7 @@ def periodic(seconds: float, on_error: str = "continue", scope: str = "engine") 
 
     Args:
         seconds: The sleep before each run.
-        on_error: 'continue': an exception is logged, and it goes on; 'stop': it is logged, and it does not run again.
+        on_error: After an exception, which is logged: 'continue' goes on with the next run; 'stop' runs it no more.
         scope: 'engine': in every engine; 'pipeline': in that of slot 0 only.
 
     Raises:
@@ -53,8 +54,8 @@ def periodic(seconds: float, on_error: str = "continue", scope: str = "engine") 
         raise HandlerError(f"@periodic needs a positive number of seconds, not {seconds!r}{hint}")
     hook = Periodic(
         float(seconds),
-        _one_of(OnError, "on_error", on_error),
-        _one_of(Scope, "scope", scope),
+        _check_choice(OnError, "on_error", on_error),
+        _check_choice(Scope, "scope", scope),
     )
 
     def declare(method: F) -> F:
@@ -74,7 +75,7 @@ def periodic(seconds: float, on_error: str = "continue", scope: str = "engine") 
 E = TypeVar("E", OnError, Scope)
 
 
-def _one_of(kind: type[E], name: str, value: Any) -> E:
+def _check_choice(kind: type[E], name: str, value: Any) -> E:
     try:
         return kind(value)
     except ValueError:
@@ -82,7 +83,7 @@ def _one_of(kind: type[E], name: str, value: Any) -> E:
         raise HandlerError(f"@periodic: {name} has to be {known}, not {value!r}") from None
 
 
-def periodic_hooks(handler: object) -> dict[str, Periodic]:
+def find_periodic_hooks(handler: object) -> dict[str, Periodic]:
     """Return the hooks that a handler's class declares, by name."""
     found = {}
     for name in dir(type(handler)):
@@ -92,6 +93,18 @@ def periodic_hooks(handler: object) -> dict[str, Periodic]:
     return found
 
 
+class PeriodicStatistics(msgspec.Struct, frozen=True):
+    """What periodic hooks did.
+
+    Attributes:
+        runs: Runs that began.
+        errors: Those that raised.
+    """
+
+    runs: int
+    errors: int
+
+
 class PeriodicRunner:
     """Runs a handler's periodic hooks in one engine.
 
@@ -99,7 +112,7 @@ class PeriodicRunner:
         handler: The handler.
         slot: The engine's slot.
         tasks: Where they run.
-        calls: Where each is noted while it runs.
+        calls: Where each is registered while it runs.
     """
 
     def __init__(
@@ -110,12 +123,16 @@ class PeriodicRunner:
         self._engine_tasks = tasks or EngineTasks()
         self._handler = handler
         self._slot = slot
-        self._hooks = periodic_hooks(handler)
+        self._hooks = find_periodic_hooks(handler)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         #: Hooks that an exception has ended for good, and its text.
         self.stopped: dict[str, str] = {}
-        self.runs = 0
-        self.errors = 0
+        self._runs = 0
+        self._errors = 0
+
+    def statistics(self) -> PeriodicStatistics:
+        """Return what the hooks did so far."""
+        return PeriodicStatistics(self._runs, self._errors)
 
     def start(self) -> None:
         """Start their first waits."""
@@ -137,13 +154,13 @@ class PeriodicRunner:
     async def _repeat(self, name: str, hook: Periodic, step: Sleep) -> None:
         while True:
             await asyncio.sleep(step.seconds)
-            self.runs += 1
+            self._runs += 1
             try:
                 await call_hook(getattr(self._handler, name)(), self._calls, name)
                 outcome = PeriodicOutcome.RETURNED
             except Exception as error:
                 outcome = PeriodicOutcome.RAISED
-                self.errors += 1
+                self._errors += 1
                 log.exception("a periodic hook raised", hook=name, then=hook.on_error.value)
                 if hook.on_error is OnError.STOP:
                     self.stopped[name] = describe_error(error)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 import os
 import resource
-from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tidemill.pipeline.handler.base import Handler, overrides
 from tidemill.pipeline.handler.models import ExecutorResult
@@ -14,6 +15,18 @@ from tidemill.pipeline.handler.models import ExecutorResult
 #: Task ids and labels are shown up to this length; a snapshot must not grow with what users put into them.
 SHOWN_CHARS = 200
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class CounterStatistics(msgspec.Struct, frozen=True):
+    """The counters at one moment; see `Counters`."""
+
+    consumed: int
+    messages_done: int
+    tasks_done: int
+    tasks_failed: int
+    skipped: int
+    warnings: int
+    in_flight: int
 
 
 class Counters:
@@ -46,6 +59,18 @@ class Counters:
         self.in_flight = 0
         self.parked = 0
 
+    def statistics(self) -> CounterStatistics:
+        """Return them as they are now."""
+        return CounterStatistics(
+            self.consumed,
+            self.messages_done,
+            self.tasks_done,
+            self.tasks_failed,
+            self.skipped,
+            self.warnings,
+            self.in_flight,
+        )
+
 
 class Slowest:
     """The slowest tasks so far, a handful."""
@@ -68,7 +93,7 @@ class Slowest:
             heapq.heapreplace(self._heap, item)
             self._floor = self._heap[0][0]
 
-    def rows(self) -> list[tuple[float, str, str]]:
+    def list_tasks(self) -> list[tuple[float, str, str]]:
         """Return (seconds, task id, labels), the slowest first."""
         return sorted(self._heap, reverse=True)
 
@@ -86,8 +111,23 @@ class Overridden:
         self.on_window_complete = overrides(handler, "on_window_complete")
 
 
-def process_usage() -> tuple[float, int]:
-    """Return the CPU seconds of this process and its ended children, and its resident bytes."""
+class ProcessStatistics(msgspec.Struct, frozen=True):
+    """What a process uses.
+
+    Attributes:
+        cpu_seconds: The CPU time of it and of its ended children.
+        rss_bytes: Its resident memory.
+    """
+
+    cpu_seconds: float
+    rss_bytes: int
+
+
+def measure_process() -> ProcessStatistics:
+    """Return what this process uses."""
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    pages = int(Path("/proc/self/statm").read_bytes().split()[1])
-    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime, pages * _PAGE_BYTES
+    # Four times a second: going through a Path would cost more than the rest.
+    with open("/proc/self/statm", "rb", buffering=0) as statm:
+        pages = int(statm.read().split()[1])
+    cpu_seconds = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+    return ProcessStatistics(cpu_seconds, pages * _PAGE_BYTES)

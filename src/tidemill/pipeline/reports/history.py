@@ -4,8 +4,8 @@ A report, not a ledger: what is not written when the engine is killed is lost, a
 has a row for each time.
 
 Invariants: `add` never waits and never raises for the disk; a part has a leading `_` in its name until it is
-complete, and readers skip such names; every part has `SCHEMA`; a disk that refuses is logged with limits, keeps at most
-`KEPT_PARTS` parts of rows in memory, and never stops the pipeline. pyarrow is loaded with the first part only.
+complete, and readers skip such names; every part has `SCHEMA`; failed writes are logged at a limited rate, keep at most
+`KEPT_PARTS` parts of rows in memory, and never stop the pipeline. pyarrow is loaded with the first part only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 #: A part is closed at this many rows or seconds, whichever comes first.
 MAX_ROWS = 50_000
 MAX_AGE_SECONDS = 60.0
-#: How many parts' worth of rows wait for a disk that refuses; what comes beyond is dropped, and counted.
+#: How many parts' worth of rows wait while the disk refuses them; the oldest beyond that are dropped, and counted.
 KEPT_PARTS = 4
 MAX_ERROR_CHARS = 4096
 LOG_SECONDS = 60.0
@@ -49,7 +49,7 @@ class HistoryStatus(enum.StrEnum):
 
 def __getattr__(name: str) -> Any:
     if name == "SCHEMA":  # the one thing here that needs pyarrow, which costs time and memory to load
-        return _schema()
+        return _build_schema()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -104,7 +104,7 @@ class HistoryWriter:
         error: str | None = None,
     ) -> None:
         """Add a row; the times are UTC microseconds since the epoch, and `arrived_at` is the record's own."""
-        error = _clipped(error)
+        error = _clip(error)
         self._append(
             (topic, partition, offset, key, status, tasks, attempts, arrived_at, started_at, finished_at, error)
         )
@@ -170,7 +170,7 @@ class HistoryWriter:
                 "history cannot be written; trying again", path=str(self._path), error=str(error), rows=len(self._rows)
             )
             return False
-        except Exception as error:  # rows that no part can hold: trying again would keep all others back
+        except Exception as error:  # rows that no part can hold: trying again would hold back all others
             self._drop(len(rows), error)
         return True
 
@@ -200,11 +200,11 @@ def make_row(finished: FinishedMessage) -> Row:
         message.timestamp * 1000 if message.timestamp >= 0 else None,
         None if started_at is None else int(started_at * 1_000_000),
         time.time_ns() // 1000,
-        _clipped(error),
+        _clip(error),
     )
 
 
-def _clipped(error: str | None) -> str | None:
+def _clip(error: str | None) -> str | None:
     return None if error is None else error[:MAX_ERROR_CHARS].encode("utf-8", "replace").decode()
 
 
@@ -213,7 +213,7 @@ def _describe(error: ExecutorError) -> str:
 
 
 @functools.cache
-def _schema() -> Any:
+def _build_schema() -> Any:
     import pyarrow as pa
 
     moment = pa.timestamp("us", tz="UTC")
@@ -241,8 +241,8 @@ def make_table(rows: Sequence[Row], identity: Identity) -> Any:
     """Return rows as an Arrow table of `SCHEMA`."""
     import pyarrow as pa
 
-    schema = _schema()
-    columns = [*zip(*rows, strict=True), *((value,) * len(rows) for value in _constants(identity))]
+    schema = _build_schema()
+    columns = [*zip(*rows, strict=True), *((value,) * len(rows) for value in _list_constants(identity))]
     columns = columns if rows else [()] * len(schema)
     arrays = [pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
     return pa.Table.from_arrays(arrays, schema=schema)
@@ -262,5 +262,5 @@ def _write_part(path: Path, name: str, rows: list[Row], identity: Identity) -> N
         raise
 
 
-def _constants(identity: Identity) -> tuple[str, int, str]:
+def _list_constants(identity: Identity) -> tuple[str, int, str]:
     return identity.worker, identity.slot, identity.engine_id

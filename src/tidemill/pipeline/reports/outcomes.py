@@ -2,7 +2,7 @@
 
 Invariants: a file is complete and of the history's schema when its name has no leading `_`; its rows are of messages
 that are done for good, so its appearance is the record that they need not be reprocessed; the letters of a part get
-their name right before its outcomes, which name them; memory does not grow with the run. A disk that refuses ends the
+their name right before its outcomes, which name them; memory does not grow with the run. A failed write ends the
 run: without that record nothing could be resumed.
 """
 
@@ -31,17 +31,17 @@ ROWS = 20_000
 _RANGE_PART = re.compile(r"part-(\d+)-(\d+)-(\d+)\.parquet")
 
 
-def range_name(part: OffsetRange) -> str:
+def name_range(part: OffsetRange) -> str:
     """Return the name of the file with the outcomes of a range.
 
     Example:
-        >>> range_name(OffsetRange(3, 0, 50))
+        >>> name_range(OffsetRange(3, 0, 50))
         'part-00003-0000000000-0000000050.parquet'
     """
     return f"part-{part.partition:05d}-{part.start:010d}-{part.end:010d}.parquet"
 
 
-def finished_ranges(names: Iterable[str]) -> list[OffsetRange]:
+def find_finished_ranges(names: Iterable[str]) -> list[OffsetRange]:
     """Return the ranges whose outcomes these files have; other names are ignored."""
     found = [_RANGE_PART.fullmatch(name) for name in names]
     return [OffsetRange(int(match[1]), int(match[2]), int(match[3])) for match in found if match]
@@ -136,7 +136,7 @@ class Outcomes:
         whole = _Part(OutcomeFile(folder, name, identity)) if name is not None else None
         self._whole = whole
         self._parts = {
-            partition: whole or _Part(OutcomeFile(folder, range_name(part), identity))
+            partition: whole or _Part(OutcomeFile(folder, name_range(part), identity))
             for partition, part in self._ranges.items()
         }
         self._tasks = EngineTasks()
@@ -144,9 +144,9 @@ class Outcomes:
         #: How many messages were reported.
         self.count = 0
         #: Called after each message.
-        self.on_finished: Callable[[], None] = _nothing
+        self.on_finished: Callable[[], None] = _do_nothing
         #: Called with the first error of the disk.
-        self.on_error: Callable[[Exception], None] = _ignored
+        self.on_error: Callable[[Exception], None] = _ignore
         #: Whether the files for what was done are there, under their names.
         self.published = False
         #: Whether everything was done, so that what is published is all; set before `close`.
@@ -230,7 +230,7 @@ class Outcomes:
             end = whole.end if self.complete else self.committed.get(partition, whole.start)
             if end > whole.start and (self.complete or self.in_part):
                 part = self._parts[partition]
-                name = range_name(OffsetRange(whole.partition, whole.start, end))
+                name = name_range(OffsetRange(whole.partition, whole.start, end))
                 below = None if self.complete else end
                 self._publish_part(part, name, [row for row in part.rows if row[2] < end], partition, below)
 
@@ -253,9 +253,9 @@ class Outcomes:
             self.letters.discard()
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
-def _ignored(error: Exception) -> None:
+def _ignore(error: Exception) -> None:
     pass

@@ -1,4 +1,4 @@
-"""The interface of reports: what they are given of each message that left the pipeline."""
+"""The interface of reports, and what they are told about each message that left the pipeline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FinishedMessage(msgspec.Struct, frozen=True):
         started_at: Seconds since the epoch when its window was arranged; None if it never was.
         tasks: How many tasks it had.
         attempts: How often these were tried, together.
-        results: What its tasks returned that ended well.
+        results: The results of tasks that succeeded.
         errors: How its other tasks failed for good, without those that others replaced.
         rejected: Why it was dead-lettered before it had any task; None if it was not.
     """

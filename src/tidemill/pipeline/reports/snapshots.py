@@ -1,4 +1,5 @@
-"""The state of an engine: whole snapshots, and beats with only what changed since the one before.
+"""The state of an engine, merged from the statistics of its parts: whole snapshots, and beats with only what changed
+since the one before.
 
 Invariant: a beat costs by what moved since the last one, not by how many partitions the engine owns; only the lag,
 which the source looks at about once a second, is compared as a whole then.
@@ -7,90 +8,162 @@ which the source looks at about once a second, is compared as a whole then.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
+from tidemill.deadletters.writer import DeadLetters
+from tidemill.pipeline.brake import EngineBrake
 from tidemill.pipeline.commits import Commits
+from tidemill.pipeline.delivery.outbox import Outbox
+from tidemill.pipeline.reports.counters import Counters, Slowest, measure_process
+from tidemill.pipeline.services import Services
+from tidemill.pipeline.tasks.pool import TaskPool
 from tidemill.runtime.beats import Beat, PartitionChanges, whole_beat
 from tidemill.runtime.progress import EngineProgress
-from tidemill.sources.base import Source, TopicPartition, name_of
+from tidemill.sources.base import Source, SourceStatistics, TopicPartition, name_partition
 
 
-class PartitionNames(Protocol):
-    """The owned partitions, as far as they are shown."""
+class PartitionStatistics(msgspec.Struct, frozen=True):
+    """The owned partitions.
 
-    @property
-    def names(self) -> list[str]:
-        """The names of all of them; the list is replaced when they change."""
+    Attributes:
+        names: The names of all of them; another list whenever they change.
+        paused: The names of those that backpressure holds.
+        tasks_held_back: Tasks that wait until less of their partition waits for sinks, or for their key.
+    """
 
-    @property
-    def paused(self) -> list[str]:
-        """The names of those that backpressure holds."""
+    names: list[str]
+    paused: list[str]
+    tasks_held_back: int
+
+
+class Partitions(Protocol):
+    """What owns partitions."""
+
+    def statistics(self) -> PartitionStatistics:
+        """Return what is owned now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReportingParts:
+    """The parts of an engine whose statistics make up its state; `brake` is None where none is configured."""
+
+    source: Source
+    partitions: Partitions
+    pool: TaskPool
+    outbox: Outbox
+    letters: DeadLetters
+    commits: Commits
+    services: Services
+    brake: EngineBrake | None
+    counters: Counters
+    slowest: Slowest
 
 
 class Snapshots:
     """Takes an engine's snapshots and beats.
 
     Args:
-        source: Knows the lag.
-        commits: Know what is committed.
-        partitions: The owned partitions.
-        count: Returns a snapshot without anything by partition.
+        parts: What is asked for statistics.
+        find_stalled: Returns what the engine waits for, and why.
     """
 
-    def __init__(
-        self, source: Source, commits: Commits, partitions: PartitionNames, count: Callable[[], EngineProgress]
-    ) -> None:
+    def __init__(self, parts: ReportingParts, find_stalled: Callable[[], dict[str, str]]) -> None:
         """Start with nothing sent."""
-        self._source = source
-        self._commits = commits
-        self._partitions = partitions
-        self._count = count
+        self._parts = parts
+        self._find_stalled = find_stalled
         self._lag: tuple[Mapping[TopicPartition, int], dict[str, int]] = ({}, {})
         self._sent_lag: dict[str, int] = {}
         self._sent_paused: list[str] = []
         self._sent_names: list[str] = []
 
-    def whole(self) -> EngineProgress:
+    def take_whole(self) -> EngineProgress:
         """Return a snapshot with all partitions."""
-        progress = self._count()
-        progress.committed = dict(self._commits.named)
-        progress.lag = self._named_lag()
-        progress.paused = self._partitions.paused
-        progress.partitions = self._partitions.names
+        source, partitions = self._parts.source.statistics(), self._parts.partitions.statistics()
+        return self._merge_whole(source, partitions)
+
+    def _merge_whole(self, source: SourceStatistics, partitions: PartitionStatistics) -> EngineProgress:
+        progress = self._merge_counts(source, partitions)
+        progress.committed = dict(self._parts.commits.statistics().committed)
+        progress.lag = self._name_lag(source.lag)
+        progress.paused = partitions.paused
+        progress.partitions = partitions.names
         return progress
 
-    def beat(self, *, whole: bool) -> Beat:
+    def take_beat(self, *, whole: bool) -> Beat:
         """Return the next beat; it has to be sent, since the next one builds on it.
 
         Args:
             whole: Include all partitions: what was sent before is lost.
         """
-        lag, paused, names = self._named_lag(), self._partitions.paused, self._partitions.names
+        parts = self._parts
+        source, partitions = parts.source.statistics(), parts.partitions.statistics()
+        lag, paused, names = self._name_lag(source.lag), partitions.paused, partitions.names
         if whole:
-            beat = whole_beat(self.whole())
-            self._commits.take_moved()
+            beat = whole_beat(self._merge_whole(source, partitions))
+            parts.commits.take_moved()
         else:
-            changed, unknown = _differences(self._sent_lag, lag)
+            changed, unknown = _find_differences(self._sent_lag, lag)
             changes = PartitionChanges(
-                committed=self._commits.take_moved(),
+                committed=parts.commits.take_moved(),
                 lag=changed,
                 lag_unknown=unknown,
                 paused=None if paused == self._sent_paused else paused,
                 partitions=None if names is self._sent_names else names,
             )
-            beat = Beat(self._count(), changes)
+            beat = Beat(self._merge_counts(source, partitions), changes)
         self._sent_lag, self._sent_paused, self._sent_names = lag, paused, names
         return beat
 
-    def _named_lag(self) -> dict[str, int]:
+    def _merge_counts(self, source: SourceStatistics, partitions: PartitionStatistics) -> EngineProgress:
+        """Return a snapshot without anything by partition."""
+        parts = self._parts
+        counters, pool, outbox = parts.counters.statistics(), parts.pool.statistics(), parts.outbox.statistics()
+        letters, services, process = parts.letters.statistics(), parts.services.statistics(), measure_process()
+        periodic, cache = services.periodic, services.cache
+        return EngineProgress(
+            consumed=counters.consumed,
+            messages_done=counters.messages_done,
+            tasks_running=pool.running,
+            tasks_queued=pool.queued + partitions.tasks_held_back,
+            tasks_retrying=pool.retrying,
+            tasks_retried=pool.retried,
+            tasks_done=counters.tasks_done,
+            tasks_failed=counters.tasks_failed,
+            delivered=outbox.delivered,
+            dead_lettered=letters.written,
+            letter_kinds=dict(letters.kinds),
+            letters_dropped=letters.dropped,
+            skipped=counters.skipped + outbox.skipped,
+            warnings=counters.warnings,
+            held=parts.brake.statistics().held if parts.brake is not None else 0,
+            gap=source.gap,
+            stalled=self._find_stalled(),
+            cpu_seconds=process.cpu_seconds,
+            rss_bytes=process.rss_bytes,
+            slowest=parts.slowest.list_tasks(),
+            in_flight=counters.in_flight,
+            uncommitted=parts.commits.statistics().failed,
+            sinks=outbox.sinks,
+            periodic_runs=periodic.runs,
+            periodic_errors=periodic.errors,
+            cache_hits=cache.hits,
+            cache_misses=cache.misses,
+            cache_entries=cache.entries,
+            loop_blocks=services.loop_blocks,
+        )
+
+    def _name_lag(self, lag: Mapping[TopicPartition, int]) -> dict[str, int]:
         """Return the lag by names; a source looks at it about once a second, a snapshot is taken more often."""
-        lag = self._source.lag()
         if lag is not self._lag[0]:
-            self._lag = lag, {name_of(partition): count for partition, count in lag.items()}
+            self._lag = lag, {name_partition(partition): count for partition, count in lag.items()}
         return self._lag[1]
 
 
-def _differences(before: dict[str, int], now: dict[str, int]) -> tuple[dict[str, int], list[str]]:
+def _find_differences(before: dict[str, int], now: dict[str, int]) -> tuple[dict[str, int], list[str]]:
     """Return what is new or has changed, and what is no longer there."""
     if now is before:
         return {}, []

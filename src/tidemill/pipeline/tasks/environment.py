@@ -1,8 +1,8 @@
-"""What a task's process starts with: its environment, and the file that a program's name stands for.
+"""What a task's process starts with: its environment, and the file behind a program's name.
 
 Invariants: what `executor.env_inherit_deny` names is never inherited; every process carries the engine's id,
-whatever the task says, because the warden finds it by that; a program that is no longer where it was is
-looked up again.
+whatever the task says, because the warden finds it by that; a program that has moved is looked
+up again.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pathlib import Path
 
 from tidemill.runtime.warden import ENGINE_ID_VARIABLE
 
-#: Looked up names that are kept; a handler that makes up names must not fill the memory.
+#: This many looked-up names are kept, so that a handler that invents names cannot fill the memory.
 _MAX_PROGRAMS = 1024
 
 Environment = dict[bytes, bytes]
 
 
-def inherited(environ: Mapping[str, str], deny: Iterable[str]) -> dict[str, str]:
+def filter_environment(environ: Mapping[str, str], deny: Iterable[str]) -> dict[str, str]:
     """Return the variables whose names match none of the patterns, upper and lower case being the same.
 
     Example:
-        >>> inherited({"HOME": "/", "db_password": "x"}, ["*PASSWORD*"])
+        >>> filter_environment({"HOME": "/", "db_password": "x"}, ["*PASSWORD*"])
         {'HOME': '/'}
     """
     patterns = [pattern.upper() for pattern in deny]
@@ -50,13 +50,13 @@ class TaskEnvironment:
         self, environ: Mapping[str, str], deny: Iterable[str], extra: Mapping[str, str], engine_id: str
     ) -> None:
         """Filter and encode once."""
-        variables = {**inherited(environ, deny), **extra, ENGINE_ID_VARIABLE: engine_id}
+        variables = {**filter_environment(environ, deny), **extra, ENGINE_ID_VARIABLE: engine_id}
         #: Bytes on both sides: posix_spawn takes them as they are.
         self.base: Environment = {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
         self._engine_id = os.fsencode(engine_id)
         self._programs: dict[tuple[str, bytes], str] = {}
 
-    def for_task(self, env: Mapping[str, str]) -> Environment:
+    def make_for_task(self, env: Mapping[str, str]) -> Environment:
         """Return the environment of a task that brings its own variables.
 
         Raises:
@@ -104,5 +104,5 @@ def _search(program: str, path: str) -> str:
         if is_file and refused is None:
             refused = str(candidate)
     if refused is None:
-        raise FileNotFoundError(f"no program {program!r} in PATH ({path})")
+        raise FileNotFoundError(f"no program {program!r} in PATH ({path}); install it, or correct binary_path")
     return refused  # starting it says why it is refused

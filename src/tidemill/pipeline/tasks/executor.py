@@ -1,8 +1,8 @@
-"""Run tasks as subprocesses: start, feed, read, time out, kill and reap; `process` says what came of it.
+"""Runs tasks as subprocesses: start, feed, read, time out, kill and reap; `process` defines their outcome.
 
 One epoll for all processes, registered once in the asyncio loop; per task three pipes, one posix_spawn and
-one pidfd. No threads, no fork, no asyncio callback per descriptor: beside the kernel's own work a task costs
-some dozen short system calls.
+one pidfd. No threads, no fork, no asyncio callback per descriptor: apart from the kernel's own work a task costs
+about a dozen short system calls.
 
 Invariants:
 - `start` never raises for what is wrong with a task, and `done` is called exactly once per run, on the loop,
@@ -33,13 +33,13 @@ from tidemill.pipeline.tasks.process import (
     ProcessOutcome,
     Run,
     check_limit,
+    explain_start_failure,
+    format_number,
     is_over,
+    make_outcome,
     occupy_standard_fds,
-    outcome_of,
-    plain_number,
     reap,
     signal_group,
-    why_not_started,
 )
 
 __all__ = ["Executor", "ProcessOutcome", "Run"]
@@ -151,7 +151,7 @@ class Executor:
 
     def _refuse(self, run: Run, argv: Sequence[str], error: Exception) -> None:
         self._pipes.close(run)
-        run.failure = why_not_started(error)
+        run.failure = explain_start_failure(error)
         if run.failure[0] is ErrorKind.MISSING and argv:
             self._environment.forget(argv[0])
         self._loop.call_soon(self._finish, run)
@@ -164,7 +164,7 @@ class Executor:
             run.done = None
             if run.pid is not None and not run.ended:
                 run.failure = run.failure or (None, "killed")
-                run.deadline = now + grace_seconds  # then the timer kills it, even if nobody waits here any more
+                run.deadline = now + grace_seconds  # then the timer kills it, even if nothing waits here any longer
                 self.send_signal(run, signal.SIGTERM)
         self._arm(now + grace_seconds, now)
         deadline = now + grace_seconds + REAP_SECONDS
@@ -199,7 +199,7 @@ class Executor:
         os.close(self._null)
 
     def _spawn(self, run: Run, argv: Sequence[str], stdin: bytes, env: Mapping[str, str]) -> None:
-        variables = self._environment.for_task(env) if env else self._environment.base
+        variables = self._environment.make_for_task(env) if env else self._environment.base
         theirs: list[int] = []
         try:
             reader = self._null
@@ -231,7 +231,7 @@ class Executor:
         )
 
     def _watch(self, run: Run) -> None:
-        """Have its end and its outputs reported; without descriptors for that, look at it regularly."""
+        """Have its end and its outputs reported; without descriptors for that, poll it."""
         try:
             self._pipes.watch(run)
         except OSError:
@@ -278,7 +278,7 @@ class Executor:
         if done is None:
             return
         try:
-            done(outcome_of(run))
+            done(make_outcome(run))
         except Exception as error:  # the caller's: it must not keep other runs from being reported
             self._loop.call_exception_handler(
                 {"message": f"the callback of process {run.pid} raised", "exception": error}
@@ -308,22 +308,22 @@ class Executor:
                 self._poll(run)
                 nearest = now + POLL_SECONDS
             if run.deadline <= now:
-                self._overdue(run, now)
+                self._end_overdue(run, now)
             nearest = min(nearest, run.deadline)
         if nearest < math.inf:
             self._arm(nearest, now)
 
-    def _overdue(self, run: Run, now: float) -> None:
+    def _end_overdue(self, run: Run, now: float) -> None:
         if run.ended:
             self._give_up_outputs(run)
         elif run.failure is None and self._grace_seconds > 0:
-            run.failure = (ErrorKind.TIMEOUT, f"Timeout after {plain_number(run.timeout_seconds)}s")
+            run.failure = (ErrorKind.TIMEOUT, f"Timeout after {format_number(run.timeout_seconds)}s")
             self.send_signal(run, signal.SIGTERM)
             run.deadline = now + self._grace_seconds
         else:
             run.failure = run.failure or (
                 ErrorKind.TIMEOUT,
-                f"Timeout after {plain_number(run.timeout_seconds)}s",
+                f"Timeout after {format_number(run.timeout_seconds)}s",
             )
             self.send_signal(run, signal.SIGKILL)
             run.deadline = math.inf

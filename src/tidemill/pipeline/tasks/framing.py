@@ -1,4 +1,4 @@
-"""How a resident program is spoken to: the bytes of a request, and the answer in the bytes that come back.
+"""The protocol of resident programs: the bytes of a request, and the answers in the bytes that come back.
 
 json: one line each way, `{"id": 7, "args": ["-n"], "stdin": "text"}` and `{"id": 7, "stdout": "text"}`. The answer's
 `stdout` may be any JSON, which is then the output as it stands; `stderr` (text) and `exit_code` may be added.
@@ -6,7 +6,7 @@ json: one line each way, `{"id": 7, "args": ["-n"], "stdin": "text"}` and `{"id"
 length: frames, each way a number of four bytes (unsigned, big endian) and that many bytes: a line of JSON as above, but
 without `stdin` and `stdout`, and after its line feed the raw bytes of the one or the other.
 
-Invariants: no I/O; what is not an answer is found out where it is read. Each answer
+Invariants: no I/O; what is not an answer is detected where it is read. Each answer
 carries the number of its request: otherwise a stray line would shift every later answer to another message.
 """
 
@@ -40,8 +40,8 @@ class ResidentAnswer(msgspec.Struct):
     Attributes:
         id: The request's number.
         stdout: The output.
-        stderr: What to say of it.
-        exit_code: 0: it went well.
+        stderr: What it reports as standard error.
+        exit_code: 0 means success.
     """
 
     id: int
@@ -98,7 +98,7 @@ class JsonLines:
         self._max_bytes = max_stdout_bytes
         self._encode = msgspec.json.Encoder().encode
 
-    def request(self, number: int, args: Sequence[str], stdin: bytes) -> bytes:
+    def make_request(self, number: int, args: Sequence[str], stdin: bytes) -> bytes:
         """Return the bytes of a request.
 
         Raises:
@@ -108,9 +108,9 @@ class JsonLines:
             text = stdin.decode()
         except UnicodeDecodeError as error:
             raise ValueError(f"stdin is not UTF-8 ({error}): set executor.resident.framing to length") from None
-        return self._encode(_Request(number, _texts(args), text)) + b"\n"
+        return self._encode(_Request(number, _check_texts(args), text)) + b"\n"
 
-    def reader(self) -> FrameReader:
+    def make_reader(self) -> FrameReader:
         """Return a reader for a new copy."""
         return _LineReader(self._max_bytes)
 
@@ -123,19 +123,19 @@ class LengthFrames:
         self._max_bytes = max_stdout_bytes
         self._encode = msgspec.json.Encoder().encode
 
-    def request(self, number: int, args: Sequence[str], stdin: bytes) -> bytes:
+    def make_request(self, number: int, args: Sequence[str], stdin: bytes) -> bytes:
         """Return the bytes of a request.
 
         Raises:
             ValueError: An argument is not text, or all of it is too long for the number before it.
         """
-        header = self._encode(_RequestHeader(number, _texts(args)))
+        header = self._encode(_RequestHeader(number, _check_texts(args)))
         size = len(header) + 1 + len(stdin)
         if size > 0xFFFFFFFF:
             raise ValueError(f"a request of {size} bytes is too long for a frame")
         return b"".join((_LENGTH.pack(size), header, b"\n", stdin))
 
-    def reader(self) -> FrameReader:
+    def make_reader(self) -> FrameReader:
         """Return a reader for a new copy."""
         return _FrameReader(self._max_bytes)
 
@@ -143,12 +143,12 @@ class LengthFrames:
 Framing = JsonLines | LengthFrames
 
 
-def framing_of(name: str, max_stdout_bytes: int) -> Framing:
+def make_framing(name: str, max_stdout_bytes: int) -> Framing:
     """Return the framing that `executor.resident.framing` names."""
     return LengthFrames(max_stdout_bytes) if name == "length" else JsonLines(max_stdout_bytes)
 
 
-def _texts(args: Sequence[str]) -> Sequence[str]:
+def _check_texts(args: Sequence[str]) -> Sequence[str]:
     for arg in args:
         if not isinstance(arg, str):
             raise ValueError(f"an argument has to be text, not {arg!r}")  # noqa: TRY004  # one kind of refusal
@@ -192,15 +192,15 @@ class _LineReader:
     def _answer(self, line: bytes) -> ResidentAnswer:
         try:
             found = self._decode(line)
-            stdout = _output(found.stdout)
+            stdout = _decode_output(found.stdout)
         except (msgspec.MsgspecError, UnicodeError) as error:
-            raise FramingError(f"it wrote {_shown(line)}, which is not an answer: {error}") from None
+            raise FramingError(f"it wrote {_show(line)}, which is not an answer: {error}") from None
         if len(stdout) > self._max_bytes:
             raise TooMuchError
         return ResidentAnswer(found.id, stdout, found.stderr, found.exit_code)
 
 
-def _output(raw: msgspec.Raw) -> bytes:
+def _decode_output(raw: msgspec.Raw) -> bytes:
     view = memoryview(raw)
     if view[0] != _QUOTE:
         return bytes(view)
@@ -242,13 +242,13 @@ class _FrameReader:
         try:
             found = self._decode(header)
         except msgspec.MsgspecError as error:
-            raise FramingError(f"its frame begins {_shown(header)}, which is not an answer: {error}") from None
+            raise FramingError(f"its frame begins {_show(header)}, which is not an answer: {error}") from None
         if not feed:
-            raise FramingError(f"its frame {_shown(header)} has no line feed after the JSON")
+            raise FramingError(f"its frame {_show(header)} has no line feed after the JSON")
         if len(stdout) > self._max_bytes:
             raise TooMuchError
         return ResidentAnswer(found.id, stdout, found.stderr, found.exit_code)
 
 
-def _shown(data: bytes) -> str:
+def _show(data: bytes) -> str:
     return repr(data[:200])[1:]

@@ -87,7 +87,7 @@ class Pipes:
             written = os.write(run.stdin_fd, data)
         except BlockingIOError:
             return
-        except BrokenPipeError:  # it does not want the rest, which is its right
+        except BrokenPipeError:  # it may close its input without having read all of it
             written = len(data)
         if written < len(data):
             run.stdin = memoryview(data)[written:]
@@ -123,7 +123,7 @@ class Pipes:
         name, limit = ("stdout", self._max_stdout_bytes) if is_stdout else ("stderr", self._max_stderr_bytes)
         if run.failure is None:
             run.failure = (ErrorKind.OUTPUT, f"more than {limit} bytes of {name} (executor.max_{name}_bytes)")
-        run.stderr.chunks = [run.stderr.value()[: self._max_stderr_bytes]]
+        run.stderr.chunks = [run.stderr.join()[: self._max_stderr_bytes]]
         run.stdout.chunks = []
         signal_group(run, signal.SIGKILL)
         run.deadline = math.inf

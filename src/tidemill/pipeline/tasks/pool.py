@@ -11,6 +11,7 @@ import heapq
 import itertools
 from typing import Protocol
 
+import msgspec
 import structlog
 
 from tidemill.config.executor_settings import ExecutorSettings
@@ -30,15 +31,15 @@ class TaskGroup(Protocol):
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Its name, for logs."""
 
     @property
     def closed(self) -> bool:
-        """Whether its outcomes are no longer wanted."""
+        """Whether its outcomes no longer matter."""
 
     @property
     def leaving(self) -> bool:
-        """Whether nothing more of it starts; what runs is finished."""
+        """Whether no more of its tasks start; running ones may finish."""
 
     @property
     def may_start(self) -> bool:
@@ -95,6 +96,22 @@ class TaskRun:
         self.timer: asyncio.TimerHandle | None = None
 
 
+class PoolStatistics(msgspec.Struct, frozen=True):
+    """How many tasks are where.
+
+    Attributes:
+        running: Processes that run.
+        queued: Tasks that wait for a slot.
+        retrying: Tasks that wait for their next try.
+        retried: How often a task that failed was queued again.
+    """
+
+    running: int
+    queued: int
+    retrying: int
+    retried: int
+
+
 class TaskPool:
     """Runs tasks in the engine's slots.
 
@@ -115,26 +132,15 @@ class TaskPool:
         self._running: set[TaskRun] = set()
         self._retrying: set[TaskRun] = set()
         #: How many times a task that failed was queued again.
-        self.retried = 0
+        self._retried = 0
         self._killing: set[asyncio.Future[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
         self._dispatching = False
         self._closed = False
 
-    @property
-    def queued(self) -> int:
-        """How many tasks wait for a slot."""
-        return len(self._queue)
-
-    @property
-    def running(self) -> int:
-        """How many processes run."""
-        return len(self._running)
-
-    @property
-    def retrying(self) -> int:
-        """How many tasks wait for their next try."""
-        return len(self._retrying)
+    def statistics(self) -> PoolStatistics:
+        """Return how many tasks are where now."""
+        return PoolStatistics(len(self._running), len(self._queue), len(self._retrying), self._retried)
 
     def submit(self, run: TaskRun) -> None:
         """Queue a task; it starts as soon as it is the oldest and a slot is free, unless its group is leaving."""
@@ -149,7 +155,7 @@ class TaskPool:
         if run.owner.group.leaving:
             run.owner.park(run)
             return
-        self.retried += 1
+        self._retried += 1
         self._retrying.add(run)
         run.timer = asyncio.get_running_loop().call_later(delay_seconds, self._again, run)
 
@@ -201,7 +207,7 @@ class TaskPool:
         self._running.discard(run)
         run.process = None
         if run.owner.group.closed or self._closed:
-            pass  # the work is somebody else's by now, and so is its result
+            pass  # another engine owns the work by now
         elif outcome.kind is None and outcome.exit_code is None:
             self._cannot_spawn(run, outcome)
         elif outcome.kind is None:
@@ -218,7 +224,7 @@ class TaskPool:
                 ),
             )
         else:
-            run.owner.failed(run, _error(run.task, outcome, outcome.kind))
+            run.owner.failed(run, _make_error(run.task, outcome, outcome.kind))
         if self._queue:
             self._dispatch()
 
@@ -277,7 +283,7 @@ class TaskPool:
         self._executor.close()
 
 
-def _error(task: ExecutorTask, outcome: ProcessOutcome, kind: ErrorKind) -> ExecutorError:
+def _make_error(task: ExecutorTask, outcome: ProcessOutcome, kind: ErrorKind) -> ExecutorError:
     return ExecutorError(
         task,
         outcome.exit_code,

@@ -1,4 +1,4 @@
-"""One process as the executor sees it: its state from start to end, and the outcome that comes of it.
+"""One process as the executor sees it: its state from start to end, and its outcome.
 
 State only; what happens to it, and when, is in `executor`. `ProcessOutcome` says what may be concluded:
 
@@ -34,9 +34,9 @@ class ProcessOutcome(msgspec.Struct, gc=False):
     """How a run ended; the module's docstring says what to conclude from it.
 
     Attributes:
-        exit_code: What the process returned, negative for a signal; -1 at a time-out; None if nothing ran.
+        exit_code: What the process returned, negative for a signal; -1 after a timeout; None if nothing ran.
         stdout: Everything it wrote; empty if it wrote too much.
-        stderr: Likewise (`task timed out` at a time-out); its beginning if it wrote too much.
+        stderr: Everything it wrote there (`task timed out` after a timeout); the beginning if it wrote too much.
         duration_seconds: From start to end.
         pid: None if nothing ran.
         kind: None if nothing is wrong with the task.
@@ -94,7 +94,7 @@ class Output:
         self.chunks: list[bytes] = []
         self.size = 0
 
-    def value(self) -> bytes:
+    def join(self) -> bytes:
         """Return all of it."""
         return self.chunks[0] if len(self.chunks) == 1 else b"".join(self.chunks)
 
@@ -125,7 +125,7 @@ class Run:
         self.started_at = started_at
         self.duration = 0.0
         self.pid: int | None = None
-        self.ended = False  # reaped: its id may belong to somebody else now
+        self.ended = False  # reaped: its id may belong to another process now
         self.exit_code: int | None = None
         self.failure: tuple[ErrorKind | None, str] | None = None
         self.deadline = math.inf
@@ -144,7 +144,7 @@ def reap(run: Run) -> bool:
         if pid == 0:
             return False
         run.exit_code = os.waitstatus_to_exitcode(status)
-    except ChildProcessError:  # somebody else in this process waited for it
+    except ChildProcessError:  # other code in this process waited for it
         pass
     run.ended = True
     return True
@@ -169,10 +169,10 @@ def signal_group(run: Run, number: signal.Signals) -> None:
             os.kill(run.pid, number)
 
 
-def outcome_of(run: Run) -> ProcessOutcome:
+def make_outcome(run: Run) -> ProcessOutcome:
     """Return how a run ended that is over."""
     kind, exception = run.failure or (None, None)
-    exit_code, stderr = run.exit_code, run.stderr.value()
+    exit_code, stderr = run.exit_code, run.stderr.join()
     if run.failure is None and exit_code != 0:
         kind = ErrorKind.EXIT
         if exit_code is None:
@@ -181,15 +181,15 @@ def outcome_of(run: Run) -> ProcessOutcome:
         exit_code, stderr = -1, b"task timed out"
     elif kind is None and run.failure is not None:
         exit_code = None
-    return ProcessOutcome(exit_code, run.stdout.value(), stderr, run.duration, run.pid, kind, exception)
+    return ProcessOutcome(exit_code, run.stdout.join(), stderr, run.duration, run.pid, kind, exception)
 
 
-def plain_number(seconds: float) -> str:
+def format_number(seconds: float) -> str:
     """Write 2.0 as 2."""
     return str(int(seconds)) if seconds == int(seconds) else str(seconds)
 
 
-def why_not_started(error: Exception) -> tuple[ErrorKind | None, str]:
+def explain_start_failure(error: Exception) -> tuple[ErrorKind | None, str]:
     """Return what an exception before or in posix_spawn means for the task."""
     text = str(error) or type(error).__name__
     if isinstance(error, FileNotFoundError | NotADirectoryError):

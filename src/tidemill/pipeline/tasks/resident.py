@@ -1,12 +1,12 @@
 """Resident executors: copies of one program that stay alive and are fed task after task over their pipes.
 
-`core.residents` decides which copy gets which task and when copies are started; `framing` knows the bytes; `executor`
-starts, limits, signals and reaps the processes. Here is what a copy's answer or end means for the task that it had.
-Tasks that name another program run as processes of their own.
+`core.pipeline.residents` decides which copy gets which task and when copies are started; `framing` knows the bytes;
+`executor` starts, limits, signals and reaps the processes. Here is what a copy's answer or end means for the task
+that it had. Tasks that name another program run as processes of their own.
 
 Invariants: `done` is called exactly once per task, on the loop, never inside `start`, and not at all after `kill`. A
-copy that was out of step (an answer that is none, or to another request) or over its limits is killed and never used
-again; the task that it had ends when that process is gone, so that nothing runs beside its next try.
+copy that was out of step (an answer that is invalid, or for another request) or over its limits is killed and never
+used again; the task that it had ends when that process is gone, so that nothing runs beside its next try.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tidemill.core.pipeline.residents import Effect, Ending, Give, Residents, Re
 from tidemill.core.retry import Backoff
 from tidemill.pipeline.handler.models import ErrorKind
 from tidemill.pipeline.tasks.executor import Executor
-from tidemill.pipeline.tasks.framing import FramingError, ResidentAnswer, TooMuchError, framing_of
+from tidemill.pipeline.tasks.framing import FramingError, ResidentAnswer, TooMuchError, make_framing
 from tidemill.pipeline.tasks.process import Done, ProcessOutcome, Run, TaskExecutor, check_limit
 from tidemill.pipeline.tasks.resident_process import Copy, Job, Tail
 from tidemill.runtime.log import limited
@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 
 #: How long the next start waits after copies that ended before their first answer.
 RESTARTS = Backoff(0.2, 30.0, 2.0)
-#: How long a copy that is not needed any more may take to end by itself once its input has ended.
+#: How long a copy that is no longer needed may take to end by itself once its input has ended.
 LEAVE_SECONDS = 1.0
 
 _CHUNK_BYTES = 65536
@@ -64,7 +64,7 @@ class ResidentExecutor:
         self._argv = (settings.binary_path, *settings.resident.args)
         self._max_stdout_bytes = settings.max_stdout_bytes
         self._max_stderr_bytes = settings.max_stderr_bytes
-        self._framing = framing_of(settings.resident.framing, settings.max_stdout_bytes)
+        self._framing = make_framing(settings.resident.framing, settings.max_stdout_bytes)
         self._residents: Residents[Job] = Residents(
             settings.max_executors, settings.resident.recycle_after_tasks, RESTARTS, settings.resident.send_ahead
         )
@@ -107,7 +107,7 @@ class ResidentExecutor:
         try:
             check_limit(timeout_seconds)
             self._refuse_others(is_other, env)
-            job.request = self._framing.request(job.number, argv[1:], stdin)
+            job.request = self._framing.make_request(job.number, argv[1:], stdin)
         except Exception as error:  # whatever it is, it concerns this task alone
             refused = ProcessOutcome(None, b"", b"", 0.0, None, ErrorKind.EXIT, f"cannot be started: {error}")
             self._loop.call_soon(self._tell, job, refused)
@@ -198,11 +198,11 @@ class ResidentExecutor:
         self._apply(self._residents.tick(time.monotonic()))
 
     def _begin(self, number: int, job: Job) -> None:
-        copy = Copy(number, self._framing.reader(), Tail(self._max_stderr_bytes), self._loop, self._input_broke)
+        copy = Copy(number, self._framing.make_reader(), Tail(self._max_stderr_bytes), self._loop, self._input_broke)
         self._copies[number] = copy
         self._alive.add(copy)
         try:
-            theirs = copy.pipes()
+            theirs = copy.open_pipes()
         except OSError as error:  # this host has no room now, which is not the task's fault
             copy.jobs.append(job)
             self._loop.call_soon(self._ended, copy, ProcessOutcome(None, b"", b"", 0.0, None, None, str(error)))
@@ -225,7 +225,7 @@ class ResidentExecutor:
             copy.send(job.request)
         except BrokenPipeError:
             self._executor.send_signal(copy.run, signal.SIGKILL)
-            if copy.answered and len(copy.jobs) == 1:  # it ended while it was idle: this task it never saw
+            if copy.answered and len(copy.jobs) == 1:  # it ended while it was idle and never saw this task
                 copy.jobs.clear()
                 job.copy = None
                 del self._copies[copy.number]
@@ -338,7 +338,7 @@ class ResidentExecutor:
         self._apply(self._residents.note_ended(copy.number, Ending.DIED if died else Ending.STOPPED, now))
         if job is not None:
             outcome.duration_seconds = now - job.started_at if job.started_at else 0.0
-            self._tell(job, _without_answer(outcome, copy, stderr) if died else outcome)
+            self._tell(job, _fail_without_answer(outcome, copy, stderr) if died else outcome)
 
     def _failed_start(self, copy: Copy, outcome: ProcessOutcome, stderr: bytes) -> None:
         said = (
@@ -364,7 +364,7 @@ class ResidentExecutor:
             self._loop.call_exception_handler({"message": "the callback of a resident task raised", "exception": error})
 
 
-def _without_answer(outcome: ProcessOutcome, copy: Copy, stderr: bytes) -> ProcessOutcome:
+def _fail_without_answer(outcome: ProcessOutcome, copy: Copy, stderr: bytes) -> ProcessOutcome:
     """Return what the end of its copy means for a task."""
     if copy.failure is not None:
         kind, text = copy.failure

@@ -113,7 +113,7 @@ class Copy:
         #: Why it is being killed.
         self.failure: tuple[ErrorKind, str] | None = None
 
-    def pipes(self) -> tuple[int, int, int]:
+    def open_pipes(self) -> tuple[int, int, int]:
         """Open its pipes; return its own ends, which the caller has to close.
 
         Raises:

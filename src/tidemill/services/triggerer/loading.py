@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from tidemill.core.errors import HandlerError, describe_error
+from tidemill.core.errors import ConfigError, HandlerError, describe_error
 from tidemill.runtime.user_code import locate_error
 from tidemill.services.triggerer.trigger_list import encode_kwargs
 from tidemill.store.content import check_identity, check_payload
@@ -63,10 +63,12 @@ def create_trigger(name: str, classpath: str, kwargs: str) -> BaseTrigger:
     check_arguments(cls, classpath, arguments)
     try:
         trigger = cls(**arguments)
-    except (Exception, SystemExit) as error:
+    except (TypeError, ValueError, ConfigError) as error:
         raise TriggerError(
-            f"{classpath} cannot be created with its kwargs: {describe_error(error)}{_at(error)}; correct them"
+            f"{classpath} refuses its kwargs: {str(error) or describe_error(error)}{_at(error)}"
         ) from error
+    except (Exception, SystemExit) as error:
+        raise TriggerError(f"{classpath} cannot be created: {describe_error(error)}{_at(error)}; correct it") from error
     trigger.trigger_id = name
     return trigger
 
@@ -85,14 +87,14 @@ def find_class(classpath: str) -> type[BaseTrigger]:
         known = [name for name, value in vars(module).items() if _is_trigger(value) and value is not BaseTrigger]
         near = _suggest(class_name, known, f"{module_name}.") or _suggest_builtin(class_name)
         advice = near or ("it has " + ", ".join(known) if known else "it has no trigger class")
-        raise MisspeltError(f"the module {module_name!r} has no {class_name!r}; {advice}")
+        raise MisspeltError(f"{classpath}: the module {module_name!r} has no {class_name!r}; {advice}")
     if not _is_trigger(cls):
         raise MisspeltError(
             f"{classpath} is not a trigger class; make it inherit from tidemill.triggers.base.BaseTrigger"
         )
     if inspect.isabstract(cls):
         missing = " and ".join(sorted(cls.__abstractmethods__))
-        raise MisspeltError(f"{classpath} does not define {missing}, which every trigger needs; define it")
+        raise MisspeltError(f"{classpath} does not define {missing}; every trigger has to define run and serialize")
     found: type[BaseTrigger] = cls
     return found
 
@@ -123,7 +125,9 @@ def check_arguments(cls: type[BaseTrigger], classpath: str, kwargs: Mapping[str,
         and each.name not in kwargs
     ]
     if missing:
-        raise MisspeltError(f"{classpath} needs {', '.join(missing)}; add to kwargs")
+        raise MisspeltError(
+            f"{classpath} requires {', '.join(missing)}; add {'it' if len(missing) == 1 else 'them'} to kwargs"
+        )
 
 
 def _import_module(name: str, classpath: str) -> ModuleType:
@@ -133,18 +137,17 @@ def _import_module(name: str, classpath: str) -> ModuleType:
         # The missing module may be another one, which the trigger's module imports.
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
             raise TriggerError(
-                f"the module {name!r} of {classpath} needs the module {error.name!r}, which is not installed; install "
-                "it where the host runs"
+                f"{classpath}: its module needs {error.name!r}, which is not installed; install it where the host runs"
             ) from error
         advice = _suggest_builtin(classpath.rpartition(".")[2]) or _suggest_module(error.name)
         raise MisspeltError(
-            f"there is no module {error.name!r} for {classpath}; "
+            f"{classpath}: there is no module {error.name!r}; "
             + (advice or "put it beside the list, or start the host in the folder where it is")
         ) from error
     except (Exception, SystemExit) as error:
-        raise TriggerError(
-            f"importing the module {name!r} of {classpath} failed: {describe_error(error)}{_at(error)}"
-        ) from error
+        # The text of a syntax error repeats file and line.
+        said = f"SyntaxError: {error.msg}" if isinstance(error, SyntaxError) else describe_error(error)
+        raise TriggerError(f"{classpath}: importing its module failed: {said}{_at(error)}") from error
 
 
 def _at(error: BaseException) -> str:
@@ -196,7 +199,7 @@ def encode_payload(event: object) -> str:
         TriggerError: It is not an event, or its payload cannot be written as JSON or stored.
     """
     if type(event) is not TriggerEvent and not isinstance(event, TriggerEvent):
-        raise TriggerError(f"a trigger yields TriggerEvents, not {type(event).__name__}")
+        raise TriggerError(f"a trigger must yield TriggerEvents, not {type(event).__name__}")
     try:
         payload = _encode(event.payload).decode()
         check_payload(payload)
@@ -218,7 +221,7 @@ def read_identity(event: TriggerEvent) -> str | None:
     if identity is None:
         return None
     if not isinstance(identity, str):
-        raise TriggerError(f"the identity of an event is a text or None, not {type(identity).__name__}")
+        raise TriggerError(f"the identity of an event must be a string or None, not {type(identity).__name__}")
     try:
         check_identity(identity)
     except ValueError as error:

@@ -21,7 +21,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.wording import count_of
 from tidemill.runtime.exitcode import ExitCode, find_exit_code
-from tidemill.runtime.identity import worker_name
+from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.log_writer import tell_repeats
 from tidemill.services.triggerer.checking import add_import_folders, read_checked
 from tidemill.services.triggerer.control import control_server
@@ -137,7 +137,7 @@ async def _run(
         if database is None:
             return ExitCode.OK
         try:
-            ownership = Ownership(database, name, name=worker_name(settings), lock=lock, pace=pace)
+            ownership = Ownership(database, name, name=find_worker_name(settings), lock=lock, pace=pace)
             replica = Replica(
                 ownership,
                 lambda: TriggerHost(database, settings.triggerer, ownership),

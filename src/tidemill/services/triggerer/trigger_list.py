@@ -54,12 +54,13 @@ def read_entries(path: Path) -> list[tuple[str, TriggerSpec]]:
         ) from None
     problems = [str(_count_entry(problem)) for problem in document.problems]
     value = document.value
-    if value == {}:
-        # A file that is being written, or was truncated, must not remove every trigger; [] does.
-        problems.append(f"{path} is empty; write [] for a list without triggers")
-        value = []
     if not isinstance(value, list):
-        problems.append(f"{path}: expected a list of triggers, each with name and classpath, got {_describe(value)}")
+        if value == {} and not problems:
+            # A file that is being written, or was truncated, must not remove every trigger; [] does.
+            problems.append(f"{path} is empty; write [] for a list without triggers")
+        elif not problems:
+            given = _describe(value)
+            problems.append(f"{path}: expected a list of triggers, each with name and classpath, got {given}")
         value = []
     entries = []
     seen: dict[str, str] = {}

@@ -23,7 +23,7 @@ from tidemill.core.errors import InvariantError, RemoteError, describe_error, es
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import limited
 from tidemill.runtime.progress import SinkStats
-from tidemill.sinks.base import Encoded, Refusal, Sink, encoded
+from tidemill.sinks.base import Encoded, Refusal, Sink, encode_checked
 from tidemill.sinks.sending.sender import Sender
 from tidemill.sinks.sending.submission import DeliveryLane, Entry, Failure, Question, QueuedPayload, Submission
 
@@ -110,7 +110,7 @@ class BatchSender:
         """Queue a payload; one that cannot be encoded becomes a question, in a later turn of the loop."""
         now = self._loop.time()
         try:
-            ready = encoded(self.sink, payload)
+            ready = encode_checked(self.sink, payload)
         except Exception as error:  # a user's data can raise anything
             text = describe_error(error)
             item = Item(lane, None, 0, QueuedPayload(payload, None, submission))
@@ -164,7 +164,7 @@ class BatchSender:
         self._sent_at = self._loop.time()
         bits = random.getrandbits(32)
         try:
-            answers = await self._answers([item.value.encoded for item in batch])  # type: ignore[misc]
+            answers = await self._collect_answers([item.value.encoded for item in batch])  # type: ignore[misc]
         except Exception as error:
             text = str(error) if isinstance(error, RemoteError) else describe_error(error)
             retryable = error.retryable if isinstance(error, RemoteError) else True
@@ -181,13 +181,13 @@ class BatchSender:
                 refused = [answer for answer in answers if answer is not None]
                 # None is left only if a sink says that all of them wait; then they count as refused.
                 refused = [answer for answer in refused if not answer.waits] or refused
-                self._note_error(_most_telling(refused), len(refused))
+                self._note_error(_choose_error(refused), len(refused))
             effects = self._queue.note_answers(answers, self._loop.time(), bits)
         finally:
             self._sent_at = None
         self._apply(effects)
 
-    async def _answers(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
+    async def _collect_answers(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
         call = self._loop.create_task(self.sink.send(batch))
         try:
             await asyncio.wait((call,), timeout=self._timeout_seconds)
@@ -243,10 +243,12 @@ class BatchSender:
             if state is BreakerState.CLOSED:
                 log.info("a sink works again; its circuit breaker is closed", sink=self.label)
             else:
-                log.error("a sink keeps failing; its circuit breaker is open", sink=self.label, error=self._why())
+                log.error(
+                    "a sink keeps failing; its circuit breaker is open", sink=self.label, error=self._find_reason()
+                )
         self._breaker = state
 
-    def _why(self) -> str | None:
+    def _find_reason(self) -> str | None:
         return self.failing[:2000] if self.failing is not None else self.stats.last_error
 
     def stalled(self) -> str | None:
@@ -291,6 +293,6 @@ def check_answers(answers: Any, batch: Sequence[Encoded], label: str) -> Sequenc
     return answers
 
 
-def _most_telling(refused: Sequence[Refusal]) -> str:
+def _choose_error(refused: Sequence[Refusal]) -> str:
     """Return the error of a payload that will never be accepted, if there is one."""
     return next((refusal.error for refusal in refused if not refusal.retryable), refused[0].error)

@@ -23,10 +23,10 @@ from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.ranges import Chunk, check_order, choose_piece_size, group_pieces, parse_position, split
-from tidemill.pipeline.bounded import bounded_settings
+from tidemill.pipeline.bounded import make_bounded_settings
 from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.identity import worker_name
+from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.link_messages import LinkAddress
 from tidemill.spark.bounded.letter_run import LetterRun, check_letters, letter_run
 from tidemill.spark.bounded.plan import Folder, Plan, check_still_there, format_now, look_up, refuse_unordered
@@ -34,7 +34,7 @@ from tidemill.spark.bounded.run import BoundedProgress, BoundedRun
 from tidemill.spark.bounded.schema import outcomes_frame
 from tidemill.spark.bounded.task import ChunkResult, run_ranges
 from tidemill.spark.engine.process import EngineJob
-from tidemill.spark.foreground import Foreground, StartStoppedError, Wake
+from tidemill.spark.foreground import Foreground, StartStoppedError, Wake, take
 from tidemill.spark.preflight import StartUp, look_up_partitions, make_handler, refuse_no_sinks, with_full_paths
 from tidemill.spark.run_state import Phase, RunState
 from tidemill.spark.session.conf import bounded_conf
@@ -131,16 +131,20 @@ class Backfill:
         """Finish what is in flight, and end; a second time: end at once. From any thread, for `run` only."""
         self._foreground.wakes.put(Wake.SIGNAL)
 
-    def run(self) -> ExitCode:
+    def run(self, *, tell: bool = True) -> ExitCode:
         """Run with a Spark of its own until all is done, or stopped; say which by an exit code.
 
         In the main thread, a first SIGTERM or SIGINT lets what is in flight finish, a second one stops at once; run the
-        same backfill again for the rest.
+        same backfill again for the rest. The exit code is OK if all is done, and STOPPED if it was stopped.
 
-        Returns:
-            OK if all is done; STOPPED if it was stopped; else why not, see `ExitCode`.
+        Args:
+            tell: Whether to report an error at once; False: the caller does, with `tell_failure`.
         """
-        return self._foreground.run(self._run_to_end)
+        return self._foreground.run(self._run_to_end, tell=tell)
+
+    def tell_failure(self) -> None:
+        """Report why the run failed, if it did."""
+        self._foreground.tell_failure()
 
     def run_in(self, session: SparkSession) -> DataFrame:
         """Run in an existing session, in this thread, and return the outcomes.
@@ -188,11 +192,11 @@ class Backfill:
         if self._range_messages is not None and self._range_messages < 1:
             raise ConfigError(f"a range cannot have {self._range_messages} messages; give 1 or more")
         settings = self._settings or load_settings(self._config_path)
-        self._foreground.configure_logs(settings, worker_name(settings))
+        self._foreground.configure_logs(settings, find_worker_name(settings))
         handler = make_handler(self._handler)
         self._startup = StartUp(handler, settings)
-        settings = bounded_settings(with_full_paths(self._startup.run()))
-        self._foreground.configure_logs(settings, worker_name(settings))
+        settings = make_bounded_settings(with_full_paths(self._startup.run()))
+        self._foreground.configure_logs(settings, find_worker_name(settings))
         refuse_no_sinks(settings)
         check_letters(settings)
         refuse_unordered(settings, whole=self._whole_partitions)
@@ -277,7 +281,7 @@ class Backfill:
 
         thread = InheritableThread(target=work, name="tidemill-backfill", daemon=True)
         thread.start()
-        while self._foreground.wakes.get() is Wake.SIGNAL:
+        while take(self._foreground.wakes) is Wake.SIGNAL:
             if not self._stopped:
                 self._stopped = True
                 log.info("stopping: what is in flight is finished; a second signal stops at once")
@@ -292,7 +296,7 @@ class Backfill:
 
     def _collect(self, context: SparkContext, address: LinkAddress, todo: _Work) -> list[bytes]:
         settings, folder = todo.settings, str(self._folder.path)
-        worker, log_context = f"{worker_name(settings)}.backfill", self._foreground.log_context
+        worker, log_context = f"{find_worker_name(settings)}.backfill", self._foreground.log_context
         job = EngineJob(0, 0, worker, address, settings, todo.packed, log_context, import_path=list_own_folders())
         job = todo.letters.of(job)
 

@@ -20,9 +20,9 @@ import structlog
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, TidemillError
-from tidemill.pipeline.bounded import bounded_settings
+from tidemill.pipeline.bounded import make_bounded_settings
 from tidemill.pipeline.handler.base import Handler
-from tidemill.runtime.identity import worker_name
+from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.link_messages import LinkAddress
 from tidemill.spark.bounded.letter_run import check_letters, forget_letters, letter_run
 from tidemill.spark.bounded.run import BoundedRun
@@ -133,7 +133,7 @@ class _Rows:
     ) -> None:
         settings = config if isinstance(config, Settings) else load_settings(config)
         instance = make_handler(handler)
-        self._settings = bounded_settings(with_full_paths(run_startup(instance, settings)))
+        self._settings = make_bounded_settings(with_full_paths(run_startup(instance, settings)))
         refuse_no_sinks(self._settings)
         check_letters(self._settings)
         self._packed = pack_handler(instance)
@@ -208,7 +208,7 @@ class _Rows:
 
     def _make_job(self, address: LinkAddress) -> EngineJob:
         settings = self._settings
-        worker = worker_name(settings)
+        worker = find_worker_name(settings)
         about = {"worker_id": worker, "consumer_group": settings.kafka.consumer_group}
         return EngineJob(0, 0, f"{worker}.rows", address, settings, self._packed, about, import_path=list_own_folders())
 

@@ -23,9 +23,9 @@ import structlog
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.ranges import Edge, Moment, Offset, OffsetRange, Position, Span, find_remaining, find_span
-from tidemill.pipeline.reports.outcomes import finished_ranges
+from tidemill.pipeline.reports.outcomes import find_finished_ranges
 from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, reason
-from tidemill.sources.ranges import reader_config
+from tidemill.sources.ranges import make_reader_config
 
 log = structlog.get_logger(__name__)
 
@@ -155,7 +155,7 @@ class Folder:
 
     def find_left(self, plan: Plan) -> list[OffsetRange]:
         """Return the ranges that are not done, in order."""
-        return find_remaining(plan.pieces, finished_ranges(entry.name for entry in self.path.iterdir()))
+        return find_remaining(plan.pieces, find_finished_ranges(entry.name for entry in self.path.iterdir()))
 
     def tidy(self) -> None:
         """Remove incomplete files that killed engines left."""
@@ -170,7 +170,7 @@ def look_up(settings: Settings, start: Position, end: Position) -> list[Span]:
         RemoteError: The brokers do not answer.
     """
     topic = settings.kafka.source_topic
-    consumer = ck.Consumer(reader_config(settings.kafka), logger=LibraryLog())
+    consumer = ck.Consumer(make_reader_config(settings.kafka), logger=LibraryLog())
     try:
         numbers = sorted(consumer.list_topics(topic, timeout=CALL_SECONDS).topics[topic].partitions)
         edges = {

@@ -275,7 +275,7 @@ class EngineProcess:
                 raise
             return make_failed_summary(self._job, RemoteError("this engine is no longer supervised"))
         except RemoteError as error:
-            log.error("no link to the driver; this engine does not start", error=str(error))  # noqa: TRY400
+            log.error("cannot connect to the driver; this engine does not start", error=str(error))  # noqa: TRY400
             return make_failed_summary(self._job, error)
         group = self._job.settings.kafka.consumer_group
         identity = Identity(self._job.worker, self._job.slot, engine_id, group, run_token)

@@ -73,11 +73,11 @@ class GroupWatch:
                         self._mend(named)
             except Exception as error:
                 # Engines report brokers that are down, and ACLs may forbid describing groups.
-                limited(log, 600.0).info("the consumer group cannot be looked at", error=describe_error(error))
+                limited(log, 600.0).info("cannot look up the consumer group", error=describe_error(error))
 
     def _mend(self, partitions: list[int]) -> None:
         log.warning(
-            "partitions have no owner although the group is settled; it distributes them again",
+            "partitions have no owner although the group is stable; triggering a rebalance",
             topic=self._settings.kafka.source_topic,
             partitions=partitions,
         )

@@ -38,7 +38,7 @@ def build_report(
         "consumer_group": kafka.consumer_group,
         "brokers": kafka.brokers,
         "topic": kafka.source_topic,
-        "state": state.phase.value,
+        "state": "starting" if is_starting(state, progress) else state.phase.value,
         "healthy": not problems,
         "problems": problems,
         "run_seconds": round(state.run_seconds, 1),
@@ -71,8 +71,8 @@ def find_problems(state: RunState, progress: PipelineProgress) -> list[str]:
         >>> find_problems(RunState(step="Spark is starting", step_seconds=3), PipelineProgress())
         ['it is starting: Spark is starting (3 s)']
     """
-    if state.phase is Phase.STARTING:
-        step = state.describe_step()
+    if is_starting(state, progress):
+        step = state.describe_step() or ("the engines are starting" if progress.engines else "")
         return [f"it is starting: {step}" if step else "it is starting"]
     if state.phase is Phase.STOPPING:
         return ["it is stopping"]
@@ -83,6 +83,13 @@ def find_problems(state: RunState, progress: PipelineProgress) -> list[str]:
         elif engine.silent_seconds is not None and engine.silent_seconds >= SILENT_SECONDS:
             problems.append(f"engine {engine.slot} has been silent for {engine.silent_seconds:.0f} s")
     return problems
+
+
+def is_starting(state: RunState, progress: PipelineProgress) -> bool:
+    """Tell whether no engine has worked yet."""
+    if state.phase is Phase.RUNNING:
+        return not any(engine.progress or engine.starts > 1 for engine in progress.engines)
+    return state.phase is Phase.STARTING
 
 
 def _describe_engine(engine: EngineStatus) -> dict[str, Any]:

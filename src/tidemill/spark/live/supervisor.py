@@ -207,6 +207,7 @@ class Supervisor:
     def on_hello(self, link: int, hello: Hello) -> None:
         """Feed a hello; effects admit or refuse the engine."""
         self.greeted = True
+        self._spark.note_running()
         if not 0 <= hello.slot < len(self._slots):
             self._server.send(link, Refused(f"there is no slot {hello.slot}"))
             self._server.close_link(link)

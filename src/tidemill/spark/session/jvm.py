@@ -31,7 +31,7 @@ JVM_END_SECONDS = 10.0
 #: For how long a killed JVM is waited for.
 KILLED_WAIT_SECONDS = 0.5
 #: How often to look whether the JVM says where it listens.
-_LOOK_SECONDS = 0.05
+_LOOK_SECONDS = 0.01
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 #: Signals that are ignored when a program is executed stay so.
@@ -49,31 +49,42 @@ def is_given() -> bool:
     return _PORT in os.environ
 
 
+def submit_arguments(conf: Mapping[str, str]) -> list[str]:
+    """Return the arguments of Spark's main class."""
+    options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+    return [*options, *shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))]
+
+
 def launch(
-    conf: Mapping[str, str], connection_file: Path, quiet: threading.Event, inherited: Sequence[int] = ()
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    home: Path,
+    connection_file: Path,
+    quiet: threading.Event,
+    inherited: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start Spark's launcher, which becomes the JVM; returns at once.
+    """Start a JVM, or the launcher that becomes one; returns at once.
 
     Args:
-        conf: Spark's whole configuration.
+        command: What to execute.
+        environ: Its environment, to which what Spark's scripts set is added.
+        home: Spark's distribution.
         connection_file: Where the JVM writes its address; see `gateway_to`.
         quiet: Set when it and its descendants can write only noise about its end.
         inherited: Descriptors that the JVM holds open until it ends, such as the lock of the folder of that file.
     """
-    from pyspark.find_spark_home import _find_spark_home
-
-    options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
-    arguments = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
-    program = str(Path(_find_spark_home()) / "bin" / "spark-submit")
     environ = {
-        **os.environ,
+        "SPARK_HOME": str(home),
+        "SPARK_CONF_DIR": str(home / "conf"),
+        **environ,
+        "PYTHONHASHSEED": "0",
         "SPARK_CONNECT_MODE": "0",
         "_PYSPARK_DRIVER_CONN_INFO_PATH": str(connection_file),
         RELAY_VARIABLE: "1",
     }
     with standard_error_pipe(quiet) as standard_error:
         return subprocess.Popen(
-            ["sh", "-c", _IGNORING, "sh", program, *options, *arguments],
+            ["sh", "-c", _IGNORING, "sh", *command],
             stdin=subprocess.PIPE,
             stderr=standard_error,
             env=environ,

@@ -1,7 +1,11 @@
 """Starts and stops the SparkContext that the engines run on.
 
+The JVM can be launched before everything else of a start, by `launching`: it needs a second, in which this process
+imports, checks and asks the brokers. `start` continues from there.
+
 Invariants: afterwards the process has the signal handlers that it had before; a start ends by itself after
-`spark.start_timeout_seconds`, and at once when it is aborted.
+`spark.start_timeout_seconds`, and at once when it is aborted. A JVM that was launched early is used only if one would
+be launched in the same way now. Importing this module does not import pyspark.
 """
 
 from __future__ import annotations
@@ -9,30 +13,20 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Self
 
 import structlog
 
 from tidemill.config.settings import SparkSettings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.folders import OwnedFolder
-from tidemill.runtime.java import find_java
 from tidemill.spark.session.conf import is_local, spark_conf
-from tidemill.spark.session.jvm import (
-    JvmEndedError,
-    close_stdin,
-    end,
-    gateway_to,
-    is_given,
-    keep_signal_handlers,
-    kill_launch,
-    launch,
-)
-from tidemill.spark.session.packaging import ship_package
+from tidemill.spark.session.jvm import JvmEndedError, close_stdin, end, keep_signal_handlers, kill_launch
+from tidemill.spark.session.launching import JvmLaunch
 from tidemill.spark.session.process_tree import Descendants, kill_below
 
 if TYPE_CHECKING:
@@ -68,10 +62,8 @@ class Spark:
         self._conf = spark_conf(settings, app_name, engines) if conf is None else dict(conf)
         self._folder = OwnedFolder("tidemill-spark-")
         self._context: SparkContext | None = None
-        self._jvm: subprocess.Popen[bytes] | None = None
-        self._stopping = threading.Event()
-        self._quiet = threading.Event()
-        self._started = self._given_up = False
+        self._launch = JvmLaunch(self._conf, is_local(settings), self._folder)
+        self._begun = self._started = self._given_up = False
         #: Whether an engine may run below it; while none does, a stop need not wait for Spark to tidy up.
         self.used = True
         #: Held only briefly, unlike the other lock.
@@ -86,6 +78,10 @@ class Spark:
         return self._context
 
     @property
+    def _jvm(self) -> subprocess.Popen[bytes] | None:
+        return self._launch.jvm
+
+    @property
     def jvm_pid(self) -> int | None:
         """The JVM's process, None if it was started by another one."""
         return self._jvm.pid if self._jvm is not None else None
@@ -95,8 +91,36 @@ class Spark:
         """The address under which executors reach this process."""
         return str(self.context.getConf().get("spark.driver.host"))
 
+    @contextlib.contextmanager
+    def launching(self) -> Iterator[Self]:
+        """Launch the JVM for a block, which may start it; if it does not, the JVM is ended."""
+        self._launch.begin()
+        try:
+            yield self
+        finally:
+            self.abandon()
+
+    def configure(self, settings: SparkSettings, app_name: str, engines: int) -> bool:
+        """Use another configuration from `start` on, if the JVM that was launched can serve it. Does not block.
+
+        Returns:
+            False if this process would launch its JVM in another way now, since its configuration, environment or
+            current folder has changed; then nothing is changed here.
+        """
+        conf = spark_conf(settings, app_name, engines)
+        if not self._launch.serves(conf):
+            return False
+        self._settings, self._conf = settings, conf
+        return True
+
+    def abandon(self) -> None:
+        """End a JVM that was launched but not started; does nothing after `start`."""
+        if not self._begun:
+            self.kill()
+            self.stop()
+
     def start(self) -> None:
-        """Start the JVM and the context; another thread can end that with `abort`.
+        """Start the JVM, unless it was launched before, and the context; another thread can end that with `abort`.
 
         Raises:
             ConfigError: There is no Java to run it.
@@ -105,6 +129,7 @@ class Spark:
         limit = threading.Timer(self._settings.start_timeout_seconds, self._give_up)
         limit.daemon = True
         limit.start()
+        self._begun = True
         try:
             self._start()
         except Exception as error:
@@ -115,44 +140,42 @@ class Spark:
         finally:
             limit.cancel()
         if not is_local(self._settings):
+            from tidemill.spark.session.packaging import ship_package
+
             ship_package(self.context, self._folder.path)
 
     def _start(self) -> None:
+        self._launch.begin()
+        # This takes about as long as the JVM.
         from pyspark import SparkConf, SparkContext
 
-        os.environ["JAVA_HOME"] = str(find_java(stop=self._stopping).home)
         os.environ["PYSPARK_PYTHON"] = self._conf["spark.pyspark.python"]
         # Python threads have JVM threads of their own, with their own job group and pool.
         os.environ["PYSPARK_PIN_THREAD"] = "true"
         conf = SparkConf(loadDefaults=False)
         for key, value in self._conf.items():
             conf.set(key, value)
-        connection_file = self._folder.path / "connection"
-        if not is_given():
-            self._launch(connection_file)
-        gateway = gateway_to(self._jvm, connection_file)
+        gateway = self._launch.open_gateway()
         with keep_signal_handlers():
             context = SparkContext(conf=conf, gateway=gateway)
         with self._lock:
-            if not self._stopping.is_set():
+            if not self._launch.stopping.is_set():
                 self._context = context
                 self._started = True
                 return
         raise JvmEndedError("it was stopped")
 
-    def _launch(self, connection_file: Path) -> None:
-        with self._lock:
-            if self._stopping.is_set():
-                raise JvmEndedError("it was stopped")
-            self._jvm = launch(self._conf, connection_file, self._quiet, [self._folder.lock])
+    def note_running(self) -> None:
+        """Note that an engine runs. Does not block."""
+        self._launch.note_running()
 
     def _describe_failure(self, error: Exception) -> str:
         master = self._conf["spark.master"]
         if self._given_up:
             return (
                 f"Spark did not start with master {master!r} within {self._settings.start_timeout_seconds:g} s "
-                "(spark.start_timeout_seconds); look whether `java -version` answers, whether the master does, how "
-                "busy this host is and how much memory it has left, and run `tidemill doctor`"
+                "(spark.start_timeout_seconds); check that `java -version` and the master respond, how busy this "
+                "host is and how much memory it has left, and run `tidemill doctor`"
             )
         return (
             f"Spark does not start with master {master!r}: {_first_line(error)}; "
@@ -167,19 +190,23 @@ class Spark:
         """End the JVM at once, if there is one."""
         self._end_start(0.0)
 
+    def kill_launch(self) -> None:
+        """Kill the JVM, if there is one; safe in a signal handler, because it waits for no lock."""
+        if self._jvm is not None:
+            kill_launch(self._jvm)
+
     def _give_up(self) -> None:
         self._given_up = True
         self._end_start(ABORT_SECONDS)
 
     def _end_start(self, seconds: float) -> None:
         """End what starts: a JVM that listens already may end by itself, and tidy up, within these seconds."""
-        self._quiet.set()
+        self._launch.quiet.set()
         with self._lock:
-            self._stopping.set()
-            jvm, started = self._jvm, self._started
+            jvm, started = self._launch.stop(), self._started
         if jvm is None:
             return
-        listens = (self._folder.path / "connection").exists()
+        listens = self._launch.listens
         close_stdin(jvm)
         try:
             jvm.wait(seconds if listens else 0.0)
@@ -195,14 +222,14 @@ class Spark:
 
         def wait() -> None:
             jvm.wait()
-            if not self._stopping.is_set():
+            if not self._launch.stopping.is_set():
                 on_dead()
 
         threading.Thread(target=wait, name="tidemill-jvm", daemon=True).start()
 
     def is_alive(self) -> bool:
         """Tell whether the JVM still accepts jobs; asks it, because its process may be about to end."""
-        if self._context is None or self._stopping.is_set() or (self._jvm and self._jvm.poll() is not None):
+        if self._context is None or self._launch.stopping.is_set() or (self._jvm and self._jvm.poll() is not None):
             return False
         try:
             return not self._context._jsc.sc().isStopped()
@@ -217,8 +244,8 @@ class Spark:
             self.context.cancelJobGroup(job_group)
         except Exception as error:
             # A Spark that is being stopped refuses, and ends the job all the same.
-            if not self._stopping.is_set():
-                log.warning("a Spark job could not be cancelled", job_group=job_group, error=_first_line(error))
+            if not self._launch.stopping.is_set():
+                log.warning("could not cancel a Spark job", job_group=job_group, error=_first_line(error))
 
     def kill_worker(self, pid: int) -> None:
         """Kill a Python worker, if it runs below this process's JVM; its warden ends what it started."""
@@ -228,38 +255,31 @@ class Spark:
     def stop(self) -> None:
         """Stop the context and the JVM; what does not end in time is killed. Local engines have ended by then, too."""
         with self._lock:
-            self._stopping.set()
+            jvm = self._launch.stop()
         with self._ending:
-            if self._jvm is None:
+            if jvm is None:
                 self._stop()
                 return
-            with Descendants(self._jvm.pid) as local:
+            with Descendants(jvm.pid) as local:
                 self._stop(local)
                 if left := local.wait(WORKERS_END_SECONDS):
                     log.warning("processes that Spark started are still there", pids=left)
 
     def _stop(self, local: Descendants | None = None) -> None:
-        from pyspark import SparkContext
-
         if self._context is not None:
             # All engines have ended, and Python workers that find the JVM gone show pages of traces.
-            self._quiet.set()
+            self._launch.quiet.set()
             if self._jvm is None or self._jvm.poll() is None:
                 self._stop_context(self._context, CONTEXT_STOP_SECONDS if self.used else UNUSED_STOP_SECONDS)
             self._context = None
         if self._jvm is not None:
             if local is not None:
                 local.look(self._jvm.pid)
-            gateway = SparkContext._gateway
             if not self.used:
                 kill_launch(self._jvm)
-            with contextlib.suppress(Exception):  # it is going in any case
-                gateway.shutdown()
+            _forget_gateway(self._jvm)
             end(self._jvm)
-            # A later context in this process starts a new JVM instead of asking this one.
-            SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
-            self._jvm = None
-        self._folder.cleanup()
+        self._launch.close()
 
     def _stop_context(self, context: SparkContext, seconds: float) -> None:
         def stop() -> None:
@@ -278,6 +298,16 @@ class Spark:
         thread.join(seconds)
         if thread.is_alive() and self.used:
             log.warning("the Spark context did not stop in time", seconds=seconds)
+
+
+def _forget_gateway(jvm: subprocess.Popen[bytes]) -> None:
+    """Let a later context in this process start a new JVM instead of asking this one."""
+    context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
+    if context is None or getattr(context._gateway, "proc", None) is not jvm:
+        return
+    with contextlib.suppress(Exception):  # it is going in any case
+        context._gateway.shutdown()
+    context._gateway = context._jvm = context._active_spark_context = None
 
 
 def _first_line(error: BaseException) -> str:

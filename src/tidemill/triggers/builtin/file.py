@@ -37,9 +37,9 @@ class FileTrigger(BaseTrigger):
         if not self.path:
             raise ValueError("path is empty; give the file to wait for")
         if poll_seconds <= 0:
-            raise ValueError(f"poll_seconds has to be positive, got {poll_seconds}")
+            raise ValueError(f"poll_seconds must be positive, got {poll_seconds}")
         if settle_seconds < 0:
-            raise ValueError(f"settle_seconds may not be negative, got {settle_seconds}")
+            raise ValueError(f"settle_seconds must not be negative, got {settle_seconds}")
         self.poll_seconds = poll_seconds
         self.settle_seconds = settle_seconds
 

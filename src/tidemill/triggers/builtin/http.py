@@ -89,11 +89,13 @@ class HttpTrigger(BaseTrigger):
         super().__init__()
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"url has to begin with http:// or https:// and a host, got {_mask_url(url)!r}")
-        if poll_seconds <= 0 or timeout_seconds <= 0 or max_retries < 0 or max_body_bytes <= 0:
-            raise ValueError(
-                "poll_seconds, timeout_seconds and max_body_bytes have to be positive, max_retries not less than 0"
-            )
+            raise ValueError(f"url must begin with http:// or https:// and a host, got {_mask_url(url)!r}")
+        positive = {"poll_seconds": poll_seconds, "timeout_seconds": timeout_seconds, "max_body_bytes": max_body_bytes}
+        for name, value in positive.items():
+            if value <= 0:
+                raise ValueError(f"{name} must be positive, got {value}")
+        if max_retries < 0:
+            raise ValueError(f"max_retries must not be negative, got {max_retries}")
         self._expected = frozenset([status] if isinstance(status, int) else status)
         self._condition = None if where is None else parse_condition(where)
         self._kwargs: dict[str, Any] = {

@@ -19,6 +19,14 @@ from tidemill.triggers.builtin.selection import Left, OnInvalid, Selection, Valu
 from tidemill.triggers.producers.kafka import kafka_claim, kafka_stream
 from tidemill.triggers.shared_stream import SharedStreamProducer, reject_shared_stream_event
 
+#: librdkafka's keys that are set here, and what to use instead.
+_OWNED_KEYS = {
+    **dict.fromkeys(OWNED_SOURCE_KEYS, "tidemill sets it for its streams; remove it"),
+    "bootstrap.servers": "set brokers",
+    "metadata.broker.list": "set brokers",
+    "group.id": "set group",
+}
+
 
 class KafkaTrigger(BaseEventTrigger):
     """Fires for every message of a topic that is selected.
@@ -65,13 +73,19 @@ class KafkaTrigger(BaseEventTrigger):
         """Check the arguments; do not connect yet."""
         super().__init__()
         # A wrong argument is this trigger's own failure, not that of all triggers of its stream.
-        check_topic(topic)
-        check_brokers(brokers)
-        check_topic_or_empty(dlq_topic)
-        check_group(group)
-        refuse_owned(dict(client_config or {}), OWNED_SOURCE_KEYS)
+        for name, check, value in (
+            ("topic", check_topic, topic),
+            ("brokers", check_brokers, brokers),
+            ("dlq_topic", check_topic_or_empty, dlq_topic),
+            ("group", check_group, group),
+        ):
+            try:
+                check(value)
+            except ValueError as error:
+                raise ValueError(f"{name} {error}") from None
+        refuse_owned(dict(client_config or {}), _OWNED_KEYS)
         if max_redeliveries < 0:
-            raise ValueError(f"max_redeliveries may not be negative, got {max_redeliveries}")
+            raise ValueError(f"max_redeliveries must not be negative, got {max_redeliveries}")
         self._selection = Selection(apply=apply, key=key, where=where, value_format=value_format, on_invalid=on_invalid)
         self._kwargs = {
             "topic": topic,

@@ -39,11 +39,11 @@ class ProcessExitTrigger(BaseTrigger):
         """Find the process."""
         super().__init__()
         if isinstance(pid, bool) or not isinstance(pid, int):
-            raise TypeError(f"pid is the number of a process, got {pid!r}")
+            raise TypeError(f"pid must be the id of a process, got {pid!r}")
         if pid <= 0:
-            raise ValueError(f"pid has to be positive, got {pid}")
+            raise ValueError(f"pid must be positive, got {pid}")
         if poll_seconds <= 0:
-            raise ValueError(f"poll_seconds has to be positive, got {poll_seconds}")
+            raise ValueError(f"poll_seconds must be positive, got {poll_seconds}")
         self.pid = pid
         self.started = _read_start(pid) if started is None else started
         self.poll_seconds = poll_seconds

@@ -59,14 +59,14 @@ class Selection:
     ) -> None:
         """Check the arguments."""
         if value_format not in ("text", "json"):
-            raise ValueError(f"value_format is text or json, got {value_format!r}")
+            raise ValueError(f"value_format must be text or json, got {value_format!r}")
         if on_invalid not in ("skip", "reject"):
-            raise ValueError(f"on_invalid is skip or reject, got {on_invalid!r}")
+            raise ValueError(f"on_invalid must be skip or reject, got {on_invalid!r}")
         if apply is not None and not isinstance(apply, str):
-            raise TypeError(f"apply is a classpath, so that the trigger can be created elsewhere; got {apply!r}")
+            raise TypeError(f"apply must be the path of a function (package.module.function), got {apply!r}")
         keys = [key] if isinstance(key, str) else key
         if keys is not None and not (isinstance(keys, list | tuple) and all(isinstance(one, str) for one in keys)):
-            raise TypeError(f"key is a text or a list of texts, got {key!r}")
+            raise TypeError(f"key must be a string or a list of strings, got {key!r}")
         self.kwargs: Final = {
             name: value
             for name, value, default in (

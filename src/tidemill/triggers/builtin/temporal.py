@@ -76,12 +76,12 @@ class TimeDeltaTrigger(DateTimeTrigger):
     def __init__(self, delta: timedelta | float) -> None:
         """Take the time."""
         if isinstance(delta, bool) or not isinstance(delta, timedelta | int | float):
-            raise TypeError(f"delta is a timedelta or a number of seconds, got {type(delta).__name__}")
+            raise TypeError(f"delta must be a timedelta or a number of seconds, got {type(delta).__name__}")
         try:
             span = delta if isinstance(delta, timedelta) else timedelta(seconds=delta)
             moment = _now() + span
         except (OverflowError, ValueError) as error:
-            raise ValueError(f"delta {delta} leads out of the calendar; give a shorter time") from error
+            raise ValueError(f"delta {delta} ends outside the years 1 to 9999; give a shorter time") from error
         super().__init__(moment)
 
 
@@ -94,10 +94,10 @@ def _parse_moment(moment: object) -> datetime:
                 f"moment {moment!r} is not a date and time in ISO 8601, like 2030-01-31T12:00:00+00:00"
             ) from error
     if not isinstance(moment, datetime):
-        raise TypeError(f"moment is a datetime or a text in ISO 8601, got {type(moment).__name__}")
+        raise TypeError(f"moment must be a datetime or a string in ISO 8601, got {type(moment).__name__}")
     if moment.utcoffset() is None:
         raise ValueError(
-            f"moment {moment.isoformat()} has no time zone, so it is another moment on another host; give it one, "
+            f"moment {moment.isoformat()} has no time zone, so it would mean another moment on another host; add one, "
             f"for example {moment.isoformat()}+00:00"
         )
     return moment.astimezone(UTC)

@@ -59,13 +59,12 @@ class DirectorySettings:
         """
         if not self.path:
             raise ValueError("path is empty; give the folder to watch")
-        if self.settle_seconds < 0 or self.rescan_seconds <= 0:
-            raise ValueError(
-                f"settle_seconds ({self.settle_seconds}) may not be negative, and rescan_seconds "
-                f"({self.rescan_seconds}) has to be positive"
-            )
+        if self.settle_seconds < 0:
+            raise ValueError(f"settle_seconds must not be negative, got {self.settle_seconds}")
+        if self.rescan_seconds <= 0:
+            raise ValueError(f"rescan_seconds must be positive, got {self.rescan_seconds}")
         if self.missing not in ("fail", "wait"):
-            raise ValueError(f"missing is fail or wait, got {self.missing!r}")
+            raise ValueError(f"missing must be fail or wait, got {self.missing!r}")
 
 
 class FoundFile(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 
 from tidemill.config.settings import Settings
-from tidemill.runtime.identity import worker_name
+from tidemill.runtime.identity import find_worker_name
 from tidemill.triggers.stream_api import LIST_NAME
 
 
@@ -37,7 +37,7 @@ def build_member_id(settings: Settings, environ: Mapping[str, str] = os.environ)
     kafka = settings.kafka
     group, topic, listed = kafka.consumer_group, kafka.source_topic, LIST_NAME.get()
     if not listed:
-        return f"{group}.{worker_name(settings, environ)}.triggers-{_digest(topic)[:8]}"
+        return f"{group}.{find_worker_name(settings, environ)}.triggers-{_digest(topic)[:8]}"
     return f"{group}.triggers-{_digest(listed, group, topic)[:32]}"
 
 

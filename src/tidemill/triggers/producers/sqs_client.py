@@ -65,15 +65,18 @@ class SqsSettings:
         if not self.queue:
             raise ValueError("queue is empty; give the name or the URL of an SQS queue")
         if self.reject_queue == self.queue:
-            raise ValueError(f"reject_queue is the queue itself ({self.queue}): what is rejected would come again")
+            raise ValueError(
+                f"reject_queue is the queue itself ({self.queue}), so rejected messages would come back; name "
+                "another queue"
+            )
         if "@" in self.endpoint_url:
             raise ValueError(
-                "endpoint_url holds a user or a password, which SQS does not use: requests are signed; take it out"
+                "endpoint_url contains a user or a password, which SQS does not use (requests are signed); remove it"
             )
         if not 2 <= self.visibility_seconds <= 43_200:
-            raise ValueError(f"visibility_seconds has to be between 2 and 43200, got {self.visibility_seconds}")
+            raise ValueError(f"visibility_seconds must be between 2 and 43200, got {self.visibility_seconds}")
         if not 0 <= self.wait_seconds <= 20:
-            raise ValueError(f"wait_seconds has to be between 0 and 20, got {self.wait_seconds}")
+            raise ValueError(f"wait_seconds must be between 0 and 20, got {self.wait_seconds}")
 
 
 class SqsMessage(msgspec.Struct, frozen=True):

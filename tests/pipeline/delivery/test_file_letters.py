@@ -22,12 +22,11 @@ from tidemill.deadletters.files import LettersPlace, ensure_outcomes_id
 from tidemill.deadletters.folder_reader import FolderReader
 from tidemill.deadletters.letter import Letter, decode_letter
 from tidemill.deadletters.reader import Found
-from tidemill.pipeline.bounded import BoundedEngine, bounded_settings
+from tidemill.pipeline.bounded import BoundedEngine, make_bounded_settings
 from tidemill.pipeline.delivery import file_letters
 from tidemill.pipeline.delivery.file_letters import FileDeadLetters
 from tidemill.pipeline.handler.base import Handler
-from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
-from tidemill.pipeline.reports.outcomes import OutcomeFile, Outcomes, finished_ranges
+from tidemill.pipeline.reports.outcomes import OutcomeFile, Outcomes, find_finished_ranges
 from tidemill.runtime.broker import free_port
 from tidemill.runtime.identity import Identity, new_engine_id
 from tidemill.runtime.progress import StopReason
@@ -48,7 +47,7 @@ class Run:
         self.outcomes.mkdir(exist_ok=True)
         self.outcomes_id = ensure_outcomes_id(self.outcomes, run)
         self.letters = folder / "letters"
-        self.settings = bounded_settings(
+        self.settings = make_bounded_settings(
             Settings.model_validate(
                 {
                     "kafka": {"brokers": f"127.0.0.1:{free_port()}", "source_topic": TOPIC},
@@ -81,7 +80,7 @@ class Run:
 
 def found_in(folder: Path) -> list[Found]:
     with FolderReader(str(folder)) as letters:
-        ends = {number: end for number, (_, end) in letters.ranges().items()}
+        ends = {number: end for number, (_, end) in letters.find_ranges().items()}
         return [each for each in letters.stream({}, ends) if isinstance(each, Found)]
 
 
@@ -186,18 +185,7 @@ async def test_letters_outlive_their_outcomes_and_a_run_into_a_folder_of_the_sam
 
 
 class StuckAndRefusing(Copy):
-    """Refuses each third message of ten, and waits for ever at one."""
-
-    async def arrange(self, messages, pending):
-        return [
-            ExecutorTask(
-                f"{m.partition}-{m.offset}",
-                source_offsets=(m.offset,),
-                precomputed=PrecomputedResult(),
-                metadata={"at": [m.partition, m.offset]},
-            )
-            for m in messages
-        ]
+    """Refuses each third message of ten, and waits forever at one."""
 
     async def on_task_complete(self, result):
         at = tuple(result.task.metadata["at"])
@@ -215,7 +203,7 @@ class AllRefusing(StuckAndRefusing):
         return await super().on_task_complete(result)
 
 
-async def test_a_range_done_in_part_has_the_letters_of_what_it_tells_and_the_rest_comes_with_the_rest(
+async def test_a_range_done_in_part_has_the_letters_of_what_it_reports_and_the_rest_comes_with_the_rest(
     tmp_path: Path,
 ) -> None:
     run, ranges = Run(tmp_path), [OffsetRange(0, 0, 300), OffsetRange(1, 0, 40)]
@@ -230,7 +218,7 @@ async def test_a_range_done_in_part_has_the_letters_of_what_it_tells_and_the_res
     await until(lambda: engine.progress().committed.items() >= {f"{TOPIC}/0": 150, f"{TOPIC}/1": 40}.items())
     engine.drain()
     await asyncio.wait_for(running, 20)
-    left = find_remaining(ranges, finished_ranges(path.name for path in run.outcomes.iterdir()))
+    left = find_remaining(ranges, find_finished_ranges(path.name for path in run.outcomes.iterdir()))
     assert left == [OffsetRange(0, 150, 300)]
     done = refused(OffsetRange(0, 0, 150)) | refused(OffsetRange(1, 0, 40))
     assert Counter(messages_of(run.found())) == Counter(done)
@@ -275,7 +263,7 @@ async def test_memory_is_bounded_by_confirming_late_and_the_loop_never_waits(
     assert 5 < len(confirmed) < 20, "what does not fit was confirmed before it was written"
     assert "letters wait for 0 s to be written" in (letters.stalled() or "")
     await until(lambda: len(confirmed) == 100)
-    assert (letters.written, letters.stalled()) == (100, None)
+    assert (letters.statistics().written, letters.stalled()) == (100, None)
     await letters.close()
     name = await asyncio.to_thread(letters.publish, "part-0.parquet")
     assert pq.ParquetFile(tmp_path / name).num_row_groups > 1
@@ -341,7 +329,9 @@ async def test_a_folder_that_cannot_be_written_is_said_at_the_start(tmp_path: Pa
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no folder '.*/nowhere': no bounded run has written to it yet"):
+    with pytest.raises(
+        ConfigError, match=r"the folder '.*/nowhere' does not exist: no bounded run has written to it yet"
+    ):
         found_in(tmp_path / "nowhere")
 
 

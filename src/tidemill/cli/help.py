@@ -1,0 +1,120 @@
+"""How help looks: plain text that fits the terminal, from 40 columns up, without what only programmers read.
+
+Option types (`<bool>`) and the bounds of numbers are left out: names of values and help texts say what is meant.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+#: Longer lines are hard to read.
+_MAX_WIDTH = 100
+#: In a narrower terminal each help text is below its option.
+_BESIDE_WIDTH = 70
+_INDENT = 6
+_CODE = re.compile(r"(\d+)  (.+)")
+#: What Typer adds to names, and to the help texts of numbers with bounds.
+_TYPE = re.compile(r" <[^<>]+>(?=$|,)")
+_BOUNDS = r"(?:-?[\d.]+<=?)?x(?:[<>]=?-?[\d.]+)?"
+_RANGE = re.compile(rf"\s*\[{_BOUNDS}\]|; {_BOUNDS}(?=[;\]])|(?<=\[){_BOUNDS}; ")
+
+
+def find_help_width() -> int:
+    """Return how wide help may be: as the terminal, up to a limit."""
+    return min(shutil.get_terminal_size().columns, _MAX_WIDTH) - 1
+
+
+class _Help:
+    """What commands and groups of commands have in common; the base of a Typer class."""
+
+    params: list[Any]
+    epilog: str | None
+
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        """Write the usage line."""
+        formatter.width = find_help_width()
+        pieces = [piece.replace("{", "").replace("}", "") for piece in self.collect_usage_pieces(ctx)]  # type: ignore[attr-defined]
+        formatter.write_usage(ctx.command_path, " ".join(pieces))
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments, options and commands."""
+        for kind, title in (("argument", "Arguments"), ("option", "Options")):
+            records = [_describe(param, ctx) for param in self.get_params(ctx) if param.param_type_name == kind]  # type: ignore[attr-defined]
+            _write_section(formatter, title, [record for record in records if record is not None])
+        if isinstance(self, TyperGroup):
+            found = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+            rows = [(name, _find_summary(command)) for name, command in found if command is not None]
+            _write_section(formatter, "Commands", rows)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the exit codes, one a line, or any other text as it is."""
+        lines = (self.epilog or "").splitlines()
+        codes = [match.groups() for line in lines if (match := _CODE.fullmatch(line))]
+        if codes and len(codes) == len(lines):
+            _write_section(formatter, "Exit codes", [(code, text) for code, text in codes], beside=True)
+        elif lines:
+            formatter.write_paragraph()
+            formatter.write_text(self.epilog)
+
+
+class HelpCommand(_Help, TyperCommand):
+    """A command with such help."""
+
+
+class HelpGroup(_Help, TyperGroup):
+    """A group of commands with such help."""
+
+
+class App(typer.Typer):
+    """A `typer.Typer` whose commands have such help."""
+
+    def __init__(self, **settings: Any) -> None:
+        """Set what all groups have in common.
+
+        Args:
+            settings: As for `typer.Typer`.
+        """
+        # Typer's tracebacks would show the values of variables, including passwords.
+        common = {
+            "cls": HelpGroup,
+            "rich_markup_mode": None,
+            "pretty_exceptions_enable": False,
+            "no_args_is_help": True,
+        }
+        super().__init__(**{**common, **settings})
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
+        """Register a command, as `typer.Typer.command` does."""
+        return super().command(name, **{"cls": HelpCommand, **settings})
+
+
+def _describe(param: Any, ctx: Any) -> tuple[str, str] | None:
+    record = param.get_help_record(ctx)
+    if record is None:
+        return None
+    name, text = record
+    return _TYPE.sub("", name), _RANGE.sub("", text).replace("  [", " [")
+
+
+def _find_summary(command: Any) -> str:
+    """Return the first paragraph of a command's help."""
+    return " ".join((command.help or "").split("\n\n")[0].split())
+
+
+def _write_section(formatter: Any, title: str, rows: list[tuple[str, str]], *, beside: bool = False) -> None:
+    if not rows:
+        return
+    with formatter.section(title):
+        if beside or formatter.width >= _BESIDE_WIDTH:
+            formatter.write_dl(rows)
+            return
+        for name, text in rows:
+            formatter.write_text(name)
+            with formatter.indentation():
+                formatter.write_text(text)

@@ -1,0 +1,49 @@
+"""Launches Spark's JVM first of all, while the command imports the handler and everything else.
+
+Invariant: importing this module imports neither pyspark nor Kafka's client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+from tidemill.config.settings import SparkSettings
+from tidemill.spark.session.session import Spark
+
+
+@contextlib.contextmanager
+def launched_early(settings: SparkSettings) -> Iterator[Spark]:
+    """Launch a JVM for a block, which may start it; if it does not, the JVM is ended.
+
+    A SIGTERM during the block ends this process, unless somebody else handles it, and the JVM before that.
+
+    Args:
+        settings: The `spark` section as it is now.
+    """
+    spark = Spark(settings, "tidemill", 1)
+    with spark.launching(), _killed_by_sigterm(spark):
+        yield spark
+
+
+@contextlib.contextmanager
+def _killed_by_sigterm(spark: Spark) -> Iterator[None]:
+    untouched = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if threading.current_thread() is not threading.main_thread() or not untouched:
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        spark.kill_launch()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,231 @@
+"""What one launch of Spark's JVM leaves for the next ones: its command line, and an archive of its classes.
+
+Spark's launcher is three shell scripts, a Python interpreter and a JVM of its own, which together find out what to
+execute. The answer depends on nothing but the Java runtime, Spark's jars and options that are known here, so it is read
+from the process of the first JVM and kept. The archive (class data sharing) is made by `archive`.
+
+Invariants: what is kept lies in a folder that is named after all that it depends on. It may be missing, damaged,
+someone else's or not writable: that costs time, never a start. Options of the user are never kept, because they may
+contain secrets. Where the launcher would read files or variables of the user, nothing is kept, and the launcher runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shlex
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from tidemill.runtime.folders import user_cache_folder
+from tidemill.runtime.java import JavaRuntime
+from tidemill.runtime.processes import read_arguments
+
+MAIN_CLASS = "org.apache.spark.deploy.SparkSubmit"
+MEMORY, OPTIONS, DEFAULT_OPTIONS = (
+    "spark.driver.memory",
+    "spark.driver.extraJavaOptions",
+    "spark.driver.defaultJavaOptions",
+)
+#: An archive that is damaged is ignored by a JVM that is told to look, and none that is ignored is reported.
+_USE_ARCHIVE = ("-XX:+VerifySharedSpaces",)
+_SILENT = ("-Xlog:disable", "-Xlog:all=error:stderr")
+_RECORD = "-XX:DumpLoadedClassList="
+#: Options of the user after which the JVM's archive is their business.
+_THEIR_ARCHIVE = ("-Xshare", "SharedArchive", "SharedClassList", "DumpLoadedClassList", "ArchiveClassesAtExit")
+#: What the launcher turns into something else than an argument before or after the main class.
+_UNKNOWN_CONF = ("spark.driver.extraClassPath", "spark.driver.extraLibraryPath", "spark.remote", "spark.submit.")
+_UNKNOWN_VARIABLES = ("PYSPARK_SUBMIT_ARGS", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "CLASSPATH")
+_HARMLESS_VARIABLES = (
+    *("SPARK_HOME", "SPARK_USER", "SPARK_LOCAL_IP", "SPARK_LOCAL_DIRS", "SPARK_PUBLIC_DNS"),
+    # pyspark sets these in its own process.
+    *("SPARK_BUFFER_SIZE", "SPARK_AUTH_SOCKET_TIMEOUT"),
+)
+_CONF_FILES = ("spark-env.sh", "spark-defaults.conf", "java-opts")
+_COMMAND, _ARCHIVE, _FAILED = "command.json", "classes.jsa", "failed"
+#: An archive that nobody used for this long is removed when another one is made.
+UNUSED_SECONDS = 60 * 86400.0
+#: After an archive could not be made, this long none is tried.
+FAILED_SECONDS = 86400.0
+
+
+class _Command(msgspec.Struct, frozen=True):
+    """The JVM's arguments before and after those that the configuration decides, the main class excluded."""
+
+    before: list[str]
+    after: list[str]
+
+
+def find_kept_launch(
+    java: JavaRuntime, spark_home: Path, conf: Mapping[str, str], environ: Mapping[str, str] = os.environ
+) -> KeptLaunch | None:
+    """Return what is kept for launches like this one; None if the launcher has to decide.
+
+    Args:
+        java: The runtime.
+        spark_home: Spark's distribution.
+        conf: Spark's whole configuration.
+        environ: The environment; also names the cache folder.
+    """
+    if not java.identity or any(name.startswith(_UNKNOWN_CONF) for name in conf):
+        return None
+    if any(environ.get(name) for name in _UNKNOWN_VARIABLES):
+        return None
+    if any(name.startswith("SPARK_") and name not in _HARMLESS_VARIABLES for name in environ):
+        return None
+    if any((spark_home / "conf" / name).exists() for name in _CONF_FILES):
+        return None
+    options = [*shlex.split(conf.get(DEFAULT_OPTIONS, "")), *shlex.split(conf.get(OPTIONS, ""))]
+    try:
+        name = _digest(java, spark_home)
+    except OSError:
+        return None
+    return KeptLaunch(user_cache_folder(environ) / "spark" / name, conf[MEMORY], options)
+
+
+def _digest(java: JavaRuntime, spark_home: Path) -> str:
+    """Return a name for a Java runtime and the jars of a Spark, by their paths, sizes and times."""
+    parts = [java.identity]
+    for jar in sorted(os.scandir(spark_home / "jars"), key=lambda entry: entry.name):
+        status = jar.stat()
+        parts.append(f"{jar.path} {status.st_size} {status.st_mtime_ns}")
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
+
+
+class KeptLaunch:
+    """What is kept for one Java runtime and one Spark.
+
+    Args:
+        folder: Where; it need not exist.
+        memory: The heap of the JVM that is launched now, for example `1g`.
+        options: Its options, as the configuration has them.
+    """
+
+    def __init__(self, folder: Path, memory: str, options: Sequence[str]) -> None:
+        """Read nothing yet."""
+        self.folder = folder
+        self._memory = f"-Xmx{memory}"
+        self._options = list(options)
+        self._trusted = _is_ours(folder)
+        self._archives = not any(word in option for option in options for word in _THEIR_ARCHIVE)
+
+    @property
+    def archive(self) -> Path:
+        """Where the archive is, or will be."""
+        return self.folder / _ARCHIVE
+
+    @property
+    def wants_archive(self) -> bool:
+        """Whether one should be made: there is none, and the last attempt did not fail a short time ago."""
+        if not self._archives or self.archive.exists():
+            return False
+        try:
+            return time.time() - (self.folder / _FAILED).stat().st_mtime > FAILED_SECONDS
+        except OSError:
+            return True
+
+    def command(self, arguments: Sequence[str], classes: Path | None = None) -> list[str] | None:
+        """Return the command that runs Spark's main class, or None if it is not known.
+
+        Args:
+            arguments: For the main class.
+            classes: Where the JVM is to record the classes that it loads.
+        """
+        if not self._trusted:
+            return None
+        try:
+            kept = msgspec.json.decode((self.folder / _COMMAND).read_bytes(), type=_Command)
+        except (OSError, msgspec.DecodeError):
+            return None
+        if not kept.before or not os.access(kept.before[0], os.X_OK):
+            return None
+        with contextlib.suppress(OSError):  # that it is in use
+            os.utime(self.folder)
+        sharing = self.sharing_options(classes)
+        return [*kept.before, self._memory, *self._options, *sharing, *kept.after, MAIN_CLASS, *arguments]
+
+    def sharing_options(self, classes: Path | None) -> list[str]:
+        """Return the options with which the JVM uses the archive, or records what one has to contain."""
+        if self._archives and self._trusted and self.archive.is_file():
+            silent = () if any(option.startswith("-Xlog") for option in self._options) else _SILENT
+            return [f"-XX:SharedArchiveFile={self.archive}", *_USE_ARCHIVE, *silent]
+        return [f"{_RECORD}{classes}"] if classes is not None and self.wants_archive else []
+
+    def learn(self, pid: int) -> None:
+        """Keep the command line of a JVM that the launcher started, if it is as expected."""
+        arguments = read_arguments(pid)
+        if MAIN_CLASS not in arguments or self._memory not in arguments:
+            return
+        words = [word for word in arguments[: arguments.index(MAIN_CLASS)] if not word.startswith(_RECORD)]
+        at = words.index(self._memory)
+        rest = words[at + 1 :]
+        if rest[: len(self._options)] != self._options:
+            return
+        kept = _Command(words[:at], rest[len(self._options) :])
+        with contextlib.suppress(OSError):
+            self._make_folder()
+            _write(self.folder / _COMMAND, msgspec.json.encode(kept))
+
+    def dump_command(self, classes: Path, target: Path) -> list[str] | None:
+        """Return the command that makes an archive of recorded classes; it runs nothing of Spark."""
+        command = self.command([])
+        if command is None:
+            return None
+        options = ["-Xshare:dump", f"-XX:SharedClassListFile={classes}", f"-XX:SharedArchiveFile={target}"]
+        return [*command[:1], *options, *command[1 : command.index(MAIN_CLASS)]]
+
+    def prepare(self) -> None:
+        """Make the folder for an archive, and remove those that nobody used for long.
+
+        Raises:
+            OSError: It cannot be written, or is someone else's.
+        """
+        self._make_folder()
+        for other in self.folder.parent.iterdir():
+            with contextlib.suppress(OSError):
+                if other != self.folder and time.time() - other.stat().st_mtime > UNUSED_SECONDS:
+                    shutil.rmtree(other, ignore_errors=True)
+
+    def note_failure(self) -> None:
+        """Let no archive be tried for a while."""
+        with contextlib.suppress(OSError):
+            (self.folder / _FAILED).touch()
+
+    def forget(self) -> None:
+        """Remove what is kept, after a launch with it failed."""
+        for name in (_COMMAND, _ARCHIVE):
+            with contextlib.suppress(OSError):
+                (self.folder / name).unlink()
+
+    def _make_folder(self) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._trusted = _is_ours(self.folder)
+        if not self._trusted:
+            raise PermissionError(1, f"{self.folder} can be written by others")
+
+
+def _is_ours(folder: Path) -> bool:
+    """Tell whether nobody but this user, and root, can have written what is in a folder."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return False
+    return status.st_uid in (os.getuid(), 0) and not status.st_mode & 0o022
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Replace a file as a whole."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        Path(temporary).replace(path)
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,191 @@
+"""One launch of Spark's JVM: in a thread of its own, by what earlier launches left if there is anything.
+
+Invariants: after `stop` no JVM is launched. A launch that fails with what an earlier one left is repeated without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import subprocess
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from tidemill.runtime.folders import OwnedFolder
+from tidemill.runtime.jar_resolver import spark_home
+from tidemill.runtime.java import find_java
+from tidemill.spark.session.archive import ArchiveMaker
+from tidemill.spark.session.jvm import JvmEndedError, close_stdin, gateway_to, is_given, launch, submit_arguments
+from tidemill.spark.session.kept_launch import OPTIONS, KeptLaunch, find_kept_launch
+
+log = structlog.get_logger(__name__)
+
+#: How long after an engine runs the archive of the JVM's classes is made, so that engines have the processor first.
+ARCHIVE_AFTER_SECONDS = 2.0
+#: How long an archive that is not needed any more may take to end.
+_MAKER_END_SECONDS = 0.7
+
+
+class JvmLaunch:
+    """A JVM from its launch to its end.
+
+    Args:
+        conf: Spark's whole configuration.
+        local: Whether its master is a local one; only then is anything kept of launches.
+        folder: For its files; stays locked as long as the JVM lives.
+
+    Attributes:
+        jvm: Its process; None before it is launched, and if it was started for this process by another one.
+    """
+
+    def __init__(self, conf: Mapping[str, str], local: bool, folder: OwnedFolder) -> None:
+        """Launch nothing; `begin` does."""
+        self._conf = dict(conf)
+        self._local = local
+        self._folder = folder
+        self._described = _describe_launch(conf)
+        self._result: Future[None] = Future()
+        self._begun = False
+        self._environ: dict[str, str] = {}
+        self._kept: KeptLaunch | None = None
+        self._learns = self._ran = False
+        self._maker: ArchiveMaker | None = None
+        self._lock = threading.Lock()
+        self.jvm: subprocess.Popen[bytes] | None = None
+        #: Set once nothing is to be launched any more.
+        self.stopping = threading.Event()
+        #: Set when the JVM and its descendants can write only noise about its end.
+        self.quiet = threading.Event()
+
+    @property
+    def listens(self) -> bool:
+        """Whether the JVM was up so far that the end of its standard input ends it."""
+        return self._connection_file.exists()
+
+    @property
+    def _connection_file(self) -> Path:
+        return self._folder.path / "connection"
+
+    @property
+    def _classes(self) -> Path:
+        return self._folder.path / "classes"
+
+    def begin(self) -> None:
+        """Launch it in a thread; returns at once. What goes wrong is raised by `open_gateway`."""
+        if not self._begun:
+            self._begun = True
+            threading.Thread(target=self._run, name="tidemill-launch", daemon=True).start()
+
+    def serves(self, conf: Mapping[str, str]) -> bool:
+        """Tell whether a JVM launched now, for this configuration, would be launched in the same way."""
+        return self._described == _describe_launch(conf)
+
+    def open_gateway(self) -> Any:
+        """Return pyspark's gateway to the JVM, once it listens.
+
+        Raises:
+            ConfigError: There is no Java to run it.
+            JvmEndedError: It ended before it listened, or was ended.
+        """
+        self._result.result()
+        try:
+            gateway = gateway_to(self.jvm, self._connection_file)
+        except JvmEndedError:
+            if self._kept is None or self._learns or self.stopping.is_set():
+                raise
+            log.info("Spark's JVM ended at once; it is launched again without what earlier launches left")
+            self._kept.forget()
+            if self.jvm is not None:
+                close_stdin(self.jvm)
+            self._launch(by_launcher=True)
+            gateway = gateway_to(self.jvm, self._connection_file)
+        if self._learns and self._kept is not None and self.jvm is not None:
+            self._kept.learn(self.jvm.pid)
+        return gateway
+
+    def note_running(self) -> None:
+        """Note that an engine runs: the JVM has loaded what a start needs, which can be archived for the next one."""
+        if self._kept is None or self._ran:
+            return
+        self._ran = True
+        timer = threading.Timer(ARCHIVE_AFTER_SECONDS, self._make_archive)
+        timer.daemon = True
+        timer.start()
+
+    def stop(self) -> subprocess.Popen[bytes] | None:
+        """Launch nothing from now on, and archive nothing; return the JVM, which is not ended by this."""
+        with self._lock:
+            self.stopping.set()
+            if self._maker is not None:
+                self._maker.stop()
+            return self.jvm
+
+    def close(self) -> None:
+        """Remove its files; it has ended."""
+        if self._maker is not None:
+            self._maker.wait(_MAKER_END_SECONDS)
+        self.jvm = None
+        self._folder.cleanup()
+
+    def _run(self) -> None:
+        try:
+            if not is_given():
+                java = find_java(stop=self.stopping)
+                self._environ = java.environment() | {"PYSPARK_PYTHON": self._conf["spark.pyspark.python"]}
+                if self._local:
+                    self._kept = find_kept_launch(java, find_spark_home(), self._conf)
+                self._launch()
+        except BaseException as error:
+            self._result.set_exception(error)
+        else:
+            self._result.set_result(None)
+
+    def _launch(self, *, by_launcher: bool = False) -> None:
+        """Execute the JVM's command if it is known and wanted, else Spark's launcher."""
+        conf, home, kept = _launch_conf(self._conf), find_spark_home(), self._kept
+        command = None
+        if kept is not None and not by_launcher:
+            command = kept.command(submit_arguments(conf), self._classes)
+        self._learns = kept is not None and command is None
+        if command is None:
+            if kept is not None:
+                conf[OPTIONS] = f"{conf.get(OPTIONS, '')} {shlex.join(kept.sharing_options(self._classes))}".strip()
+            command = [str(home / "bin" / "spark-submit"), *submit_arguments(conf)]
+        with self._lock:
+            if self.stopping.is_set():
+                raise JvmEndedError("it was stopped")
+            self.jvm = launch(command, self._environ, home, self._connection_file, self.quiet, [self._folder.lock])
+
+    def _make_archive(self) -> None:
+        with self._lock:
+            if self._kept is not None and self._kept.wants_archive and not self.stopping.is_set():
+                self._maker = ArchiveMaker(self._kept, self._classes, self._environ)
+                self._maker.start()
+
+
+def find_spark_home() -> Path:
+    """Return the Spark that pyspark would start, without importing it."""
+    given = os.environ.get("SPARK_HOME")
+    return Path(given) if given else spark_home()
+
+
+def _launch_conf(conf: Mapping[str, str]) -> dict[str, str]:
+    """Return what the JVM has to be told at its launch; the rest, like the number of cores, comes with the context."""
+    launch = {name: value for name, value in conf.items() if name != "spark.app.name"}
+    if launch["spark.master"].startswith("local["):
+        launch["spark.master"] = "local"
+    return launch
+
+
+def _describe_launch(conf: Mapping[str, str]) -> object:
+    """Return what a JVM launched now would be given: options, environment, current folder."""
+    folder: Path | None = None
+    with contextlib.suppress(OSError):  # it has been removed
+        folder = Path.cwd()
+    return _launch_conf(conf), dict(os.environ), folder

@@ -1,0 +1,111 @@
+"""Snapshots: every number of every part is in them, and a beat has what changed since the one before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidemill.deadletters.writer import LetterStatistics
+from tidemill.pipeline.brake import BrakeStatistics
+from tidemill.pipeline.commits import Commits, CommitStatistics
+from tidemill.pipeline.delivery.modes import AtLeastOnce
+from tidemill.pipeline.delivery.outbox import OutboxStatistics
+from tidemill.pipeline.handler.cache import CacheStatistics
+from tidemill.pipeline.handler.periodic import PeriodicStatistics
+from tidemill.pipeline.reports.counters import CounterStatistics, Slowest
+from tidemill.pipeline.reports.snapshots import PartitionStatistics, ReportingParts, Snapshots
+from tidemill.pipeline.services import ServiceStatistics
+from tidemill.pipeline.tasks.pool import PoolStatistics
+from tidemill.runtime.beats import apply_beat
+from tidemill.runtime.progress import EngineProgress, SinkStats
+from tidemill.sources.base import SourceStatistics
+from tidemill.testing.scripted import ScriptedSource
+
+
+class Part:
+    """Reports what it is given."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def statistics(self) -> Any:
+        return self.value
+
+
+def make_parts(**other: Any) -> Any:
+    parts: dict[str, Any] = {
+        "source": Part(SourceStatistics(gap=1, lag={("t", 0): 2})),
+        "partitions": Part(PartitionStatistics(names=["t/0"], paused=["t/0"], tasks_held_back=3)),
+        "pool": Part(PoolStatistics(running=4, queued=5, retrying=6)),
+        "outbox": Part(OutboxStatistics(delivered=7, skipped=8, sinks={"sinks.kafka.out": SinkStats(7)})),
+        "letters": Part(LetterStatistics(written=9, dropped=10)),
+        "commits": Part(CommitStatistics(committed={"t/0": 11}, failed=12)),
+        "services": Part(ServiceStatistics(PeriodicStatistics(13, 14), CacheStatistics(15, 16, 17), loop_blocks=18)),
+        "brake": Part(BrakeStatistics(held=19)),
+        "counters": Part(CounterStatistics(20, 21, 22, 23, 24, 25, 26)),
+        "slowest": Slowest(),
+    }
+    return ReportingParts(**{**parts, **other})
+
+
+def test_a_snapshot_has_every_number_of_every_part() -> None:
+    progress = Snapshots(make_parts(), lambda: {"kafka": "is away"}).take_whole()
+    assert (progress.cpu_seconds > 0, progress.rss_bytes > 0) == (True, True)
+    progress.cpu_seconds = progress.rss_bytes = 0
+    assert progress == EngineProgress(
+        consumed=20,
+        messages_done=21,
+        tasks_running=4,
+        tasks_queued=5 + 3,
+        tasks_retrying=6,
+        tasks_done=22,
+        tasks_failed=23,
+        delivered=7,
+        dead_lettered=9,
+        letters_dropped=10,
+        skipped=24 + 8,
+        warnings=25,
+        held=19,
+        gap=1,
+        committed={"t/0": 11},
+        lag={"t/0": 2},
+        paused=["t/0"],
+        stalled={"kafka": "is away"},
+        partitions=["t/0"],
+        periodic_runs=13,
+        periodic_errors=14,
+        cache_hits=15,
+        cache_misses=16,
+        cache_entries=17,
+        loop_blocks=18,
+        sinks={"sinks.kafka.out": SinkStats(7)},
+        in_flight=26,
+        uncommitted=12,
+    )
+
+
+def test_without_a_brake_nothing_is_held() -> None:
+    assert Snapshots(make_parts(brake=None), dict).take_whole().held == 0
+
+
+def test_a_beat_has_what_changed_since_the_one_before() -> None:
+    commits = Commits(ScriptedSource(), lambda partition, count: None, AtLeastOnce())
+    source = Part(SourceStatistics(0, {("t", 0): 2, ("t", 1): 5}))
+    partitions = Part(PartitionStatistics(["t/0", "t/1"], [], 0))
+    snapshots = Snapshots(make_parts(commits=commits, source=source, partitions=partitions), dict)
+    seen = apply_beat(snapshots.take_beat(whole=True), EngineProgress())
+    assert (seen.lag, seen.committed) == ({"t/0": 2, "t/1": 5}, {})
+
+    commits.note_committed(("t", 1), 6)
+    source.value = SourceStatistics(0, {("t", 0): 2, ("t", 1): 4})
+    changed = snapshots.take_beat(whole=False)
+    assert (changed.changes.committed, changed.changes.lag, changed.changes.partitions) == (
+        {"t/1": 6},
+        {"t/1": 4},
+        None,
+    )
+    partitions.value = PartitionStatistics(["t/1"], ["t/1"], 0)
+    source.value = SourceStatistics(0, {("t", 1): 4})
+    left = snapshots.take_beat(whole=False)
+    assert (left.changes.lag_unknown, left.changes.paused, left.changes.partitions) == (["t/0"], ["t/1"], ["t/1"])
+    seen = apply_beat(left, apply_beat(changed, seen))
+    assert (seen.lag, seen.committed, seen.partitions) == ({"t/1": 4}, {"t/1": 6}, ["t/1"])

@@ -1,0 +1,157 @@
+"""The JVM is launched before everything else, with what earlier launches left; and it ends if nobody wants it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+from tests.until import wait_until
+
+from tidemill.config.settings import SparkSettings
+from tidemill.runtime.processes import find_descendants, read_arguments
+from tidemill.spark.session.jvm import is_given
+from tidemill.spark.session.kept_launch import MAIN_CLASS
+from tidemill.spark.session.session import Spark
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "tidemill" / "spark"
+
+
+@pytest.fixture
+def hanging_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Java that answers with its version, and then hangs."""
+    program = tmp_path / "java-home" / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    answer = 'if [ "$1" = -version ]; then echo \'openjdk version "17.0.1"\' >&2; exit 0; fi\n'
+    program.write_text(f"#!/bin/sh\n{answer}sleep 1000\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(program.parent.parent))
+    return program
+
+
+def jvms(program: Path) -> list[int]:
+    return [pid for pid in find_descendants(os.getpid()) if str(program) in read_arguments(pid)]
+
+
+def test_a_jvm_that_nobody_starts_ends_with_the_block(hanging_java: Path) -> None:
+    with Spark(SparkSettings(), "test", 1).launching() as spark:
+        wait_until(lambda: jvms(hanging_java))
+        assert spark.jvm_pid is not None
+    assert not jvms(hanging_java)
+    assert spark.jvm_pid is None
+
+
+def test_a_block_that_ends_at_once_launches_nothing_later(hanging_java: Path) -> None:
+    for _ in range(5):
+        with Spark(SparkSettings(), "test", 1).launching():
+            pass
+    for thread in threading.enumerate():
+        if thread.name == "tidemill-launch":
+            thread.join(60)
+    assert not jvms(hanging_java)
+
+
+def test_a_launch_serves_other_numbers_of_engines_but_no_other_options_environment_or_folder(
+    hanging_java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Spark(SparkSettings(), "test", 1).launching() as spark:
+        assert spark.configure(SparkSettings(), "other name", 7)
+        assert spark._conf["spark.master"] == "local[8]"
+        assert not spark.configure(SparkSettings(conf={"spark.driver.memory": "2g"}), "test", 1)
+        monkeypatch.setenv("SOMETHING_THAT_ENGINES_INHERIT", "1")
+        assert not spark.configure(SparkSettings(), "test", 1)
+        monkeypatch.delenv("SOMETHING_THAT_ENGINES_INHERIT")
+        assert spark.configure(SparkSettings(), "test", 1)
+        monkeypatch.chdir(tmp_path)
+        assert not spark.configure(SparkSettings(), "test", 1)
+
+
+def test_the_session_is_imported_without_pyspark() -> None:
+    code = "import sys, tidemill.spark.session.early; assert not {'pyspark', 'confluent_kafka'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_sigterm_before_the_pipeline_runs_ends_the_jvm_as_well(hanging_java: Path, tmp_path: Path) -> None:
+    script = """
+        import signal, sys
+        from tidemill.config.settings import SparkSettings
+        from tidemill.spark.session.early import launched_early
+        with launched_early(SparkSettings()):
+            print("launched", flush=True)
+            sys.stdin.read()
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "launched\n"
+        wait_until(lambda: jvms(hanging_java))
+        process.terminate()
+        assert process.wait(60) == -15
+    wait_until(lambda: not jvms(hanging_java))
+
+
+@pytest.mark.spark
+def test_what_an_earlier_launch_left_is_used_and_a_broken_one_only_costs_time(cache: Path) -> None:
+    assert not is_given()
+
+    def start() -> list[str]:
+        spark = Spark(SparkSettings(), "test", 1)
+        try:
+            spark.start()
+            assert spark.jvm_pid is not None
+            return read_arguments(spark.jvm_pid)
+        finally:
+            spark.stop()
+
+    first = start()
+    (command,) = cache.glob("*/command.json")
+    kept = json.loads(command.read_bytes())
+    assert first[0] == kept["before"][0]
+    command.write_text(json.dumps({**kept, "before": ["/bin/false", *kept["before"][1:]]}))
+    again = start()
+    assert again[: again.index(MAIN_CLASS)][0] == first[0]
+    assert json.loads(command.read_bytes()) == kept
+    by_itself = start()
+    assert by_itself[: by_itself.index("-cp")] == [first[0]]
+    options = [set(words[: words.index(MAIN_CLASS)]) for words in (again, by_itself)]
+    assert all("ClassList" in word for word in options[0] ^ options[1])
+
+
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_a_real_archive_is_made_once_and_a_damaged_one_only_costs_time(cache: Path) -> None:
+    def start(archive: bool) -> bool:
+        """Start and stop; tell whether the JVM mapped the archive."""
+        spark = Spark(SparkSettings(), "test", 1)
+        try:
+            spark.start()
+            assert spark.context.parallelize([1, 2], 2).sum() == 3
+            spark.note_running()
+            if archive:
+                wait_until(lambda: list(cache.glob("*/classes.jsa")), 300)
+            return "classes.jsa" in Path(f"/proc/{spark.jvm_pid}/maps").read_text()
+        finally:
+            spark.stop()
+
+    assert not start(archive=True)
+    (archive,) = cache.glob("*/classes.jsa")
+    made = archive.stat()
+    assert start(archive=False)
+    assert archive.stat().st_mtime_ns == made.st_mtime_ns
+    whole = archive.read_bytes()
+    half = len(whole) // 2
+    for damaged in (whole[:half] + bytes(4096) + whole[half + 4096 :], whole[:half], b""):
+        archive.write_bytes(damaged)
+        start(archive=False)
