@@ -1,4 +1,4 @@
-"""One launch of Spark's JVM: in a thread of its own, by what earlier launches left if there is anything.
+"""One launch of Spark's JVM, in a thread of its own, with what earlier launches left if there is anything.
 
 Invariants: after `stop` no JVM is launched. A launch that fails with what an earlier one left is repeated without it.
 """
@@ -66,7 +66,7 @@ class JvmLaunch:
 
     @property
     def listens(self) -> bool:
-        """Whether the JVM was up so far that the end of its standard input ends it."""
+        """Whether the JVM is up, so that the end of its standard input ends it."""
         return self._connection_file.exists()
 
     @property
@@ -100,7 +100,7 @@ class JvmLaunch:
         except JvmEndedError:
             if self._kept is None or self._learns or self.stopping.is_set():
                 raise
-            log.info("Spark's JVM ended at once; it is launched again without what earlier launches left")
+            log.info("Spark's JVM ended at once; launching it again, without what earlier launches left")
             self._kept.forget()
             if self.jvm is not None:
                 close_stdin(self.jvm)
@@ -111,7 +111,7 @@ class JvmLaunch:
         return gateway
 
     def note_running(self) -> None:
-        """Note that an engine runs: the JVM has loaded what a start needs, which can be archived for the next one."""
+        """Note that an engine runs: by now, the JVM has loaded all classes that a start needs."""
         if self._kept is None or self._ran:
             return
         self._ran = True
