@@ -24,8 +24,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import confluent_kafka as ck
-from bench.harness import ROOT, Bench, report, tree_cpu_seconds
+from bench.harness import ROOT, report, tree_cpu_seconds
 from confluent_kafka.admin import AdminClient
+
+from tidemill.runtime.broker import free_port
 
 SHOUT = """
 from tidemill import CollectResult, ExecutorTask, FilePayload, Handler
@@ -59,6 +61,7 @@ class Waiter(BaseTrigger):
         await asyncio.Event().wait()
         yield TriggerEvent(None)
 """
+PARTITIONS = 4
 LIMIT_SECONDS = 180.0
 #: How long the first start may take to leave what later ones use.
 LEFT_SECONDS = 120.0
@@ -67,10 +70,10 @@ LEFT_SECONDS = 120.0
 class Checkout:
     """One version of tidemill, with a folder for what it needs."""
 
-    def __init__(self, name: str, root: Path, folder: Path, bench: Bench) -> None:
+    def __init__(self, name: str, root: Path, folder: Path) -> None:
         self.name = name
         self.folder = folder
-        self.bench = bench
+        self.address = f"127.0.0.1:{free_port()}"
         self.runs = 0
         folder.mkdir()
         clean = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMILL_")}
@@ -79,21 +82,34 @@ class Checkout:
         (folder / "shout.py").write_text(SHOUT)
         (folder / "waiter.py").write_text(WAITER)
         (folder / "list.yaml").write_text("- {name: waiter, classpath: waiter.Waiter}\n")
-        self.write_config("first")
 
     def write_config(self, group: str) -> None:
         (self.folder / "shout.yaml").write_text(
-            f"kafka: {{brokers: '{self.bench.broker.bootstrap}', source_topic: in, consumer_group: {group}}}\n"
+            f"kafka: {{brokers: '{self.address}', source_topic: in, consumer_group: {group}}}\n"
             "sinks: {filesystem: {out: {base_path: output}}}\n"
         )
 
     @contextlib.contextmanager
-    def command(self, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    def broker(self) -> Iterator[None]:
+        """Run README's broker, with one message in the topic, until the block ends."""
+        # What it downloads is not measured.
+        environ = {**self.env, "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", "")}
+        log = self.folder / "log.txt"
+        words = ("broker", "--port", self.address.rpartition(":")[2], "--topic", f"in:{PARTITIONS}")
+        with self.command(*words, environ=environ) as process:
+            self.wait(process, lambda: "Kafka is ready" in log.read_text())
+            producer = ck.Producer({"bootstrap.servers": self.address, "log_level": 0})
+            producer.produce("in", b"tide")
+            producer.flush(60)
+            yield
+
+    @contextlib.contextmanager
+    def command(self, *words: str, environ: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
         """Run a command until the block ends."""
         with (self.folder / "log.txt").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tidemill", *words],
-                cwd=self.folder, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                cwd=self.folder, env=environ or self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         try:
             yield process
@@ -121,7 +137,7 @@ class Checkout:
         self.write_config(group)
         results = self.folder / "output" / "shouted.jsonl"
         results.unlink(missing_ok=True)
-        admin = AdminClient({"bootstrap.servers": self.bench.broker.bootstrap})
+        admin = AdminClient({"bootstrap.servers": self.address})
 
         def is_assigned() -> bool:
             try:
@@ -129,7 +145,7 @@ class Checkout:
             except ck.KafkaException:
                 return False
             shares = [len(member.assignment.topic_partitions) for member in found.members]
-            return all(shares) and sum(shares) == self.bench.partitions
+            return all(shares) and sum(shares) == PARTITIONS
 
         started = time.monotonic()
         with self.command("run", "shout.yaml", "--handler", "shout:Shout") as process:
@@ -178,23 +194,19 @@ def main() -> None:
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 5
     if other is not None and not (other / "src/tidemill").is_dir():
         sys.exit(f"error: {other} is not a checkout of tidemill")
-    with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as scratch:
-        bench = Bench(Path(scratch))
-        try:
-            bench.feed([b"tide"])
-            checkouts = [Checkout("this", ROOT, Path(scratch) / "this", bench)]
-            if other is not None:
-                checkouts.append(Checkout("other", other, Path(scratch) / "other", bench))
+    with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as scratch, contextlib.ExitStack() as stack:
+        checkouts = [Checkout("this", ROOT, Path(scratch) / "this")]
+        if other is not None:
+            checkouts.append(Checkout("other", other, Path(scratch) / "other"))
+        for checkout in checkouts:
+            stack.enter_context(checkout.broker())
+            report(bench="start first", checkout=checkout.name, **checkout.run(wait_for_archive=True))
+        rows: dict[str, list[dict[str, float]]] = {checkout.name: [] for checkout in checkouts}
+        for _ in range(rounds):
             for checkout in checkouts:
-                report(bench="start first", checkout=checkout.name, **checkout.run(wait_for_archive=True))
-            rows: dict[str, list[dict[str, float]]] = {checkout.name: [] for checkout in checkouts}
-            for _ in range(rounds):
-                for checkout in checkouts:
-                    row = checkout.measure()
-                    rows[checkout.name].append(row)
-                    report(bench="start", checkout=checkout.name, load=os.getloadavg()[0], **row)
-        finally:
-            bench.close()
+                row = checkout.measure()
+                rows[checkout.name].append(row)
+                report(bench="start", checkout=checkout.name, load=os.getloadavg()[0], **row)
     medians = {
         name: {key: statistics.median(row[key] for row in found) for key in found[0]} for name, found in rows.items()
     }

@@ -60,7 +60,7 @@ shortened() {
     sed -E \
         -e 's/^ +//' \
         -e 's/^(Collecting|Requirement already satisfied:) ([^ ;(]+).*/\1 \2/' \
-        -e 's#^(Downloading|Using cached) ([^ ]*/)?([^ /]+)#\1 \3#' \
+        -e 's#^(Downloading|Using cached) ([^ ]*/)?([^-/ ]+-[^-/ ]+)[^/ ]*#\1 \3#' \
         -e '/.{71}/s/^(.{1,66}),? .*/\1 .../'
 }
 

@@ -83,7 +83,8 @@ def test_a_long_last_line_of_a_quiet_command_is_cut() -> None:
 def test_progress_without_a_terminal_names_whole_packages() -> None:
     names = ", ".join(f"package-{number}" for number in range(200, 400))
     lines = {
-        "  Downloading https://index.example/a/b/pip-26.0-py3.whl (1 MB)": "Downloading pip-26.0-py3.whl (1 MB)",
+        "  Downloading https://index.example/a/b/pip-26.0.tar.gz (1 MB)": "Downloading pip-26.0.tar.gz (1 MB)",
+        f"  Downloading package-1.2-cp311-{'manylinux_x86_64.' * 4}whl (1 MB)": "Downloading package-1.2 (1 MB)",
         "Collecting aiohttp==3.14.5 (from -r requirements.lock (line 7))": "Collecting aiohttp==3.14.5",
         f"Installing collected packages: {names}": "Installing collected packages: package-200, package-201, ...",
     }

@@ -33,7 +33,8 @@ def test_the_help_imports_nothing_heavy() -> None:
         "from tidemill.cli.main import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
-        "heavy = {'pyspark', 'confluent_kafka', 'pyarrow', 'pydantic', 'yaml', 'structlog'} & set(sys.modules)\n"
+        "heavy = {'pyspark', 'confluent_kafka', 'pyarrow', 'pydantic', 'yaml', 'structlog', 'asyncio', 'msgspec',\n"
+        "         'sqlalchemy'} & set(sys.modules)\n"
         "sys.exit(repr(heavy) if heavy else 0)\n"
     )
 

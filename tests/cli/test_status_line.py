@@ -75,8 +75,14 @@ class Screen:
     def feed(self, text: str) -> None:
         place = 0
         while place < len(text):
-            if text.startswith("\x1b[J", place):
+            if text.startswith(("\x1b[J", "\x1b[K"), place):
+                # tmux would keep what was erased in its scrollback.
+                assert self.column or text[place + 2] == "K"
                 self.rows[-1] = self.rows[-1][: self.column]
+                place += 3
+                continue
+            if text.startswith("\x1b[C", place):
+                self.column += 1
                 place += 3
                 continue
             char = text[place]

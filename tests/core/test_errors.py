@@ -1,4 +1,4 @@
-"""Errors say whether trying again can help."""
+"""Errors: whether a retry can help, and how they are described."""
 
 from __future__ import annotations
 

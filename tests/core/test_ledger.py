@@ -1,4 +1,4 @@
-"""The ledger: its five invariants under random schedules, and a naive model beside it."""
+"""The ledger: its five invariants under random schedules, and a comparison with a naive model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALL = (1 << MEMBERS) - 1
 
 lanes = st.sampled_from(LANES)
 masks = st.integers(0, ALL)
-#: Bits beyond `ALL` are members that nobody has.
+#: Bits beyond `ALL` are not members.
 some_members = st.integers(1, (ALL << 1) | 1)
 outcomes = st.sampled_from(EntryOutcome)
 picks = st.integers(0, 1000)
@@ -38,7 +38,7 @@ schedules = st.lists(step, max_size=80)
 
 @dataclass
 class Played:
-    """A schedule that was played, and what was seen."""
+    """A schedule that was played, and what was observed."""
 
     ledger: Ledger[str, int] = field(default_factory=Ledger)
     entries: list[LedgerEntry[str, int]] = field(default_factory=list)
@@ -80,7 +80,7 @@ def play(schedule: list[tuple]) -> Played:
     return played
 
 
-# -- the invariants, by their numbers in the design --------------------------------------------------------------
+# -- the invariants, by their numbers ----------------------------------------------------------------------------
 
 
 @given(schedules)
@@ -179,7 +179,7 @@ def test_5_an_outcome_that_nobody_accepted_is_not_clean(members: int, told: list
         assert entry.clean
 
 
-# -- a naive model beside it --------------------------------------------------------------------------------------
+# -- against a naive model -----------------------------------------------------------------------------------------
 
 
 class Model:
@@ -190,7 +190,7 @@ class Model:
         self.in_flight: Batch[str, int] | None = None
 
 
-class LedgerBesideModel(RuleBasedStateMachine):
+class LedgerAgainstModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ledger: Ledger[str, int] = Ledger()
@@ -271,8 +271,8 @@ class LedgerBesideModel(RuleBasedStateMachine):
             assert self.ledger.find_head(lane) is (outstanding[0][0] if outstanding else None)
 
 
-TestLedgerBesideModel = LedgerBesideModel.TestCase
-TestLedgerBesideModel.settings = settings(max_examples=60, stateful_step_count=60)
+TestLedgerAgainstModel = LedgerAgainstModel.TestCase
+TestLedgerAgainstModel.settings = settings(max_examples=60, stateful_step_count=60)
 
 
 # -- examples -----------------------------------------------------------------------------------------------------
@@ -373,7 +373,7 @@ def test_members_are_a_bit_mask() -> None:
         Ledger[str, int]().open("lane", 1, -1)
 
 
-# -- for those who count their members themselves ----------------------------------------------------------------------
+# -- entries whose members the caller counts -------------------------------------------------------------------------
 
 
 def test_one_lane_is_taken_at_a_time_and_the_one_that_waited_longest_is_first() -> None:

@@ -1,4 +1,4 @@
-"""Ranges cover what was asked for, once, whatever was finished before."""
+"""Ranges cover what was requested, once, whatever was finished before."""
 
 from __future__ import annotations
 

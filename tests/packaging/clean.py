@@ -16,7 +16,7 @@ _JAVA = re.compile(r"(java|javac|jshell|keytool|mvn|mvnDebug|gradle|spark-submit
 
 
 class CleanEnvironment:
-    """A virtual environment with a home of its own, where no Java is on the PATH.
+    """A virtual environment with a home of its own, whose name is not plain, where no Java is on the PATH.
 
     Args:
         folder: An empty folder for all of it.
@@ -24,7 +24,7 @@ class CleanEnvironment:
 
     def __init__(self, folder: Path) -> None:
         """Make it."""
-        self.home, self.venv, programs = folder / "home", folder / "venv", folder / "programs"
+        self.home, self.venv, programs = folder / "höme folder", folder / "venv", folder / "programs"
         for path in (self.home, programs):
             path.mkdir(parents=True)
         _link_programs(programs)

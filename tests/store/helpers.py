@@ -1,4 +1,4 @@
-"""What several tests of the store do."""
+"""Helpers for several tests of the store."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ async def new_session(database: Database, list: str = "list", **details: Any) ->
 
 
 async def registered(database: Database, *names: str, list: str = "list") -> dict[str, int]:
-    """Register triggers; return id by name."""
+    """Register triggers; return their ids by name."""
     specs = [TriggerSpec(name, "package.Class") for name in names]
     records = await database.write(lambda c: register_triggers(c, specs, list, NOW_US))
     return {record.spec.name: record.id for record in records}
 
 
 async def claim(database: Database, *ids: int, session: int | None = None) -> dict[int, int]:
-    """Claim triggers, with a session of their own if none is given; return token by id."""
+    """Claim triggers, for a new session if none is given; return their tokens by id."""
     session_id = await new_session(database) if session is None else session
     return await database.write(lambda c: claim_triggers(c, ids, session_id, NOW_US))
 
 
 async def claimed(database: Database, *names: str) -> dict[int, int]:
-    """Register triggers and claim them; return token by id, in the order of the names."""
+    """Register and claim triggers; return their tokens by id, in the order of the names."""
     ids = (await registered(database, *names)).values()
     tokens = await claim(database, *ids)
     return {number: tokens[number] for number in ids}
@@ -63,7 +63,7 @@ async def all_events(database: Database) -> list[EventRecord]:
 
 
 class Outcomes:
-    """Collects what `done` is called with."""
+    """Collects the outcomes that `done` is called with."""
 
     def __init__(self) -> None:
         self.all: list[tuple[object, StoreOutcome]] = []

@@ -1,4 +1,4 @@
-"""A pooler in front of a PostgreSQL server, as strict as PgBouncer in transaction mode, and as forgetful.
+"""A pooler in front of a PostgreSQL server, as strict as PgBouncer in transaction mode.
 
 It refuses the start parameters that PgBouncer refuses, tells a process number of its own, and clears the server's
 session after each transaction: what was kept in it is gone, as if the next one had another session.
@@ -18,7 +18,7 @@ _CANCEL_REQUEST = 80877102
 
 @contextlib.asynccontextmanager
 async def pooler(socket_path: str) -> AsyncIterator[int]:
-    """Listen in front of the server at a socket; yields the port."""
+    """Listen in front of a server with a Unix socket; yield the port."""
     tasks: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -88,7 +88,7 @@ def _message(kind: bytes, body: bytes) -> bytes:
 
 
 async def _answers(upstream: asyncio.StreamReader, server: asyncio.StreamWriter, writer: asyncio.StreamWriter) -> None:
-    """Pass on what the server says; after a transaction its session is cleared before the client hears of the end."""
+    """Pass on the server's answers; after a transaction, reset the session before the client learns of its end."""
     while True:
         kind, body = await _read(upstream)
         if kind == b"K":

@@ -25,7 +25,7 @@ class PostgresServer:
 
     def __init__(self, port: int | None = None) -> None:
         self.port = port
-        # Not pytest's folder: the server's user has to be able to get there.
+        # Not pytest's folder, because the server's user must have access.
         self.folder = Path(tempfile.mkdtemp(prefix="tidemill-pg-", dir="/tmp"))
         self._bin = _binaries()
         self._user: pwd.struct_passwd | None = None
@@ -49,7 +49,7 @@ class PostgresServer:
         return f"postgresql://{user}@/{database}?host={self.folder}{port}"
 
     def tcp_url(self, database: str, port: int | None = None) -> str:
-        """The address of a database for `app`, here or behind something that listens at `port`."""
+        """Return the URL of a database for `app`, here or through a proxy that listens at `port`."""
         return f"postgresql://app:hunter2@127.0.0.1:{port or self.port}/{database}"
 
     def start(self) -> None:
@@ -58,16 +58,16 @@ class PostgresServer:
         self._run("pg_ctl", "-w", "-l", str(self.folder / "log"), "-o", options, "start")
 
     def stop(self, mode: str = "fast") -> None:
-        """Stop; `immediate` is what a crash looks like."""
+        """Stop the server; `immediate` looks like a crash."""
         self._run("pg_ctl", "-w", "-m", mode, "stop")
 
     def pids(self) -> list[int]:
-        """The server's processes, its parent first."""
+        """Return the ids of the server's processes, the parent first."""
         parent = int((self.data / "postmaster.pid").read_text().splitlines()[0])
         return [parent, *find_children(parent)]
 
     def freeze(self) -> list[int]:
-        """Let it answer nothing any more, while connections stay; returns what `thaw` takes."""
+        """Stop the server's processes while its connections stay; return the argument of `thaw`."""
         pids = self.pids()
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
@@ -78,7 +78,7 @@ class PostgresServer:
             os.kill(pid, signal.SIGCONT)
 
     async def new_database(self) -> str:
-        """Make an empty database; returns its URL."""
+        """Create an empty database; return its URL."""
         name = f"t{uuid.uuid4().hex}"
         connection = await asyncpg.connect(self.url())
         try:

@@ -1,4 +1,4 @@
-"""Text that no database stores is found before an event is handed over."""
+"""Text that a database would refuse is found before an event is handed over."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import pytest
 from tidemill.store.content import MAX_IDENTITY_BYTES, check_identity, check_payload
 
 
-@pytest.mark.parametrize(("payload", "told"), [('"\0"', "NUL"), ('"ü\0"', "NUL"), ('"\ud800"', "Unicode")])
-def test_a_payload_that_cannot_be_stored_is_refused(payload: str, told: str) -> None:
-    with pytest.raises(ValueError, match=f"payload.*{told}"):
+@pytest.mark.parametrize(("payload", "expected"), [('"\0"', "NUL"), ('"ü\0"', "NUL"), ('"\ud800"', "Unicode")])
+def test_a_payload_that_cannot_be_stored_is_refused(payload: str, expected: str) -> None:
+    with pytest.raises(ValueError, match=f"payload.*{expected}"):
         check_payload(payload)
 
 
 @pytest.mark.parametrize(
-    ("identity", "told"),
+    ("identity", "expected"),
     [
         ("a\0b", "NUL"),
         ("\udfff", "Unicode"),
@@ -22,8 +22,8 @@ def test_a_payload_that_cannot_be_stored_is_refused(payload: str, told: str) -> 
         ("ü" * (MAX_IDENTITY_BYTES // 2 + 1), "digest"),
     ],
 )
-def test_an_identity_that_cannot_be_stored_is_refused(identity: str, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_an_identity_that_cannot_be_stored_is_refused(identity: str, expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
         check_identity(identity)
 
 

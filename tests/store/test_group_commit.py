@@ -1,4 +1,4 @@
-"""Group commit of events: by time, told once and in order, patient, and apart from each other's faults."""
+"""Group commit of events: timing, order, outages, and isolation from each other's failures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUICK = Backoff(0.001, 0.005)
 
 
 class Unsteady:
-    """A real database with a line to it that fails as the test says."""
+    """A real database whose connection fails as the test says."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -72,7 +72,7 @@ class Unsteady:
 
 
 class Bench:
-    """An event store over an unsteady line, one trigger, and what was told."""
+    """An event store over an unreliable connection, one trigger, and the outcomes."""
 
     def __init__(self, line: Unsteady, tokens: dict[int, int], limits: CommitLimits) -> None:
         self.line = line
@@ -301,7 +301,7 @@ async def test_the_largest_identity_is_stored_in_both_databases(database: Databa
     [(trigger_id, token)] = (await claimed(database, "one")).items()
     store, outcomes = EventStore(database), Outcomes()
     store.start()
-    # Random enough that no compression makes it small.
+    # Random, so that compression does not make it small.
     identity = "".join(chr(0x4E00 + (number * 7919) % 20_000) for number in range(MAX_IDENTITY_BYTES // 3))
     for number in range(2):
         store.add(trigger_id, token, "1", identity, outcomes.of(number))

@@ -1,4 +1,4 @@
-"""Many triggers at once, on both databases: no deadlock, no transaction twice, no scan, and fast enough."""
+"""Many triggers at once, on both databases: no deadlock, no repeated transaction, no scan, and fast enough."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_two_thousand_triggers_that_end_while_they_fire_meet_no_deadlock_a
     events.start()
 
     async def live(some: list[int]) -> None:
-        """Fire, end, and begin again under another token, fifty triggers at a time."""
+        """Fire, end, and start again under another token, fifty triggers at a time."""
         for start in range(0, len(some) * rounds, 50):
             part = [some[(start + n) % len(some)] for n in range(50)]
             stored = asyncio.Semaphore(0)
@@ -95,7 +95,7 @@ async def test_two_thousand_triggers_that_end_while_they_fire_meet_no_deadlock_a
             tokens.update(await claim(counting, *part, session=session))
             await counting.write(lambda c, part=part: store_serialized(c, dict.fromkeys(part, "[]")))
 
-    # Each trigger in one task, the tasks across each other's ids; events and reports of all share transactions.
+    # Each trigger is in one task; the ids of the tasks interleave, and transactions contain events and reports of all.
     await asyncio.gather(*[live(ids[start::8]) for start in range(8)])
     await marks.settled()
 
@@ -129,7 +129,7 @@ async def test_thirty_thousand_reports_are_written_in_chunks_within_six_seconds(
 
 
 def fill(connection: Connection) -> None:
-    """Have 100,000 triggers of ten lists, with arguments of 500 characters."""
+    """Create 100,000 triggers of ten lists, with arguments of 500 characters."""
     numbers = (
         "generate_series(1, 100000) AS n(i)"
         if connection.dialect.name == "postgresql"
@@ -211,7 +211,7 @@ def scans(connection: Connection) -> int:
 
 
 def explained(work: Callable[[Connection], T], plans: list[str]) -> Callable[[Connection], T]:
-    """Return the work; on SQLite it notes how each statement is carried out."""
+    """Wrap the work so that on SQLite it records the query plan of each statement."""
 
     def done(connection: Connection) -> T:
         if connection.dialect.name != "sqlite":

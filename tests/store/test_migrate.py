@@ -1,4 +1,4 @@
-"""Migrations: the tables are those of the code, processes may start at once, and strangers are told apart."""
+"""Migrations: the tables match the code, processes may start at once, and other versions are refused."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_a_store_that_a_newer_tidemill_upgraded_is_refused_by_name(url: st
 
 
 def as_revision_1(connection: Connection) -> None:
-    """Make the tables of revision 0001, and fill them."""
+    """Create the tables of revision 0001, and fill them."""
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = connection
@@ -162,7 +162,7 @@ async def test_an_old_store_is_migrated_with_its_content(url: str, monkeypatch: 
     assert (new.list, new.token, new.next_index) == (None, 0, 0)
     assert [tuple(getattr(row, name) for name in EventRecord.__slots__) for row in await all_events(database)] == events
 
-    # It goes on where it was: numbers, identities and the list's triggers.
+    # It continues where it was: numbers, identities and the list's triggers.
     assert await database.write(lambda c: cancel_unlisted(c, "/srv/a:b/list.yaml", [], NOW_US)) == ["ran"]
     assert await claim(database, ran.id) == {ran.id: 8}
     fired = [NewEvent(ran.id, 8, "3", identity, NOW_US) for identity in ("y", "z")]

@@ -1,4 +1,4 @@
-"""The PostgreSQL store: durable whatever the defaults are, and outages that fail nothing."""
+"""The PostgreSQL store: durable whatever the server's defaults are, and outages fail nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tidemill.store.queries.triggers import (
 from tidemill.store.records import TriggerReport, TriggerSpec, TriggerState
 
 T = TypeVar("T")
-#: Short, so that the tests are.
+#: Short, so that the tests are short.
 LIMITS = CommitLimits(stall_seconds=0.5, backoff=Backoff(0.05, 0.3))
 
 
@@ -57,7 +57,7 @@ class Feed:
         while True:
             await self.store.wait_open()
             for trigger_id, token in self._tokens.items():
-                # Without an identity: what is stored twice would be seen.
+                # Without an identity, so that an event that is stored twice would be seen.
                 self.store.add(trigger_id, token, str(self.added), None, self.outcomes.of(self.added))
             self.added += 1
             await asyncio.sleep(0.001)
@@ -93,7 +93,7 @@ async def test_while_the_server_is_down_events_wait_and_nothing_is_lost_failed_o
 
     await asyncio.to_thread(own_postgres.stop, mode)
     await until(lambda: feed.store.standing is Standing.DOWN)
-    # Twice: it stays down for several attempts, and comes back, each time.
+    # Twice: each time it stays down for several attempts, and comes back.
     for _ in range(2):
         waiting, confirmed, began = feed.added, len(feed.outcomes.all), time.monotonic()
         await until(lambda began=began: time.monotonic() - began > 1.0)
@@ -115,13 +115,13 @@ async def test_while_the_server_is_down_events_wait_and_nothing_is_lost_failed_o
 async def test_a_server_that_does_not_answer_counts_as_down_until_it_does(own_postgres: PostgresServer) -> None:
     database, feed = await fed(own_postgres, attempt_seconds=1.0)
 
-    # So that there are idle connections too.
+    # So that there are idle connections, too.
     await asyncio.gather(*[database.read(count_events) for _ in range(3)])
     pids = own_postgres.freeze()
     began = time.monotonic()
     await until(lambda: feed.store.standing is Standing.DOWN)
     assert time.monotonic() - began < 3
-    # Longer than an attempt may take, so that some are given up without an answer.
+    # Longer than an attempt may take, so that some attempts are given up without an answer.
     await until(lambda: time.monotonic() - began > 3.5)
     waiting = feed.added
     assert feed.standings[-1] is Standing.DOWN
@@ -236,7 +236,7 @@ async def test_behind_a_pooler_that_keeps_no_session_events_are_stored_durably(p
 
 
 class Holding:
-    """A transaction that has locked the cursor of a trigger, and stays open until it is told to go on."""
+    """A transaction that has locked the cursor of a trigger, and stays open until `end`."""
 
     def __init__(self, database: PostgresDatabase, *ids: int) -> None:
         self.pid = 0
@@ -278,14 +278,14 @@ async def test_a_writer_that_fails_leaves_the_transaction_of_another_alone(postg
 
     assert await holding.done == holding.pid
     assert holding.attempts == 1
-    # What was idle meanwhile is not trusted, and the next transactions find the server.
+    # Idle connections are not trusted, and the next transactions find the server.
     assert await database.read(count_events) == 0
     await other.close()
     await database.close()
 
 
 async def open_and_wait(database: PostgresDatabase) -> None:
-    """Have a transaction run into the time limit."""
+    """Let a transaction run into the time limit."""
     database._attempt_seconds, before = 0.2, database._attempt_seconds
     try:
         await database.write(lambda c: c.exec_driver_sql("SELECT pg_sleep(60)"))
@@ -300,7 +300,7 @@ async def test_a_deadlock_is_not_an_outage_and_both_transactions_are_committed(p
     tokens = await claimed(database, "three")
     feed = Feed(database, tokens)
     await until(lambda: len(feed.outcomes.all) > 10)
-    # Against the order in which locks are taken: no query does this.
+    # Violates the order of locks, as no query does.
     crossing = [Holding(database, one, two), Holding(database, two, one)]
     await until(lambda: all(each.locked for each in crossing))
     look = await asyncpg.connect(url)
@@ -310,7 +310,7 @@ async def test_a_deadlock_is_not_an_outage_and_both_transactions_are_committed(p
         each.step(0)
         each.step(1)
 
-    # The one that is repeated may find another connection at rest than its own, but not a new one.
+    # The repeated transaction may get another idle connection than its own, but not a new one.
     assert {await each.done for each in crossing} <= before
     assert sorted(each.attempts for each in crossing) == [1, 2]
     await feed.end()
@@ -383,7 +383,7 @@ async def test_events_that_meet_a_deadlock_are_stored_without_an_outage(postgres
 
 
 class Conflicting:
-    """A database that rolls back the first transactions, as after a deadlock, when their work is done."""
+    """A database that rolls back the first transactions, as after a deadlock, after their work is done."""
 
     def __init__(self, database: PostgresDatabase, times: int) -> None:
         self._database = database

@@ -1,4 +1,4 @@
-"""Old events and identities are removed in batches, apart from each other, on both databases."""
+"""Old events and identities are removed in batches, independently of each other, on both databases."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_events_and_identities_are_removed_when_each_are_old(database: Dat
 
 async def test_many_batches_remove_all_that_is_old_and_nothing_else(database: Database) -> None:
     [(number, token)] = (await claimed(database, "one")).items()
-    # Many in one microsecond: where a batch ends the next one begins.
+    # Many in the same microsecond: the next batch begins where one ends.
     old = [NewEvent(number, token, "0", f"id {n}", NOW_US - n // 1500) for n in range(2 * BATCH_COUNT + 700)]
     await store(database, *old, NewEvent(number, token, '"new"', "new", NOW_US + DAY_US))
 
@@ -74,7 +74,7 @@ async def test_it_ends_if_everything_is_kept_and_runs_on_otherwise(database: Dat
             while await all_events(database):
                 await asyncio.sleep(0.01)
     task.cancel()
-    # Numbers are not used again: a list is continued behind them.
+    # Numbers are not reused: pages continue after them.
     await store(database, NewEvent(number, token, "1", None, NOW_US))
     [row] = await all_events(database)
     assert (row.id, row.sequence_index) == (3, 2)

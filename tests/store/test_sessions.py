@@ -109,7 +109,7 @@ async def test_an_upstream_is_claimed_by_one_live_list(database: Database) -> No
     assert await claims(database, replica, "kafka a") == []
     assert await claims(database, other, "kafka c", "kafka b", "kafka a") == [("kafka a", "mine"), ("kafka b", "mine")]
     assert await claims(database, other) == []
-    # Nothing was noted for the one that was refused.
+    # Nothing was claimed for the one that was refused.
     assert await claims(database, mine, "kafka c") == []
 
     await end(database, mine)

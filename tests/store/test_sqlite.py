@@ -1,4 +1,4 @@
-"""The SQLite store: one writing process, durable commits, readers beside it, and kill -9."""
+"""The SQLite store: one writing process, durable commits, concurrent readers, and kill -9."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tidemill.store.opening import choose_store_url, open_reader, open_store
 from tidemill.store.queries.events import count_events
 from tidemill.store.sqlite import open_sqlite
 
-#: Adds events without end, and writes the number of each one to stdout once it is confirmed.
+#: Adds events endlessly, and writes the number of each one to stdout once it is confirmed.
 WRITER = """
 import asyncio, os, sys
 from tests.store.helpers import claimed

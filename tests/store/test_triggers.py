@@ -119,9 +119,9 @@ async def test_of_several_reports_the_last_with_the_current_token_counts(databas
         TriggerReport(999, 1, TriggerState.FAILED, NOW_US),
     ]
 
-    told = await database.write(lambda c: report_triggers(c, reports))
+    outcomes = await database.write(lambda c: report_triggers(c, reports))
 
-    assert told == {number: ReportOutcome.MARKED, other: ReportOutcome.FENCED, 999: ReportOutcome.UNKNOWN}
+    assert outcomes == {number: ReportOutcome.MARKED, other: ReportOutcome.FENCED, 999: ReportOutcome.UNKNOWN}
     [record] = await database.read(lambda c: find_triggers(c, ["one"]))
     assert (record.state, record.error, record.changed_us) == (TriggerState.FINISHED, None, NOW_US + 1)
     assert await database.write(lambda c: report_triggers(c, [])) == {}

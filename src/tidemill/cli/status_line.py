@@ -23,7 +23,10 @@ from typing import Any, Self, TextIO
 
 _REFRESH_SECONDS = 0.25
 #: Erases from the cursor to the end of the screen.
-_ERASE = "\x1b[J"
+_ERASE_BELOW = "\x1b[J"
+#: The same from the beginning of the line. Done in one step at the top of the screen, tmux takes it for clearing the
+#: screen, and keeps what was there in its scrollback.
+_ERASE = f"\r\x1b[K\x1b[C{_ERASE_BELOW}\r"
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _PLAIN_SPINNER = "|/-\\"
 #: A process that suspends itself has stopped by then.
@@ -124,14 +127,14 @@ class StatusLine:
 
     def _put(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):
-            self._stream.write(f"{text}{_ERASE}\r")
+            self._stream.write(f"{text}{_ERASE_BELOW}\r")
             self._stream.flush()
             self._drawn = True
 
     def _erase(self) -> None:
         if self._drawn:
             with contextlib.suppress(OSError, ValueError):
-                self._stream.write(f"\r{_ERASE}")
+                self._stream.write(_ERASE)
                 self._stream.flush()
             self._drawn = False
 

@@ -39,8 +39,8 @@ class LetterStatistics(msgspec.Struct, frozen=True):
 
     Attributes:
         written: Letters that were confirmed.
+        kinds: How many were written of each kind; changes as more are.
         dropped: Letters that were given up because their topic refused them.
-        kinds: How many were written of each kind.
     """
 
     written: int

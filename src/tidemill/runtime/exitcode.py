@@ -8,7 +8,6 @@ from __future__ import annotations
 import enum
 
 from tidemill.core.errors import ConfigError, FencedError, HandlerError, RemoteError
-from tidemill.runtime.lock import WorkerNameInUseError
 
 
 class ExitCode(enum.IntEnum):
@@ -37,6 +36,9 @@ def find_exit_code(error: BaseException) -> ExitCode:
         >>> find_exit_code(ConfigError("kafka.broker: unknown key"))
         <ExitCode.CONFIG: 2>
     """
+    # Every command imports this module, and few of them lock anything.
+    from tidemill.runtime.lock import WorkerNameInUseError
+
     match error:
         case WorkerNameInUseError() | FencedError():
             return ExitCode.FENCED

@@ -85,7 +85,8 @@ def _run(lock: JarLock, ivy: Path, log: Path, progress: Progress, environ: Mappi
     program = log.with_name("nothing.py")
     program.write_text("")
     env = connected_environment(find_java(environ).environment(environ), log.parent)
-    env.update(SPARK_HOME=str(spark_home()), PYSPARK_PYTHON=sys.executable)
+    # In a locale without UTF-8 Java could not open a cache folder whose name has other letters.
+    env.update(SPARK_HOME=str(spark_home()), PYSPARK_PYTHON=sys.executable, LC_ALL="C.UTF-8")
     command = [
         str(spark_home() / "bin" / "spark-submit"),
         *("--master", "local[1]", "--packages", lock.coordinates, "--conf", f"spark.jars.ivy={ivy}"),

@@ -158,7 +158,7 @@ class PostgresSink(Sink):
         try:
             found = self._shapes.get(known)
         except TypeError:
-            raise TypeError(f"op and table have to be text, not {_name_types(payload.op, payload.table)}") from None
+            raise TypeError(f"op and table must be text, not {_name_types(payload.op, payload.table)}") from None
         if found is None:
             found = self._check_shape(known, data)
         shape, identity = found

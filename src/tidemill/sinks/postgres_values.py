@@ -84,7 +84,7 @@ def _convert_value(place: str, name: str, value: Any) -> tuple[Any, int, bool]:
         # A json column gets it in this form: what has none must be found now.
         size = len(to_json(list(value) if isinstance(value, (set, frozenset)) else value))
         return _copy(value), size, True
-    raise TypeError(f"{name!r} of {place} is a {type(value).__name__}, which PostgreSQL cannot represent")
+    raise TypeError(f"{name!r} of {place} is of type {type(value).__name__}, which PostgreSQL cannot represent")
 
 
 def _copy(value: Any) -> Any:

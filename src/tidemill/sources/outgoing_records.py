@@ -110,7 +110,7 @@ class OutgoingRecords:
             return
         text = scrub(f"topic {record.topic}: {error.name()}: {error.str()}", self._config)
         if worth_retrying(error, record.partition):
-            log.debug("a record of a transaction was not taken", error=text)
+            log.debug("a record of a transaction was not accepted", error=text)
         else:
             record.error = text
             record.oversize = is_too_large(error)

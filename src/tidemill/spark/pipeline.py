@@ -211,7 +211,7 @@ class Pipeline:
     def _run_on_spark(self, spark: Spark, settings: Settings, worker: str, packed: bytes, partitions: int) -> ExitCode:
         count = choose_engine_count(settings.spark, partitions)
         if not spark.configure(settings.spark, _name_app(settings), count):
-            # The handler changed Spark's settings, or this process's environment, which engines inherit.
+            log.debug("the handler changed Spark's settings, the environment or the current folder: another JVM starts")
             spark.abandon()
             spark = Spark(settings.spark, _name_app(settings), count)
         log.info("starting Spark", master=settings.spark.master, engines=count, partitions=partitions)

@@ -110,7 +110,7 @@ async def open_sqlite_reader(path: Path) -> SqliteDatabase:
         RemoteError: SQLite failed.
     """
     if not await asyncio.to_thread(path.is_file):
-        raise ConfigError(f"the store {path} does not exist; `tidemill triggers run` creates it (store.url says where)")
+        raise ConfigError(f"the store {path} does not exist; `tidemill triggers run` creates it where store.url says")
     database = SqliteDatabase(path, None, _create_engine(path, "ro"), None)
     try:
         await database.read(lambda connection: check_readable(connection, str(path)))

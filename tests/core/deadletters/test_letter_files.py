@@ -1,4 +1,4 @@
-"""Files of dead letters: which of them count, and journals that crashes tear and people edit."""
+"""Files of dead letters: which of them are valid, and journals that were truncated by a crash or edited."""
 
 from __future__ import annotations
 

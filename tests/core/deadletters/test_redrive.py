@@ -1,4 +1,4 @@
-"""Redrives: which letters, in which steps, how fast; and what is saved is sent once, whatever happens in between."""
+"""Redrives: which letters are sent, in which steps and how fast; what is saved is sent once, whatever happens."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Simulation:
     def flush(self, crash_between: bool) -> None:
         positions = self.cursor.unsaved
         if crash_between and self.together:
-            # A transaction that did not end: nothing of it is there.
+            # A transaction that did not end: nothing of it is visible.
             self.begin()
             return
         self.sent += self.batch
@@ -201,7 +201,7 @@ def test_without_transactions_only_letters_of_an_unsaved_step_are_sent_again(
     assert set(run.sent) == expected
     if not crashes:
         assert len(run.sent) == len(expected)
-    # Within a partition letters go in order, a repetition starting again at the saved place.
+    # Within a partition letters are sent in order; a repetition starts at the saved position.
     for number, end in letters.items():
         offsets = [offset for other, offset in run.sent if other == number]
         assert all(after <= before + 1 for before, after in itertools.pairwise(offsets))

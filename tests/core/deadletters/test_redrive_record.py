@@ -1,4 +1,4 @@
-"""What a redrive remembers: no letter is claimed that was not sent, whatever has no room."""
+"""What a redrive saves: an unsent letter is never claimed, whatever has no room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses, headers and forms of requests: what is added never leads elsewhere, and nothing becomes two things."""
+"""URLs, headers and forms of requests: a path never leads elsewhere, and a header never becomes two."""
 
 from __future__ import annotations
 
@@ -159,8 +159,8 @@ def test_headers_are_accepted_by_the_client_unchanged_or_refused(headers: dict[s
         ({"a\r\nb": "x"}, "is not a valid header name"),
         ({"a": "x\r\nHost: evil"}, "has a character that a header cannot have"),
         ({"a": "x\0"}, "has a character"),
-        ({"a": " x"}, "or a space at either end"),
-        ({"a": "x\t"}, "or a space"),
+        ({"a": " x"}, "or a blank at its start or end"),
+        ({"a": "x\t"}, "or a blank"),
         ({"a": "\u00e9"}, "has a character"),
         ({"a": "\ud800"}, "has a character"),
         ({"Host": "evil"}, "header Host may not be set here"),

@@ -1,4 +1,4 @@
-"""The line in front of a sink: every path by example, the invariants by random schedules."""
+"""The queue in front of a sink: every path by example, the invariants by random schedules."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def test_decisions_about_items_behind_the_head_keep_the_order() -> None:
     (ask,) = queue.note_answers([AGAIN, AGAIN, NEVER, AGAIN], 0.0, 0)
     assert names(queue.take(0.0)) == ["a1"]
     queue.note_answers([None], 0.0, 0)
-    # a3 is still asked about, so a2 goes as a probe and a4 waits.
+    # a3 still needs a decision, so a2 goes as a probe and a4 waits.
     assert names(queue.take(0.0)) == ["a2"]
     queue.note_answers([None], 0.0, 0)
     assert queue.take(0.0) == ()
@@ -432,7 +432,7 @@ def test_after_an_item_is_given_up_waiting_items_of_its_key_go_before_later_ones
     add(queue, "a1", "a2", "a3")
     queue.take(0.0)
     first, second = queue.note_answers([NEVER, Refusal("other", False), WAITS], 0.0, 0)
-    # The decision about the second leaves it behind the first, so both return to the line with one try left.
+    # The decision about the second leaves it behind the first, so both return to the queue with one retry left.
     queue.note_decision(second, Decision.RETRY, 0.0, 0)
     queue.note_decision(first, Decision.DROP, 0.0, 0)
     assert names(queue.take(0.0)) == ["a2", "a3"]
@@ -584,7 +584,7 @@ def test_an_open_breaker_can_give_up_what_waits() -> None:
     (effect,) = queue.note_failure("down", True, 0.0, 0)
     assert isinstance(effect, GaveUp)
     assert (names(effect.items), effect.error, effect.attempts) == (["c1", "a2", "d1"], "down", 1)
-    assert (queue.outstanding, queue.asked) == (1, 1), "what somebody decides about is not taken from him"
+    assert (queue.outstanding, queue.asked) == (1, 1), "an item that awaits a decision is not given up"
     add(queue, "e1", now=1.0)
     (effect,) = queue.shed(1.0)
     assert isinstance(effect, GaveUp)
@@ -637,7 +637,7 @@ def test_retryable_refusals_count_against_max_retries_too() -> None:
 
 
 class Raising:
-    """A sink that writes one item after the other and raises at some, behind a queue whose questions are dropped."""
+    """A sink that writes items one by one and raises at some, behind a queue whose decision is always to drop."""
 
     def __init__(self, queue: SendQueue[str, str], *bad: str, fault: Fault) -> None:
         self.queue = queue
@@ -970,7 +970,7 @@ class Schedule:
             self.batch = list(batch)
 
     def answer(self, script: list[str]) -> None:
-        """Answer in order; as a sink that keeps order has to, refuse what follows a refusal of its key."""
+        """Answer in order; like a sink that keeps order, refuse items that follow a refusal of their key."""
         answers: list[Refusal | None] = []
         refused: set[Any] = set()
         refusals = False
@@ -994,7 +994,7 @@ class Schedule:
             self.first.setdefault(item.number, self.now)
 
     def raised(self, fault: Fault) -> None:
-        """Raise: alone it is a refusal; over several it counts once the sink is found to have failed."""
+        """Raise: for one item it is a refusal; for several it counts once the sink is found to have failed."""
         batch, self.batch = self.batch, []
         before = {item.number: item.attempts for item in self.items}
         effects = self.queue.note_failure("raised", True, self.now, FULL, fault)
@@ -1005,7 +1005,7 @@ class Schedule:
         self.effects(effects)
 
     def caught_up(self, before: dict[int, int], batch: list[Item[str, str]]) -> None:
-        """Take what a failure of the sink counted: of parts that were not tried alone, one refusal each."""
+        """Count what a failure of the sink counts: one refusal for each item of parts that was not tried alone."""
         for item in self.items:
             if item.attempts != before[item.number]:
                 assert item.attempts == before[item.number] + 1

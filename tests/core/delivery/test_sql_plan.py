@@ -1,4 +1,4 @@
-"""Rows and statements: what may share one, and what it says."""
+"""Rows and statements: which rows may share one, and its SQL."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_ranges_cover_all_rows_in_order_and_keep_every_limit(given: list[Row]) -
         part = given[first:last]
         assert len({row.shape for row in part}) == 1
         keys = [row.key for row in part if row.key is not None]
-        # Statements of the configuration are carried out one by one.
+        # Statements from the configuration are executed one by one.
         assert len(keys) == len(set(keys)) or part[0].shape is NAMED
         assert len(part) == 1 or part[0].shape not in (MOVING, NULLS, DELETE_NULLS)
 
@@ -181,14 +181,14 @@ def test_only_identifiers_are_inserted_into_a_statement(name: str, place: str) -
         ({"operation": Operation.UPDATE, "conflict": ("a",), "where": ("a",)}, "needs where, not conflict"),
         ({"operation": Operation.UPDATE}, "would affect every row"),
         ({"operation": Operation.UPDATE, "columns": (), "where": ("a",)}, "no column"),
-        ({"operation": Operation.DELETE, "where": ("a",)}, "needs where, and no data"),
+        ({"operation": Operation.DELETE, "where": ("a",)}, "needs where, not data"),
         ({"operation": Operation.DELETE, "columns": ()}, "would affect every row"),
         ({"where": ("a",)}, "where is only for updates"),
         ({"nulls": ("a",)}, "where is only for updates"),
         ({"table": "t" * 64}, "is not a valid table name"),
         ({"table": "t" * 10_000_000}, "is not a valid table name"),
         ({"operation": Operation.UPSERT}, "an upsert needs conflict"),
-        ({"operation": Operation.UPSERT, "conflict": ("b", "c")}, "conflict names b, c, which data does not have"),
+        ({"operation": Operation.UPSERT, "conflict": ("b", "c")}, "data has no b, c"),
         ({"conflict": (1,)}, "column 1 of t is not a valid column name"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The course of a transaction: which call follows which answer, and whom to blame for an abort."""
+"""The course of a transaction: which call follows which answer, and which result is to blame for an abort."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactions of a group's members against a model of its coordinators, over random schedules.
+"""Transactions of the members of a group against a model of the coordinators, over random schedules.
 
 The model does what Kafka promises, and no more. A partition goes to another member in two generations: its owner is
 asked for it and lets go, then it is assigned. A member that was expelled hears of it at any time later. Offsets are
@@ -73,7 +73,7 @@ class Member:
         self.name, self.brokers, self.chance = name, brokers, chance
         self.generation = brokers.generation
         self.expelled = False
-        #: Of each partition that it thinks it owns, the next offset to commit; a list, since each ownership is its own.
+        #: The next offset to commit of each partition it believes to own; a list, to tell periods of ownership apart.
         self.owned: dict[str, list[int]] = {}
         self.transaction: Transaction[str] | None = None
         self.request: Request | None = None
@@ -142,13 +142,13 @@ class Member:
     def ended(self, end: End) -> None:
         assert self.transaction is not None
         for partition, offset in self.transaction.offsets.items():
-            assert self.owned.get(partition) is self.lent[partition], "told of work that is somebody else's"
+            assert self.owned.get(partition) is self.lent[partition], "notified about work of another member"
             if end is End.COMMITTED:
                 self.owned[partition][0] = offset
         self.transaction = self.request = None
 
     def give_up(self, partitions: list[str]) -> None:
-        """Let go of partitions: they are lost, or will be another's as soon as this returns."""
+        """Give partitions up: they are lost, or will be another member's as soon as this returns."""
         transaction = self.transaction
         if transaction is not None and transaction.holds(partitions):
             end = transaction.give_up(partitions)
@@ -162,7 +162,7 @@ class Member:
             del self.owned[partition]
 
     def crash(self) -> None:
-        """Die, and come back under the same id: what was open is aborted before anything is read."""
+        """Crash, and restart under the same id: open transactions are aborted before anything is read."""
         self.brokers.end(self.name, commit=False)
         self.transaction = self.request = None
         for partition in self.owned:
@@ -170,7 +170,7 @@ class Member:
 
 
 class LeftBehind(Member):
-    """One that goes on with what it gave up, and hands it over with the place that it has by then."""
+    """A faulty member that continues with what it gave up, and hands it over with its current place."""
 
     def handed_over(self) -> TransactionAnswer:
         self.taken = self.place

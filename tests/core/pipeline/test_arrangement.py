@@ -1,4 +1,4 @@
-"""The graph message <-> task, beside a model made of sets."""
+"""The graph of messages and tasks, compared with a model made of sets."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tidemill.core.pipeline.arrangement import Arrangement, Effect, MessageCompl
 picks = st.integers(0, 1000)
 
 
-class ArrangementBesideSets(RuleBasedStateMachine):
-    """The model: per message the set of its open tasks, a multiset of holds, and who had the hook."""
+class ArrangementAgainstSets(RuleBasedStateMachine):
+    """The model: per message the set of its open tasks, a multiset of holds, and the messages whose hook was due."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class ArrangementBesideSets(RuleBasedStateMachine):
         return {key for key, own in self.tasks.items() if index in own}
 
     def take(self, effects: list[Effect]) -> None:
-        """Check each effect against the sets: it is allowed now, and it is new."""
+        """Check that each effect is allowed by the sets, and new."""
         for effect in effects:
             match effect:
                 case MessageComplete(index):
@@ -123,8 +123,8 @@ class ArrangementBesideSets(RuleBasedStateMachine):
             assert set(self.graph.find_indexes(key)) == own
 
 
-TestArrangementBesideSets = ArrangementBesideSets.TestCase
-TestArrangementBesideSets.settings = settings(max_examples=100, stateful_step_count=40)
+TestArrangementAgainstSets = ArrangementAgainstSets.TestCase
+TestArrangementAgainstSets.settings = settings(max_examples=100, stateful_step_count=40)
 
 
 @given(st.integers(1, 6), st.randoms(use_true_random=False))

@@ -23,7 +23,7 @@ class Load:
     paused: bool = False
 
 
-class BackpressureBesideModel(RuleBasedStateMachine):
+class BackpressureAgainstModel(RuleBasedStateMachine):
     @initialize(
         high=st.integers(1, 40),
         low=st.integers(1, 20),
@@ -58,7 +58,7 @@ class BackpressureBesideModel(RuleBasedStateMachine):
         assume(lane not in self.loads)
         self.pressure.assign(lane)
         self.loads[lane] = Load(sizes=[])
-        assert self.pressure.find_room(lane) > 0, "nothing in hand, so there is room"
+        assert self.pressure.find_room(lane) > 0, "nothing is in flight, so there is room"
 
     @rule(lane=st.sampled_from(LANES))
     def a_lane_goes(self, lane: str) -> None:
@@ -139,8 +139,8 @@ class BackpressureBesideModel(RuleBasedStateMachine):
             assert self.room(lane) == (0 if load.paused else self.left(load))
 
 
-TestBackpressureBesideModel = BackpressureBesideModel.TestCase
-TestBackpressureBesideModel.settings = settings(max_examples=100, stateful_step_count=40)
+TestBackpressureAgainstModel = BackpressureAgainstModel.TestCase
+TestBackpressureAgainstModel.settings = settings(max_examples=100, stateful_step_count=40)
 
 
 def test_a_paused_lane_resumes_only_at_its_low_mark() -> None:
@@ -220,7 +220,7 @@ def test_a_share_of_results_that_wait_for_sinks_pauses_too_but_a_window_always_f
     pressure.assign("a")
     assert pressure.find_room("a", 0, 45) == 5
     assert pressure.find_room("a", 0, 50) == 0
-    assert pressure.find_room("a", 0, 20) == 30, "nothing else is in hand"
+    assert pressure.find_room("a", 0, 20) == 30, "nothing else is in flight"
     for lane in range(9):
         pressure.assign(f"other {lane}")
     assert pressure.find_room("a") == 10

@@ -1,4 +1,4 @@
-"""The brake beside a model that keeps every outcome and looks at all of them each time."""
+"""The brake, compared with a model that keeps every outcome and scans all of them each time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Message = tuple[str, int]
 
 
 class Model:
-    """What a brake has to say, by looking at everything."""
+    """The expected effects of a brake, by scanning everything."""
 
     def __init__(self, ratio: float) -> None:
         self.ratio = ratio
@@ -102,7 +102,7 @@ def play(seed: int) -> None:
     brake: Brake[str, str] = Brake(ratio)
     model = Model(ratio)
     now = 0.0
-    told: set[str] = set()
+    seen_cases: set[str] = set()
     settled: Counter[str] = Counter()
     gone: set[str] = set()
     number = 0
@@ -134,7 +134,7 @@ def play(seed: int) -> None:
             case "fail":
                 number += 1
                 case = f"{message[0]}{number}"
-                told.add(case)
+                seen_cases.add(case)
                 apply(brake.note_failure(message, f"text {number}", case), model.note_failure(message, case))
                 assert brake.summarize().last == f"text {number}"
                 if not brake.is_on:
@@ -163,7 +163,7 @@ def play(seed: int) -> None:
         standing, last = brake.summarize(), model.outcomes[-WINDOW:]
         assert (standing.failed, standing.of) == (sum(each is not None for each in last), len(last))
     held = {case for _, case in model.queue}
-    assert told == set(settled) | held | gone, "a case was forgotten"
+    assert seen_cases == set(settled) | held | gone, "a case was forgotten"
     assert set(settled.values()) <= {1}, "a case was settled twice"
     assert not held & set(settled)
 
@@ -184,7 +184,7 @@ def fill(brake: Brake[str, str], count: int, cause: str = "exit code 1") -> list
 
 
 def on() -> Brake[str, str]:
-    """Return a brake that is on, with two messages that are held."""
+    """Return a brake that is on and holds two messages."""
     brake: Brake[str, str] = Brake(0.5)
     fill(brake, LEAST + 2)
     assert brake.held == 2

@@ -1,4 +1,4 @@
-"""What of a revoked lane is dropped, and what is waited for."""
+"""Which messages of a revoked lane are dropped, and which are waited for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Order per key: what may start, beside a model that looks at every open task each time."""
+"""Order per key: which tasks may start, compared with a model that scans every open task each time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Place:
 
 @dataclass
 class Model:
-    """All that is open, in order; every question looks at all of it."""
+    """Everything that is open, in order; each call scans all of it."""
 
     places: list[Place] = field(default_factory=list)
     started: set[str] = field(default_factory=set)
@@ -44,7 +44,7 @@ class Model:
         self.places += entries
 
     def is_before(self, earlier: Place, later: Place) -> bool:
-        """Whether a task has to wait for an earlier one, or for a hook."""
+        """Return whether a task has to wait for an earlier one, or for a hook."""
         return any(
             not (len(messages) == 1 and messages == later.messages[key])
             for key, messages in earlier.messages.items()
@@ -63,7 +63,7 @@ class Model:
             place.open.discard(name)
 
     def hooks_due(self) -> list[int]:
-        """The messages whose tasks are all done and whose hook is not."""
+        """Return the messages whose tasks are all done and whose hook is not."""
         due = []
         for place in self.places:
             for name in place.open:
@@ -246,7 +246,7 @@ def test_nothing_is_left_of_a_partition_that_was_given_up() -> None:
 
 
 def cost_of(count: int) -> float:
-    """Return the seconds per task of one key's line of so many."""
+    """Return the seconds per task of a queue of this many tasks of one key."""
     order: KeyOrder[int] = KeyOrder(hooked=True)
     keys = dict.fromkeys(range(count), "k")
     began = time.process_time()

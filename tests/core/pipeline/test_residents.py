@@ -1,4 +1,4 @@
-"""Resident copies: who gets which task, recycling, and starts that fail."""
+"""Resident copies: which copy gets which task, retirement, and starts that fail."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tidemill.core.retry import Backoff
 BACKOFF = Backoff(1.0, 8.0, 2.0)
 
 
-class CopiesBesideModel(RuleBasedStateMachine):
-    """A shell that does what it is told, with copies that answer and die as they like."""
+class CopiesAgainstModel(RuleBasedStateMachine):
+    """A shell that carries out the effects, with copies that answer and die at random."""
 
     @initialize(limit=st.integers(1, 4), recycle=st.integers(0, 3), ahead=st.integers(0, 2))
     def begin(self, limit: int, recycle: int, ahead: int) -> None:
@@ -115,8 +115,8 @@ class CopiesBesideModel(RuleBasedStateMachine):
                 assert self.wake < math.inf or any(self.answers[copy] == 0 for copy in self.has)
 
 
-TestCopiesBesideModel = CopiesBesideModel.TestCase
-TestCopiesBesideModel.settings = settings(max_examples=200, stateful_step_count=40)
+TestCopiesAgainstModel = CopiesAgainstModel.TestCase
+TestCopiesAgainstModel.settings = settings(max_examples=200, stateful_step_count=40)
 
 
 def copies(limit: int = 2, recycle: int = 0) -> Residents[str]:
@@ -153,7 +153,7 @@ def test_a_copy_is_retired_after_its_tasks_and_the_next_task_starts_another() ->
     mine.submit("c", 0)
     assert names(mine.note_answer(0, 0)) == [Give(0, "b")]
     assert names(mine.note_answer(0, 0)) == [Retire(0), Start(1, "c")]
-    assert names(mine.note_ended(0, Ending.DIED, 0)) == [], "the end of a retired copy is no failure"
+    assert names(mine.note_ended(0, Ending.DIED, 0)) == [], "the end of a retired copy is not a failure"
     assert mine.failed_starts == 0
 
 

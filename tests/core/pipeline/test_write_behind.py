@@ -1,4 +1,4 @@
-"""The memory over a store that is written later: the latest value or nothing, whatever the store does."""
+"""The write-behind cache: the latest value or nothing, whatever the store does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidemill.core.pipeline.write_behind import Batch, CacheEntry, Known, Load, 
 KEYS = st.sampled_from("abcdef")
 
 
-class MemoryBesideModel(RuleBasedStateMachine):
+class MemoryAgainstModel(RuleBasedStateMachine):
     """A store that answers late and refuses batches; loads overlap everything."""
 
     @initialize(size=st.integers(1, 4), rows=st.dictionaries(KEYS, st.binary(max_size=2), max_size=6))
@@ -102,8 +102,8 @@ class MemoryBesideModel(RuleBasedStateMachine):
             assert len(self.cache) <= self.size
 
 
-TestMemoryBesideModel = MemoryBesideModel.TestCase
-TestMemoryBesideModel.settings = settings(max_examples=300, stateful_step_count=50)
+TestMemoryAgainstModel = MemoryAgainstModel.TestCase
+TestMemoryAgainstModel.settings = settings(max_examples=300, stateful_step_count=50)
 
 
 def test_the_least_recently_used_entry_is_evicted_and_read_from_the_store() -> None:
@@ -168,7 +168,7 @@ def test_while_the_store_fails_the_oldest_changes_are_lost_and_the_store_is_empt
     assert cache.is_full
     cache.take()
     cache.note_failed()
-    assert not cache.is_full, "there is no hurry while the store takes nothing"
+    assert not cache.is_full, "there is no hurry while the store fails"
     cache.set("a", CacheEntry(b"3"))
     assert (cache.lost, cache.unwritten) == (0, 2)
     cache.set("c", CacheEntry(b"4"))

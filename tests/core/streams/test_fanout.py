@@ -1,4 +1,4 @@
-"""The shared log: readers beside plain lists, and what is freed."""
+"""The shared log: readers compared with plain lists, and what is freed."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_each_reader_sees_the_same_as_a_plain_list(script: list[tuple], max_back
 
 
 class Item:
-    """Something that can be watched while it is freed."""
+    """An object whose release can be observed."""
 
 
 def test_items_that_all_readers_have_read_are_freed() -> None:

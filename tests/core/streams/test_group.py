@@ -1,4 +1,4 @@
-"""Shared streams with acknowledgement: the machine beside a naive model, and each rule by itself."""
+"""Shared streams with acknowledgement: comparison with a naive model, and each rule by itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ picks = st.integers(0, 1000)
 
 
 class Shell:
-    """What the group belongs to: counts how often it was told."""
+    """The shell of the group: counts how often it was notified."""
 
     def __init__(self) -> None:
         self.told = 0
@@ -34,7 +34,7 @@ class Shell:
 
 
 class Group(StreamGroup):
-    """A group with its pending_events at hand, pulled from as the shell pulls."""
+    """A group with its `pending_events`, which is read as the shell reads it."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Group(StreamGroup):
         return [(one.member.name, one.cause) for one in self.publish(event, f"payload of {event}", lane, now)]
 
     def pull(self, member: Member):
-        """Request the next event; return it, or None when there is none yet."""
+        """Request the next event; return it, or None if there is none yet."""
         for _ in range(2):
             for sent in member.unread:
                 if member.newest:
@@ -75,7 +75,7 @@ class Group(StreamGroup):
         self.pending_events.confirm_persisted(iter(seqs))
 
     def advance(self) -> list[tuple]:
-        """Take and settle all that is ready: per batch the lane and its items with their outcomes."""
+        """Take and settle what is ready; return the lane of each batch, and its items with their outcomes."""
         batches = []
         while (batch := self.take()) is not None:
             batches.append((batch.lane, outcomes(batch)))
@@ -124,21 +124,21 @@ class NaiveMember:
         return self.seat_until is not None or self.catches_up_to is not None
 
     def deadlines(self, event: NaiveEvent) -> list[float]:
-        """From when each hold that it has on an event counts."""
+        """Return the times from which its holds on events count."""
         found = []
         if event is self.window or event in self.unread:
             found += [] if self.seat_until is not None else [max(event.at, self.back_at)]
         return found + [max(event.at, self.back_at) for bound in self.carried() if bound is event]
 
     def carried(self) -> list[NaiveEvent]:
-        """What it waits for beside the event that it is on."""
+        """Return what it waits for besides the event that it is on."""
         return [
             bound for seq, bound in self.unconfirmed.items() if not (bound is self.window and seq == self.bound_last)
         ]
 
 
 class Naive:
-    """Everything by scanning everything."""
+    """The expected behaviour, by scanning everything."""
 
     def __init__(self, max_backlog: int, max_outstanding: int, seat_seconds: float = 0.0, full: float = 5.0) -> None:
         self.max_backlog, self.max_outstanding = max_backlog, max_outstanding
@@ -161,7 +161,7 @@ class Naive:
                 self.blame[event.number, member.name] = "rejected" if result == "rejected" else error
 
     def settle_member(self, member: NaiveMember) -> None:
-        """Ack what the member has moved past with everything confirmed."""
+        """Ack the events that the member has moved past with everything confirmed."""
         for event in self.events:
             if event is member.window or event in member.unread or event in member.unconfirmed.values():
                 continue
@@ -316,7 +316,7 @@ class Naive:
         return found
 
 
-class GroupBesideNaive(RuleBasedStateMachine):
+class GroupAgainstNaive(RuleBasedStateMachine):
     MAX_BACKLOG = 4
     MAX_OUTSTANDING = 9
     SEAT_SECONDS = 0.0
@@ -346,7 +346,7 @@ class GroupBesideNaive(RuleBasedStateMachine):
             self.naive.join(name)
 
     def there(self, name: str) -> bool:
-        """Whether somebody of this name is present, and not only their seat."""
+        """Return whether a member of this name is present, and not only its seat."""
         member = self.naive.present.get(name)
         return member is not None and member.seat_until is None
 
@@ -362,7 +362,7 @@ class GroupBesideNaive(RuleBasedStateMachine):
     @rule(lane=lanes, passed=st.sampled_from([0.0, 0.0, 1.0, 4.0]))
     def publish(self, lane: str, passed: float) -> None:
         self.now += passed
-        # The naive group looks again when it publishes, the other only if somebody may be late.
+        # The naive group checks for late members at every publish, the other only if one may be late.
         while forced := set(self.group.expired(self.now)):
             assert forced == self.naive.expire(self.now)
         assert not self.naive.expire(self.now)
@@ -472,7 +472,7 @@ class GroupBesideNaive(RuleBasedStateMachine):
             assert set(line.holders) == {self.naive.all[number].name for number in events[0].pending}
 
 
-class SeatsBesideNaive(GroupBesideNaive):
+class SeatsAgainstNaive(GroupAgainstNaive):
     SEAT_SECONDS = 12.0
     FULL_SECONDS = 4.0
 
@@ -506,10 +506,10 @@ class SeatsBesideNaive(GroupBesideNaive):
         assert self.group.list_seats() == seats
 
 
-TestGroupBesideNaive = GroupBesideNaive.TestCase
-TestGroupBesideNaive.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
-TestSeatsBesideNaive = SeatsBesideNaive.TestCase
-TestSeatsBesideNaive.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+TestGroupAgainstNaive = GroupAgainstNaive.TestCase
+TestGroupAgainstNaive.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestSeatsAgainstNaive = SeatsAgainstNaive.TestCase
+TestSeatsAgainstNaive.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
 
 
 @given(st.data())
@@ -670,7 +670,7 @@ def test_events_that_waited_in_a_seat_have_the_whole_ack_timeout_to_be_stored() 
     for _ in range(3):
         group.pull(seat)
         seqs.append(group.bind(seat))
-    # It leaves, and what it derived waits to be stored.
+    # It leaves while its trigger event waits to be stored.
     group.suspend(seat, 21.0)
     assert group.expired(29.9) == []
     group.confirm(*seqs[:2])
@@ -1123,7 +1123,7 @@ def test_a_seat_that_alone_keeps_the_stream_full_ends() -> None:
     group.suspend(first, now=0.0)
     group.send("e1"), group.send("e2")
     group.pull(quick), group.pull(quick), group.pull(second)
-    # It is not alone while others have something to do.
+    # The seat is not the only cause while other members have something to do.
     assert group.expired(1.0) == group.expired(9.0) == []
     group.suspend(second, now=9.0)
     group.pull(quick)
@@ -1247,10 +1247,10 @@ def test_after_stop_reading_a_late_member_fails_its_event_and_acks_nothing_that_
     assert (group.busy, group.take(), group.outstanding) == (False, None, 1)
 
 
-@pytest.mark.parametrize("kind", [GroupBesideNaive, SeatsBesideNaive])
+@pytest.mark.parametrize("kind", [GroupAgainstNaive, SeatsAgainstNaive])
 @pytest.mark.parametrize("seed", range(60))
-def test_the_group_agrees_with_the_model_over_long_schedules(kind: type[GroupBesideNaive], seed: int) -> None:
-    """Hypothesis shrinks what it finds, and prefers short schedules; what takes many steps is found here."""
+def test_the_group_agrees_with_the_model_over_long_schedules(kind: type[GroupAgainstNaive], seed: int) -> None:
+    """Hypothesis prefers short schedules; this finds failures that take many steps."""
     rng = random.Random(seed)
     machine = kind()
 
@@ -1272,7 +1272,7 @@ def test_the_group_agrees_with_the_model_over_long_schedules(kind: type[GroupBes
         (10, lambda: machine.take()),
         (10, lambda: machine.settle(rng.randrange(1000))),
     ]
-    if isinstance(machine, SeatsBesideNaive):
+    if isinstance(machine, SeatsAgainstNaive):
         acts += [
             (5, lambda: machine.suspend(name())),
             (4, lambda: machine.resume(name())),
@@ -1282,5 +1282,5 @@ def test_the_group_agrees_with_the_model_over_long_schedules(kind: type[GroupBes
     for act in rng.choices(chosen, weights, k=250):
         act()
         machine.both_say_the_same()
-        if isinstance(machine, SeatsBesideNaive):
+        if isinstance(machine, SeatsAgainstNaive):
             machine.seats_are_known()

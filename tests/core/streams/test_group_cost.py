@@ -1,4 +1,4 @@
-"""What leaving, timing out and overflowing cost: what they touch, however much is outstanding."""
+"""The cost of leaving, timing out and overflowing does not depend on how much is outstanding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Home:
 
 
 class Crowded:
-    """A group in which very much is outstanding, because what `good` derived from it is not stored.
+    """A group with very many outstanding events, because what `good` derived from it is not stored.
 
     `due` waits for what it derived from the first event alone, which is older than all others.
     """
@@ -79,7 +79,7 @@ class Crowded:
         return act
 
     def refuse(self) -> Callable[[], None]:
-        # The second number of all: the first one is that of `due`.
+        # The second of all numbers; the first belongs to `due`.
         return lambda: self.pending_events.refuse_persisted([2], "refused")
 
     def reject(self) -> Callable[[], None]:
@@ -92,7 +92,7 @@ class Crowded:
 
 
 def lines_run(act: Callable[[], Any]) -> int:
-    """Return how many lines of Python an act takes."""
+    """Return how many lines of Python a call executes."""
     count = 0
 
     def trace(frame: FrameType, event: str, arg: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Notes beside committed offsets."""
+"""Metadata that is committed with offsets."""
 
 from __future__ import annotations
 

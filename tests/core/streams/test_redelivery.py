@@ -1,4 +1,4 @@
-"""The commit floor and its redeliveries: each rule by itself, then random schedules beside a naive model."""
+"""The commit floor and its redeliveries: each rule by itself, then random schedules compared with a naive model."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_an_offset_that_nobody_saw_waits_for_a_subscriber_and_does_not_count_as_
     assert (again.failures, again.unread) == (0, 1)
     log.note_joined("v")
     log.resolve(again, RedeliveryVerdict.UNSEEN, 50.0, HALF)
-    assert log.due == 52.0, "somebody joined since: only the backoff counts, and it grows"
+    assert log.due == 52.0, "a subscriber has joined since: only the backoff counts, and it grows"
     (third,) = log.take(52.0)
     fail(log, third, 52.0)
     assert log.due == 53.0
@@ -404,7 +404,7 @@ def test_the_repr_of_a_delivery_describes_it():
     assert repr(a) == "<Delivery 2 of 'a' at 3, failed 0 times>"
 
 
-# -- random schedules beside a naive model -----------------------------------------------------------------------
+# -- random schedules against a naive model ----------------------------------------------------------------------
 
 SUBSCRIBERS = ("t", "u", "v")
 PARTITION = st.lists(st.sampled_from((True, True, False)), min_size=1, max_size=40)
@@ -453,7 +453,7 @@ def test_a_permanent_leave_after_a_redelivery_or_a_revoke_changes_nothing():
 
 @dataclass
 class World:
-    """A partition with holes, its subscribers, a manager that fans out and resolves, and what really happened."""
+    """A partition with holes, its subscribers, a manager that fans out and resolves, and what actually happened."""
 
     offsets: list[int]
     chance: random.Random
@@ -478,7 +478,7 @@ class World:
         self.start()
 
     def start(self) -> None:
-        """Begin with a new log at what was committed, as after a crash."""
+        """Begin with a new log at the committed offsets, as after a crash."""
         limits = RedeliveryLimits(max_redeliveries=self.max_redeliveries, max_open=8)
         self.log = Redelivery(limits)
         past = decode_metadata("a", self.note)
@@ -517,7 +517,7 @@ class World:
     def fan_out(self, delivery: Delivery[str, int]) -> None:
         assert delivery.offset not in self.done, "what is done is given to nobody again"
         assert self.crashed or delivery.failures <= self.max_redeliveries
-        assert not self.owed.get(delivery.offset), "somebody who failed it, or left it unread, has not come back"
+        assert not self.owed.get(delivery.offset), "a subscriber that failed it, or left it unread, has not come back"
         self.flying.append((delivery, frozenset(self.present), self.clock))
 
     def read(self) -> None:
@@ -532,7 +532,7 @@ class World:
                     assert offset in self.done
 
     def repeat(self) -> None:
-        """A message that was read before comes once more."""
+        """Deliver a message that was read before once more."""
         if 0 < self.position < len(self.offsets):
             offset = self.offsets[self.chance.randrange(self.position)]
             if offset >= self.committed and self.log.admit("a", self.offsets[self.position - 1], 0) is Skip.STALE:
@@ -566,7 +566,7 @@ class World:
         self.owed[delivery.offset] = awaited - self.present - self.gone
 
     def end(self, awaited: frozenset[str], sent_at: int) -> None:
-        """Those who failed an event or left it unread end, unless that is why they did; some are back at once."""
+        """End the subscribers that failed an event or left it unread, unless they ended anyway; some return at once."""
         for who in sorted(awaited):
             if self.left_at.get(who, 0) <= sent_at:
                 self.leave(who, for_good=False)
@@ -591,15 +591,15 @@ class World:
             above = {offset for start, end in commit.clean for offset in range(start, end)}
             assert above & set(self.offsets) <= self.done
             assert self.crashed or len(commit.clean) <= self.log.open + 1, "intervals are bounded by what is open"
-            told = decode_metadata("a", encode_metadata(commit))
-            assert told == (commit if commit.clean or commit.failures else None), "a note cannot be read back"
+            decoded = decode_metadata("a", encode_metadata(commit))
+            assert decoded == (commit if commit.clean or commit.failures else None), "metadata cannot be decoded"
             if self.chance.random() < 0.2:
                 self.log.offer_again("a")
                 continue
             self.committed, self.note = commit.floor, encode_metadata(commit)
 
     def compact(self) -> None:
-        """The log removes some of what was not read since the last start, and knows nothing of who failed it."""
+        """Remove some messages that were not read since the last start, whether or not they have failed before."""
         unread = self.offsets[self.position :]
         self.offsets[self.position :] = [offset for offset in unread if self.chance.random() < 0.7]
 
@@ -631,7 +631,7 @@ class World:
                     self.compact()
 
     def finish(self) -> None:
-        """Let everybody come back and everything go well, until nothing is left to do."""
+        """Let every subscriber return and succeed, until nothing is left to do."""
         for _ in range(40 * len(self.offsets) + 200):
             for who in SUBSCRIBERS:
                 self.join(who)

@@ -1,4 +1,4 @@
-"""A partition without an owner is named after the patience, not sooner and not again at once."""
+"""A partition without an owner is reported after the patience, not sooner, and not again at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines of bounded runs that hang: found once, never for the driver's own pause, and not killed for ever."""
+"""Engines of bounded runs that hang: reported once, not blamed for the driver's pauses, and given up in the end."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_no_engine_is_blamed_after_a_pause_of_the_driver():
 
 def test_a_part_that_hangs_repeatedly_is_given_up():
     watch = SilenceWatch(15.0, max_hangs=3)
-    now, told = 0.0, []
+    now, reported = 0.0, []
     for link in range(3):
         watch.note_joined(link, 7, now)
         while not (found := watch.tick(now)):
             now += 1.0
-        told += found
-    assert [(each.times, each.give_up) for each in told] == [(1, False), (2, False), (3, True)]
+        reported += found
+    assert [(each.times, each.give_up) for each in reported] == [(1, False), (2, False), (3, True)]
 
 
 def test_random_runs_blame_exactly_the_engines_that_were_silent_while_the_driver_ran():

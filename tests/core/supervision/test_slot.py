@@ -41,7 +41,7 @@ class Play:
         self.reports: list[Report] = []
 
     def feed(self, event: Input, after: float = 0.0) -> list[Effect]:
-        """Let time pass, with its ticks, and then something happen."""
+        """Let time pass, with ticks, and then feed an event."""
         until = self.now + after
         effects: list[Effect] = []
         while self.slot.due is not None and self.slot.due < until:
@@ -88,7 +88,7 @@ def fresh() -> Play:
 
 @pytest.fixture
 def running(fresh: Play) -> Play:
-    """A slot whose first job's engine, number 1, is ready."""
+    """Return a slot whose first job's engine, number 1, is ready."""
     assert fresh.feed(Start()) == [SubmitJob(1)]
     assert fresh.feed(Hello(1, 1), 0.5) == [Admit(1)]
     assert fresh.feed(Ready(1), 0.5) == []
@@ -96,7 +96,7 @@ def running(fresh: Play) -> Play:
 
 
 def kill(play: Play, job: int, run: int) -> list[Effect]:
-    """The engine's process dies: its link closes at once, Spark notices soon."""
+    """Kill the engine's process: its link closes at once, and Spark notices soon."""
     assert play.feed(LinkClosed(run)) == []
     return play.feed(JobEnded(job, Ending.CRASHED, "worker died"), 0.1)
 
@@ -208,7 +208,7 @@ def test_the_end_of_an_older_job_changes_nothing(running: Play) -> None:
     assert running.slot.state is SlotState.STARTING
 
 
-# -- who counts ----------------------------------------------------------------------------------------------------
+# -- tokens --------------------------------------------------------------------------------------------------------
 
 
 def test_an_engine_that_reconnects_keeps_its_place(running: Play) -> None:
@@ -523,7 +523,7 @@ def test_an_engine_that_hangs_while_it_drains_is_cancelled(running: Play) -> Non
 
 
 class SlotUnderRandomEvents(RuleBasedStateMachine):
-    """Anything may happen in any order; what is asked for must keep the invariants all the same."""
+    """Anything may happen in any order; the effects must keep the invariants all the same."""
 
     @initialize()
     def begin(self) -> None:
@@ -636,7 +636,7 @@ class SlotUnderRandomEvents(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([15.0, 60.0]))
     def the_supervisor_stands_still(self, seconds: float) -> None:
-        # What was due within the next look anyway may happen: another try to cancel, the end of the time for a drain.
+        # What was due before the next tick anyway may happen: another cancellation, the end of the drain's time.
         healthy = self.slot.state is SlotState.RUNNING and not self.drain_asked
         self.now += seconds
         cancelled = any(isinstance(effect, CancelJob) for effect in self.feed(Tick()))

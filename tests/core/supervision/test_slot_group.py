@@ -1,4 +1,4 @@
-"""All slots of a pipeline: who may begin, and how it ends."""
+"""All slots of a pipeline: which may begin, and how the run ends."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_neither_time_nor_partitions_start_an_engine_while_the_pipeline_drains()
 
 
 def subscribed(slots: int, partitions: int | None = None) -> SlotGroup:
-    """Return a group whose slots all subscribed, slot 0 being ready at 100."""
+    """Return a group whose slots have all subscribed; slot 0 was ready at 100."""
     group = SlotGroup(slots, partitions)
     for slot in range(slots):
         group.note_connected(slot)

@@ -1,4 +1,4 @@
-"""Which stalls are told: those that last."""
+"""Which stalls are reported: those that last."""
 
 from tidemill.core.supervision.stalls import AGAIN_SECONDS, FIRST_SECONDS, Stalls
 
@@ -7,8 +7,8 @@ WAITS = {"hook": "has not returned"}
 
 def test_a_stall_is_reported_once_it_lasts_and_again_at_intervals() -> None:
     stalls = Stalls()
-    told = [moment / 4 for moment in range(4 * 130) if stalls.feed(0, WAITS, moment / 4)]
-    assert told == [FIRST_SECONDS, FIRST_SECONDS + AGAIN_SECONDS, FIRST_SECONDS + 2 * AGAIN_SECONDS]
+    reported = [moment / 4 for moment in range(4 * 130) if stalls.feed(0, WAITS, moment / 4)]
+    assert reported == [FIRST_SECONDS, FIRST_SECONDS + AGAIN_SECONDS, FIRST_SECONDS + 2 * AGAIN_SECONDS]
 
 
 def test_a_stall_that_passes_is_not_reported_and_a_later_one_counts_from_its_own_beginning() -> None:

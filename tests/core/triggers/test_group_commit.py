@@ -1,4 +1,4 @@
-"""Group commit: by time, in order, nothing lost, and an outage that fails nothing."""
+"""Group commit: by time, in order, nothing is lost, and an outage fails nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def commits_with(*items: int, size_bytes: int = 1, at: float = 0.0) -> GroupComm
 
 
 class Machine(RuleBasedStateMachine):
-    """Random schedules against a database that takes, refuses or cannot be reached."""
+    """Random schedules against a database that accepts, refuses or cannot be reached."""
 
     @initialize()
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""What HTTP answers mean to a poll."""
+"""What HTTP responses mean to a poll."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether others live, told by their beats alone."""
+"""Which sessions are alive, judged by their beats alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LEASE, LOOK = 30.0, 1.0
 
 
 def watched(*steps: tuple[float, dict[int, int] | None]) -> SessionWatch:
-    """A watch after looks at these times; None: the look failed."""
+    """Return a watch after reads at these times; None: the read failed."""
     watch = SessionWatch(LEASE, LOOK)
     for now, beats in steps:
         if beats is None:
@@ -101,7 +101,7 @@ LOOKS = st.lists(
 
 @given(LOOKS)
 def test_a_session_is_judged_by_its_own_beats_alone(steps):
-    """Compared with a count over the whole history, done in the plainest way."""
+    """Compared with a naive count over the whole history."""
     watch = SessionWatch(10.0, LOOK)
     now = 0.0
     history: list[tuple[float, dict[int, int]] | None] = []
@@ -154,7 +154,7 @@ def test_a_session_that_beats_in_time_is_never_dead_however_late_the_observer_is
 
 @given(st.lists(st.tuples(st.floats(0.0, 1000.0), st.booleans()), max_size=29))
 def test_a_lease_takes_several_reads_whatever_the_clock_says(steps):
-    """Fifteen intervals of twice the look at least: no jump of the clock ends a lease by itself."""
+    """At least fifteen intervals of twice `look_seconds`: no jump of the clock ends a lease by itself."""
     watch = SessionWatch(LEASE, LOOK)
     now, counted = 0.0, 0
     answered = False

@@ -1,4 +1,4 @@
-"""Files that settle."""
+"""Files that become stable."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_older_file_comes_first_and_then_the_smaller_name():
 def test_versions_are_returned_once_and_never_too_early(steps):
     settling = StableFiles(1.0)
     there: dict[str, tuple[Version, float]] = {}
-    told: set[tuple[str, Version, float]] = set()
+    returned: set[tuple[str, Version, float]] = set()
     now = 0.0
     for what, path, number, passed in steps:
         now += passed
@@ -94,7 +94,7 @@ def test_versions_are_returned_once_and_never_too_early(steps):
                 since = there[found][1]
                 assert there[found][0] == seen
                 assert now >= since + 1.0
-                assert (found, seen, since) not in told
-                told.add((found, seen, since))
+                assert (found, seen, since) not in returned
+                returned.add((found, seen, since))
             for found, (seen, since) in there.items():
-                assert (found, seen, since) in told or now < since + 1.0
+                assert (found, seen, since) in returned or now < since + 1.0

@@ -131,7 +131,11 @@ def test_what_an_earlier_launch_left_is_used_and_a_broken_one_only_costs_time(ca
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_a_real_archive_is_made_once_and_a_damaged_one_only_costs_time(cache: Path) -> None:
+def test_a_real_archive_is_made_once_and_a_damaged_one_only_costs_time(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.spark.session.launching.ARCHIVE_AFTER_SECONDS", 0.0)
+
     def start(archive: bool) -> bool:
         """Start and stop; tell whether the JVM mapped the archive."""
         spark = Spark(SparkSettings(), "test", 1)

@@ -184,7 +184,7 @@ def build_headers(given: object, reserved: str) -> dict[str, str]:
         if lower in headers:
             raise ValueError(f"header {name} is given twice")
         if not _HEADER_VALUE.fullmatch(value):
-            raise ValueError(f"header {name} has a character that a header cannot have, or a space at either end")
+            raise ValueError(f"header {name} has a character that a header cannot have, or a blank at its start or end")
         headers[lower] = value
     return headers
 

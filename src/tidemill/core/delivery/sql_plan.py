@@ -109,13 +109,13 @@ class Shape:
         if self.operation is Operation.UPSERT and not self.conflict:
             return "an upsert needs conflict: the columns that decide whether the row exists"
         missing = [name for name in self.conflict if name not in self.columns]
-        return f"conflict names {', '.join(missing)}, which data does not have" if missing else None
+        return f"data has no {', '.join(missing)}, which conflict names" if missing else None
 
     def _find_change_problem(self) -> str | None:
         if self.conflict:
             return f"it needs where, not conflict; conflict is for {Operation.INSERT} and {Operation.UPSERT}"
         if bool(self.columns) is (self.operation is Operation.DELETE):
-            return "data has no column" if self.operation is Operation.UPDATE else "it needs where, and no data"
+            return "data has no columns" if self.operation is Operation.UPDATE else "it needs where, not data"
         return None if self.where or self.nulls else "without where it would affect every row"
 
     @property

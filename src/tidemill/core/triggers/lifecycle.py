@@ -109,18 +109,18 @@ class TriggerLife:
         failed = ending is Ending.RAISED or not events
         if not failed:
             # A trigger that finishes immediately each time must not spin either.
-            pause = self._pause(bits) if self.restart is Restart.ALWAYS else None
+            pause = self._compute_pause(bits) if self.restart is Restart.ALWAYS else None
             return Next(EndVerdict.FINISHED, pause, from_start=True)
-        pause = None if self.restart is Restart.NEVER else self._pause(bits)
+        pause = None if self.restart is Restart.NEVER else self._compute_pause(bits)
         return Next(EndVerdict.FAILED, pause)
 
     def decide_cancelled(self, reason: CancelReason, bits: int) -> Next:
         """Decide what follows a run that was cancelled."""
         if reason is CancelReason.TIMEOUT:
-            return Next(EndVerdict.FAILED, None if self.restart is Restart.NEVER else self._pause(bits))
+            return Next(EndVerdict.FAILED, None if self.restart is Restart.NEVER else self._compute_pause(bits))
         return Next(EndVerdict.FINISHED if reason is CancelReason.DONE else EndVerdict.CANCELLED)
 
-    def _pause(self, bits: int) -> float:
+    def _compute_pause(self, bits: int) -> float:
         self._failures += 1
         bound = self._backoff.compute_bound(self._failures)
         # Between half of the bound and the bound, and never below the first one.

@@ -1,10 +1,10 @@
-"""Makes the class data sharing archive of Spark's JVM: with it, the JVM maps its classes instead of parsing them.
+"""Creates the class data sharing archive of Spark's JVM: with it, the JVM maps its classes instead of parsing them.
 
-The classes are those that a first JVM recorded while it started. The archive is made by a process of its own, at the
-lowest priority, some time after the start, from the recorded list alone; nothing of Spark runs in it.
+The classes are those that a first JVM recorded while it started. A process of its own creates the archive from that
+list, at the lowest priority, some time after the start; nothing of Spark runs in it.
 
-Invariants: it delays neither a start nor an end; at the end of this process, however that comes, it is killed. An
-archive appears under its name only when it is whole. One process of this host makes it at a time.
+Invariants: the archive delays neither a start nor an end; its process is killed when this one ends, however it ends. An
+archive has its name only once it is complete. Only one process of a host creates it at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 
 #: How long it may take; a busy host gives the lowest priority next to nothing.
 LIMIT_SECONDS = 600.0
-#: Fewer classes than this are no start of Spark.
+#: A start of Spark loads more classes than this.
 FEWEST_CLASSES = 1_000
 #: The reader kills all of its process group when this process is gone: the pipe is closed then, whatever ended it.
 _GUARDED = (
@@ -37,7 +37,7 @@ _GUARDED = (
 
 
 class ArchiveMaker:
-    """Makes an archive in a thread, unless it is stopped before.
+    """Creates an archive in a thread, unless it is stopped first.
 
     Args:
         kept: Where it belongs.
@@ -80,17 +80,17 @@ class ArchiveMaker:
         except HeldError:
             return
         except OSError as error:
-            log.debug("no class archive is made: the cache folder cannot be written", error=describe_error(error))
+            log.debug("no class archive: the cache folder cannot be written", error=describe_error(error))
             return
         try:
             self._make()
         except OSError as error:
-            log.debug("no class archive is made", error=describe_error(error))
+            log.debug("could not create the class archive", error=describe_error(error))
         finally:
             os.close(lock)
 
     def _make(self) -> None:
-        """Make the archive under another name, and rename it."""
+        """Create the archive under another name, and rename it."""
         target = self._kept.folder / "new.jsa"
         classes = self._kept.folder / "new.classes"
         try:
@@ -104,7 +104,7 @@ class ArchiveMaker:
                 target.chmod(0o600)
                 target.replace(self._kept.archive)
             elif not self._stopping.is_set():
-                log.debug("no class archive was made", exit_code=code)
+                log.debug("could not create the class archive", exit_code=code)
                 self._kept.note_failure()
         finally:
             for file in (target, classes):

@@ -36,7 +36,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 #: Signals that are ignored when a program is executed stay so.
 _IGNORING = 'trap "" INT TERM; exec "$@"'
-#: Java's warnings about options that Spark itself sets: they are not news, and not JSON among logs that are.
+#: Java's warnings about options that Spark itself sets: noise, and plain text among JSON logs.
 _NOISE = (b"WARNING: Using incubator modules", b"WARNING: package sun.security.action not in")
 
 

@@ -1,12 +1,12 @@
-"""What one launch of Spark's JVM leaves for the next ones: its command line, and an archive of its classes.
+"""What one launch of Spark's JVM leaves for later ones: its command line, and an archive of its classes.
 
-Spark's launcher is three shell scripts, a Python interpreter and a JVM of its own, which together find out what to
-execute. The answer depends on nothing but the Java runtime, Spark's jars and options that are known here, so it is read
-from the process of the first JVM and kept. The archive (class data sharing) is made by `archive`.
+Spark's launcher consists of three shell scripts, a Python interpreter and a JVM of its own, which together build a
+command line. It depends only on the Java runtime, Spark's jars and options that are known here, so it is read from the
+process of the first JVM and kept. The archive (class data sharing) is created by `archive`.
 
-Invariants: what is kept lies in a folder that is named after all that it depends on. It may be missing, damaged,
-someone else's or not writable: that costs time, never a start. Options of the user are never kept, because they may
-contain secrets. Where the launcher would read files or variables of the user, nothing is kept, and the launcher runs.
+Invariants: the name of the folder is a digest of everything that its content depends on. What is in it may be missing,
+damaged, someone else's or not writable: that costs time, never a start. The user's options are never kept, because they
+may contain secrets. Where the launcher would read files or variables of the user, nothing is kept, and it runs.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ MEMORY, OPTIONS, DEFAULT_OPTIONS = (
     "spark.driver.extraJavaOptions",
     "spark.driver.defaultJavaOptions",
 )
-#: An archive that is damaged is ignored by a JVM that is told to look, and none that is ignored is reported.
+#: The JVM verifies the archive's checksums, and says nothing about an archive that it ignores.
 _USE_ARCHIVE = ("-XX:+VerifySharedSpaces",)
 _SILENT = ("-Xlog:disable", "-Xlog:all=error:stderr")
 _RECORD = "-XX:DumpLoadedClassList="
-#: Options of the user after which the JVM's archive is their business.
+#: With any of these options, the user manages the archive.
 _THEIR_ARCHIVE = ("-Xshare", "SharedArchive", "SharedClassList", "DumpLoadedClassList", "ArchiveClassesAtExit")
-#: What the launcher turns into something else than an argument before or after the main class.
+#: Settings and variables that the launcher does not turn into plain arguments.
 _UNKNOWN_CONF = ("spark.driver.extraClassPath", "spark.driver.extraLibraryPath", "spark.remote", "spark.submit.")
 _UNKNOWN_VARIABLES = ("PYSPARK_SUBMIT_ARGS", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "CLASSPATH")
 _HARMLESS_VARIABLES = (
@@ -49,9 +49,9 @@ _HARMLESS_VARIABLES = (
 )
 _CONF_FILES = ("spark-env.sh", "spark-defaults.conf", "java-opts")
 _COMMAND, _ARCHIVE, _FAILED = "command.json", "classes.jsa", "failed"
-#: An archive that nobody used for this long is removed when another one is made.
+#: An archive that has not been used for this long is removed when another one is created.
 UNUSED_SECONDS = 60 * 86400.0
-#: After an archive could not be made, this long none is tried.
+#: No archive is attempted for this long after one could not be created.
 FAILED_SECONDS = 86400.0
 
 
@@ -122,7 +122,7 @@ class KeptLaunch:
 
     @property
     def wants_archive(self) -> bool:
-        """Whether one should be made: there is none, and the last attempt did not fail a short time ago."""
+        """Whether one should be created: there is none, and no attempt failed recently."""
         if not self._archives or self.archive.exists():
             return False
         try:
@@ -173,7 +173,7 @@ class KeptLaunch:
             _write(self.folder / _COMMAND, msgspec.json.encode(kept))
 
     def dump_command(self, classes: Path, target: Path) -> list[str] | None:
-        """Return the command that makes an archive of recorded classes; it runs nothing of Spark."""
+        """Return the command that creates an archive of recorded classes; it runs nothing of Spark."""
         command = self.command([])
         if command is None:
             return None
@@ -181,7 +181,7 @@ class KeptLaunch:
         return [*command[:1], *options, *command[1 : command.index(MAIN_CLASS)]]
 
     def prepare(self) -> None:
-        """Make the folder for an archive, and remove those that nobody used for long.
+        """Create the folder for an archive, and remove folders that have not been used for long.
 
         Raises:
             OSError: It cannot be written, or is someone else's.
@@ -193,7 +193,7 @@ class KeptLaunch:
                     shutil.rmtree(other, ignore_errors=True)
 
     def note_failure(self) -> None:
-        """Let no archive be tried for a while."""
+        """Prevent further attempts for a while."""
         with contextlib.suppress(OSError):
             (self.folder / _FAILED).touch()
 

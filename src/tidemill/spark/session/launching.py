@@ -1,4 +1,4 @@
-"""One launch of Spark's JVM: in a thread of its own, by what earlier launches left if there is anything.
+"""One launch of Spark's JVM, in a thread of its own, with what earlier launches left if there is anything.
 
 Invariants: after `stop` no JVM is launched. A launch that fails with what an earlier one left is repeated without it.
 """
@@ -26,8 +26,9 @@ from tidemill.spark.session.kept_launch import OPTIONS, KeptLaunch, find_kept_la
 
 log = structlog.get_logger(__name__)
 
-#: How long after an engine runs the archive of the JVM's classes is made, so that engines have the processor first.
-ARCHIVE_AFTER_SECONDS = 2.0
+#: The archive of the JVM's classes is created this long after the first engine connected: later than a start needs the
+#: processor, and never for runs so short that it would not be completed.
+ARCHIVE_AFTER_SECONDS = 10.0
 #: How long an archive that is not needed any more may take to end.
 _MAKER_END_SECONDS = 0.7
 
@@ -65,7 +66,7 @@ class JvmLaunch:
 
     @property
     def listens(self) -> bool:
-        """Whether the JVM was up so far that the end of its standard input ends it."""
+        """Whether the JVM is up, so that the end of its standard input ends it."""
         return self._connection_file.exists()
 
     @property
@@ -99,7 +100,7 @@ class JvmLaunch:
         except JvmEndedError:
             if self._kept is None or self._learns or self.stopping.is_set():
                 raise
-            log.info("Spark's JVM ended at once; it is launched again without what earlier launches left")
+            log.info("Spark's JVM ended at once; launching it again, without what earlier launches left")
             self._kept.forget()
             if self.jvm is not None:
                 close_stdin(self.jvm)
@@ -110,7 +111,7 @@ class JvmLaunch:
         return gateway
 
     def note_running(self) -> None:
-        """Note that an engine runs: the JVM has loaded what a start needs, which can be archived for the next one."""
+        """Note that an engine runs: by now, the JVM has loaded all classes that a start needs."""
         if self._kept is None or self._ran:
             return
         self._ran = True
