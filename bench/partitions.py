@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from bench.harness import report
 
-from tidemill.cli.status import format_status
+from tidemill.cli.status_text import format_status
 from tidemill.config.settings import Settings
 from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.engine import Engine
@@ -27,6 +27,7 @@ from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import EngineProgress
 from tidemill.sources.base import SourceStatistics
 from tidemill.spark.progress import EngineStatus, PartitionSums, sum_progress
+from tidemill.spark.run_state import Phase, RunState
 from tidemill.testing.run import build_scripted_sinks
 from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSource
 
@@ -106,11 +107,12 @@ async def measure(partitions: int) -> None:
     halves = [part_of(engine.progress(), n) for n in range(2)]
     statuses = [EngineStatus(n, "running", progress=half) for n, half in enumerate(halves)]
     sums = PartitionSums()
+    state = RunState(Phase.RUNNING)
 
     def show_status() -> str:
         """Say how two engines stand, of which one has committed something."""
         halves[0].committed = dict(halves[0].committed)
-        return format_status(sum_progress((), halves, statuses, sums), 0.0)
+        return format_status(state, sum_progress((), halves, statuses, sums), 0.0, 120)
 
     status = seconds_each(show_status, 200)
     report(

@@ -24,6 +24,7 @@ from tidemill.cli.checks import Cluster, check_program, check_sink
 from tidemill.cli.folder_checks import Folder, check_folder
 from tidemill.cli.handlers import load_handler
 from tidemill.cli.main import app
+from tidemill.cli.send import read_key
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.loading import load_settings
@@ -206,6 +207,14 @@ COMMANDS = (
     "broker --topic a:many",
     "broker --topic a:0",
     "broker --port 99999",
+    "init orders --template mongo",
+    "send",
+    "send a/b",
+    "send orders missing.txt",
+    "send orders --rate 0",
+    "consume a/b",
+    "consume orders --from end",
+    "consume orders --from noon",
     "triggers",
     "triggers run",
     "triggers check",
@@ -246,6 +255,10 @@ def test_mistakes_on_the_command_line(folder: Path, collector: Collector) -> Non
         if "Usage:" in result.output and "Error" not in result.output:
             continue  # help
         collector.add(f"tidemill {command}".strip(), f"{result.output}(exit code {result.exit_code})")
+    collector.provoke(
+        (f"tidemill send orders --key id, and the line {line!r}", lambda line=line: read_key(line.encode(), "id"))
+        for line in ("", "[1]", '{"name": "ann"}', '{"id": "\\ud800"}')
+    )
     for start, end in (("x", "5"), ("2026-05-01", "latest"), ("1960-01-01T00:00:00Z", "latest"), ("7", "3")):
         collector.provoke(
             [

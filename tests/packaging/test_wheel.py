@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email
 import json
+import os
 import re
 import signal
 import subprocess
@@ -99,10 +100,10 @@ def test_the_long_description_has_no_link_or_picture_that_leads_nowhere(metadata
 
 
 def test_the_archives_have_what_the_package_needs(dist: Path, wheel: Path) -> None:
-    needed = {
-        *("tidemill/py.typed", "tidemill/runtime/kafka.lock", "tidemill/examples/access_log/access.log.gz"),
-        *("tidemill/cli/templates/handler.py.txt", "tidemill/spark/log4j2.properties"),
-    }
+    root = ROOT / "src"
+    found = [Path(folder, name) for folder, _, names in os.walk(root / "tidemill", followlinks=True) for name in names]
+    needed = {str(file.relative_to(root)) for file in found if "__pycache__" not in file.parts}
+    assert {"tidemill/py.typed", "tidemill/examples/access_log/access.log.gz"} <= needed
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert needed <= names
@@ -162,7 +163,7 @@ def test_a_backfill_processes_what_a_topic_has(clean: CleanEnvironment, project:
 
 def sends(clean: CleanEnvironment, project: Path) -> bool:
     try:
-        clean.run("python", "send.py", cwd=project, stdin="hello\ntide mill\n")
+        clean.run("tidemill", "send", "lines", "--config", "tidemill.yaml", cwd=project, stdin="hello\ntide mill\n")
     except AssertionError:
         return False
     return True

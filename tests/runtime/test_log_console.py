@@ -102,6 +102,13 @@ def test_an_exception_shows_its_error_first_and_then_the_users_frames() -> None:
     ]
 
 
+def test_an_error_that_the_exception_shows_anyway_is_not_repeated() -> None:
+    for error in ("HandlerError: on_ready raised ZeroDivisionError: division by zero", "division by zero"):
+        assert render(error=error, exception=TRACEBACK).splitlines()[0].endswith(" assigned")
+    assert "error=other" in render(error="other", exception=TRACEBACK)
+    assert 'error="division by zero"' in render(error="division by zero")
+
+
 def test_the_last_exception_of_a_chain_comes_first_and_says_what_caused_it() -> None:
     for link, said in (
         ("The above exception was the direct cause of the following exception:", "caused by Zero"),

@@ -79,7 +79,7 @@ async def test_a_pipeline_delivers_to_a_sink_of_another_package(tmp_path: Path) 
     assert run.outbox.statistics().sinks["sinks.custom.lines.out"].delivered_payloads == 100
     with pytest.raises(SinkNotConfiguredError, match=r"sinks\.custom\.other\.<name>"):
         run.outbox.route(CollectResult(custom=[CustomPayload(type="other")]))
-    with pytest.raises(SinkNotConfiguredError, match=r"sinks\.custom\.lines\.in is not configured; there is out"):
+    with pytest.raises(SinkNotConfiguredError, match=r"sinks\.custom\.lines\.in is not configured; configured: out"):
         run.outbox.route(CollectResult(custom=[CustomPayload(type="lines", sink="in")]))
 
 

@@ -120,6 +120,7 @@ class TopicViewer:
                 "isolation.level": "read_committed",
                 "auto.offset.reset": "earliest",
                 "fetch.wait.max.ms": 50,
+                "fetch.queue.backoff.ms": 20,
                 "queued.max.messages.kbytes": 16_384,
                 "error_cb": self._on_error,
             },

@@ -192,12 +192,3 @@ def _forget_own_modules() -> dict[str, ModuleType]:
             if getattr(sys.modules.get(name), "__file__", None) is None:
                 names.add(name)
     return {name: sys.modules.pop(name) for name in sorted(names) if name in sys.modules}
-
-
-def write_no_bytecode() -> None:
-    """Have neither this process nor engines write `.pyc` files.
-
-    They are dated by the second: one that was written between two saves within a second would hide the second save.
-    """
-    sys.dont_write_bytecode = True
-    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -34,14 +36,12 @@ def run(
 
         # Before anything heavy is imported, so that common mistakes are reported at once.
         settings = load_settings(config)
+        if dev:
+            _write_no_bytecode()
         from tidemill.spark.session.early import launched_early
 
         # Spark's JVM starts while the handler and everything else is imported.
         spark = stack.enter_context(launched_early(settings.spark))
-        if dev:
-            from tidemill.cli.dev import write_no_bytecode
-
-            write_no_bytecode()
         from tidemill.cli.handlers import load_handler
 
         instance = load_handler(handler)
@@ -68,3 +68,12 @@ def run(
             leave_within(LEAVE_SECONDS, code)
         pipeline.tell_failure()
         raise typer.Exit(code)
+
+
+def _write_no_bytecode() -> None:
+    """Have neither this process nor engines write `.pyc` files.
+
+    They are dated by the second: one that was written between two saves within a second would hide the second save.
+    """
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"

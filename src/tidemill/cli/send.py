@@ -65,8 +65,8 @@ def send(
         if rate is not None and rate <= 0:
             raise ConfigError(f"--rate {rate:g}: must be above 0")
         settings = load_for_topic(config, topic)
-        stop_on_sigterm()
         with _open_lines(file) as lines:
+            stop_on_sigterm()
             require_topic(settings, topic)
             sender = LineSender(settings.kafka, topic, key, rate)
             if file == "-" and lines.isatty():

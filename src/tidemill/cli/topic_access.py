@@ -42,7 +42,7 @@ def load_for_topic(config: Path | None, topic: str) -> Settings:
     try:
         check_topic(topic)
     except ValueError as error:
-        raise ConfigError(f"TOPIC {topic!r} {error}") from None
+        raise ConfigError(f"TOPIC {error}") from None
     return load_settings(config)
 
 

@@ -347,4 +347,7 @@ class Engine:
 
 def _find_unexpected(error: BaseException) -> BaseException | None:
     """Return an error whose traceback says more than its text: any but those that the outside world caused."""
-    return None if isinstance(error, (ConfigError, RemoteError)) else error
+    if isinstance(error, (ConfigError, RemoteError)):
+        return None
+    # What a hook raised is the cause; around it are only tidemill's own lines.
+    return (error.__cause__ if isinstance(error, HandlerError) else None) or error

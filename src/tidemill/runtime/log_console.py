@@ -52,8 +52,9 @@ class ConsoleFormat:
             self._paint(event, _BOLD) if serious else event,
         ]
         long: list[tuple[str, str]] = []
+        shown = rearrange(str(entry.get("exception") or ""), self._places)
         for name, value in entry.items():
-            if name in _PLACED or self._is_known(name, value):
+            if name in _PLACED or self._is_known(name, value) or (name == "error" and _says_same(str(value), shown)):
                 continue
             if isinstance(value, str) and "\n" in value.strip():
                 long.append((name, value))
@@ -62,9 +63,9 @@ class ConsoleFormat:
         lines = [" ".join(part for part in head if part)]
         for name, value in long:
             lines += [f"  {name}:", *_indent(rearrange(value, self._places), 4)]
-        for name in ("stack", "exception"):
-            if entry.get(name):
-                lines += _indent(rearrange(str(entry[name]), self._places), 2)
+        if entry.get("stack"):
+            lines += _indent(str(entry["stack"]), 2)
+        lines += _indent(shown, 2)
         return "\n".join(lines)
 
     def _is_known(self, name: str, value: object) -> bool:
@@ -86,6 +87,11 @@ def escape(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def _says_same(error: str, exception: str) -> bool:
+    """Tell whether the text of an error repeats what is shown of an exception."""
+    return bool(exception) and (exception.split("\n", 1)[0] in error or error in exception)
 
 
 def _format_time(timestamp: str) -> str:

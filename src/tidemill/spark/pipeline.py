@@ -36,9 +36,8 @@ from tidemill.runtime.lock import WorkerLock
 from tidemill.spark.engine.process import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
 from tidemill.spark.foreground import LEFT_OVER, Foreground, StartStoppedError, Wake, take
 from tidemill.spark.live.control_desk import ControlDesk
-from tidemill.spark.live.ending import lag_fields, refuse_failure, refuse_uncommitted
+from tidemill.spark.live.ending import lag_fields, leave_for, refuse_failure, refuse_uncommitted
 from tidemill.spark.live.group_monitor import GroupWatch
-from tidemill.spark.live.leftover_members import leave_group_for
 from tidemill.spark.live.reloader import Code, CodeFiles, Reloader
 from tidemill.spark.live.status_report import build_report
 from tidemill.spark.live.supervisor import JobMaker, Supervisor
@@ -337,7 +336,7 @@ class Pipeline:
 
     def _leave_for(self, settings: Settings, worker: str, slots: list[int]) -> None:
         def leave() -> None:
-            leave_group_for(settings, worker, slots, self._compute_left(settings))
+            leave_for(settings, worker, slots, self._compute_left(settings))
 
         try:
             self._foreground.unless_stopped(leave, ignored=LEFT_OVER)

@@ -31,6 +31,8 @@ from tidemill.spark.session.packaging import pack_handler
 
 log = structlog.get_logger(__name__)
 
+#: A load that takes longer is reported.
+SLOW_LOAD_SECONDS = 10.0
 #: What no reload can change: the group, its topic and Spark stay as they are.
 _FIXED_SECTIONS = ("kafka", "spark", "worker_name_env")
 #: Endings that mean that no engine was lost.
@@ -186,6 +188,10 @@ class Reloader:
     # -- the loading thread ----------------------------------------------------------------------------------
 
     def _load(self, name: str) -> None:
+        text = "the saved code is still being loaded; does it wait for something when it is imported, or in on_startup?"
+        watch = threading.Timer(SLOW_LOAD_SECONDS, log.warning, [text], {"seconds": SLOW_LOAD_SECONDS})
+        watch.daemon = True
+        watch.start()
         try:
             handler, settings = self._files.load()
             code = prepare(handler, settings)
@@ -197,6 +203,8 @@ class Reloader:
             self._put(reload.LoadFailed(describe_error(error)))
         else:
             self._put((name, code))
+        finally:
+            watch.cancel()
 
 
 def prepare(handler: Handler[Any, Any] | type[Handler[Any, Any]], settings: Settings) -> Code:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from tidemill.core.supervision import slot_events
 from tidemill.core.supervision.slot import Slot, SlotLimits
 from tidemill.core.supervision.slot_events import Ending
@@ -59,3 +61,11 @@ class SupervisedSlot:
             silent_seconds=now - self.last_seen if self.link is not None else None,
             progress=self.progress,
         )
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """An engine on a link."""
+
+    slot: SupervisedSlot
+    run_token: int
+    hello: Hello

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import msgspec
 import structlog
 
 from tidemill.core.supervision import slot_events, slot_group
@@ -41,21 +40,13 @@ from tidemill.runtime.link_server import LinkServer
 from tidemill.runtime.progress import EngineProgress, EngineSummary, brake_name
 from tidemill.spark.engine.process import EngineJob
 from tidemill.spark.live.jobs import JobOutcome, JobThread, job_group, read_outcome
-from tidemill.spark.live.supervised_slot import SupervisedSlot
+from tidemill.spark.live.supervised_slot import Caller, SupervisedSlot
 from tidemill.spark.progress import PartitionSums, PipelineProgress, sum_progress
 from tidemill.spark.session.session import Spark
 
 log = structlog.get_logger(__name__)
 
 JobMaker = Callable[[int, int, LinkAddress], EngineJob]
-
-
-class _Caller(msgspec.Struct, frozen=True):
-    """An engine on a link."""
-
-    slot: SupervisedSlot
-    run_token: int
-    hello: Hello
 
 
 class Supervisor:
@@ -96,7 +87,7 @@ class Supervisor:
         self._group = SlotGroup(count, partitions)
         self._group_timer: asyncio.TimerHandle | None = None
         self._slots: Sequence[SupervisedSlot] = ()
-        self._callers: dict[int, _Caller] = {}
+        self._callers: dict[int, Caller] = {}
         self._partition_sums = PartitionSums()
         self._stalls = Stalls()
         self._paused = False
@@ -220,7 +211,7 @@ class Supervisor:
             # The engine noticed before this side that its connection broke.
             self._server.close_link(old)
             self.on_closed(old)
-        self._callers[link] = _Caller(slot, run_token, hello)
+        self._callers[link] = Caller(slot, run_token, hello)
         slot.links[run_token] = link
         self._feed(slot, slot_events.Hello(hello.job_token, run_token))
         if hello.ready:

@@ -1,0 +1,181 @@
+"""Reloads without Spark: what is loaded, what is refused, and what engines are told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+from tests.until import wait_until
+
+from tidemill.config.settings import Settings
+from tidemill.core.supervision.slot_events import Ending
+from tidemill.core.supervision.slot_group import RunFinished
+from tidemill.pipeline.handler.base import Handler
+from tidemill.spark.live import reloader as module
+from tidemill.spark.live.reloader import Code, Reloader
+
+
+class Plain(Handler[bytes, bytes]):
+    async def arrange(self, messages: Any, pending: Any) -> list[Any]:
+        return []
+
+
+class Unpackable(Plain):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+class Files:
+    """Code that tests save; loading it calls `load_next`."""
+
+    def __init__(self) -> None:
+        self.content = "a"
+        self.on_saved: Callable[[], None] = lambda: None
+        self.load_next: Callable[[], tuple[Any, Settings]] = lambda: (Plain(), make_settings())
+
+    def fingerprint(self) -> str:
+        return self.content
+
+    def load(self) -> tuple[Any, Settings]:
+        return self.load_next()
+
+    def watch(self, on_saved: Callable[[], None]) -> None:
+        self.on_saved = on_saved
+
+    def close(self) -> None:
+        self.on_saved = lambda: None
+
+    def save(self, content: str) -> None:
+        self.content = content
+        self.on_saved()
+
+
+class Live:
+    """Engines that only note what they are told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def drain(self, *, keep_places: bool = False) -> None:
+        self.told.append("drain, keep places" if keep_places else "drain")
+
+
+class Run:
+    """A pipeline as far as its reloads are concerned."""
+
+    def __init__(self) -> None:
+        self.files = Files()
+        self.live = Live()
+        self.started: list[Code] = []
+        first = Code(make_settings(), b"first")
+        self.reloader = Reloader(self.files, "a", first, lambda: None, lambda live, code: self.started.append(code))
+        self.reloader.attach(self.live)  # type: ignore[arg-type]
+
+    def save(self, content: str, until: Callable[[], object]) -> None:
+        self.files.save(content)
+        wait_until(lambda: self.reloader.step() or until())  # type: ignore[func-returns-value]
+
+
+def make_settings(**kafka: str) -> Settings:
+    values = {"kafka": {"source_topic": "t", **kafka}, "sinks": {"filesystem": {"out": {"base_path": "output"}}}}
+    return Settings.model_validate(values)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    monkeypatch.chdir(tmp_path)
+    made = Run()
+    with made.reloader:
+        made.reloader.step()
+        yield made
+
+
+@pytest.fixture
+def logs() -> Iterator[list[Any]]:
+    with capture_logs() as entries:
+        yield entries
+
+
+def test_engines_drain_in_their_places_and_others_start_with_the_new_code(run: Run) -> None:
+    run.save("b", lambda: run.live.told)
+    assert run.live.told == ["drain, keep places"]
+    assert run.started == []
+
+    assert run.reloader.ended(RunFinished(Ending.DRAINED)) is False
+
+    (code,) = run.started
+    assert code.packed != b"first"
+    assert code.settings.sinks.filesystem["out"].base_path == str(Path.cwd() / "output")
+
+
+def test_engines_that_were_killed_while_they_drained_are_replaced_too(run: Run) -> None:
+    run.save("b", lambda: run.live.told)
+
+    assert run.reloader.ended(RunFinished(Ending.OVERDUE, 0, "hung")) is False
+    assert len(run.started) == 1
+
+
+def test_engines_whose_place_another_process_took_are_not_replaced(run: Run) -> None:
+    run.save("b", lambda: run.live.told)
+
+    assert run.reloader.ended(RunFinished(Ending.FENCED, 0, "taken")) is True
+    assert run.started == []
+
+
+def test_the_first_code_runs_again_after_new_code_that_fails(run: Run, logs: list[Any]) -> None:
+    run.save("b", lambda: run.live.told)
+    run.reloader.ended(RunFinished(Ending.DRAINED))
+
+    assert run.reloader.ended(RunFinished(Ending.FAILED, 1, "HandlerError: on_ready raised")) is False
+
+    assert run.started[-1].packed == b"first"
+    assert [entry["error"] for entry in logs if entry["log_level"] == "warning"] == [
+        "slot 1: HandlerError: on_ready raised"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("load", "said"),
+    [
+        (lambda: 1 / 0, "ZeroDivisionError"),
+        (lambda: (Handler(), make_settings()), "no arrange"),
+        (lambda: (Unpackable(), make_settings()), "'lock' of Unpackable"),
+        (lambda: (Plain(), Settings()), "no sink is configured"),
+        (lambda: (Plain(), make_settings(source_topic="other")), "kafka has changed; stop and start tidemill"),
+    ],
+)
+def test_code_that_no_engine_could_run_is_shown_and_drains_nothing(
+    run: Run, logs: list[Any], load: Callable[[], Any], said: str
+) -> None:
+    run.files.load_next = load
+
+    run.save("b", lambda: [entry for entry in logs if entry["log_level"] == "warning"])
+
+    (entry,) = [entry for entry in logs if entry["log_level"] == "warning"]
+    assert said in entry["error"]
+    assert "the running code continues" in entry["event"]
+    assert run.live.told == []
+
+
+def test_a_load_that_takes_long_is_reported(run: Run, logs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLOW_LOAD_SECONDS", 0.05)
+    release = threading.Event()
+    run.files.load_next = lambda: (release.wait(60), (Plain(), make_settings()))[1]
+
+    run.save("b", lambda: logs)
+
+    assert "still being loaded" in logs[0]["event"]
+    release.set()
+    run.save("b", lambda: run.live.told)
+
+
+def test_a_stop_ends_the_run_although_code_waits_to_start(run: Run) -> None:
+    run.save("b", lambda: run.live.told)
+    run.reloader.stop()
+
+    assert run.reloader.ended(RunFinished(Ending.DRAINED)) is True
+    assert run.started == []
