@@ -208,7 +208,7 @@ def test_a_dry_run_says_what_would_go_where(dlq: Dlq) -> None:
     assert (result["dry_run"], result["letters_sent"]) == (True, 1)
 
 
-def test_redrive_goes_on_and_says_what_it_did(dlq: Dlq) -> None:
+def test_redrive_continues_and_says_what_it_did(dlq: Dlq) -> None:
     dlq.write(*(dlq.letter(n) for n in range(5)), dlq.letter(5, redrives=3))
     (first,) = dlq.json("redrive", "--limit", "2")
     assert (first["ended"], first["letters_sent"], first["resumed"], first["records_left"]) == ("limit", 2, False, 4)

@@ -120,7 +120,7 @@ def test_a_module_that_raises_says_what_and_where(module: Write, tmp_path: Path,
         load_handler("my_handlers:X", tmp_path)
 
 
-def test_a_class_that_is_no_handler_is_refused(module: Write, tmp_path: Path) -> None:
+def test_a_class_that_is_not_a_handler_is_refused(module: Write, tmp_path: Path) -> None:
     module(GOOD)
 
     assert "name a class that inherits from tidemill.Handler" in refused("my_handlers:NoHandler", tmp_path)

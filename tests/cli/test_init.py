@@ -147,7 +147,7 @@ def test_a_folder_with_other_files_can_be_used(tmp_path: Path) -> None:
     assert len(create_project(tmp_path)) == len(FILES)
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     with pytest.raises(ConfigError, match="cannot be written"):

@@ -44,7 +44,7 @@ class Repository:
         size: The size of each jar in bytes, about.
 
     Attributes:
-        requests: The paths that were asked for, in order.
+        requests: The requested paths, in order.
         at_once: The most requests that were answered at the same time.
         judge: Called with each path and the number of requests for it; a status other than 200 is the answer, a
             negative one ends it after so many bytes, None waits until `gate` is set.
@@ -81,7 +81,7 @@ class Repository:
 
     @property
     def url(self) -> str:
-        """Its root, for whoever trusts its authority."""
+        """Its root, for clients that trust its authority."""
         return f"https://localhost:{self.port}/maven"
 
     def close(self) -> None:

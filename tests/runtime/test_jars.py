@@ -19,7 +19,7 @@ from tests.runtime.repository import HOST, Repository, forwarding, ivy_settings
 from tests.until import wait_until
 
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.runtime import jar_mirror
+from tidemill.runtime import jar_mirror, jar_resolver
 from tidemill.runtime.jar_lock import JarLock, parse_jar_lock
 from tidemill.runtime.jars import fetch_jars, kafka_classpath, kafka_lock
 from tidemill.runtime.processes import find_marked
@@ -260,9 +260,34 @@ def test_a_download_that_fails_says_why_and_leaves_nothing_behind(environ: dict[
     (tmp_path / "conf").mkdir()
     ivy_settings(tmp_path / "conf", f"file://{tmp_path}/none/")
     del environ["TIDEMILL_MAVEN_URL"]
-    with pytest.raises(RemoteError, match=r"(?s)check the network.*unresolved dependency"):
+    with pytest.raises(RemoteError, match=r"(?s)check the network.*unresolved dependency") as caught:
         fetch_jars(THING, progress=told.append, environ=environ | {"SPARK_CONF_DIR": str(tmp_path / "conf")})
+    assert not any(text in str(caught.value) for text in ("JDK_JAVA_OPTIONS", "\tat "))
     assert told[0].startswith("downloading org.example:thing:1.0 (once): 0.0 of")
+    assert left_in(environ) == [".thing-1.0.lock"]
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("java.io.IOException: No space left on device", "the disk is full: make room"),
+        ("Server returned HTTP response code: 407 for URL", "HTTPS_PROXY=http://user:password@host:port"),
+        ("javax.net.ssl.SSLHandshakeException: PKIX path building failed", "set SSL_CERT_FILE"),
+        ("java.net.UnknownHostException: repo.example", "name a mirror in TIDEMILL_MAVEN_URL"),
+    ],
+)
+def test_what_the_resolver_says_becomes_advice(
+    said: str, advice: str, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(lock: JarLock, ivy: Path, log: Path, *rest: object) -> int:
+        log.write_text(f"{said}\n\tat org.example.Thing")
+        return 1
+
+    monkeypatch.setattr(jar_resolver, "_run", fail)
+    del environ["TIDEMILL_MAVEN_URL"]
+    with pytest.raises(RemoteError, match=re.escape(advice)) as caught:
+        fetch_jars(THING, environ=environ)
+    assert str(caught.value).endswith(said)
     assert left_in(environ) == [".thing-1.0.lock"]
 
 

@@ -33,7 +33,10 @@ _ADVICE = (
         "Java does not trust the repository's certificate, or that of a proxy before it: set SSL_CERT_FILE to a file "
         "with the certificates of the authorities that this network uses",
     ),
-    (("No space left on device", "Disk quota exceeded"), "make room there, or set XDG_CACHE_HOME to another folder"),
+    (
+        ("No space left on device", "Disk quota exceeded"),
+        "the disk is full: make room in the cache folder, or set XDG_CACHE_HOME to another one",
+    ),
     (
         ("Proxy Authentication Required", " 407 "),
         "the proxy wants a user and a password: HTTPS_PROXY=http://user:password@host:port",
@@ -73,12 +76,19 @@ def resolve_with_spark(lock: JarLock, scratch: Path, progress: Progress, environ
     ivy, log = scratch / "ivy", scratch / "log"
     exit_code = _run(lock, ivy, log, progress, environ)
     if exit_code != 0:
-        lines = [line for line in log.read_text(errors="replace").splitlines() if "JDK_JAVA_OPTIONS" not in line]
-        text = "\n".join(lines)
-        advice = next((advice for signs, advice in _ADVICE if any(sign in text for sign in signs)), _OTHERWISE)
-        tail = "\n".join(lines[-_TAIL_LINES:])
-        raise RemoteError(f"Downloading {lock.coordinates} failed (exit code {exit_code}): {advice}.\n{tail}")
+        said = log.read_text(errors="replace")
+        advice = next((advice for signs, advice in _ADVICE if any(sign in said for sign in signs)), _OTHERWISE)
+        raise RemoteError(
+            f"Downloading {lock.coordinates} to {scratch.parent} failed (exit code {exit_code}): {advice}.\n"
+            f"{_read_tail(said)}"
+        )
     return ivy / "jars"
+
+
+def _read_tail(said: str) -> str:
+    """Return the last lines of the resolver's output, without stack traces and the note about its options."""
+    lines = [line for line in said.splitlines() if line.strip() and not line.startswith("\tat ")]
+    return "\n".join([line for line in lines if "JDK_JAVA_OPTIONS" not in line][-_TAIL_LINES:])
 
 
 def _run(lock: JarLock, ivy: Path, log: Path, progress: Progress, environ: Mapping[str, str]) -> int:

@@ -92,7 +92,7 @@ async def test_a_trigger_that_fails_is_named_with_its_traceback_and_the_others_g
 @pytest.mark.parametrize(
     "classpath", ["tests.triggers.nowhere.Class", "tests.services.triggerer.hosted.Nothing", "json.JSONEncoder"]
 )
-async def test_a_class_that_is_not_there_or_no_trigger_is_that_trigger_s_failure(hosts, classpath):
+async def test_a_class_that_does_not_exist_or_is_not_a_trigger_is_that_trigger_s_failure(hosts, classpath):
     await hosts.start(TriggerSpec("bad", classpath, "{}", "never"))
     record = await hosts.state("bad", TriggerState.FAILED)
     assert classpath in (record.error or "")

@@ -126,14 +126,14 @@ async def test_a_clock_goes_on_over_a_failure(hosts):
 
 
 @pytest.mark.usefixtures("quick_restarts")
-async def test_a_clock_begins_anew_with_every_run_of_one_that_always_restarts(hosts):
+async def test_a_clock_starts_over_with_every_run_of_one_that_always_restarts(hosts):
     await hosts.start(spec("later", hosted.Timed, "always", then="end"))
     await until(lambda: len(moments("later")) >= 3)
 
     assert len(set(moments("later"))) == len(moments("later"))
 
 
-async def test_a_clock_of_one_that_finished_begins_anew_with_the_next_host(hosts):
+async def test_a_clock_of_one_that_finished_starts_over_with_the_next_host(hosts):
     later = spec("later", hosted.Timed, "always", then="end")
     host = await hosts.start(later)
     await hosts.state("later", TriggerState.FINISHED)
@@ -148,7 +148,7 @@ async def test_a_clock_of_one_that_finished_begins_anew_with_the_next_host(hosts
     )
 
 
-async def test_what_cannot_be_made_again_as_it_was_written_down_is_made_as_it_is_listed(hosts, monkeypatch):
+async def test_what_cannot_be_created_from_its_serialized_form_is_created_as_listed(hosts, monkeypatch):
     class Moved(hosted.Counting):
         def serialize(self):
             return "tests.triggers.nowhere.Moved", {"count": 1}
@@ -222,7 +222,7 @@ async def test_a_trigger_is_told_why_it_is_cancelled(hosts):
     assert DID["deaf"][1] == f"asked: {CancelReason.USER}"
 
 
-async def test_one_that_does_not_end_when_it_is_asked_to_is_asked_again(hosts, monkeypatch):
+async def test_one_that_ignores_its_cancellation_is_cancelled_again(hosts, monkeypatch):
     monkeypatch.setattr(host_module, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(trigger_run, "END_SECONDS", 0.1)
     host = await hosts.start(spec("deaf", hosted.Deaf, times=3))

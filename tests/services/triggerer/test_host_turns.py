@@ -134,7 +134,7 @@ async def test_a_second_stop_waits_for_the_first_and_does_nothing_else(hosts):
     assert DID["ticks"] == ["run", "yielded", "cleanup"]
 
 
-async def test_a_stop_whose_caller_is_cancelled_goes_on(hosts):
+async def test_a_stop_whose_caller_is_cancelled_continues(hosts):
     host = await hosts.start(ticks())
     await until(lambda: "yielded" in DID["ticks"])
     stopping = asyncio.create_task(host.stop())

@@ -225,7 +225,7 @@ async def test_where_the_system_does_not_tell_looking_now_and_then_has_to_do(tmp
     await watching.until(lambda: watching.names == ["a"])
 
 
-async def test_a_name_that_is_no_text_is_left_out_and_stops_nothing(tmp_path, watch):
+async def test_a_name_that_is_not_text_is_left_out_and_stops_nothing(tmp_path, watch):
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff")).write_text("x")
     (tmp_path / "b").write_text("x")
     watching = watch()
@@ -285,7 +285,7 @@ async def test_what_was_fired_is_remembered_until_the_stream_cannot_bring_it_any
     assert [event.payload["size_bytes"] for event in fired] == [1, 2, 1]
 
 
-def test_it_is_made_again_as_it_was_and_shares_by_what_it_looks_at(tmp_path):
+def test_it_is_created_again_as_it_was_and_shares_by_what_it_looks_at(tmp_path):
     one = DirectoryTrigger(
         tmp_path, pattern="*.csv", recursive=True, settle_seconds=2, rescan_seconds=5, missing="wait"
     )
@@ -301,7 +301,7 @@ def test_it_is_made_again_as_it_was_and_shares_by_what_it_looks_at(tmp_path):
     ("path", "kwargs"),
     [("", {}), ("x", {"settle_seconds": -1}), ("x", {"rescan_seconds": 0}), ("x", {"missing": "ignore"})],
 )
-def test_what_cannot_be_meant_is_refused(path, kwargs):
+def test_arguments_that_make_no_sense_are_refused(path, kwargs):
     with pytest.raises(
         ValueError, match=r"path is empty|must not be negative|must be positive|missing must be fail or wait"
     ):

@@ -84,13 +84,13 @@ async def test_a_place_that_cannot_be_looked_at_is_an_error(tmp_path):
         await fired(FileTrigger(tmp_path / ("x" * 300)))
 
 
-def test_it_is_made_again_as_it_was():
+def test_it_is_created_again_as_it_was():
     again = made_again(FileTrigger(Path("/a/b"), poll_seconds=2, settle_seconds=1.5))
     assert isinstance(again, FileTrigger)
     assert (again.path, again.poll_seconds, again.settle_seconds) == ("/a/b", 2, 1.5)
 
 
 @pytest.mark.parametrize(("path", "kwargs"), [("", {}), ("x", {"poll_seconds": 0}), ("x", {"settle_seconds": -1})])
-def test_what_cannot_be_meant_is_refused(path, kwargs):
+def test_arguments_that_make_no_sense_are_refused(path, kwargs):
     with pytest.raises(ValueError, match=r"path is empty|must be positive|must not be negative"):
         FileTrigger(path, **kwargs)

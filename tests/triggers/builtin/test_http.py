@@ -129,7 +129,7 @@ async def test_a_secret_that_changes_in_the_environment_changes_no_identity(site
 
 
 @pytest.mark.parametrize(("body", "shown"), [(b"", ""), (b"tide", "tide"), (b"\xff", {"base64": "/w=="})])
-async def test_a_body_that_is_no_json_is_fired_as_text(site, body, shown):
+async def test_a_body_that_is_not_json_is_fired_as_text(site, body, shown):
     site.will_answer((200, body))
     (event,) = await fired(HttpTrigger(site.url))
     assert event.payload["body"] == shown
@@ -246,7 +246,7 @@ async def test_a_cancelled_poll_leaves_nothing_running(site):
     assert asyncio.all_tasks() == tasks
 
 
-def test_it_is_made_again_as_it_was():
+def test_it_is_created_again_as_it_was():
     made_again(HttpTrigger("https://host/x"))
     made_again(
         HttpTrigger(
@@ -275,7 +275,7 @@ def test_it_is_made_again_as_it_was():
         ("http://h", {"where": {"a": {"about": 1}}}),
     ],
 )
-def test_what_cannot_be_meant_is_refused(url, kwargs):
+def test_arguments_that_make_no_sense_are_refused(url, kwargs):
     with pytest.raises(
         ValueError, match=r"url must begin|poll_seconds must be positive|max_retries must not be negative|'about'"
     ):

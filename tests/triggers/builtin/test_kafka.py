@@ -128,7 +128,7 @@ async def test_nothing_is_committed_before_what_was_fired_is_stored(topic):
     assert len(fired) == 2
 
 
-async def test_a_value_that_is_no_json_is_skipped_or_rejected_as_configured(topic):
+async def test_a_value_that_is_not_json_is_skipped_or_rejected_as_configured(topic):
     topic.produce(b"{", b'{"a": 1}')
     skipping, rejecting = topic.start(where={"a": 1}), topic.start(value_format="json", on_invalid="reject")
     await topic.committed(2)
@@ -173,7 +173,7 @@ async def test_secrets_of_the_client_come_from_the_environment_and_are_in_no_key
     await first(topic.trigger(client_config={"client.id": {"env": "CLIENT"}}), 1)
 
 
-def test_it_is_made_again_as_it_was():
+def test_it_is_created_again_as_it_was():
     made_again(KafkaTrigger("t"))
     one = KafkaTrigger(
         "t",
@@ -209,6 +209,6 @@ def test_its_claim_is_topic_and_group_whatever_else_it_is_given():
         ("t", {"dlq_topic": "a topic"}),
     ],
 )
-def test_what_cannot_be_meant_is_refused(topic_name, kwargs):
+def test_arguments_that_make_no_sense_are_refused(topic_name, kwargs):
     with pytest.raises(ValueError, match=r"is not a valid topic name|is not a usable group name|may not be"):
         KafkaTrigger(topic_name, **kwargs)

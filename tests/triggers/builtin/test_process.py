@@ -85,7 +85,7 @@ async def test_a_process_that_ends_between_the_look_and_the_wait_fires(start, mo
     assert len(await fired(ProcessExitTrigger(process.pid), seconds=5)) == 1
 
 
-async def test_where_processes_cannot_be_looked_into_the_id_has_to_do(start, monkeypatch):
+async def test_where_processes_cannot_be_inspected_the_id_has_to_do(start, monkeypatch):
     monkeypatch.setattr(module, "_PROC", "/no/such/folder")
     process = start()
     trigger = ProcessExitTrigger(process.pid)
@@ -109,7 +109,7 @@ async def test_a_cancelled_wait_leaves_nothing_behind(start):
     assert len(os.listdir("/proc/self/fd")) == files
 
 
-def test_it_is_made_again_for_the_same_process(start):
+def test_it_is_created_again_for_the_same_process(start):
     trigger = ProcessExitTrigger(start().pid, poll_seconds=3)
     again = made_again(trigger)
     assert isinstance(again, ProcessExitTrigger)
@@ -120,6 +120,6 @@ def test_it_is_made_again_for_the_same_process(start):
     ("pid", "kwargs", "error"),
     [("1", {}, TypeError), (True, {}, TypeError), (0, {}, ValueError), (1, {"poll_seconds": 0}, ValueError)],
 )
-def test_what_cannot_be_meant_is_refused(pid, kwargs, error):
+def test_arguments_that_make_no_sense_are_refused(pid, kwargs, error):
     with pytest.raises(error, match=r"pid|poll_seconds"):
         ProcessExitTrigger(pid, **kwargs)

@@ -109,7 +109,7 @@ def test_only_what_is_not_the_default_is_written_down():
         ({"where": {"a": {"above": 1}}}, ValueError, "unknown comparison 'above'"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(kwargs, error, said):
+def test_arguments_that_make_no_sense_are_refused(kwargs, error, said):
     with pytest.raises(error, match=said):
         Selection(**kwargs)
 

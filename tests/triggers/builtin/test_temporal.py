@@ -90,7 +90,7 @@ def test_a_moment_is_the_same_in_every_form_and_zone(moment):
         (1_900_000_000, TypeError, "got int"),
     ],
 )
-def test_what_is_no_moment_is_refused(moment, error, said):
+def test_what_is_not_a_moment_is_refused(moment, error, said):
     with pytest.raises(error, match=said):
         DateTimeTrigger(moment)
 
@@ -121,6 +121,6 @@ async def test_a_span_in_seconds_is_waited_for():
         (float("nan"), ValueError, "ends outside the years 1 to 9999"),
     ],
 )
-def test_what_is_no_span_is_refused(delta, error, said):
+def test_what_is_not_a_span_of_time_is_refused(delta, error, said):
     with pytest.raises(error, match=said):
         TimeDeltaTrigger(delta)

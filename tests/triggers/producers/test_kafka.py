@@ -493,7 +493,7 @@ async def test_a_rejected_event_holds_the_floor_until_its_letter_is_confirmed(sc
     await one.commit(2)
 
 
-async def test_a_commit_that_did_not_succeed_is_made_again_and_never_moves_back(scripted):
+async def test_a_commit_that_failed_is_repeated_and_never_moves_back(scripted):
     one = scripted(message(0), message(1))
     one.source.answers.extend([CommitStatus.AGAIN, CommitStatus.AGAIN])
     first, second = await one.stream.take(2)

@@ -282,7 +282,7 @@ async def test_of_a_batch_only_what_was_not_extended_is_tried_again(queues, monk
     await queues.wait_for_count(queue, 0)
 
 
-async def test_a_message_that_cannot_be_kept_is_let_go_with_a_word(queues, monkeypatch, capfd):
+async def test_a_message_that_cannot_be_kept_invisible_is_released_and_logged(queues, monkeypatch, capfd):
     queue = await queues.server.make_queue()
     await queues.server.send(queue, "1")
     stream = queues.open(queue)

@@ -116,7 +116,7 @@ async def test_who_was_forced_to_fail_and_stays_is_failed_for_good_and_may_subsc
 
 
 @both
-async def test_a_poll_that_failed_can_be_joined_anew_by_the_same_subscriber_at_once(ack: bool) -> None:
+async def test_a_poll_that_failed_can_be_joined_again_by_the_same_subscriber_at_once(ack: bool) -> None:
     scene = Scene(ack=ack)
     dead = scene.join(1)
     scene.put(OSError("gone"))

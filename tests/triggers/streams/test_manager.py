@@ -267,7 +267,7 @@ async def test_the_key_is_gone_before_the_last_unsubscribe_waits_for_anything(ac
 
 
 @both
-async def test_stop_all_removes_all_keys_before_it_waits_and_is_no_failure(ack: bool) -> None:
+async def test_stop_all_removes_all_keys_before_it_waits_and_is_not_a_failure(ack: bool) -> None:
     scene = Scene(ack=ack)
     streams = [scene.join(1), scene.join(2, "other")]
     requests = [Request(stream) for stream in streams]

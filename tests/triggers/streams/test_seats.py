@@ -266,7 +266,7 @@ async def test_where_no_seats_are_kept_who_keeps_one_just_leaves() -> None:
         await end_of(found)
 
 
-async def test_a_producer_is_made_under_the_name_of_its_list() -> None:
+async def test_a_producer_is_created_under_the_name_of_its_list() -> None:
     seen = []
 
     class Named(Producer):
