@@ -13,7 +13,8 @@ import pytest
 
 from tidemill.core.errors import HandlerError
 from tidemill.pipeline.handler.base import Handler
-from tidemill.spark.session.packaging import list_own_folders, pack_handler
+from tidemill.spark.session import packaging
+from tidemill.spark.session.packaging import find_own_modules, list_own_folders, pack_handler
 
 HELPERS = """
     import functools, logging, re
@@ -200,3 +201,17 @@ def test_an_installed_handler_travels_by_name(tmp_path: Path) -> None:
     packed = packed_by_a_driver(place, "", "shop.orders")
     assert unpacked_elsewhere(packed, tmp_path, str(place)) == "['b!', 'ONE'] ONE"
     assert len(packed) < 200, packed
+
+
+def test_looking_for_the_users_modules_changes_nothing_for_a_handler_that_is_packed_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(module: object) -> None:
+        raise AssertionError(f"{module} would travel by name in the middle of it")
+
+    monkeypatch.setattr(packaging.cloudpickle, "register_pickle_by_value", fail)
+    monkeypatch.setattr(packaging.cloudpickle, "unregister_pickle_by_value", fail)
+    found = find_own_modules()
+    assert sys.modules[__name__] in found
+    assert sys.modules["tidemill"] not in found
+    assert pytest not in found

@@ -79,9 +79,9 @@ def ship_package(context: SparkContext, folder: Path | None = None) -> None:
 
 
 def find_own_modules() -> list[ModuleType]:
-    """Return the modules of the user's that this process has imported: those that travel by value."""
-    with _own_modules_by_value():
-        return [sys.modules[name] for name in sorted(cloudpickle.list_registry_pickle_by_value())]
+    """Return the modules of the user's that this process has imported: those that travel by value; from any thread."""
+    folders = list_own_folders()
+    return [module for module in list(sys.modules.values()) if _is_own(module, folders)]
 
 
 def _explain(handler: Handler[Any, Any], error: Exception) -> str:
