@@ -59,7 +59,8 @@ def test_it_is_made_once_of_whole_lines(tmp_path: Path) -> None:
     for _ in range(2):
         make(kept, make_classes(tmp_path))
     assert kept.archive.read_text() == "whole\n"
-    assert leftovers(kept) == {"classes.jsa"}
+    assert leftovers(kept) == {"classes.jsa", "classes.size"}
+    assert kept.has_archive
     assert (tmp_path / "runs").read_text() == "run\n"
     assert "Trunc" not in (tmp_path / "seen").read_text()
     assert "java/lang/C1999\n" in (tmp_path / "seen").read_text()

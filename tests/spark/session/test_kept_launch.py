@@ -124,10 +124,16 @@ def test_a_command_line_that_is_not_as_expected_is_not_kept(
     assert kept.command([]) is None
 
 
+def keep_archive(kept: KeptLaunch) -> None:
+    made = kept.folder / "made"
+    made.write_bytes(b"archive")
+    kept.keep_archive(made)
+
+
 def test_what_others_can_write_is_not_used(java: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = found(find(java, home))
     learn(kept, java, monkeypatch)
-    kept.archive.write_bytes(b"archive")
+    keep_archive(kept)
     kept.folder.chmod(0o777)
     again = found(find(java, home))
     assert again.command([]) is None
@@ -164,13 +170,34 @@ def test_an_archive_is_recorded_then_used_and_not_where_the_user_has_one(java: P
     kept = found(find(java, home))
     assert kept.sharing_options(Path("list")) == ["-XX:DumpLoadedClassList=list"]
     kept.prepare()
-    kept.archive.write_bytes(b"archive")
+    keep_archive(kept)
     assert kept.sharing_options(Path("list"))[0] == f"-XX:SharedArchiveFile={kept.archive}"
     assert not kept.wants_archive
     theirs = found(find(java, home, **{"spark.driver.extraJavaOptions": "-XX:SharedArchiveFile=mine.jsa"}))
     assert theirs.sharing_options(Path("list")) == []
     logs = found(find(java, home, **{"spark.driver.extraJavaOptions": "-Xlog:gc"}))
     assert "-Xlog:disable" not in logs.sharing_options(Path("list"))
+
+
+@pytest.mark.parametrize("damage", ["cut off", "longer", "no size", "a bad size"])
+def test_an_archive_of_another_size_than_it_was_made_with_is_not_used_and_made_again(
+    damage: str, java: Path, home: Path
+) -> None:
+    kept = found(find(java, home))
+    kept.prepare()
+    keep_archive(kept)
+    size = kept.folder / "classes.size"
+    match damage:
+        case "cut off":
+            kept.archive.write_bytes(b"arch")
+        case "longer":
+            kept.archive.write_bytes(b"archives")
+        case "no size":
+            size.unlink()
+        case _:
+            size.write_bytes(b"\xff")
+    assert kept.sharing_options(Path("list")) == ["-XX:DumpLoadedClassList=list"]
+    assert kept.wants_archive
 
 
 def test_after_a_failure_no_archive_is_tried_for_a_day(java: Path, home: Path) -> None:

@@ -101,8 +101,7 @@ class ArchiveMaker:
             classes.write_bytes(b"".join(lines) + b"\n")
             code = self._execute(command)
             if code == 0 and target.is_file():
-                target.chmod(0o600)
-                target.replace(self._kept.archive)
+                self._kept.keep_archive(target)
             elif not self._stopping.is_set():
                 log.debug("could not create the class archive", exit_code=code)
                 self._kept.note_failure()

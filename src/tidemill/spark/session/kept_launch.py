@@ -48,7 +48,7 @@ _HARMLESS_VARIABLES = (
     *("SPARK_BUFFER_SIZE", "SPARK_AUTH_SOCKET_TIMEOUT"),
 )
 _CONF_FILES = ("spark-env.sh", "spark-defaults.conf", "java-opts")
-_COMMAND, _ARCHIVE, _FAILED = "command.json", "classes.jsa", "failed"
+_COMMAND, _ARCHIVE, _SIZE, _FAILED = "command.json", "classes.jsa", "classes.size", "failed"
 #: An archive that has not been used for this long is removed when another one is created.
 UNUSED_SECONDS = 60 * 86400.0
 #: No archive is attempted for this long after one could not be created.
@@ -121,9 +121,17 @@ class KeptLaunch:
         return self.folder / _ARCHIVE
 
     @property
+    def has_archive(self) -> bool:
+        """Whether there is one of the size that it was created with: one that was cut off crashes the JVM."""
+        try:
+            return self.archive.stat().st_size == int((self.folder / _SIZE).read_text())
+        except (OSError, ValueError):
+            return False
+
+    @property
     def wants_archive(self) -> bool:
         """Whether one should be created: there is none, and no attempt failed recently."""
-        if not self._archives or self.archive.exists():
+        if not self._archives or self.has_archive:
             return False
         try:
             return time.time() - (self.folder / _FAILED).stat().st_mtime > FAILED_SECONDS
@@ -152,7 +160,7 @@ class KeptLaunch:
 
     def sharing_options(self, classes: Path | None) -> list[str]:
         """Return the options with which the JVM uses the archive, or records what one has to contain."""
-        if self._archives and self._trusted and self.archive.is_file():
+        if self._archives and self._trusted and self.has_archive:
             silent = () if any(option.startswith("-Xlog") for option in self._options) else _SILENT
             return [f"-XX:SharedArchiveFile={self.archive}", *_USE_ARCHIVE, *silent]
         return [f"{_RECORD}{classes}"] if classes is not None and self.wants_archive else []
@@ -192,6 +200,16 @@ class KeptLaunch:
                 if other != self.folder and time.time() - other.stat().st_mtime > UNUSED_SECONDS:
                     shutil.rmtree(other, ignore_errors=True)
 
+    def keep_archive(self, file: Path) -> None:
+        """Take an archive that is complete from the file in which it was created.
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
+        file.chmod(0o600)
+        _write(self.folder / _SIZE, str(file.stat().st_size).encode())
+        file.replace(self.archive)
+
     def note_failure(self) -> None:
         """Prevent further attempts for a while."""
         with contextlib.suppress(OSError):
@@ -199,7 +217,7 @@ class KeptLaunch:
 
     def forget(self) -> None:
         """Remove what is kept, after a launch with it failed."""
-        for name in (_COMMAND, _ARCHIVE):
+        for name in (_COMMAND, _ARCHIVE, _SIZE):
             with contextlib.suppress(OSError):
                 (self.folder / name).unlink()
 
