@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.cli.notices import drop_notices
 from tests.until import wait_until
 
 from tidemill.cli.send import LineSender, read_key
@@ -48,7 +49,7 @@ def test_each_line_of_a_file_is_a_message_byte_for_byte(
 
     done = tidemill("send", topic, "lines", env={"TIDEMILL_KAFKA__BROKERS": embedded_kafka.bootstrap})
 
-    assert (done.returncode, done.stderr) == (0, f"sent 4 messages to {topic}\n")
+    assert (done.returncode, drop_notices(done.stderr)) == (0, f"sent 4 messages to {topic}\n")
     assert values(embedded_kafka, topic, 4) == [b"", b"no line break", b"tide", b"\xff\x00broken\r"]
 
 
@@ -195,7 +196,7 @@ def test_a_signal_ends_it_once_what_was_read_is_sent(
         process.send_signal(number)
         assert process.wait(30) == ExitCode.STOPPED
         assert process.stderr is not None
-        assert process.stderr.read() == f"sent 1 message to {topic}\n"
+        assert drop_notices(process.stderr.read()) == f"sent 1 message to {topic}\n"
     finally:
         process.kill()
         process.communicate()
