@@ -90,6 +90,12 @@ def test_the_trigger_host_gets_its_list_and_its_database(compose: dict[str, Any]
     assert read_entries(PLACE / "config" / "triggers.yaml")
 
 
+def test_an_image_is_built_by_one_service_and_never_pulled_by_the_others(compose: dict[str, Any]) -> None:
+    ours = [service for service in compose["services"].values() if service["image"] == "tidemill:latest"]
+    (built,) = [service for service in ours if "build" in service]
+    assert all(service["pull_policy"] == "never" for service in ours if service is not built)
+
+
 def test_a_service_is_stopped_only_after_it_could_drain(compose: dict[str, Any]) -> None:
     grace = compose["services"]["pipeline"]["stop_grace_period"]
     settings = load_settings(PLACE / "config" / "pipeline.yaml", environ={})
