@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidemill.cli.reporting import reporting
-from tidemill.cli.topic_access import ConfigOption, Topic, load_for_topic, require_topic, stop_on_sigterm
+from tidemill.cli.topic_access import ConfigOption, Topic, load_for_topic, require_topic, stop_on_signals
 from tidemill.core.errors import ConfigError, RemoteError, escape_surrogates
 from tidemill.runtime.exitcode import ExitCode
 
@@ -57,7 +57,7 @@ def consume(
             raise ConfigError("--from end shows nothing without --follow, which waits for new messages")
         since = parse_start(start)
         settings = load_for_topic(config, topic)
-        stop_on_sigterm()
+        stop_on_signals()
         wanted = None if key is None else os.fsencode(key)
         try:
             require_topic(settings, topic)

@@ -21,7 +21,7 @@ from tidemill.cli.topic_access import (
     Topic,
     load_for_topic,
     require_topic,
-    stop_on_sigterm,
+    stop_on_signals,
 )
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.wording import count_of
@@ -66,7 +66,7 @@ def send(
             raise ConfigError(f"--rate {rate:g}: must be above 0")
         settings = load_for_topic(config, topic)
         with _open_lines(file) as lines:
-            stop_on_sigterm()
+            stop_on_signals()
             require_topic(settings, topic)
             sender = LineSender(settings.kafka, topic, key, rate)
             if file == "-" and lines.isatty():
