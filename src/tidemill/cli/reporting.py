@@ -11,6 +11,7 @@ import select
 import sys
 import traceback
 from collections.abc import Iterator
+from typing import TextIO
 
 import typer
 
@@ -53,6 +54,18 @@ def let_reader_leave() -> Iterator[None]:
             raise
     finally:
         _flush()
+
+
+@contextlib.contextmanager
+def divert_prints(divert: bool) -> Iterator[TextIO]:
+    """Yield standard output, for a document; what the user's code prints meanwhile goes to standard error.
+
+    Args:
+        divert: False: it is left as it is, since people read both.
+    """
+    output = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr) if divert else contextlib.nullcontext():
+        yield output
 
 
 def _has_reader_left() -> bool:

@@ -11,7 +11,7 @@ import typer
 
 from tidemill.cli.completion import complete_triggers
 from tidemill.cli.help import App
-from tidemill.cli.reporting import let_reader_leave, reporting
+from tidemill.cli.reporting import divert_prints, let_reader_leave, reporting
 from tidemill.core.wording import count_of
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def run(specs: Specs, config: Config = None) -> None:
 @app.command()
 def check(specs: Specs, as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False) -> None:
     """Check a list of triggers: import and create each one, without running any."""
-    with reporting():
+    with reporting(), divert_prints(as_json) as output:
         from tidemill.core.errors import ConfigError
         from tidemill.services.triggerer.checking import check_list
 
@@ -71,10 +71,10 @@ def check(specs: Specs, as_json: Annotated[bool, typer.Option("--json", help="On
         except ConfigError as error:
             if not as_json:
                 raise
-            typer.echo(json.dumps({"ok": False, "spec": str(specs), "problems": str(error).splitlines()}))
+            typer.echo(json.dumps({"ok": False, "spec": str(specs), "problems": str(error).splitlines()}), file=output)
             raise typer.Exit(2) from None
         if as_json:
-            typer.echo(json.dumps({"ok": True, "spec": str(specs), "triggers": count, "problems": []}))
+            typer.echo(json.dumps({"ok": True, "spec": str(specs), "triggers": count, "problems": []}), file=output)
         else:
             typer.echo(f"ok: {specs}, {count_of(count, 'trigger')}")
 
