@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -109,6 +110,41 @@ def test_other_errors_show_a_traceback_with_secrets_masked(capsys: pytest.Captur
     assert caught.value.exit_code == ExitCode.INTERNAL
     assert "Traceback" in text
     assert "ValueError: bad: password=***" in text
+
+
+@pytest.mark.parametrize(("body", "code"), [("typer.echo('text')", 0), ("print('text'); raise typer.Exit(4)", 4)])
+def test_a_reader_that_closes_the_pipe_ends_a_command_quietly(body: str, code: int) -> None:
+    script = (
+        "import sys, typer\n"
+        "from tidemill.cli.reporting import reporting\n"
+        "app = typer.Typer()\n"
+        "@app.command()\n"
+        "def show():\n"
+        "    with reporting():\n"
+        "        sys.stdin.read()\n"
+        f"        {body}\n"
+        "app()\n"
+    )
+    pipe = subprocess.PIPE
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(
+        [sys.executable, "-c", script], env=buffered, stdin=pipe, stdout=pipe, stderr=pipe
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        process.stdin.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == code
+
+
+def test_a_pipe_that_breaks_elsewhere_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as caught, reporting():
+        raise BrokenPipeError
+
+    assert caught.value.exit_code == ExitCode.INTERNAL
+    assert "BrokenPipeError" in capsys.readouterr().err
 
 
 def test_ctrl_c_before_anything_runs_is_a_stop(capsys: pytest.CaptureFixture[str]) -> None:
