@@ -290,6 +290,8 @@ def read_key(line: bytes, field: str) -> bytes | None:
         fields = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise ValueError("it is not a JSON object, so it has no key") from None
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply to find its key") from None
     raw = fields.get(field)
     if raw is None:
         raise ValueError(f"it has no field {field!r} for its key")
