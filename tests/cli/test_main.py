@@ -174,3 +174,24 @@ def test_a_handler_that_does_not_import_is_refused_before_spark(tidemill: Run, t
     assert done.returncode == ExitCode.HANDLER
     assert "there is no module 'no_such_module'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_logs_of_a_command_that_does_not_configure_them_stay_out_of_its_output() -> None:
+    code = (
+        "import sys\n"
+        "sys.argv = ['tidemill', '--version']\n"
+        "from tidemill.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "assert 'structlog' not in sys.modules\n"
+        "from tidemill.runtime.kafka_client import LibraryLog, log\n"
+        "LibraryLog().log(3, 'Broker transport failure')\n"
+        "log.warning('a warning')\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+
+    assert done.stdout.startswith("tidemill 0.")
+    assert len(done.stdout.splitlines()) == 1
+    assert "a warning" in done.stderr
+    assert "transport failure" not in done.stderr

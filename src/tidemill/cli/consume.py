@@ -39,7 +39,11 @@ def consume(
     topic: Topic,
     start: Annotated[
         str,
-        typer.Option("--from", metavar="beginning|end|TIME", help="Where to begin; TIME: 2026-05-01T12:00, or 2h ago."),
+        typer.Option(
+            "--from",
+            metavar="beginning|end|TIME",
+            help="Where to begin; TIME: 2026-05-01T12:00 (UTC), or 2h for two hours ago.",
+        ),
     ] = "beginning",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more messages, until Ctrl-C.")] = False,
     key: Annotated[str | None, typer.Option("--key", metavar="K", help="Only messages with this key.")] = None,
