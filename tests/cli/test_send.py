@@ -200,7 +200,7 @@ def test_the_command_says_what_was_sent_before_the_client_failed(
 ) -> None:
     client.on_poll, client.confirms = FATAL, True
     (tmp_path / "lines").write_bytes(b"a\nb\n")
-    for name in ("require_topic", "stop_on_sigterm"):
+    for name in ("require_topic", "stop_on_signals"):
         monkeypatch.setattr(f"tidemill.cli.send.{name}", lambda *arguments: None)
 
     with pytest.raises(typer.Exit) as caught:
