@@ -90,6 +90,7 @@ def test_an_error_is_told_once_as_it_is_and_without_secrets(
     def fail(_: object) -> bool:
         raise ValueError("broker [/red] said password=" + "hunter2")
 
+    monkeypatch.setattr("tidemill.runtime.log.is_for_people", lambda: True)  # whatever configured the logs before
     monkeypatch.setattr(demo_module, "Pipeline", FailingPipeline)
     monkeypatch.setattr(demo_module._Demo, "_follow", fail)
     phases = Phases(PARTITIONS)
