@@ -13,14 +13,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import confluent_kafka as ck
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from tests.cli.notices import drop_notices
 from tests.until import wait_until
 
-from tidemill.cli.consume import format_for_terminal, format_timestamp, parse_start
-from tidemill.core.errors import ConfigError
+from tidemill.cli.consume import TopicViewer, format_for_terminal, format_raw, format_timestamp, parse_start
+from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.testing.kafka import produce, unique_name
 
@@ -194,6 +196,67 @@ def test_a_topic_that_does_not_exist_and_a_start_that_shows_nothing_are_refused(
     done = show("t", "--from", "end")
     assert done.returncode == ExitCode.CONFIG
     assert b"--follow" in done.stderr
+
+
+class ScriptedConsumer:
+    """A client of a topic of one partition that has two messages, and gives what a test wants."""
+
+    batches: list[list[Any]]
+
+    def __init__(self, config: dict[str, Any], logger: object) -> None:
+        self.on_error = config["error_cb"]
+
+    def list_topics(self, topic: str, timeout: float) -> Any:
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions={0: None})})
+
+    def get_watermark_offsets(self, at: ck.TopicPartition, timeout: float) -> tuple[int, int]:
+        return 0, 2
+
+    def assign(self, partitions: list[ck.TopicPartition]) -> None: ...
+
+    def pause(self, partitions: list[ck.TopicPartition]) -> None: ...
+
+    def consume(self, count: int, seconds: float) -> list[Any]:
+        return self.batches.pop(0) if self.batches else []
+
+
+def make_record(offset: int, *, partition: int | None = 0, error: ck.KafkaError | None = None) -> Any:
+    return SimpleNamespace(
+        partition=lambda: partition, offset=lambda: offset, error=lambda: error, value=lambda: str(offset).encode()
+    )
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedConsumer]:
+    made = type("Client", (ScriptedConsumer,), {"batches": []})
+    monkeypatch.setattr(ck, "Consumer", made)
+    return made
+
+
+@pytest.mark.parametrize("partition", [None, -1, 0])
+def test_a_missing_right_to_the_group_does_not_matter(
+    client: type[ScriptedConsumer], partition: int | None, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    refused = ck.KafkaError(ck.KafkaError.GROUP_AUTHORIZATION_FAILED)
+    client.batches = [[make_record(-1, partition=partition, error=refused)], [make_record(0), make_record(1)]]
+
+    TopicViewer(KafkaSettings(), "t", format_raw).show(-2, follow=False)
+
+    assert capfdbinary.readouterr().out == b"0\n1\n"
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        make_record(-1, error=ck.KafkaError(ck.KafkaError.TOPIC_AUTHORIZATION_FAILED, "no right")),
+        make_record(-1, partition=None, error=ck.KafkaError(ck.KafkaError._FENCED, "no right", fatal=True)),
+    ],
+)
+def test_errors_of_a_partition_and_of_the_whole_client_end_it(client: type[ScriptedConsumer], record: Any) -> None:
+    client.batches = [[record]]
+
+    with pytest.raises(RemoteError, match=r"topic 't' at .* cannot be read: no right"):
+        TopicViewer(KafkaSettings(), "t", format_raw).show(-2, follow=True)
 
 
 def test_times_are_read_as_everywhere() -> None:

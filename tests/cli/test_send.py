@@ -96,6 +96,7 @@ class ScriptedProducer:
         on_poll: Raised by poll().
         on_flush: Raised by flush(), one at each call; then the messages that wait are confirmed.
         on_produce: Raised by produce() once the queue is full; None: BufferError.
+        gives_back: Codes of the errors with which flush() reports messages.
     """
 
     room = 1
@@ -103,6 +104,7 @@ class ScriptedProducer:
     on_flush: list[BaseException | None]
     on_produce: BaseException | None = None
     confirms = False
+    gives_back: list[int]
 
     def __init__(self, config: dict[str, Any], logger: object) -> None:
         self._waiting = 0
@@ -122,6 +124,9 @@ class ScriptedProducer:
         return 0
 
     def flush(self, seconds: float) -> int:
+        while self.gives_back:
+            self._waiting -= 1
+            self._report(ck.KafkaError(self.gives_back.pop()), None)
         if self.on_flush and (error := self.on_flush.pop(0)) is not None:
             raise error
         if self.confirms:
@@ -131,7 +136,7 @@ class ScriptedProducer:
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedProducer]:
-    made = type("Client", (ScriptedProducer,), {"on_flush": []})
+    made = type("Client", (ScriptedProducer,), {"on_flush": [], "gives_back": []})
     monkeypatch.setattr(ck, "Producer", made)
     monkeypatch.setattr("tidemill.cli.send._LEAVE_SECONDS", 0.1)
     return made
@@ -172,13 +177,16 @@ def test_a_client_that_fails_while_lines_are_sent_ends_it_with_a_count(
 
 def test_a_client_that_fails_at_the_end_ends_it_with_a_count(client: type[ScriptedProducer]) -> None:
     client.room, client.on_flush, client.confirms = 9, [FATAL], False
+    client.gives_back = [ck.KafkaError._PURGE_QUEUE, ck.KafkaError._PURGE_INFLIGHT]
     sender = LineSender(KafkaSettings(), "t", None, None)
 
-    assert sender.send_all(io.BytesIO(b"a\nb\n")) is False
+    assert sender.send_all(io.BytesIO(b"a\nb\nc\n")) is False
 
-    assert (sender.sent, sender.failed) == (0, 2)
-    assert sender.describe() == "sent 0 messages to t; 2 failed (2: not confirmed when the client failed)"
-    with pytest.raises(RemoteError, match="no right"):
+    assert (sender.sent, sender.failed) == (0, 3)
+    assert sender.describe() == (
+        "sent 0 messages to t; 3 failed (2: not confirmed when the client failed; 1: not sent when the client failed)"
+    )
+    with pytest.raises(RemoteError, match=r"the Kafka client failed: no right$"):
         sender.raise_failure()
 
 

@@ -116,7 +116,7 @@ class TopicViewer:
             kafka,
             "",
             {
-                # Never sent to a broker: partitions are assigned by hand.
+                # Brokers are asked for this group's coordinator, but it is not joined: partitions are assigned by hand.
                 "group.id": "tidemill-consume",
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
@@ -198,7 +198,7 @@ class TopicViewer:
             if error.code() == self._ck.KafkaError._PARTITION_EOF:
                 # All that can be read now was read; open transactions may hide the rest.
                 self._finish(record.partition())
-            elif not error.retriable():
+            elif error.fatal() or not (error.retriable() or self._is_of_group(record)):
                 raise self._unreadable(error)
             return None
         if not follow:
@@ -212,6 +212,10 @@ class TopicViewer:
         if self._left is not None:
             self._left -= 1
         return self._describe(record)
+
+    def _is_of_group(self, record: Any) -> bool:
+        """Tell whether an error is about the group, which takes a right that is not needed here."""
+        return not has_partition(record) or record.error().code() == self._ck.KafkaError.GROUP_AUTHORIZATION_FAILED
 
     def _finish(self, partition: int) -> None:
         if self._ends.pop(partition, None) is not None:
@@ -239,6 +243,11 @@ def choose_format(*, as_json: bool) -> Format:
     if as_json:
         return format_json
     return format_for_terminal if sys.stdout.isatty() else format_raw
+
+
+def has_partition(record: Any) -> bool:
+    """Tell whether a record, or an error in its place, belongs to a partition."""
+    return record.partition() is not None and record.partition() >= 0
 
 
 def format_raw(record: Any) -> bytes:

@@ -42,6 +42,7 @@ _CALL_SECONDS = 0.2
 _LEAVE_SECONDS = 5.0
 #: How many lines that cannot be sent are named.
 _NAMED_LINES = 5
+_AT_FAILURE = "when the client failed"
 
 
 def send(
@@ -127,6 +128,8 @@ class LineSender:
         self._scrub: Callable[[str], str] = lambda text: scrub(text, secrets)
         self._error = ck.KafkaException
         self._without_reason = ck.KafkaError._FATAL
+        #: What messages are given back with after a fatal error.
+        self._given_back = {ck.KafkaError._PURGE_QUEUE: "not sent", ck.KafkaError._PURGE_INFLIGHT: "not confirmed"}
         self._topic = topic
         self._brokers = kafka.brokers
         self._key_field = key_field
@@ -138,6 +141,7 @@ class LineSender:
         self._failures: Counter[str] = Counter()
         self._heard = ""
         self._failure: Any = None
+        self._all_read = False
 
     @property
     def failed(self) -> int:
@@ -158,6 +162,7 @@ class LineSender:
         stopped = False
         try:
             self._send_lines(lines)
+            self._all_read = True
         except KeyboardInterrupt:
             stopped = True
         except self._error as error:
@@ -166,7 +171,7 @@ class LineSender:
             self._flush(None if not stopped and not self._failure else _LEAVE_SECONDS)
         except KeyboardInterrupt:
             stopped = True
-        when = "when the client failed" if self._failure else "when it was stopped"
+        when = _AT_FAILURE if self._failure else "when it was stopped"
         if unsent := self._lines - self._handed_over - self._refused:
             self._failures[f"not sent {when}"] += unsent
         if waiting := len(self._producer):
@@ -177,13 +182,12 @@ class LineSender:
         """Report why the client failed as a whole, if it did.
 
         Raises:
-            RemoteError: It did; lines after that were not read.
+            RemoteError: It did; what comes after the lines that were counted was not read.
         """
         if self._failure:
-            said = self._scrub(self._failure.str())
-            raise RemoteError(
-                f"the Kafka client failed: {said}; nothing after line {self._lines:,} was read", retryable=False
-            )
+            text = f"the Kafka client failed: {self._scrub(self._failure.str())}"
+            rest = "" if self._all_read else f"; nothing after line {self._lines:,} was read"
+            raise RemoteError(text + rest, retryable=False)
 
     def describe(self) -> str:
         """Return in one line what was sent, and why the rest was not."""
@@ -266,7 +270,9 @@ class LineSender:
         self._failures[why] += 1
 
     def _on_failure(self, error: Any, message: Any) -> None:
-        if error is not None:
+        if error is not None and (what := self._given_back.get(error.code())) is not None:
+            self._failures[f"{what} {_AT_FAILURE}"] += 1
+        elif error is not None:
             heard = f" ({self._heard})" if self._heard else ""
             self._failures[f"{self._scrub(error.str())}{heard}"] += 1
 
