@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.until import wait_until
 
+from tidemill.runtime import saved_files
 from tidemill.runtime.saved_files import SavedFiles, find_code_folders, is_code
 
 
@@ -25,11 +26,27 @@ def test_folders_with_code_are_found_and_environments_are_not(tmp_path: Path) ->
         "env/lib/x.py",
         "node_modules/x.py",
         "data/x.txt",
+        "output/x.py",
+        "build/lib/x.py",
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
 
     assert find_code_folders(tmp_path) == {tmp_path, tmp_path / "pkg"}
+
+
+def test_folders_full_of_results_are_looked_into_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saved_files, "MAX_FOLDERS", 20)
+    listed: list[object] = []
+    scan = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(path) or scan(path))
+    for number in range(100):
+        (tmp_path / "data" / "day" / f"hour={number}").mkdir(parents=True)
+    (tmp_path / "src" / "pkg").mkdir(parents=True)
+    (tmp_path / "src" / "pkg" / "handler.py").touch()
+
+    assert find_code_folders(tmp_path) == {tmp_path, tmp_path / "src" / "pkg"}
+    assert len(listed) == 20
 
 
 def test_the_fingerprint_follows_the_content_of_code_and_of_named_files_only(tmp_path: Path) -> None:

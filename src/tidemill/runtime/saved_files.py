@@ -6,6 +6,7 @@ results costs nothing. What counts is the content: a file that is written again 
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import logging
 import os
@@ -21,24 +22,39 @@ log = structlog.get_logger(__name__)
 SETTLE_MS = 50
 #: The longest that changes are collected.
 COLLECT_MS = 400
-#: A project has fewer folders; a home folder, say, has more.
+#: How many folders are looked into. A project has fewer; a home folder or one full of results has more.
 MAX_FOLDERS = 1_000
-_SKIPPED = ("__pycache__", "node_modules", "site-packages")
+#: Folders of packages, and of what is built or written, by their names in projects.
+_SKIPPED = ("__pycache__", "node_modules", "site-packages", "build", "dist", "output", "demo-output")
 
 
 def find_code_folders(root: Path) -> set[Path]:
-    """Return the folders of a project that contain Python files, its own included; virtual environments are skipped."""
+    """Return the folders of a project that contain Python files, its own included.
+
+    Virtual environments, hidden folders and those that `init` has Git ignore are skipped; of very many folders, the
+    deepest are not looked into.
+    """
     found = {root}
-    for folder, below, names in os.walk(root):
-        if "pyvenv.cfg" in names:
-            below.clear()
-            continue
-        below[:] = sorted(name for name in below if not name.startswith(".") and name not in _SKIPPED)
-        if any(name.endswith(".py") for name in names):
-            found.add(Path(folder))
-        if len(found) >= MAX_FOLDERS:
+    waiting = collections.deque([root])
+    for _ in range(MAX_FOLDERS):
+        if not waiting:
             break
+        folder = waiting.popleft()
+        try:
+            with os.scandir(folder) as entries:
+                listed = sorted(entries, key=lambda entry: entry.name)
+        except OSError:
+            continue  # it was removed, or is private
+        if any(entry.name == "pyvenv.cfg" for entry in listed):
+            continue
+        if any(entry.name.endswith(".py") for entry in listed):
+            found.add(folder)
+        waiting.extend(Path(entry.path) for entry in listed if _may_have_code(entry))
     return found
+
+
+def _may_have_code(entry: os.DirEntry[str]) -> bool:
+    return not entry.name.startswith(".") and entry.name not in _SKIPPED and entry.is_dir(follow_symlinks=False)
 
 
 def is_code(name: str) -> bool:
