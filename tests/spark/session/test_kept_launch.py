@@ -45,7 +45,7 @@ def find(java: Path, home: Path, identity: str = "one", **changed: str) -> KeptL
 
 def learn(kept: KeptLaunch, java: Path, monkeypatch: pytest.MonkeyPatch, memory: str = "1g") -> None:
     """Let it learn from a JVM as the launcher would have started it."""
-    options = ["-XX:+UseSerialGC", "-Dtheir password=hunter2", "-XX:DumpLoadedClassList=/tmp/x"]
+    options = ["-XX:+UseSerialGC", "-Dtheir password=hunter2", *kept.sharing_options(Path("/tmp/x"))]
     words = [str(java), "-cp", "jars/*", f"-Xmx{memory}", *options, "--add-opens=a", MAIN_CLASS, "--conf", "a=b"]
     monkeypatch.setattr(kept_launch, "read_arguments", lambda pid: words)
     kept.learn(1)
@@ -177,6 +177,20 @@ def test_an_archive_is_recorded_then_used_and_not_where_the_user_has_one(java: P
     assert theirs.sharing_options(Path("list")) == []
     logs = found(find(java, home, **{"spark.driver.extraJavaOptions": "-Xlog:gc"}))
     assert "-Xlog:disable" not in logs.sharing_options(Path("list"))
+
+
+def test_the_options_that_use_an_archive_are_not_kept_as_sparks(
+    java: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = found(find(java, home))
+    kept.prepare()
+    keep_archive(kept)
+    assert len(kept.sharing_options(None)) > 1
+    learn(kept, java, monkeypatch)
+    kept.archive.unlink()
+    command = found(find(java, home)).command([])
+    assert command is not None
+    assert command[command.index("-Dtheir password=hunter2") + 1 :] == ["--add-opens=a", MAIN_CLASS]
 
 
 @pytest.mark.parametrize("damage", ["cut off", "longer", "no size", "a bad size"])

@@ -170,12 +170,15 @@ class KeptLaunch:
         arguments = read_arguments(pid)
         if MAIN_CLASS not in arguments or self._memory not in arguments:
             return
-        words = [word for word in arguments[: arguments.index(MAIN_CLASS)] if not word.startswith(_RECORD)]
+        words = arguments[: arguments.index(MAIN_CLASS)]
         at = words.index(self._memory)
         rest = words[at + 1 :]
         if rest[: len(self._options)] != self._options:
             return
-        kept = _Command(words[:at], rest[len(self._options) :])
+        # The sharing options follow the user's; an archive may have appeared or gone since the launch.
+        ours = (f"-XX:SharedArchiveFile={self.archive}", *_USE_ARCHIVE, *_SILENT)
+        after = [word for word in rest[len(self._options) :] if word not in ours and not word.startswith(_RECORD)]
+        kept = _Command(words[:at], after)
         with contextlib.suppress(OSError):
             self._make_folder()
             _write(self.folder / _COMMAND, msgspec.json.encode(kept))
