@@ -14,9 +14,13 @@ import pytest
 from tests.until import wait_until
 
 from tidemill.config.settings import SparkSettings
+from tidemill.core.errors import RemoteError
+from tidemill.runtime.java import find_java
 from tidemill.runtime.processes import find_descendants, read_arguments
+from tidemill.spark.session.conf import spark_conf
 from tidemill.spark.session.jvm import is_given
-from tidemill.spark.session.kept_launch import MAIN_CLASS
+from tidemill.spark.session.kept_launch import MAIN_CLASS, KeptLaunch, find_kept_launch
+from tidemill.spark.session.launching import find_spark_home
 from tidemill.spark.session.session import Spark
 
 
@@ -99,6 +103,36 @@ def test_sigterm_before_the_pipeline_runs_ends_the_jvm_as_well(hanging_java: Pat
         process.terminate()
         assert process.wait(60) == -15
     wait_until(lambda: not jvms(hanging_java))
+
+
+def keep_hanging_command() -> KeptLaunch:
+    """Keep a command that never listens, as if an earlier launch had left it."""
+    kept = find_kept_launch(find_java(), find_spark_home(), spark_conf(SparkSettings(), "test", 1))
+    assert kept is not None
+    kept.prepare()
+    command = {"before": ["/bin/sh", "-c", "read _"], "after": []}
+    (kept.folder / "command.json").write_text(json.dumps(command))
+    return kept
+
+
+@pytest.mark.parametrize("end", ["it takes too long", "Spark fails", "it is aborted"])
+def test_what_a_start_that_failed_has_used_is_forgotten_unless_the_start_was_aborted(
+    end: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = keep_hanging_command()
+    spark = Spark(SparkSettings(start_timeout_seconds=1 if end == "it takes too long" else 60), "test", 1)
+
+    def gateway(*_: object) -> object:
+        if end == "it is aborted":
+            spark.abort()
+            spark._launch.stopping.wait(60)
+        raise ValueError("the context failed")
+
+    if end != "it takes too long":
+        monkeypatch.setattr("tidemill.spark.session.launching.gateway_to", gateway)
+    with pytest.raises(RemoteError):
+        spark.start()
+    assert (kept.command([]) is not None) is (end == "it is aborted")
 
 
 @pytest.mark.spark

@@ -129,6 +129,11 @@ class KeptLaunch:
             return False
 
     @property
+    def uses_archive(self) -> bool:
+        """Whether a launch now uses the archive."""
+        return self._archives and self._trusted and self.has_archive
+
+    @property
     def wants_archive(self) -> bool:
         """Whether one should be created: there is none, and no attempt failed recently."""
         if not self._archives or self.has_archive:
@@ -160,7 +165,7 @@ class KeptLaunch:
 
     def sharing_options(self, classes: Path | None) -> list[str]:
         """Return the options with which the JVM uses the archive, or records what one has to contain."""
-        if self._archives and self._trusted and self.has_archive:
+        if self.uses_archive:
             silent = () if any(option.startswith("-Xlog") for option in self._options) else _SILENT
             return [f"-XX:SharedArchiveFile={self.archive}", *_USE_ARCHIVE, *silent]
         return [f"{_RECORD}{classes}"] if classes is not None and self.wants_archive else []

@@ -1,6 +1,7 @@
 """One launch of Spark's JVM, in a thread of its own, with what earlier launches left if there is anything.
 
-Invariants: after `stop` no JVM is launched. A launch that fails with what an earlier one left is repeated without it.
+Invariants: after `stop` no JVM is launched. A launch that fails with what an earlier one left is repeated without it
+if the JVM ends before it listens; if Spark fails later, nothing of it is kept for the next start.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class JvmLaunch:
         self._begun = False
         self._environ: dict[str, str] = {}
         self._kept: KeptLaunch | None = None
-        self._learns = self._ran = False
+        self._learns = self._uses_kept = self._ran = False
         self._maker: ArchiveMaker | None = None
         self._lock = threading.Lock()
         self.jvm: subprocess.Popen[bytes] | None = None
@@ -98,10 +99,10 @@ class JvmLaunch:
         try:
             gateway = gateway_to(self.jvm, self._connection_file)
         except JvmEndedError:
-            if self._kept is None or self._learns or self.stopping.is_set():
+            if not self._uses_kept or self.stopping.is_set():
                 raise
             log.info("Spark's JVM ended at once; launching it again, without what earlier launches left")
-            self._kept.forget()
+            self.forget_kept()
             if self.jvm is not None:
                 close_stdin(self.jvm)
             self._launch(by_launcher=True)
@@ -109,6 +110,11 @@ class JvmLaunch:
         if self._learns and self._kept is not None and self.jvm is not None:
             self._kept.learn(self.jvm.pid)
         return gateway
+
+    def forget_kept(self) -> None:
+        """Remove what earlier launches left if this one used it: a JVM that listens may not work, either."""
+        if self._kept is not None and self._uses_kept:
+            self._kept.forget()
 
     def note_running(self) -> None:
         """Note that an engine runs: by now, the JVM has loaded all classes that a start needs."""
@@ -154,6 +160,7 @@ class JvmLaunch:
         if kept is not None and not by_launcher:
             command = kept.command(submit_arguments(conf), self._classes)
         self._learns = kept is not None and command is None
+        self._uses_kept = kept is not None and (command is not None or kept.uses_archive)
         if command is None:
             if kept is not None:
                 conf[OPTIONS] = f"{conf.get(OPTIONS, '')} {shlex.join(kept.sharing_options(self._classes))}".strip()
