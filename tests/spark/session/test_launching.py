@@ -79,6 +79,25 @@ def test_a_launch_serves_other_numbers_of_engines_but_no_other_options_environme
         assert not spark.configure(SparkSettings(), "test", 1)
 
 
+def test_a_launch_uses_the_environment_of_the_moment_at_which_it_was_made(
+    hanging_java: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    java_home = os.environ["JAVA_HOME"]
+    spark = Spark(SparkSettings(), "test", 1)
+    with monkeypatch.context() as patch:
+        patch.setenv("JAVA_HOME", "/nowhere")
+        patch.setenv("SPARK_HOME", "/nowhere")
+        patch.setenv("SET_BY_THE_HANDLER", "1")
+        patch.setenv("PYSPARK_SUBMIT_ARGS", "--conf a=b pyspark-shell")
+        with spark.launching():
+            wait_until(lambda: jvms(hanging_java))
+            assert spark.jvm_pid is not None
+            environ = Path(f"/proc/{spark.jvm_pid}/environ").read_bytes().decode().split("\0")
+            assert not any("a=b" in word for pid in jvms(hanging_java) for word in read_arguments(pid))
+    assert f"JAVA_HOME={java_home}" in environ
+    assert "SET_BY_THE_HANDLER=1" not in environ
+
+
 def test_the_session_is_imported_without_pyspark() -> None:
     code = "import sys, tidemill.spark.session.early; assert not {'pyspark', 'confluent_kafka'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -107,7 +126,7 @@ def test_sigterm_before_the_pipeline_runs_ends_the_jvm_as_well(hanging_java: Pat
 
 def keep_hanging_command() -> KeptLaunch:
     """Keep a command that never listens, as if an earlier launch had left it."""
-    kept = find_kept_launch(find_java(), find_spark_home(), spark_conf(SparkSettings(), "test", 1))
+    kept = find_kept_launch(find_java(), find_spark_home(os.environ), spark_conf(SparkSettings(), "test", 1))
     assert kept is not None
     kept.prepare()
     command = {"before": ["/bin/sh", "-c", "read _"], "after": []}

@@ -49,10 +49,10 @@ def is_given() -> bool:
     return _PORT in os.environ
 
 
-def submit_arguments(conf: Mapping[str, str]) -> list[str]:
+def submit_arguments(conf: Mapping[str, str], environ: Mapping[str, str]) -> list[str]:
     """Return the arguments of Spark's main class."""
     options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
-    return [*options, *shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))]
+    return [*options, *shlex.split(environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))]
 
 
 def launch(
