@@ -21,6 +21,7 @@ import structlog
 
 from tidemill.core.errors import describe_error
 from tidemill.runtime.lock import HeldError, lock_file
+from tidemill.runtime.parent_pipes import keep_from_forks
 from tidemill.spark.session.kept_launch import KeptLaunch
 
 log = structlog.get_logger(__name__)
@@ -125,6 +126,7 @@ class ArchiveMaker:
                 # Ctrl-C is not for it, and all of it can be killed together.
                 start_new_session=True,
             )
+        keep_from_forks(process)
         with process:
             try:
                 return process.wait(LIMIT_SECONDS)
