@@ -204,6 +204,19 @@ def test_times_are_read_as_everywhere() -> None:
         parse_start("noon")
 
 
+@pytest.mark.parametrize("text", ["99999999999w", "999999w", "9" * 5_000 + "s"])
+def test_a_time_before_the_calendar_begins_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="before the first day of the calendar"):
+        parse_start(text)
+
+
+def test_the_help_names_relative_times_as_they_are_written(tidemill: Callable[..., Any]) -> None:
+    text = " ".join(tidemill("consume", "--help").stdout.split())
+
+    assert "or 2h for two hours ago" in text
+    assert parse_start("2h") > 0
+
+
 def test_a_terminal_gets_nothing_that_it_would_obey() -> None:
     record = SimpleNamespace(value=lambda: b"a\x1b[31m\xff\tcaf\xc3\xa9\r")
 

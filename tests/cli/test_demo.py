@@ -14,10 +14,15 @@ from queue import Empty, Queue
 from threading import Thread
 
 import pytest
+from rich.console import Console
 
+from tidemill.cli import demo as demo_module
 from tidemill.cli.demo import PARTITIONS, fill_topic, open_folder
-from tidemill.core.errors import ConfigError
+from tidemill.cli.demo_phases import Phases
+from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.broker import EmbeddedBroker
+from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.log import tell_failure
 from tidemill.testing.kafka import consume, unique_name
 
 
@@ -59,6 +64,44 @@ def test_lines_are_fed_round_the_partitions_in_order(embedded_kafka: EmbeddedBro
     fill_topic(embedded_kafka.bootstrap, topic, lines)
     for message in consume(embedded_kafka.bootstrap, topic, 1000):
         assert message.value() == lines[message.offset() * PARTITIONS + message.partition()]
+
+
+class FailingPipeline:
+    """Ends with an error at once, and tells it as a pipeline does."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.error = RemoteError("topic [/lost] is gone, password=" + "hunter2")
+
+    def run(self, *, tell: bool = True) -> ExitCode:
+        if tell:
+            self.tell_failure()
+        return ExitCode.REMOTE
+
+    def tell_failure(self) -> None:
+        tell_failure("the pipeline failed", self.error)
+
+    def drain(self) -> None:
+        pass
+
+
+def test_an_error_is_told_once_as_it_is_and_without_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: object) -> bool:
+        raise ValueError("broker [/red] said password=" + "hunter2")
+
+    monkeypatch.setattr(demo_module, "Pipeline", FailingPipeline)
+    monkeypatch.setattr(demo_module._Demo, "_follow", fail)
+    phases = Phases(PARTITIONS)
+
+    code = demo_module._Demo(tmp_path, "b:9092", Console(width=200), phases, keep=False).run()
+
+    told = capsys.readouterr()
+    assert code == ExitCode.REMOTE
+    assert told.err == "error: topic [/lost] is gone, password=***\n"
+    assert "topic" not in told.out
+    assert "watching the pipeline failed: ValueError('broker [/red] said password=***" in told.out
+    assert "hunter2" not in told.out
 
 
 @contextmanager

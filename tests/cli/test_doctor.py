@@ -232,10 +232,12 @@ def test_only_folders_that_are_used_here_are_looked_at() -> None:
 
 def test_programs_get_one_document(tidemill: Run, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("kafka: {brokers: localhost}\n")
+    (tmp_path / "loud.py").write_text("print('imported')\n")
 
-    done = tidemill("doctor", "c.yaml", "--json")
+    done = tidemill("doctor", "c.yaml", "--json", "--handler", "loud:Loud")
 
     assert done.returncode == ExitCode.REMOTE
+    assert "imported" in done.stderr
     said = json.loads(done.stdout)
     assert said["ok"] is False
     checks = {check["name"]: check for check in said["checks"]}

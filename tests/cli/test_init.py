@@ -109,12 +109,41 @@ def test_an_unknown_template_is_refused_with_the_known_ones(tidemill: Run, tmp_p
         ("any", "any", "AnyPipeline"),
         ("true", "true", "TruePipeline"),
         ("handler", "handler", "HandlerPipeline"),
+        ("tidemill", "tidemill-pipeline", "Tidemill"),
+        ("PyTest_asyncio", "pytest_asyncio-pipeline", "PyTestAsyncio"),
+        ("pydantic", "pydantic-pipeline", "Pydantic"),
         ("\u00fcber uns", "ber-uns", "BerUns"),
     ],
 )
 def test_names_are_made_from_the_folder(folder: str, project: str, cls: str) -> None:
     assert make_project_name(folder) == project
-    assert make_class_name(folder, ["Handler"]) == cls
+    assert make_class_name(folder, ["Handler", "Any"]) == cls
+
+
+@pytest.mark.parametrize("folder", ["2024", "1.5", "on", "null", "2026-11-22"])
+def test_a_name_that_yaml_reads_as_something_else_is_still_a_name(folder: str, tmp_path: Path) -> None:
+    for template in Template:
+        create_project(tmp_path / template / folder, template)
+        settings = load_settings(tmp_path / template / folder / "tidemill.yaml", {})
+        assert settings.kafka.consumer_group == folder
+
+
+@pytest.mark.parametrize(
+    ("template", "name", "cls"),
+    [
+        (Template.FILES, "path", "PathPipeline"),
+        (Template.FILES, "SETTINGS", "SETTINGSPipeline"),
+        (Template.POSTGRES, "text", "TextPipeline"),
+        (Template.POSTGRES, "base_model", "BaseModelPipeline"),
+        (Template.FILES, "text", "Text"),
+    ],
+)
+def test_the_class_hides_no_name_of_the_project_s_files(
+    template: Template, name: str, cls: str, tmp_path: Path
+) -> None:
+    create_project(tmp_path / name, template)
+
+    assert f"class {cls}(Handler[" in (tmp_path / name / "handler.py").read_text()
 
 
 def test_the_commands_of_the_readme_exist(tidemill: Run, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -111,6 +112,41 @@ def test_other_errors_show_a_traceback_with_secrets_masked(capsys: pytest.Captur
     assert "ValueError: bad: password=***" in text
 
 
+@pytest.mark.parametrize(("body", "code"), [("typer.echo('text')", 0), ("print('text'); raise typer.Exit(4)", 4)])
+def test_a_reader_that_closes_the_pipe_ends_a_command_quietly(body: str, code: int) -> None:
+    script = (
+        "import sys, typer\n"
+        "from tidemill.cli.reporting import reporting\n"
+        "app = typer.Typer()\n"
+        "@app.command()\n"
+        "def show():\n"
+        "    with reporting():\n"
+        "        sys.stdin.read()\n"
+        f"        {body}\n"
+        "app()\n"
+    )
+    pipe = subprocess.PIPE
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(
+        [sys.executable, "-c", script], env=buffered, stdin=pipe, stdout=pipe, stderr=pipe
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        process.stdin.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == code
+
+
+def test_a_pipe_that_breaks_elsewhere_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as caught, reporting():
+        raise BrokenPipeError
+
+    assert caught.value.exit_code == ExitCode.INTERNAL
+    assert "BrokenPipeError" in capsys.readouterr().err
+
+
 def test_ctrl_c_before_anything_runs_is_a_stop(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit) as caught, reporting():
         raise KeyboardInterrupt
@@ -138,3 +174,24 @@ def test_a_handler_that_does_not_import_is_refused_before_spark(tidemill: Run, t
     assert done.returncode == ExitCode.HANDLER
     assert "there is no module 'no_such_module'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_logs_of_a_command_that_does_not_configure_them_stay_out_of_its_output() -> None:
+    code = (
+        "import sys\n"
+        "sys.argv = ['tidemill', '--version']\n"
+        "from tidemill.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "assert 'structlog' not in sys.modules\n"
+        "from tidemill.runtime.kafka_client import LibraryLog, log\n"
+        "LibraryLog().log(3, 'Broker transport failure')\n"
+        "log.warning('a warning')\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+
+    assert done.stdout.startswith("tidemill 0.")
+    assert len(done.stdout.splitlines()) == 1
+    assert "a warning" in done.stderr
+    assert "transport failure" not in done.stderr

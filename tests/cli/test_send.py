@@ -10,14 +10,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import confluent_kafka as ck
 import pytest
+import typer
 from tests.cli.notices import drop_notices
 from tests.until import wait_until
 
-from tidemill.cli.send import LineSender, read_key
+from tidemill.cli.send import LineSender, read_key, send
 from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.core.errors import RemoteError
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.topics import TopicReader
 from tidemill.testing.kafka import consume, unique_name
@@ -85,6 +88,131 @@ def test_a_field_of_each_line_is_its_key_and_lines_without_it_are_counted(
     assert sender.describe().startswith(f"sent 3 messages to {topic}; 2 failed (1: ")
 
 
+class ScriptedProducer:
+    """A client that keeps what it is given until its queue is full, and raises what a test wants.
+
+    Attributes:
+        room: How many messages fit into the queue.
+        on_poll: Raised by poll().
+        on_flush: Raised by flush(), one at each call; then the messages that wait are confirmed.
+        on_produce: Raised by produce() once the queue is full; None: BufferError.
+    """
+
+    room = 1
+    on_poll: type[BaseException] | BaseException | None = None
+    on_flush: list[BaseException | None]
+    on_produce: BaseException | None = None
+    confirms = False
+
+    def __init__(self, config: dict[str, Any], logger: object) -> None:
+        self._waiting = 0
+        self._report = config["on_delivery"]
+
+    def __len__(self) -> int:
+        return self._waiting
+
+    def produce(self, topic: str, value: bytes, key: bytes | None) -> None:
+        if self._waiting >= self.room:
+            raise self.on_produce or BufferError("queue full")
+        self._waiting += 1
+
+    def poll(self, seconds: float) -> int:
+        if self.on_poll is not None:
+            raise self.on_poll
+        return 0
+
+    def flush(self, seconds: float) -> int:
+        if self.on_flush and (error := self.on_flush.pop(0)) is not None:
+            raise error
+        if self.confirms:
+            self._waiting = 0
+        return self._waiting
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedProducer]:
+    made = type("Client", (ScriptedProducer,), {"on_flush": []})
+    monkeypatch.setattr(ck, "Producer", made)
+    monkeypatch.setattr("tidemill.cli.send._LEAVE_SECONDS", 0.1)
+    return made
+
+
+FATAL = ck.KafkaException(ck.KafkaError(ck.KafkaError.CLUSTER_AUTHORIZATION_FAILED, "no right", fatal=True))
+
+
+@pytest.mark.parametrize(("room", "rate"), [(1, None), (9, 0.001)])
+@pytest.mark.parametrize("confirms", [True, False])
+def test_a_line_that_was_read_but_not_handed_over_at_ctrl_c_is_not_counted_as_sent(
+    client: type[ScriptedProducer], room: int, rate: float | None, confirms: bool
+) -> None:
+    client.room, client.on_poll, client.confirms = room, KeyboardInterrupt, confirms
+    sender = LineSender(KafkaSettings(), "t", None, rate)
+
+    assert sender.send_all(io.BytesIO(b"a\nb\nc\n")) is True
+
+    assert (sender.sent, sender.failed) == ((1, 1) if confirms else (0, 2))
+    assert "1: not sent when it was stopped" in sender.describe()
+    assert ("1: not confirmed when it was stopped" in sender.describe()) is not confirms
+
+
+@pytest.mark.parametrize("confirms", [True, False])
+def test_a_client_that_fails_while_lines_are_sent_ends_it_with_a_count(
+    client: type[ScriptedProducer], confirms: bool
+) -> None:
+    client.on_poll, client.confirms = FATAL, confirms
+    sender = LineSender(KafkaSettings(), "t", None, None)
+
+    assert sender.send_all(io.BytesIO(b"a\nb\nc\n")) is False
+
+    assert (sender.sent, sender.failed) == ((1, 1) if confirms else (0, 2))
+    assert "1: not sent when the client failed" in sender.describe()
+    with pytest.raises(RemoteError, match=r"the Kafka client failed: no right; nothing after line 2 was read"):
+        sender.raise_failure()
+
+
+def test_a_client_that_fails_at_the_end_ends_it_with_a_count(client: type[ScriptedProducer]) -> None:
+    client.room, client.on_flush, client.confirms = 9, [FATAL], False
+    sender = LineSender(KafkaSettings(), "t", None, None)
+
+    assert sender.send_all(io.BytesIO(b"a\nb\n")) is False
+
+    assert (sender.sent, sender.failed) == (0, 2)
+    assert sender.describe() == "sent 0 messages to t; 2 failed (2: not confirmed when the client failed)"
+    with pytest.raises(RemoteError, match="no right"):
+        sender.raise_failure()
+
+
+def test_the_reason_of_a_failure_is_named_even_if_a_message_was_refused_before_it_was_known(
+    client: type[ScriptedProducer],
+) -> None:
+    client.on_produce = ck.KafkaException(ck.KafkaError(ck.KafkaError._FATAL, "Fatal error"))
+    client.on_flush, client.confirms = [FATAL], True
+    sender = LineSender(KafkaSettings(), "t", None, None)
+
+    assert sender.send_all(io.BytesIO(b"a\nb\n")) is False
+
+    with pytest.raises(RemoteError, match="no right"):
+        sender.raise_failure()
+
+
+def test_the_command_says_what_was_sent_before_the_client_failed(
+    client: type[ScriptedProducer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.on_poll, client.confirms = FATAL, True
+    (tmp_path / "lines").write_bytes(b"a\nb\n")
+    for name in ("require_topic", "stop_on_signals"):
+        monkeypatch.setattr(f"tidemill.cli.send.{name}", lambda *arguments: None)
+
+    with pytest.raises(typer.Exit) as caught:
+        send("t", str(tmp_path / "lines"))
+
+    assert caught.value.exit_code == ExitCode.REMOTE
+    assert capsys.readouterr().err == (
+        "sent 1 message to t; 1 failed (1: not sent when the client failed)\n"
+        "error: the Kafka client failed: no right; nothing after line 2 was read\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("line", "key"),
     [
@@ -101,7 +229,9 @@ def test_keys_are_as_they_are_written(line: bytes, key: bytes | None) -> None:
     assert read_key(line, "k") == key
 
 
-@pytest.mark.parametrize("line", [b"", b"[]", b'{"k": "\xff"}', b'{"k": "\\ud800"}', b'{"other": 1}', b'{"k"'])
+@pytest.mark.parametrize(
+    "line", [b"", b"[]", b'{"k": "\xff"}', b'{"k": "\\ud800"}', b'{"other": 1}', b'{"k"', b'{"k": ' + b"[" * 9_999]
+)
 def test_a_line_without_a_usable_key_says_so(line: bytes) -> None:
     with pytest.raises(ValueError, match=r"it |its "):
         read_key(line, "k")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tidemill.cli import status as status_module
@@ -195,6 +196,19 @@ def test_trigger_hosts_are_well_if_they_run_or_stand_by() -> None:
     assert complete({"worker": "w", "pid": 7, "error": "no"})["problems"] == ["no"]
     assert describe_report(complete(host)).splitlines()[0] == "trigger host of /l.yaml (process 7): running"
     assert "standing by; process 9 on h" in describe_report(complete({**host, "waits_for": holder}))
+
+
+def test_what_others_said_cannot_control_the_terminal() -> None:
+    stalled = msgspec.structs.replace(busy(), stalled={"sinks.kafka.out": "no\x1b[2J\nanswer"})
+    said = describe_report(
+        {**build_report(settings(), "w", RUNNING, stalled, 1.0), "pid": 7, "problems": ["bad\x1b]0;title\x07"]}
+    )
+    holder = {"process": 9, "host": "h\x1b[1m", "list": "/l.yaml", "since": "now"}
+    host = {"pid": 7, "list": "/l.yaml", "waits_for": holder, "running": 3, "store": None, "streams": []}
+
+    assert r"no\x1b[2J\nanswer" in said
+    assert r"PROBLEM: bad\x1b]0;title\x07" in said
+    assert r"process 9 on h\x1b[1m runs the list" in describe_report(complete(host))
 
 
 def test_a_list_of_triggers_is_told_from_a_configuration(tmp_path: Path) -> None:

@@ -162,6 +162,10 @@ def test_a_list_is_checked_without_being_run(site):
     good = site.ask("check", "spec.yaml")
     assert (good.returncode, good.stdout) == (0, "ok: spec.yaml, 2 triggers\n")
     assert not (site.folder / "tidemill.db").exists()
+    (site.folder / "mine.py").write_text((site.folder / "mine.py").read_text() + "\nprint('imported')\n")
+    loud = site.ask("check", "spec.yaml", "--json")
+    assert json.loads(loud.stdout)["triggers"] == 2
+    assert loud.stderr == "imported\n"
     site.write("name: fires, classpath: mine.Fires, kwargs: {conut: 5}")
     bad = site.ask("check", "spec.yaml", "--json")
     assert bad.returncode == ExitCode.CONFIG

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import socket
 import stat
@@ -15,7 +16,7 @@ import pytest
 
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.errors import RemoteError
-from tidemill.runtime import control_socket
+from tidemill.runtime import control_socket, lock
 from tidemill.runtime.control_socket import ControlSocket, ask
 from tidemill.runtime.pipeline_socket import pipeline_socket, release_brakes
 
@@ -51,6 +52,38 @@ async def test_a_request_is_answered_and_none_is_an_empty_one(folder) -> None:
     assert (await asyncio.to_thread(ask, "test.")).reports == [{"asked": {}}]
     assert (await asyncio.to_thread(ask, "other.")).reports == []
     await server.close()
+
+
+@pytest.mark.parametrize("login_asks", [True, False])
+async def test_a_service_and_a_login_of_one_user_find_each_other(folder, monkeypatch, login_asks) -> None:
+    root = folder.parent
+    login = root / "run" / str(os.getuid())
+    login.mkdir(parents=True)
+    monkeypatch.setattr(lock, "_LOGINS", login.parent)
+    monkeypatch.setattr(lock, "_SHARED", root)
+
+    def enter(a_login: bool) -> None:
+        if a_login:
+            monkeypatch.setenv("XDG_RUNTIME_DIR", str(login))
+        else:
+            monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+
+    enter(not login_asks)
+    server = ControlSocket("test.", echo)
+    await server.start()
+    enter(login_asks)
+    assert (await asyncio.to_thread(ask, "test.", {"do": "x"})).reports == [{"asked": {"do": "x"}}]
+    with monkeypatch.context() as patch:
+        patch.setattr(control_socket, "refuse_foreign", refuse)
+        assert (await asyncio.to_thread(ask, "test.")).reports == []
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(root / "chosen"))
+    (root / "chosen").mkdir()
+    assert (await asyncio.to_thread(ask, "test.")).reports == []
+    await server.close()
+
+
+def refuse(directory: Path) -> None:
+    raise PermissionError(1, f"{directory} belongs to another user")
 
 
 @pytest.mark.parametrize("said", [b"not json", b"[1]", b"\xff\xfe", b"x" * 200_000])

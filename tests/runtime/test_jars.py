@@ -245,7 +245,8 @@ def test_two_starts_at_once_download_once(repository: Repository, environ: dict[
 
 
 FETCH = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts beside itself ignores it
 from pathlib import Path
 from tidemill.runtime.jar_lock import parse_jar_lock
 from tidemill.runtime.jars import fetch_jars

@@ -16,9 +16,10 @@ import typer
 if TYPE_CHECKING:
     from tidemill.config.settings import Settings
 
-#: Larger or more files than these are not searched for handlers.
+#: Larger or more files than these, one by one and together, are not searched for handlers.
 _MAX_FILES = 200
 _MAX_BYTES = 1_000_000
+_MAX_TOTAL_BYTES = 4_000_000
 
 
 def complete_kinds(incomplete: str) -> list[str]:
@@ -94,11 +95,18 @@ def _find_file(ctx: typer.Context, argument: str) -> Path | None:
 def _find_handlers(folder: Path) -> Iterator[str]:
     import ast
     import itertools
+    import warnings
 
+    left = _MAX_TOTAL_BYTES
     for path in itertools.islice(folder.glob("*.py"), _MAX_FILES):
-        with contextlib.suppress(OSError, SyntaxError, ValueError):
-            if path.stat().st_size > _MAX_BYTES:
+        with contextlib.suppress(OSError, SyntaxError, ValueError), warnings.catch_warnings():
+            # Newer Pythons print a warning for each backslash that escapes nothing.
+            warnings.simplefilter("ignore")
+            size = path.stat().st_size
+            # A pipe has no end.
+            if not path.is_file() or size > min(_MAX_BYTES, left):
                 continue
+            left -= size
             for node in ast.parse(path.read_text(encoding="utf-8")).body:
                 if isinstance(node, ast.ClassDef) and any(_names_handler(base) for base in node.bases):
                     yield f"{path.stem}:{node.name}"

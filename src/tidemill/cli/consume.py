@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidemill.cli.reporting import reporting
-from tidemill.cli.topic_access import ConfigOption, Topic, load_for_topic, require_topic, stop_on_sigterm
+from tidemill.cli.topic_access import ConfigOption, Topic, load_for_topic, require_topic, stop_on_signals
 from tidemill.core.errors import ConfigError, RemoteError, escape_surrogates
 from tidemill.runtime.exitcode import ExitCode
 
@@ -39,7 +39,11 @@ def consume(
     topic: Topic,
     start: Annotated[
         str,
-        typer.Option("--from", metavar="beginning|end|TIME", help="Where to begin; TIME: 2026-05-01T12:00, or 2h ago."),
+        typer.Option(
+            "--from",
+            metavar="beginning|end|TIME",
+            help="Where to begin; TIME: 2026-05-01T12:00 (UTC), or 2h for two hours ago.",
+        ),
     ] = "beginning",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more messages, until Ctrl-C.")] = False,
     key: Annotated[str | None, typer.Option("--key", metavar="K", help="Only messages with this key.")] = None,
@@ -57,7 +61,7 @@ def consume(
             raise ConfigError("--from end shows nothing without --follow, which waits for new messages")
         since = parse_start(start)
         settings = load_for_topic(config, topic)
-        stop_on_sigterm()
+        stop_on_signals()
         wanted = None if key is None else os.fsencode(key)
         try:
             require_topic(settings, topic)

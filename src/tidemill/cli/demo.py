@@ -27,6 +27,7 @@ from tidemill.cli import demo_check
 from tidemill.cli.demo_phases import Phases
 from tidemill.cli.demo_view import format_progress, show_live, show_summary
 from tidemill.cli.handlers import load_handler
+from tidemill.config.redaction import redact_text
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.deadletters.letter import Letter
@@ -149,17 +150,18 @@ class _Demo:
         watcher = threading.Thread(target=self._watch, name="tidemill-demo", daemon=True)
         watcher.start()
         try:
-            code = self.pipeline.run()
+            code = self.pipeline.run(tell=False)
         finally:
             self.ended.set()
             watcher.join(_SETTLE_SECONDS)
         seconds = time.monotonic() - started
         if self.failure is not None:
-            self.console.print(f"[red]{self.failure}[/red]")
-            return 1
+            self.console.print(redact_text(self.failure), style="red", markup=False)
+        self.pipeline.tell_failure()
         if code not in (ExitCode.OK, ExitCode.STOPPED):
-            self.console.print(f"[red]the pipeline ended with exit code {code:d}: {self.pipeline.error}[/red]")
             return int(code)
+        if self.failure is not None:
+            return int(ExitCode.INTERNAL)
         if not self.finished:
             self.console.print("stopped before everything was committed")
             return ExitCode.STOPPED

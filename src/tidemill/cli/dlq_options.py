@@ -74,7 +74,12 @@ def parse_time(option: str, text: str | None, *, relative: bool = True) -> float
                 f"{option} {text}: a redrive needs a time with a date (2026-05-01T12:00), so that the same command "
                 "means the same letters when it is run again"
             )
-        return (datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})).timestamp()
+        try:
+            return (datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})).timestamp()
+        except (OverflowError, ValueError):  # ValueError: too many digits
+            raise ConfigError(
+                f"{option} {text}: before the first day of the calendar; write a smaller number"
+            ) from None
     try:
         at = datetime.fromisoformat(text)
     except ValueError:

@@ -11,7 +11,7 @@ import typer
 
 from tidemill.cli.completion import complete_handlers
 from tidemill.cli.options import ConfigPath
-from tidemill.cli.reporting import reporting
+from tidemill.cli.reporting import divert_prints, reporting
 from tidemill.core.wording import count_of
 from tidemill.runtime.exitcode import ExitCode
 
@@ -34,7 +34,7 @@ def doctor(
 
     Each line says ok, or FAIL and what to do; after a FAIL the exit code is 4.
     """
-    with reporting():
+    with reporting(), divert_prints(as_json) as output:
         findings = []
         for finding in examine(config, handler):
             findings.append(finding)
@@ -46,7 +46,7 @@ def doctor(
                 {"name": finding.name, "ok": finding.problem is None, "text": _describe(finding)}
                 for finding in findings
             ]
-            typer.echo(json.dumps({"ok": not problems, "checks": checks}))
+            typer.echo(json.dumps({"ok": not problems, "checks": checks}), file=output)
         elif problems:
             typer.echo(f"{count_of(problems, 'problem')} found", err=True)
         if problems:

@@ -5,6 +5,7 @@ Option types (`<bool>`) and the bounds of numbers are left out: names of values 
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -69,6 +70,14 @@ class HelpCommand(_Help, TyperCommand):
 
 class HelpGroup(_Help, TyperGroup):
     """A group of commands with such help."""
+
+    def main(self, *args: Any, **settings: Any) -> Any:
+        """Run the command of the process's command line, or complete it."""
+        if os.environ.get("_TIDEMILL_COMPLETE", "").endswith("_bash"):
+            from tidemill.cli.bash_words import register
+
+            register()
+        return super().main(*args, **settings)
 
 
 class App(typer.Typer):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import enum
 import keyword
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -102,8 +104,8 @@ _OWN = {
     "tests/test_handler.py": "test_handler.py.txt",
 }
 _MORE = {Template.HTTP: {"service.py": "service.py.txt"}}
-#: What a handler's module has already; a class of that name would hide it.
-_TAKEN = re.compile(r"from tidemill import \((.*?)\)", re.DOTALL)
+#: What every project installs; one of the same name would depend on itself.
+_INSTALLED = ("tidemill", "pytest", "pytest-asyncio")
 
 
 def init(
@@ -151,8 +153,7 @@ def _fill_in(folder: str, template: Template) -> dict[str, str]:
     own = _OWN | _MORE.get(template, {})
     texts = {target: (root / "common" / name).read_text(encoding="utf-8") for target, name in _COMMON.items()}
     texts |= {target: (root / template / name).read_text(encoding="utf-8") for target, name in own.items()}
-    imported = _TAKEN.search(texts["handler.py"])
-    taken = re.findall(r"\w+", imported[1] if imported else "")
+    taken = {name for target, text in texts.items() if target.endswith(".py") for name in _find_names(text)}
     words = _WORDS[template]
     filled = {
         "ABOUT": words.about + "\n",
@@ -170,17 +171,44 @@ def _fill_in(folder: str, template: Template) -> dict[str, str]:
     return texts
 
 
+def _find_names(code: str) -> set[str]:
+    """Return the names that a file imports, defines or uses; a class with one of them would hide it."""
+    names = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name.partition(".")[0])
+    return names
+
+
 def make_project_name(folder: str) -> str:
     """Return a name for the project and its consumer group.
 
     Example:
-        >>> make_project_name("My Project"), make_project_name("---")
-        ('my-project', 'pipeline')
+        >>> make_project_name("My Project"), make_project_name("---"), make_project_name("tidemill")
+        ('my-project', 'pipeline', 'tidemill-pipeline')
     """
-    return re.sub(r"[^a-z0-9._-]+", "-", folder.lower()).strip("-._") or "pipeline"
+    name = re.sub(r"[^a-z0-9._-]+", "-", folder.lower()).strip("-._") or "pipeline"
+    return f"{name}-pipeline" if _normalize(name) in _find_packages() else name
 
 
-def make_class_name(folder: str, taken: list[str] | None = None) -> str:
+def _find_packages() -> set[str]:
+    """Return the packages that a project installs, those that tidemill depends on included."""
+    try:
+        required = metadata.requires("tidemill") or []
+    except metadata.PackageNotFoundError:
+        required = []  # it runs from a checkout
+    return {_normalize(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0]) for line in (*_INSTALLED, *required)}
+
+
+def _normalize(package: str) -> str:
+    return re.sub(r"[-_.]+", "-", package.lower())
+
+
+def make_class_name(folder: str, taken: Container[str] = ()) -> str:
     """Return a name for the handler's class.
 
     Args:
@@ -194,9 +222,5 @@ def make_class_name(folder: str, taken: list[str] | None = None) -> str:
     name = "".join(part[0].upper() + part[1:] for part in re.findall(r"[A-Za-z0-9]+", folder)) or "Pipeline"
     if not name[0].isalpha():
         name = f"Pipeline{name}"
-    reserved = (
-        keyword.iskeyword(name)
-        or hasattr(builtins, name)
-        or name in ("Any", "BaseModel", "Sequence", "Text", "True", "False", "None")
-    )
-    return f"{name}Pipeline" if reserved or name in (taken or []) else name
+    reserved = keyword.iskeyword(name) or hasattr(builtins, name) or name in taken
+    return f"{name}Pipeline" if reserved else name

@@ -14,6 +14,7 @@ import typer
 from tidemill.cli import backfill, broker, config, consume, dlq, doctor, init, release, run, send, status, triggers
 from tidemill.cli.help import App
 from tidemill.cli.reporting import reporting
+from tidemill.runtime.log_start import log_to_stderr
 
 EXIT_CODES = "\n".join(
     (
@@ -83,8 +84,16 @@ app.command()(send.send)
 app.command()(consume.consume)
 
 
+def _log_warnings() -> None:
+    from tidemill.config.settings import LoggingSettings
+    from tidemill.runtime.log import configure
+
+    configure(LoggingSettings(level="WARNING"))
+
+
 def main() -> None:
     """Run the command line."""
+    log_to_stderr(_log_warnings)
     try:
         app()
     finally:

@@ -21,7 +21,7 @@ from tidemill.cli.topic_access import (
     Topic,
     load_for_topic,
     require_topic,
-    stop_on_sigterm,
+    stop_on_signals,
 )
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.wording import count_of
@@ -66,13 +66,14 @@ def send(
             raise ConfigError(f"--rate {rate:g}: must be above 0")
         settings = load_for_topic(config, topic)
         with _open_lines(file) as lines:
-            stop_on_sigterm()
+            stop_on_signals()
             require_topic(settings, topic)
             sender = LineSender(settings.kafka, topic, key, rate)
             if file == "-" and lines.isatty():
                 typer.echo("one message per line; Ctrl-D ends", err=True)
             stopped = sender.send_all(lines)
         typer.echo(sender.describe(), err=True)
+        sender.raise_failure()
         if stopped:
             raise typer.Exit(ExitCode.STOPPED)
         if sender.failed:
@@ -124,15 +125,19 @@ class LineSender:
         except (ck.KafkaException, TypeError, ValueError) as error:
             raise ConfigError(f"bad Kafka client configuration: {scrub(reason(error), secrets)}") from None
         self._scrub: Callable[[str], str] = lambda text: scrub(text, secrets)
-        self._errors = (ck.KafkaException, BufferError)
+        self._error = ck.KafkaException
+        self._without_reason = ck.KafkaError._FATAL
         self._topic = topic
         self._brokers = kafka.brokers
         self._key_field = key_field
         self._rate = rate
-        self._handed_over = 0
+        #: What was read is either handed over to the client or refused; at Ctrl-C a line may be neither.
         self._lines = 0
+        self._handed_over = 0
+        self._refused = 0
         self._failures: Counter[str] = Counter()
         self._heard = ""
+        self._failure: Any = None
 
     @property
     def failed(self) -> int:
@@ -145,26 +150,40 @@ class LineSender:
         return self._lines - self.failed
 
     def send_all(self, lines: BinaryIO) -> bool:
-        """Send all lines and wait until they are confirmed or have failed.
+        """Send all lines and wait until they are confirmed or have failed; see `raise_failure` too.
 
         Returns:
             Whether it was stopped by a signal; what was on its way then got a few seconds.
-
-        Raises:
-            RemoteError: The client failed as a whole.
         """
         stopped = False
         try:
             self._send_lines(lines)
         except KeyboardInterrupt:
             stopped = True
+        except self._error as error:
+            self._fail(error.args[0])
         try:
-            self._flush(_LEAVE_SECONDS if stopped else None)
+            self._flush(None if not stopped and not self._failure else _LEAVE_SECONDS)
         except KeyboardInterrupt:
             stopped = True
+        when = "when the client failed" if self._failure else "when it was stopped"
+        if unsent := self._lines - self._handed_over - self._refused:
+            self._failures[f"not sent {when}"] += unsent
         if waiting := len(self._producer):
-            self._failures["not confirmed when it was stopped"] += waiting
+            self._failures[f"not confirmed {when}"] += waiting
         return stopped
+
+    def raise_failure(self) -> None:
+        """Report why the client failed as a whole, if it did.
+
+        Raises:
+            RemoteError: It did; lines after that were not read.
+        """
+        if self._failure:
+            said = self._scrub(self._failure.str())
+            raise RemoteError(
+                f"the Kafka client failed: {said}; nothing after line {self._lines:,} was read", retryable=False
+            )
 
     def describe(self) -> str:
         """Return in one line what was sent, and why the rest was not."""
@@ -204,19 +223,16 @@ class LineSender:
                 self._producer.produce(self._topic, line, key)
             except BufferError:
                 self._producer.poll(_CALL_SECONDS)
-            except self._errors as error:
-                self._refuse_record(error.args[0])
+            except self._error as error:
+                from tidemill.runtime.producer import is_too_large
+
+                if error.args[0].fatal() or not is_too_large(error.args[0]):
+                    raise
+                self._refuse(f"longer than {self._max_bytes:,} bytes (kafka.client_config message.max.bytes)")
                 return
             else:
                 self._handed_over += 1
                 return
-
-    def _refuse_record(self, error: Any) -> None:
-        from tidemill.runtime.producer import is_too_large
-
-        if error.fatal() or not is_too_large(error):
-            raise RemoteError(f"the Kafka client failed: {self._scrub(error.str())}; run the command again")
-        self._refuse(f"longer than {self._max_bytes:,} bytes (kafka.client_config message.max.bytes)")
 
     def _wait_until(self, due: float) -> None:
         while (left := due - time.monotonic()) > 0:
@@ -225,8 +241,19 @@ class LineSender:
     def _flush(self, seconds: float | None) -> None:
         deadline = None if seconds is None else time.monotonic() + seconds
         # Without a deadline: each message has its own, delivery.timeout.ms.
-        while self._producer.flush(_CALL_SECONDS) and (deadline is None or time.monotonic() < deadline):
-            pass
+        left = 1
+        while left and (deadline is None or time.monotonic() < deadline):
+            try:
+                left = self._producer.flush(_CALL_SECONDS)
+            except self._error as error:
+                # What becomes of the other messages can still be learned.
+                self._fail(error.args[0])
+                deadline = deadline or time.monotonic() + _LEAVE_SECONDS
+
+    def _fail(self, error: Any) -> None:
+        # What refuses a message after a fatal error does not say what that was; the error itself follows.
+        if self._failure is None or self._failure.code() == self._without_reason:
+            self._failure = error
 
     def _skip_rest(self, lines: BinaryIO) -> None:
         while (part := lines.readline(self._max_bytes)) and part[-1] != 10:
@@ -235,6 +262,7 @@ class LineSender:
     def _refuse(self, why: str) -> None:
         if self.failed < _NAMED_LINES:
             typer.echo(f"line {self._lines} was not sent: {why}", err=True)
+        self._refused += 1
         self._failures[why] += 1
 
     def _on_failure(self, error: Any, message: Any) -> None:
@@ -262,6 +290,8 @@ def read_key(line: bytes, field: str) -> bytes | None:
         fields = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise ValueError("it is not a JSON object, so it has no key") from None
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply to find its key") from None
     raw = fields.get(field)
     if raw is None:
         raise ValueError(f"it has no field {field!r} for its key")

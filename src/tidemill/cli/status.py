@@ -14,6 +14,7 @@ from tidemill.cli.reporting import reporting
 from tidemill.cli.status_text import format_seconds
 from tidemill.core.wording import count_of
 from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.log_console import escape
 
 if TYPE_CHECKING:
     from tidemill.config.kafka_settings import KafkaSettings
@@ -118,14 +119,14 @@ def complete(report: Report) -> Report:
 
 
 def describe_report(report: Mapping[str, Any]) -> str:
-    """Describe a process in a few lines."""
+    """Describe a process in a few lines of plain text, whatever brokers, sinks and other hosts said."""
     if "consumer_group" in report:
         lines = _describe_pipeline(report)
     elif "waits_for" in report:
         lines = _describe_host(report)
     else:
         lines = [f"worker {report.get('worker')} (process {report.get('pid')})"]
-    return "\n".join([*lines, *(f"  PROBLEM: {problem}" for problem in report["problems"])])
+    return "\n".join(map(escape, [*lines, *(f"  PROBLEM: {problem}" for problem in report["problems"])]))
 
 
 def _describe_pipeline(report: Mapping[str, Any]) -> list[str]:

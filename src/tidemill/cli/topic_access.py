@@ -74,6 +74,7 @@ def require_topic(settings: Settings, topic: str) -> None:
     raise RemoteError(f"topic {topic!r} does not exist at {brokers}; {hint}", retryable=False)
 
 
-def stop_on_sigterm() -> None:
-    """Treat SIGTERM like Ctrl-C: both raise KeyboardInterrupt."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+def stop_on_signals() -> None:
+    """Let SIGTERM and SIGINT raise KeyboardInterrupt, the latter also where a shell that runs a script ignores it."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -14,7 +11,7 @@ import typer
 
 from tidemill.cli.completion import complete_triggers
 from tidemill.cli.help import App
-from tidemill.cli.reporting import reporting
+from tidemill.cli.reporting import divert_prints, let_reader_leave, reporting
 from tidemill.core.wording import count_of
 
 if TYPE_CHECKING:
@@ -65,7 +62,7 @@ def run(specs: Specs, config: Config = None) -> None:
 @app.command()
 def check(specs: Specs, as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False) -> None:
     """Check a list of triggers: import and create each one, without running any."""
-    with reporting():
+    with reporting(), divert_prints(as_json) as output:
         from tidemill.core.errors import ConfigError
         from tidemill.services.triggerer.checking import check_list
 
@@ -74,10 +71,10 @@ def check(specs: Specs, as_json: Annotated[bool, typer.Option("--json", help="On
         except ConfigError as error:
             if not as_json:
                 raise
-            typer.echo(json.dumps({"ok": False, "spec": str(specs), "problems": str(error).splitlines()}))
+            typer.echo(json.dumps({"ok": False, "spec": str(specs), "problems": str(error).splitlines()}), file=output)
             raise typer.Exit(2) from None
         if as_json:
-            typer.echo(json.dumps({"ok": True, "spec": str(specs), "triggers": count, "problems": []}))
+            typer.echo(json.dumps({"ok": True, "spec": str(specs), "triggers": count, "problems": []}), file=output)
         else:
             typer.echo(f"ok: {specs}, {count_of(count, 'trigger')}")
 
@@ -92,8 +89,7 @@ def list_(specs: Specs, config: Config = None, as_json: AsJson = False) -> None:
         def page(connection: Connection, after: int | None) -> Page[TriggerRecord]:
             return list_triggers(connection, after=after, limit=_PAGE)
 
-        with _reader_may_leave():
-            _show(_read_pages(specs, config, page), encode_trigger if as_json else None, format_triggers, "no triggers")
+        _show(_read_pages(specs, config, page), encode_trigger if as_json else None, format_triggers, "no triggers")
 
 
 @app.command()
@@ -142,9 +138,8 @@ def events(
                 )
             return list_trigger_events(connection, found[0].id, after=behind, limit=_PAGE)
 
-        with _reader_may_leave():
-            pages = _cut_pages(_read_pages(specs, config, page), limit)
-            _show(pages, encode_event if as_json else None, format_events, "no events")
+        pages = _cut_pages(_read_pages(specs, config, page), limit)
+        _show(pages, encode_event if as_json else None, format_events, "no events")
 
 
 @app.command()
@@ -161,7 +156,7 @@ def streams(specs: Specs, as_json: AsJson = False) -> None:
 
         require_list(specs)
         answers = ask(specs)
-        with _reader_may_leave():
+        with let_reader_leave():
             for report in answers.reports:
                 for line in [json.dumps(report)] if as_json else format_host(report, find_width()):
                     typer.echo(line)
@@ -227,14 +222,3 @@ def _show(
             shown = True
     if not shown and encode is None:
         typer.echo(nothing)
-
-
-@contextlib.contextmanager
-def _reader_may_leave() -> Iterator[None]:
-    """Let a command end without an error if the reader of its output closes the pipe, as `head` does."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,6 +12,7 @@ process was killed, and then whoever next looks for its prefix removes it; a sil
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import inspect
 import json
@@ -29,7 +30,7 @@ from typing import Any, Self
 import structlog
 
 from tidemill.core.errors import ConfigError, describe_error
-from tidemill.runtime.lock import private_directory, refuse_foreign
+from tidemill.runtime.lock import list_private_directories, private_directory, refuse_foreign
 
 log = structlog.get_logger(__name__)
 
@@ -241,7 +242,13 @@ def _remove_dead(prefix: str) -> None:
 
 
 def _sockets(prefix: str) -> list[Path]:
-    return sorted(_folder(prefix).glob(f"{prefix}*.sock"))
+    """Return the sockets of a prefix, those of processes that were started in another environment included."""
+    found: list[Path] = []
+    for folder in dict.fromkeys((_folder(prefix), *list_private_directories())):
+        with contextlib.suppress(OSError):  # it is missing, or of another user
+            refuse_foreign(folder)
+            found += sorted(folder.glob(f"{prefix}*.sock"))
+    return found
 
 
 def _folder(prefix: str) -> Path:

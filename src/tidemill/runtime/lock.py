@@ -21,6 +21,9 @@ import msgspec
 
 from tidemill.core.errors import ConfigError
 
+#: Where a login has its own folder, and where processes without one (services, cron jobs) have theirs.
+_LOGINS = Path("/run/user")
+_SHARED = Path("/tmp")  # noqa: S108 - owner and mode are checked before it is used
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -218,7 +221,20 @@ def private_directory(environ: Mapping[str, str] = os.environ) -> Path:
     base = environ.get("XDG_RUNTIME_DIR")
     if base and os.access(base, os.W_OK):
         return Path(base) / "tidemill"
-    return Path(f"/tmp/tidemill-{os.getuid()}")  # noqa: S108 - owner and mode are checked before it is used
+    return _SHARED / f"tidemill-{os.getuid()}"
+
+
+def list_private_directories(environ: Mapping[str, str] = os.environ) -> list[Path]:
+    """Return the folders where processes of this user may have their sockets, that of this process first.
+
+    A login has XDG_RUNTIME_DIR, and a service or a cron job of the same user has not. A folder that was chosen in
+    another place is the only one.
+    """
+    own = private_directory(environ)
+    usual = (_LOGINS / str(os.getuid()) / "tidemill", private_directory({}))
+    if own not in usual and own.parent.parent != _LOGINS:
+        return [own]
+    return list(dict.fromkeys((own, *usual)))
 
 
 def refuse_foreign(directory: Path) -> None:

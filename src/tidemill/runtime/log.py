@@ -29,6 +29,7 @@ from tidemill.config.redaction import is_secret, redact, redact_text
 from tidemill.config.settings import LoggingSettings
 from tidemill.core.errors import ConfigError, TidemillError
 from tidemill.runtime.log_console import ConsoleFormat
+from tidemill.runtime.log_start import is_waiting
 from tidemill.runtime.log_writer import LogWriter, replace_writer
 
 #: Libraries whose INFO and DEBUG lines only their authors need; some log every message with all its data.
@@ -139,7 +140,7 @@ def tell_failure(what: str, error: TidemillError) -> None:
     """
     # Configuration errors quote no secrets, and name keys that masking would take for one.
     text = str(error) if isinstance(error, ConfigError) else redact_text(str(error))
-    if is_for_people() or not structlog.is_configured():
+    if is_for_people() or not structlog.is_configured() or is_waiting():
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(f"error: {text}\n")
             sys.stderr.flush()

@@ -106,7 +106,7 @@ def test_brokers_that_do_not_tell_about_groups_stop_nobody(settings: Settings, m
     monkeypatch.setattr("tidemill.sources.membership._describe_group", refuse)
     with structlog.testing.capture_logs() as logs:
         refuse_shared_group(settings, "w")
-    assert "cannot be looked at" in logs[0]["event"]
+    assert "cannot look up the members" in logs[0]["event"]
 
 
 def test_a_pipeline_whose_topic_nobody_named_is_warned_of() -> None:

@@ -146,8 +146,8 @@ def test_engines_are_replaced_by_ones_with_other_jobs_on_the_same_spark(running:
     other = pack_handler(Quiet(drain_seconds=0.1))
     run.live.restart(lambda slot, token, address: run.make_job(slot, token, address, other), SlotLimits())
 
+    wait_until(lambda: old.isdisjoint({engine.pid for engine in run.live.progress().engines}))
     wait_until(lambda: run.works(0) and run.works(1))
-    assert old.isdisjoint({engine.pid for engine in run.live.progress().engines})
     assert run.live.progress().consumed > consumed, "what the engines before did still counts"
     run.live.drain()
     assert run.finish() == RunFinished(Ending.DRAINED)
@@ -160,11 +160,12 @@ def test_engines_that_hung_and_were_killed_can_be_replaced(running: Callable[...
     run.live.drain()
     assert run.finish().ending is Ending.OVERDUE
 
+    hung = run.engine(0).pid
     run.live.restart(
         lambda slot, token, address: run.make_job(slot, token, address, pack_handler(Quiet())), SlotLimits()
     )
 
-    wait_until(run.works)
+    wait_until(lambda: run.engine(0).pid not in (None, hung) and run.works())
     run.live.drain()
     assert run.finish() == RunFinished(Ending.DRAINED)
 
