@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from tests.until import wait_until
 
 from tidemill.cli.dev import DevFiles, find_free_address, importing_again, list_topics
 from tidemill.cli.init import create_project
+from tidemill.cli.run import run
 from tidemill.config.settings import Settings
 from tidemill.core.errors import HandlerError
 from tidemill.runtime.broker import free_port
@@ -140,6 +142,43 @@ def test_a_save_changes_the_fingerprint_wherever_the_module_is(project: Path) ->
         seen.add(files.fingerprint())
 
     assert len(seen) == 5
+
+
+#: What takes time before the pipeline is made.
+STEPS = ("tidemill.spark.session.early.launched_early", "tidemill.cli.dev.dev_broker")
+
+
+def test_what_is_saved_while_the_command_starts_is_no_longer_what_was_imported(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[DevFiles] = []
+    saved = iter(range(100))
+
+    @contextlib.contextmanager
+    def save(*_: object) -> Iterator[None]:
+        (project / "rules" / "words.py").write_text(f"WORD = 'new{next(saved)}'\n")
+        yield
+
+    class Ended(Exception):
+        """The command has come as far as this test needs it."""
+
+    def pipeline(*_: object, files: DevFiles, **__: object) -> None:
+        made.append(files)
+        raise Ended
+
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    for name in STEPS:
+        monkeypatch.setattr(name, contextlib.nullcontext)
+    monkeypatch.setattr("tidemill.spark.pipeline.Pipeline", pipeline)
+    monkeypatch.setattr("tidemill.cli.run.reporting", contextlib.nullcontext)
+    for name in STEPS:
+        with pytest.raises(Ended):
+            run("dev_project:H", Path("c.yaml"), dev=True)
+        assert made[-1].imported == made[-1].fingerprint()
+        with monkeypatch.context() as patch, pytest.raises(Ended):
+            patch.setattr(name, save)
+            run("dev_project:H", Path("c.yaml"), dev=True)
+        assert made[-1].imported != made[-1].fingerprint()
 
 
 # -- all of it -----------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import errno
+import importlib.util
 import os
 import re
 import signal
@@ -53,6 +54,28 @@ def fill(folder: Path, lock: JarLock, repository: Repository | None = None) -> N
     for jar in lock.jars:
         content = repository.files[jar.repository_path] if repository else b"x" * jar.size_bytes
         (folder / jar.file_name).write_bytes(content)
+
+
+def make_spark(home: Path) -> Path:
+    for file in (home / "bin" / "spark-submit", home / "jars" / "spark.jar"):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    return home
+
+
+def test_the_spark_of_pyspark_is_found_where_pyspark_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "dist" / "python" / "pyspark"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    spec = importlib.util.spec_from_file_location("pyspark", package / "__init__.py")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: spec)
+    assert jar_resolver.spark_home() == package
+    for home in (tmp_path / "dist", package, package / "spark-distribution"):
+        make_spark(home)
+        assert jar_resolver.spark_home() == home
+    (package / "spark-distribution" / "jars" / "spark.jar").unlink()
+    (package / "spark-distribution" / "jars").rmdir()
+    assert jar_resolver.spark_home() == package
 
 
 def left_in(environ: dict[str, str]) -> list[str]:

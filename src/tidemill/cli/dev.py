@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import linecache
-import os
 import signal
 import socket
 import sys
@@ -20,7 +19,7 @@ from tidemill.cli.handlers import load_handler
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
 from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.saved_files import SavedFiles, find_code_folders
+from tidemill.runtime.saved_files import FirstFiles, SavedFiles, find_code_folders
 from tidemill.spark.session.packaging import find_own_modules
 
 if TYPE_CHECKING:
@@ -124,16 +123,25 @@ class DevFiles:
     Args:
         spec: The handler, as `--handler` names it.
         config: The YAML file; None: the one that TIDEMILL_CONFIG names.
+        first: The files as they were before the handler was imported; None: as they are now.
     """
 
-    def __init__(self, spec: str, config: Path | None) -> None:
+    def __init__(self, spec: str, config: Path | None, first: FirstFiles | None = None) -> None:
         """Find the folders of the code that was imported."""
+        first = first or FirstFiles(config)
         self._spec = spec
         self._config = config
-        self._root = Path.cwd()
-        file = config or (Path(name) if (name := os.environ.get("TIDEMILL_CONFIG")) else None)
+        self._root = first.root
         self._find_folders()
-        self._saved = SavedFiles(lambda: self._folders, [] if file is None else [file])
+        self._saved = SavedFiles(lambda: self._folders, first.others)
+        now = self._saved.fingerprint()
+        # Only the import has shown which folders elsewhere belong to the code.
+        self._imported = first.fingerprint if first.have_changed() else now
+
+    @property
+    def imported(self) -> str:
+        """The fingerprint of what was imported first."""
+        return self._imported
 
     def fingerprint(self) -> str:
         """Return what changes whenever the content of a file does."""

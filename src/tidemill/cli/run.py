@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tidemill.cli.leaving import LEAVE_SECONDS, leave_within
 from tidemill.cli.options import ConfigPath, HandlerName
 from tidemill.cli.reporting import reporting
+
+if TYPE_CHECKING:
+    from tidemill.runtime.saved_files import FirstFiles
 
 
 def run(
@@ -34,10 +38,9 @@ def run(
     with reporting(), contextlib.ExitStack() as stack:
         from tidemill.config.loading import load_settings
 
+        first = _note_files(config) if dev else None
         # Before anything heavy is imported, so that common mistakes are reported at once.
         settings = load_settings(config)
-        if dev:
-            _write_no_bytecode()
         from tidemill.spark.session.early import launched_early
 
         # Spark's JVM starts while the handler and everything else is imported.
@@ -53,7 +56,7 @@ def run(
         if dev:
             from tidemill.cli.dev import DevFiles, dev_broker
 
-            files = DevFiles(handler, config)
+            files = DevFiles(handler, config, first)
             stack.enter_context(dev_broker(settings))
         pipeline = Pipeline(instance, settings=settings, spark=spark, files=files)
 
@@ -68,6 +71,14 @@ def run(
             leave_within(LEAVE_SECONDS, code)
         pipeline.tell_failure()
         raise typer.Exit(code)
+
+
+def _note_files(config: Path | None) -> FirstFiles:
+    """Return the files as they are now: what is saved from now on is new, however long the rest of the start takes."""
+    from tidemill.runtime.saved_files import FirstFiles
+
+    _write_no_bytecode()
+    return FirstFiles(config)
 
 
 def _write_no_bytecode() -> None:

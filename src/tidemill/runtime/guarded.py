@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from tidemill.runtime.parent_pipes import keep_from_forks
+
 #: Waits for a line before it becomes the command: until then nothing runs that could be left behind.
 _GATE = 'read -r _ && exec "$@" </dev/null'
 #: Reads until its parent is gone, however it ended, and then kills the group that the command leads.
@@ -52,6 +54,8 @@ class Guarded:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+        keep_from_forks(self.process)
+        keep_from_forks(self._guard)
         assert self.process.stdin is not None
         with self.process.stdin as gate:
             gate.write(b"go\n")

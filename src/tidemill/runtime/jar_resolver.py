@@ -49,7 +49,9 @@ _OTHERWISE = (
 
 
 def spark_home() -> Path:
-    """Return the Spark distribution inside the installed pyspark package.
+    """Return the Spark distribution that belongs to the installed pyspark package.
+
+    It is inside the package, or was downloaded into it (PYSPARK_HADOOP_VERSION), or the package is part of it.
 
     Raises:
         ConfigError: pyspark is not installed.
@@ -57,7 +59,13 @@ def spark_home() -> Path:
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise ConfigError("The Python package pyspark is not installed; run: pip install pyspark")
-    return Path(spec.origin).parent
+    package = Path(spec.origin).parent
+    candidates = (package / "spark-distribution", package, package.parent.parent)
+    return next((home for home in candidates if _is_spark(home)), package)
+
+
+def _is_spark(folder: Path) -> bool:
+    return (folder / "bin" / "spark-submit").is_file() and (folder / "jars").is_dir()
 
 
 def resolve_with_spark(lock: JarLock, scratch: Path, progress: Progress, environ: Mapping[str, str]) -> Path:

@@ -57,6 +57,27 @@ def _may_have_code(entry: os.DirEntry[str]) -> bool:
     return not entry.name.startswith(".") and entry.name not in _SKIPPED and entry.is_dir(follow_symlinks=False)
 
 
+class FirstFiles:
+    """The files of a project at the moment before anything of them is read; importing this is cheap.
+
+    Args:
+        config: The YAML file; None: the one that TIDEMILL_CONFIG names.
+    """
+
+    def __init__(self, config: Path | None) -> None:
+        """Take their fingerprint."""
+        self.root = Path.cwd()
+        file = config or (Path(name) if (name := os.environ.get("TIDEMILL_CONFIG")) else None)
+        self.others = [] if file is None else [file]
+        folders = find_code_folders(self.root)
+        self._saved = SavedFiles(lambda: folders, self.others)
+        self.fingerprint = self._saved.fingerprint()
+
+    def have_changed(self) -> bool:
+        """Tell whether one of them was saved since then."""
+        return self._saved.fingerprint() != self.fingerprint
+
+
 def is_code(name: str) -> bool:
     """Tell whether a file is code of a pipeline, and not of its tests.
 

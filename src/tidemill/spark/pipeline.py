@@ -97,8 +97,6 @@ class Pipeline:
     ) -> None:
         """Start nothing; everything happens in `run`."""
         self._files = files
-        # The handler was imported a moment ago: what is saved from now on is news.
-        self._fingerprint = files.fingerprint() if files is not None else ""
         self._reloader: Reloader | None = None
         self._handler = handler
         self._config_path = config_path
@@ -225,7 +223,7 @@ class Pipeline:
         if self._files is not None:
             wake = functools.partial(self._foreground.wakes.put, Wake.RELOAD)
             restart = functools.partial(self._restart, worker)
-            self._reloader = Reloader(self._files, self._fingerprint, first, wake, restart)
+            self._reloader = Reloader(self._files, self._files.imported, first, wake, restart)
             on_all_ready = self._reloader.on_all_ready
         make_job, limits = self._job_maker(worker, first), self._choose_limits(settings)
         live = Supervisor(spark, worker, count, make_job, self._on_finished, limits, partitions, on_all_ready)

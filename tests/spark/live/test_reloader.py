@@ -33,7 +33,7 @@ class Files:
     """Code that tests save; loading it calls `load_next`."""
 
     def __init__(self) -> None:
-        self.content = "a"
+        self.content = self.imported = "a"
         self.on_saved: Callable[[], None] = lambda: None
         self.load_next: Callable[[], tuple[Any, Settings]] = lambda: (Plain(), make_settings())
 

@@ -66,6 +66,13 @@ def test_it_is_made_once_of_whole_lines(tmp_path: Path) -> None:
     assert "java/lang/C1999\n" in (tmp_path / "seen").read_text()
 
 
+def test_the_kernel_kills_it_before_anything_else(tmp_path: Path) -> None:
+    before = Path("/proc/self/oom_score_adj").read_text()
+    make(make_kept(tmp_path, f"cp /proc/self/oom_score_adj {tmp_path}/maker\n{MAKES}"), make_classes(tmp_path))
+    assert (tmp_path / "maker").read_text() == "1000\n"
+    assert Path("/proc/self/oom_score_adj").read_text() == before
+
+
 @pytest.mark.parametrize("work", [f"{MAKES}exit 1\n", "exit 0\n"], ids=["a full disk", "nothing"])
 def test_one_that_fails_leaves_nothing_and_is_not_tried_again(work: str, tmp_path: Path) -> None:
     kept = make_kept(tmp_path, work)

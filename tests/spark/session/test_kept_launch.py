@@ -45,7 +45,7 @@ def find(java: Path, home: Path, identity: str = "one", **changed: str) -> KeptL
 
 def learn(kept: KeptLaunch, java: Path, monkeypatch: pytest.MonkeyPatch, memory: str = "1g") -> None:
     """Let it learn from a JVM as the launcher would have started it."""
-    options = ["-XX:+UseSerialGC", "-Dtheir password=hunter2", "-XX:DumpLoadedClassList=/tmp/x"]
+    options = ["-XX:+UseSerialGC", "-Dtheir password=hunter2", *kept.sharing_options(Path("/tmp/x"))]
     words = [str(java), "-cp", "jars/*", f"-Xmx{memory}", *options, "--add-opens=a", MAIN_CLASS, "--conf", "a=b"]
     monkeypatch.setattr(kept_launch, "read_arguments", lambda pid: words)
     kept.learn(1)
@@ -175,8 +175,68 @@ def test_an_archive_is_recorded_then_used_and_not_where_the_user_has_one(java: P
     assert not kept.wants_archive
     theirs = found(find(java, home, **{"spark.driver.extraJavaOptions": "-XX:SharedArchiveFile=mine.jsa"}))
     assert theirs.sharing_options(Path("list")) == []
-    logs = found(find(java, home, **{"spark.driver.extraJavaOptions": "-Xlog:gc"}))
-    assert "-Xlog:disable" not in logs.sharing_options(Path("list"))
+
+
+EXTRA = "spark.driver.extraJavaOptions"
+
+
+@pytest.mark.parametrize(
+    ("options", "silenced"),
+    [
+        ({EXTRA: "-Xlog:gc"}, False),
+        ({EXTRA: "-verbose:gc"}, False),
+        ({EXTRA: "-Xloggc:gc.log"}, False),
+        ({"JAVA_TOOL_OPTIONS": "-Da=b -Xlog:gc"}, False),
+        ({"JDK_JAVA_OPTIONS": "-Da=b @more"}, False),
+        ({"JDK_JAVA_OPTIONS": "-Dmail=a@b"}, True),
+    ],
+)
+def test_jvm_logging_that_the_user_wants_is_not_silenced(
+    options: dict[str, str], silenced: bool, java: Path, home: Path
+) -> None:
+    found(find(java, home)).prepare()
+    keep_archive(found(find(java, home)))
+    kept = found(find(java, home, **options))
+    assert ("-Xlog:disable" in kept.sharing_options(None)) is silenced
+    assert kept.uses_archive
+
+
+@pytest.mark.parametrize("variable", [EXTRA, "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS"])
+@pytest.mark.parametrize(
+    ("option", "wanted"),
+    [
+        ("-Xlog:gc*:file=gc.log", False),
+        ("-Xlog:gc:gc.log:uptime", False),
+        ("-Xloggc:gc.log", False),
+        ("-javaagent:agent.jar", False),
+        ("-agentlib:jdwp=transport=dt_socket,server=y,address=5005", False),
+        ("-agentpath:/opt/agent.so", False),
+        ("-Dcom.sun.management.jmxremote.port=9010", False),
+        ("-XX:StartFlightRecording=filename=all.jfr", False),
+        ("-Xlog:gc:stderr:uptime", True),
+        ("-Xlog:gc::uptime", True),
+    ],
+)
+def test_no_archive_is_made_with_options_that_cannot_be_used_twice(
+    option: str, wanted: bool, variable: str, java: Path, home: Path
+) -> None:
+    kept = found(find(java, home, **{variable: f"-Da=b {option}"}))
+    assert kept.wants_archive is wanted
+    assert bool(kept.sharing_options(Path("list"))) is wanted
+
+
+def test_the_options_that_use_an_archive_are_not_kept_as_sparks(
+    java: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = found(find(java, home))
+    kept.prepare()
+    keep_archive(kept)
+    assert len(kept.sharing_options(None)) > 1
+    learn(kept, java, monkeypatch)
+    kept.archive.unlink()
+    command = found(find(java, home)).command([])
+    assert command is not None
+    assert command[command.index("-Dtheir password=hunter2") + 1 :] == ["--add-opens=a", MAIN_CLASS]
 
 
 @pytest.mark.parametrize("damage", ["cut off", "longer", "no size", "a bad size"])

@@ -14,9 +14,13 @@ import pytest
 from tests.until import wait_until
 
 from tidemill.config.settings import SparkSettings
+from tidemill.core.errors import RemoteError
+from tidemill.runtime.java import find_java
 from tidemill.runtime.processes import find_descendants, read_arguments
+from tidemill.spark.session.conf import spark_conf
 from tidemill.spark.session.jvm import is_given
-from tidemill.spark.session.kept_launch import MAIN_CLASS
+from tidemill.spark.session.kept_launch import MAIN_CLASS, KeptLaunch, find_kept_launch
+from tidemill.spark.session.launching import find_spark_home
 from tidemill.spark.session.session import Spark
 
 
@@ -75,6 +79,25 @@ def test_a_launch_serves_other_numbers_of_engines_but_no_other_options_environme
         assert not spark.configure(SparkSettings(), "test", 1)
 
 
+def test_a_launch_uses_the_environment_of_the_moment_at_which_it_was_made(
+    hanging_java: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    java_home = os.environ["JAVA_HOME"]
+    spark = Spark(SparkSettings(), "test", 1)
+    with monkeypatch.context() as patch:
+        patch.setenv("JAVA_HOME", "/nowhere")
+        patch.setenv("SPARK_HOME", "/nowhere")
+        patch.setenv("SET_BY_THE_HANDLER", "1")
+        patch.setenv("PYSPARK_SUBMIT_ARGS", "--conf a=b pyspark-shell")
+        with spark.launching():
+            wait_until(lambda: jvms(hanging_java))
+            assert spark.jvm_pid is not None
+            environ = Path(f"/proc/{spark.jvm_pid}/environ").read_bytes().decode().split("\0")
+            assert not any("a=b" in word for pid in jvms(hanging_java) for word in read_arguments(pid))
+    assert f"JAVA_HOME={java_home}" in environ
+    assert "SET_BY_THE_HANDLER=1" not in environ
+
+
 def test_the_session_is_imported_without_pyspark() -> None:
     code = "import sys, tidemill.spark.session.early; assert not {'pyspark', 'confluent_kafka'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -99,6 +122,36 @@ def test_sigterm_before_the_pipeline_runs_ends_the_jvm_as_well(hanging_java: Pat
         process.terminate()
         assert process.wait(60) == -15
     wait_until(lambda: not jvms(hanging_java))
+
+
+def keep_hanging_command() -> KeptLaunch:
+    """Keep a command that never listens, as if an earlier launch had left it."""
+    kept = find_kept_launch(find_java(), find_spark_home(os.environ), spark_conf(SparkSettings(), "test", 1))
+    assert kept is not None
+    kept.prepare()
+    command = {"before": ["/bin/sh", "-c", "read _"], "after": []}
+    (kept.folder / "command.json").write_text(json.dumps(command))
+    return kept
+
+
+@pytest.mark.parametrize("end", ["it takes too long", "Spark fails", "it is aborted"])
+def test_what_a_start_that_failed_has_used_is_forgotten_unless_the_start_was_aborted(
+    end: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = keep_hanging_command()
+    spark = Spark(SparkSettings(start_timeout_seconds=1 if end == "it takes too long" else 60), "test", 1)
+
+    def gateway(*_: object) -> object:
+        if end == "it is aborted":
+            spark.abort()
+            spark._launch.stopping.wait(60)
+        raise ValueError("the context failed")
+
+    if end != "it takes too long":
+        monkeypatch.setattr("tidemill.spark.session.launching.gateway_to", gateway)
+    with pytest.raises(RemoteError):
+        spark.start()
+    assert (kept.command([]) is not None) is (end == "it is aborted")
 
 
 @pytest.mark.spark

@@ -54,6 +54,11 @@ class Code(msgspec.Struct, frozen=True):
 class CodeFiles(Protocol):
     """The files of the user's code."""
 
+    @property
+    def imported(self) -> str:
+        """The fingerprint of the code that was imported first, taken before it was."""
+        ...
+
     def fingerprint(self) -> str:
         """Return what changes whenever the content of a file does."""
         ...

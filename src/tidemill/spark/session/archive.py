@@ -4,7 +4,8 @@ The classes are those that a first JVM recorded while it started. A process of i
 list, at the lowest priority, some time after the start; nothing of Spark runs in it.
 
 Invariants: the archive delays neither a start nor an end; its process is killed when this one ends, however it ends. An
-archive has its name only once it is complete. Only one process of a host creates it at a time.
+archive has its name only once it is complete. Only one process of a host creates it at a time, and the kernel kills it
+before anything else when memory runs out.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import structlog
 
 from tidemill.core.errors import describe_error
 from tidemill.runtime.lock import HeldError, lock_file
+from tidemill.runtime.parent_pipes import keep_from_forks
 from tidemill.spark.session.kept_launch import KeptLaunch
 
 log = structlog.get_logger(__name__)
@@ -30,7 +32,8 @@ LIMIT_SECONDS = 600.0
 FEWEST_CLASSES = 1_000
 #: The reader kills all of its process group when this process is gone: the pipe is closed then, whatever ended it.
 _GUARDED = (
-    'exec 3<&0; nice -n 19 "$@" </dev/null >/dev/null 2>&1 3<&- & maker=$!; '
+    "exec 3<&0; "
+    '(echo 1000 >/proc/self/oom_score_adj; exec nice -n 19 "$@") </dev/null >/dev/null 2>&1 3<&- & maker=$!; '
     "(read -r _ <&3; kill -KILL 0) >/dev/null 2>&1 & reader=$!; exec 3<&-; "
     'wait "$maker"; code=$?; kill -KILL "$reader"; exit $code'
 )
@@ -123,6 +126,7 @@ class ArchiveMaker:
                 # Ctrl-C is not for it, and all of it can be killed together.
                 start_new_session=True,
             )
+        keep_from_forks(process)
         with process:
             try:
                 return process.wait(LIMIT_SECONDS)

@@ -22,6 +22,7 @@ from typing import Any
 import structlog
 
 from tidemill.runtime.log import RELAY_VARIABLE, relay
+from tidemill.runtime.parent_pipes import keep_from_forks
 from tidemill.spark.session.process_tree import kill_tree
 
 log = structlog.get_logger(__name__)
@@ -49,10 +50,10 @@ def is_given() -> bool:
     return _PORT in os.environ
 
 
-def submit_arguments(conf: Mapping[str, str]) -> list[str]:
+def submit_arguments(conf: Mapping[str, str], environ: Mapping[str, str]) -> list[str]:
     """Return the arguments of Spark's main class."""
     options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
-    return [*options, *shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))]
+    return [*options, *shlex.split(environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))]
 
 
 def launch(
@@ -83,13 +84,15 @@ def launch(
         RELAY_VARIABLE: "1",
     }
     with standard_error_pipe(quiet) as standard_error:
-        return subprocess.Popen(
+        jvm = subprocess.Popen(
             ["sh", "-c", _IGNORING, "sh", *command],
             stdin=subprocess.PIPE,
             stderr=standard_error,
             env=environ,
             pass_fds=inherited,
         )
+    keep_from_forks(jvm)
+    return jvm
 
 
 def gateway_to(jvm: subprocess.Popen[bytes] | None, connection_file: Path) -> Any:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import tempfile
@@ -39,6 +40,17 @@ _SILENT = ("-Xlog:disable", "-Xlog:all=error:stderr")
 _RECORD = "-XX:DumpLoadedClassList="
 #: With any of these options, the user manages the archive.
 _THEIR_ARCHIVE = ("-Xshare", "SharedArchive", "SharedClassList", "DumpLoadedClassList", "ArchiveClassesAtExit")
+#: Variables with further options of the JVM.
+_OPTION_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
+#: Options that may name files with more options.
+_MORE_OPTIONS = r"(^|\s)['\"]?@|-XX:Flags=|-XX:VMOptionsFile"
+#: With any of these, the JVM's logging is the user's.
+_THEIR_LOGGING = re.compile(f"-Xlog|-verbose|{_MORE_OPTIONS}")
+#: With any of these, a second JVM would write into the files of the first, or compete with it for a port.
+_NOT_TWICE = re.compile(
+    r"-Xlog:[^:\s]*:(?!std(out|err)\b)[^:\s]|-Xlog.*file=|-Xloggc|-javaagent|-agentlib|-agentpath|-Xrun|jmxremote"
+    f"|FlightRecord|{_MORE_OPTIONS}"
+)
 #: Settings and variables that the launcher does not turn into plain arguments.
 _UNKNOWN_CONF = ("spark.driver.extraClassPath", "spark.driver.extraLibraryPath", "spark.remote", "spark.submit.")
 _UNKNOWN_VARIABLES = ("PYSPARK_SUBMIT_ARGS", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "CLASSPATH")
@@ -86,7 +98,8 @@ def find_kept_launch(
         name = _digest(java, spark_home)
     except OSError:
         return None
-    return KeptLaunch(user_cache_folder(environ) / "spark" / name, conf[MEMORY], options)
+    inherited = [environ[variable] for variable in _OPTION_VARIABLES if variable in environ]
+    return KeptLaunch(user_cache_folder(environ) / "spark" / name, conf[MEMORY], options, inherited)
 
 
 def _digest(java: JavaRuntime, spark_home: Path) -> str:
@@ -105,15 +118,19 @@ class KeptLaunch:
         folder: Where; it need not exist.
         memory: The heap of the JVM that is launched now, for example `1g`.
         options: Its options, as the configuration has them.
+        inherited: What variables of the environment add to them.
     """
 
-    def __init__(self, folder: Path, memory: str, options: Sequence[str]) -> None:
+    def __init__(self, folder: Path, memory: str, options: Sequence[str], inherited: Sequence[str] = ()) -> None:
         """Read nothing yet."""
         self.folder = folder
         self._memory = f"-Xmx{memory}"
         self._options = list(options)
         self._trusted = _is_ours(folder)
-        self._archives = not any(word in option for option in options for word in _THEIR_ARCHIVE)
+        given = [*options, *inherited]
+        self._archives = not any(word in option for option in given for word in _THEIR_ARCHIVE)
+        self._makes_archives = self._archives and not any(map(_NOT_TWICE.search, given))
+        self._silent = () if any(map(_THEIR_LOGGING.search, given)) else _SILENT
 
     @property
     def archive(self) -> Path:
@@ -129,9 +146,14 @@ class KeptLaunch:
             return False
 
     @property
+    def uses_archive(self) -> bool:
+        """Whether a launch now uses the archive."""
+        return self._archives and self._trusted and self.has_archive
+
+    @property
     def wants_archive(self) -> bool:
-        """Whether one should be created: there is none, and no attempt failed recently."""
-        if not self._archives or self.has_archive:
+        """Whether one should be created: there is none, no attempt failed recently, and the options allow it."""
+        if not self._makes_archives or self.has_archive:
             return False
         try:
             return time.time() - (self.folder / _FAILED).stat().st_mtime > FAILED_SECONDS
@@ -160,9 +182,8 @@ class KeptLaunch:
 
     def sharing_options(self, classes: Path | None) -> list[str]:
         """Return the options with which the JVM uses the archive, or records what one has to contain."""
-        if self._archives and self._trusted and self.has_archive:
-            silent = () if any(option.startswith("-Xlog") for option in self._options) else _SILENT
-            return [f"-XX:SharedArchiveFile={self.archive}", *_USE_ARCHIVE, *silent]
+        if self.uses_archive:
+            return [f"-XX:SharedArchiveFile={self.archive}", *_USE_ARCHIVE, *self._silent]
         return [f"{_RECORD}{classes}"] if classes is not None and self.wants_archive else []
 
     def learn(self, pid: int) -> None:
@@ -170,12 +191,15 @@ class KeptLaunch:
         arguments = read_arguments(pid)
         if MAIN_CLASS not in arguments or self._memory not in arguments:
             return
-        words = [word for word in arguments[: arguments.index(MAIN_CLASS)] if not word.startswith(_RECORD)]
+        words = arguments[: arguments.index(MAIN_CLASS)]
         at = words.index(self._memory)
         rest = words[at + 1 :]
         if rest[: len(self._options)] != self._options:
             return
-        kept = _Command(words[:at], rest[len(self._options) :])
+        # The sharing options follow the user's; an archive may have appeared or gone since the launch.
+        ours = (f"-XX:SharedArchiveFile={self.archive}", *_USE_ARCHIVE, *_SILENT)
+        after = [word for word in rest[len(self._options) :] if word not in ours and not word.startswith(_RECORD)]
+        kept = _Command(words[:at], after)
         with contextlib.suppress(OSError):
             self._make_folder()
             _write(self.folder / _COMMAND, msgspec.json.encode(kept))

@@ -1,11 +1,13 @@
 """One launch of Spark's JVM, in a thread of its own, with what earlier launches left if there is anything.
 
-Invariants: after `stop` no JVM is launched. A launch that fails with what an earlier one left is repeated without it.
+Invariants: after `stop` no JVM is launched. A launch that fails with what an earlier one left is repeated without it
+if the JVM ends before it listens; if Spark fails later, nothing of it is kept for the next start.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shlex
 import subprocess
@@ -50,12 +52,14 @@ class JvmLaunch:
         self._conf = dict(conf)
         self._local = local
         self._folder = folder
-        self._described = _describe_launch(conf)
+        # The thread must not see what other code, such as the handler's module, changes in the environment.
+        self._inherited = dict(os.environ)
+        self._described = _describe_launch(conf, self._inherited)
         self._result: Future[None] = Future()
         self._begun = False
         self._environ: dict[str, str] = {}
         self._kept: KeptLaunch | None = None
-        self._learns = self._ran = False
+        self._learns = self._uses_kept = self._ran = False
         self._maker: ArchiveMaker | None = None
         self._lock = threading.Lock()
         self.jvm: subprocess.Popen[bytes] | None = None
@@ -85,7 +89,7 @@ class JvmLaunch:
 
     def serves(self, conf: Mapping[str, str]) -> bool:
         """Tell whether a JVM launched now, for this configuration, would be launched in the same way."""
-        return self._described == _describe_launch(conf)
+        return self._described == _describe_launch(conf, dict(os.environ))
 
     def open_gateway(self) -> Any:
         """Return pyspark's gateway to the JVM, once it listens.
@@ -98,10 +102,10 @@ class JvmLaunch:
         try:
             gateway = gateway_to(self.jvm, self._connection_file)
         except JvmEndedError:
-            if self._kept is None or self._learns or self.stopping.is_set():
+            if not self._uses_kept or self.stopping.is_set():
                 raise
             log.info("Spark's JVM ended at once; launching it again, without what earlier launches left")
-            self._kept.forget()
+            self.forget_kept()
             if self.jvm is not None:
                 close_stdin(self.jvm)
             self._launch(by_launcher=True)
@@ -109,6 +113,11 @@ class JvmLaunch:
         if self._learns and self._kept is not None and self.jvm is not None:
             self._kept.learn(self.jvm.pid)
         return gateway
+
+    def forget_kept(self) -> None:
+        """Remove what earlier launches left if this one used it: a JVM that listens may not work, either."""
+        if self._kept is not None and self._uses_kept:
+            self._kept.forget()
 
     def note_running(self) -> None:
         """Note that an engine runs: by now, the JVM has loaded all classes that a start needs."""
@@ -137,10 +146,12 @@ class JvmLaunch:
     def _run(self) -> None:
         try:
             if not is_given():
-                java = find_java(stop=self.stopping)
-                self._environ = java.environment() | {"PYSPARK_PYTHON": self._conf["spark.pyspark.python"]}
+                java = find_java(self._inherited, self.stopping)
+                python = self._conf["spark.pyspark.python"]
+                self._environ = java.environment(self._inherited) | {"PYSPARK_PYTHON": python}
                 if self._local:
-                    self._kept = find_kept_launch(java, find_spark_home(), self._conf)
+                    home = find_spark_home(self._inherited)
+                    self._kept = find_kept_launch(java, home, self._conf, self._inherited)
                 self._launch()
         except BaseException as error:
             self._result.set_exception(error)
@@ -149,15 +160,17 @@ class JvmLaunch:
 
     def _launch(self, *, by_launcher: bool = False) -> None:
         """Execute the JVM's command if it is known and wanted, else Spark's launcher."""
-        conf, home, kept = _launch_conf(self._conf), find_spark_home(), self._kept
+        conf, home, kept = _launch_conf(self._conf), find_spark_home(self._inherited), self._kept
+        arguments = functools.partial(submit_arguments, environ=self._inherited)
         command = None
         if kept is not None and not by_launcher:
-            command = kept.command(submit_arguments(conf), self._classes)
+            command = kept.command(arguments(conf), self._classes)
         self._learns = kept is not None and command is None
+        self._uses_kept = kept is not None and (command is not None or kept.uses_archive)
         if command is None:
             if kept is not None:
                 conf[OPTIONS] = f"{conf.get(OPTIONS, '')} {shlex.join(kept.sharing_options(self._classes))}".strip()
-            command = [str(home / "bin" / "spark-submit"), *submit_arguments(conf)]
+            command = [str(home / "bin" / "spark-submit"), *arguments(conf)]
         with self._lock:
             if self.stopping.is_set():
                 raise JvmEndedError("it was stopped")
@@ -170,9 +183,9 @@ class JvmLaunch:
                 self._maker.start()
 
 
-def find_spark_home() -> Path:
+def find_spark_home(environ: Mapping[str, str]) -> Path:
     """Return the Spark that pyspark would start, without importing it."""
-    given = os.environ.get("SPARK_HOME")
+    given = environ.get("SPARK_HOME")
     return Path(given) if given else spark_home()
 
 
@@ -184,9 +197,9 @@ def _launch_conf(conf: Mapping[str, str]) -> dict[str, str]:
     return launch
 
 
-def _describe_launch(conf: Mapping[str, str]) -> object:
+def _describe_launch(conf: Mapping[str, str], environ: Mapping[str, str]) -> object:
     """Return what a JVM launched now would be given: options, environment, current folder."""
     folder: Path | None = None
     with contextlib.suppress(OSError):  # it has been removed
         folder = Path.cwd()
-    return _launch_conf(conf), dict(os.environ), folder
+    return _launch_conf(conf), environ, folder

@@ -133,6 +133,8 @@ class Spark:
         try:
             self._start()
         except Exception as error:
+            if self._given_up or not self._launch.stopping.is_set():
+                self._launch.forget_kept()
             self.stop()
             if isinstance(error, ConfigError) and not self._given_up:
                 raise
