@@ -2,7 +2,7 @@
 
 Invariants: an entry is one write, so that lines of several threads and processes do not mix; entries of all threads
 appear in the order in which they were logged; a count is written even if nothing is logged any more, and at the latest
-when the process ends; nothing stops because standard error cannot be written.
+when the process ends; nothing stops because standard error cannot be written or an entry cannot be rendered.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
-from typing import TextIO
+from typing import Any, TextIO
 
 from tidemill.runtime.log_repeats import Entry, Repeats
+from tidemill.runtime.log_values import describe_value
 
 
 class LogWriter:
@@ -79,10 +80,23 @@ class LogWriter:
     def _put(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
             # Work continues without a log: standard error may be closed or its reader gone.
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(Exception):
                 stream = self._stream or sys.stderr
-                stream.write(self._render(entry) + "\n")
+                stream.write(self._render_anything(entry) + "\n")
                 stream.flush()
+
+    def _render_anything(self, entry: Entry) -> str:
+        try:
+            return self._render(entry)
+        except Exception:
+            return self._render({name: self._make_renderable(name, value) for name, value in entry.items()})
+
+    def _make_renderable(self, name: str, value: Any) -> Any:
+        try:
+            self._render({name: value})
+        except Exception:
+            return describe_value(value)
+        return value
 
 
 class _Current:
