@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +16,7 @@ from tests.until import wait_until
 
 from tidemill.config.settings import LoggingSettings
 from tidemill.runtime import log as log_module
+from tidemill.runtime import log_repeats
 from tidemill.runtime.log import RELAY_VARIABLE, configure, configured_for_people, limited, relay, version
 from tidemill.runtime.log_writer import LogWriter, tell_repeats
 
@@ -320,6 +323,34 @@ def test_equal_entries_are_counted_and_the_count_is_written_without_another_entr
     assert [line["address"] for line in lines(stream)] == ["b:1", "b:2"]
     wait_until(lambda: len(lines(stream)) == 3)
     assert (lines(stream)[2]["address"], lines(stream)[2]["repeated"]) == ("b:1", 4)
+
+
+def test_a_count_does_not_wait_for_another_that_is_due_later(
+    stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_repeats, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(log_repeats, "AGAIN_SECONDS", 3600.0)
+    waiting = threading.Event()
+
+    def now() -> float:
+        if threading.current_thread().name == "tidemill-log":
+            waiting.set()
+        return time.monotonic()
+
+    writer = LogWriter(lambda entry: f"{entry['event']} {entry.get('repeated', '')}", stream, clock=now)
+    writer.write({"event": "a"})
+    writer.write({"event": "a"})
+    wait_until(lambda: "a 1\n" in stream.getvalue())
+    waiting.clear()
+    writer.write({"event": "a"})  # due in an hour
+    assert waiting.wait(60)
+    try:
+        writer.write({"event": "b"})
+        writer.write({"event": "b"})
+        wait_until(lambda: "b 1\n" in stream.getvalue())
+    finally:
+        writer.tell_all()
+    assert stream.getvalue() == "a \na 1\nb \nb 1\na 1\n"
 
 
 def test_a_process_that_ends_writes_its_counts_before(stream: io.StringIO) -> None:

@@ -45,12 +45,20 @@ class LogWriter:
         # A signal handler or a finalizer may log in the middle of a write of its own thread.
         self._changed = threading.Condition(threading.RLock())
         self._teller: threading.Thread | None = None
+        #: When the teller looks again.
+        self._wakes_at = 0.0
 
     def write(self, entry: Entry) -> None:
         """Write an entry, or count it; from any thread."""
         with self._changed:
             self._put(self._repeats.feed(entry, self._clock()))
-            if self._teller is None and self._repeats.next_due is not None:
+            due = self._repeats.next_due
+            if due is None:
+                return
+            if self._teller is not None:
+                if due < self._wakes_at:
+                    self._changed.notify_all()
+            else:
                 self._teller = threading.Thread(target=self._tell_in_time, name="tidemill-log", daemon=True)
                 try:
                     self._teller.start()
@@ -67,6 +75,7 @@ class LogWriter:
     def _tell_in_time(self) -> None:
         with self._changed:
             while (due := self._repeats.next_due) is not None:
+                self._wakes_at = due
                 self._changed.wait(max(0.0, due - self._clock()))
                 self._put(self._repeats.tell_due(self._clock()))
             self._teller = None
