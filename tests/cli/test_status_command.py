@@ -17,12 +17,17 @@ import msgspec
 import pytest
 
 from tidemill.cli import status as status_module
+from tidemill.cli.release import describe_release
 from tidemill.cli.status import complete, describe_report, find_reports, is_trigger_list
 from tidemill.config.settings import Settings
+from tidemill.core.errors import RemoteError
+from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.pipeline_socket import release_brakes
 from tidemill.runtime.progress import EngineProgress, SinkStats
 from tidemill.spark.live.control_desk import ControlDesk
 from tidemill.spark.live.status_report import SILENT_SECONDS, build_report, find_problems
+from tidemill.spark.pipeline import Pipeline
 from tidemill.spark.progress import EngineStatus, PipelineProgress, sum_progress
 from tidemill.spark.run_state import Phase, RunState
 
@@ -219,3 +224,18 @@ def test_a_list_of_triggers_is_told_from_a_configuration(tmp_path: Path) -> None
     assert is_trigger_list(specs)
     assert not is_trigger_list(config)
     assert not is_trigger_list(tmp_path / "missing.yaml")
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_release_at_the_moment_of_a_stop_is_answered_with_why_it_cannot_be() -> None:
+    class Stopping:
+        def release(self) -> list[dict[str, Any]]:
+            raise RemoteError("the link to the engines is closed")
+
+    pipeline = Pipeline(Handler(), settings=settings())
+    pipeline._found_by = settings().kafka
+    pipeline._linked = Stopping()  # type: ignore[assignment]
+    with pipeline._open_desk(settings(), "w"):
+        (report,) = release_brakes(settings().kafka)
+
+    assert describe_release(report) == f"worker w (process {os.getpid()}): the link to the engines is closed"

@@ -7,6 +7,7 @@ import contextlib
 import queue
 import socket
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -309,6 +310,58 @@ def test_no_secret_is_shown() -> None:
 
 def test_a_server_that_never_started_can_be_closed() -> None:
     LinkServer(object()).close()  # type: ignore[arg-type]
+
+
+async def do_nothing() -> None:
+    pass
+
+
+def test_a_call_when_the_loop_has_ended_is_refused_and_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = LinkServer(object())  # type: ignore[arg-type]
+    server.start()
+    close_loop, refused = server.loop.close, []
+
+    def close() -> None:
+        with pytest.raises(RemoteError, match="the pipeline is stopping"):
+            server.call(do_nothing(), 60.0)
+        refused.append("before the loop is closed")
+        close_loop()
+
+    monkeypatch.setattr(server.loop, "close", close)
+    server.close()
+
+    assert refused
+    with pytest.raises(RemoteError, match="the pipeline is stopping"):
+        server.call(do_nothing())
+
+
+def test_a_call_gives_up_when_the_loop_does_not_answer_in_time() -> None:
+    server = LinkServer(object())  # type: ignore[arg-type]
+    server.start()
+    blocked, go_on, done = threading.Event(), threading.Event(), threading.Event()
+
+    def block() -> None:
+        blocked.set()
+        go_on.wait(60)
+
+    async def note() -> None:
+        await asyncio.sleep(0)
+        done.set()
+
+    async def fail() -> None:
+        raise TimeoutError("its own")
+
+    server.loop.call_soon_threadsafe(block)
+    assert blocked.wait(60)
+    try:
+        with pytest.raises(RemoteError, match=r"did not answer within 0\.05 s"):
+            server.call(note(), 0.05)
+    finally:
+        go_on.set()
+    with pytest.raises(TimeoutError, match="its own"):
+        server.call(fail(), 60.0)
+    server.close()
+    assert not done.is_set()
 
 
 def test_an_address_of_another_host_cannot_be_listened_on() -> None:

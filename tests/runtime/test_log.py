@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +16,7 @@ from tests.until import wait_until
 
 from tidemill.config.settings import LoggingSettings
 from tidemill.runtime import log as log_module
+from tidemill.runtime import log_repeats
 from tidemill.runtime.log import RELAY_VARIABLE, configure, configured_for_people, limited, relay, version
 from tidemill.runtime.log_writer import LogWriter, tell_repeats
 
@@ -162,6 +165,67 @@ def test_values_that_json_does_not_know_are_written_as_text(stream: io.StringIO)
     assert lines(stream)[0]["error"] == "bad"
 
 
+class Unprintable:
+    def __str__(self) -> str:
+        raise LookupError("no text")
+
+    __repr__ = __str__
+
+    def __hash__(self) -> int:
+        return 1
+
+
+def make_cycle() -> dict[str, Any]:
+    cycle: dict[str, Any] = {"password": "hunter2"}
+    cycle["again"] = cycle
+    return cycle
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ({("t", 0): 3}, "{('t', 0): 3}"),
+        (Unprintable(), "<Unprintable that cannot be shown>"),
+        ([Unprintable()], "<list that cannot be shown>"),
+        ({Unprintable(): {"password": "hunter2"}}, "<dict that cannot be shown>"),
+        (make_cycle(), "<dict that cannot be shown>"),
+    ],
+    ids=["tuple as key", "no text", "no text inside", "key without a text", "cycle"],
+)
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_an_entry_is_written_and_counted_whatever_its_values_are(
+    stream: io.StringIO, form: Any, value: Any, shown: str
+) -> None:
+    configure(LoggingSettings(format=form), stream=stream)
+
+    for _ in range(3):
+        LOG.warning("x", value=value, n=3)
+    logging.getLogger("lib").warning("next")
+    tell_repeats()
+
+    first, following, count = stream.getvalue().splitlines()
+    assert "hunter2" not in stream.getvalue()
+    assert "next" in following
+    if form == "json":
+        assert (json.loads(first)["value"], json.loads(first)["n"]) == (shown, 3)
+        assert (json.loads(count)["value"], json.loads(count)["repeated"]) == (shown, 2)
+    else:
+        assert "value=" in first
+        assert shown.strip("<>") in first
+        assert "repeated=2" in count
+
+
+def test_a_count_that_cannot_be_rendered_does_not_end_the_counting(stream: io.StringIO) -> None:
+    configure(LoggingSettings(), stream=stream)
+
+    for name in ("first", "second"):
+        for _ in range(2):
+            LOG.warning(name, counts={("t", 0): 3})
+        wait_until(lambda: lines(stream)[-1].get("repeated") == 1)  # told by the thread, not by another entry
+
+    assert [line["event"] for line in lines(stream)] == ["first", "first", "second", "second"]
+
+
 class Clock:
     now = 100.0
 
@@ -261,6 +325,34 @@ def test_equal_entries_are_counted_and_the_count_is_written_without_another_entr
     assert (lines(stream)[2]["address"], lines(stream)[2]["repeated"]) == ("b:1", 4)
 
 
+def test_a_count_does_not_wait_for_another_that_is_due_later(
+    stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_repeats, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(log_repeats, "AGAIN_SECONDS", 3600.0)
+    waiting = threading.Event()
+
+    def now() -> float:
+        if threading.current_thread().name == "tidemill-log":
+            waiting.set()
+        return time.monotonic()
+
+    writer = LogWriter(lambda entry: f"{entry['event']} {entry.get('repeated', '')}", stream, clock=now)
+    writer.write({"event": "a"})
+    writer.write({"event": "a"})
+    wait_until(lambda: "a 1\n" in stream.getvalue())
+    waiting.clear()
+    writer.write({"event": "a"})  # due in an hour
+    assert waiting.wait(60)
+    try:
+        writer.write({"event": "b"})
+        writer.write({"event": "b"})
+        wait_until(lambda: "b 1\n" in stream.getvalue())
+    finally:
+        writer.tell_all()
+    assert stream.getvalue() == "a \na 1\nb \nb 1\na 1\n"
+
+
 def test_a_process_that_ends_writes_its_counts_before(stream: io.StringIO) -> None:
     configure(LoggingSettings(), stream=stream)
     for _ in range(3):
@@ -298,6 +390,7 @@ def test_entries_of_engines_are_shown_as_those_of_the_driver(monkeypatch: pytest
     assert relay(said.replace('"engine": 1', '"engine": 2'))
     assert not relay("a line of the JVM\n")
     assert not relay('{"timestamp": half\n')
+    assert not relay(f'{{"timestamp": {"[" * 100_000}\n')
     tell_repeats()
     assert [line[9:] for line in terminal.getvalue().splitlines()] == [
         "warning slow seconds=3 engine=1",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,6 +69,49 @@ def test_counts_of_another_process_are_added_up() -> None:
 
     assert repeats.feed(entry(engine=1, repeated=57), 0.5) == []
     assert repeats.tell_due(1.0) == [entry(engine=1, repeated=58)]
+
+
+@pytest.mark.parametrize("repeated", ["often", None, 2.5, True, 0, -3])
+def test_a_field_of_the_user_that_is_called_repeated_is_not_added_to_the_count(repeated: Any) -> None:
+    repeats = Repeats()
+
+    assert repeats.feed(entry(repeated=repeated), 0.0) == [entry(repeated=repeated)]
+    assert repeats.feed(entry(repeated=repeated), 0.1) == []
+    assert repeats.tell_all() == [entry(repeated=1)]
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise LookupError("no text")
+
+
+def test_values_that_have_no_text_are_counted_too() -> None:
+    repeats = Repeats(["engine"])
+    bad = Unprintable()
+
+    assert repeats.feed(entry(bad=bad, engine=bad), 0.0) == [entry(bad=bad, engine=bad)]
+    assert repeats.feed(entry(bad=bad, engine=bad), 0.1) == []
+    assert repeats.tell_all() == [entry(bad=bad, engine=bad, repeated=1)]
+
+
+def test_an_entry_that_is_fed_while_another_is_counted_changes_nothing_about_it() -> None:
+    repeats = Repeats()
+    fed: list[Any] = []
+
+    class Due(float):
+        # As a finalizer or a signal handler of the same thread does.
+        def __lt__(self, other: float) -> bool:
+            fed.extend(repeats.feed(entry(f"from within {len(fed)}"), 0.0))
+            return super().__lt__(other)
+
+    for name in ("a", "b", "c"):
+        repeats.feed(entry(name), 0.0)
+        repeats.feed(entry(name), 0.0)
+    for kind in repeats._kinds.values():
+        kind.due = Due(1.0)
+
+    assert repeats.next_due == 1.0
+    assert [row["event"] for row in fed] == ["from within 0", "from within 1"]
 
 
 def test_without_end_different_entries_do_not_fill_the_memory_and_lose_no_count() -> None:

@@ -94,6 +94,9 @@ class LinkServer:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="tidemill-link", daemon=True)
         self._server: asyncio.Server | None = None
+        #: Held while something is given to the loop, and to set `_closed`.
+        self._closing = threading.Lock()
+        self._closed = False
         self._numbers = itertools.count(1)
         self._links: dict[int, asyncio.StreamWriter] = {}
         self._snapshots: dict[int, EngineProgress] = {}
@@ -124,14 +127,35 @@ class LinkServer:
             ) from error
         return LinkAddress(self._public_host, port, self._secret)
 
-    def call(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Run a coroutine on the link's loop and wait for its result; not from that loop itself."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+    def call(self, coroutine: Coroutine[Any, Any, ResultT], seconds: float | None = None) -> ResultT:
+        """Run a coroutine on the link's loop and wait for its result; not from that loop itself.
+
+        Args:
+            coroutine: What to run.
+            seconds: How long to wait; None: until it is done.
+
+        Raises:
+            RemoteError: The link is being closed, or there is no result in time; then the coroutine is cancelled.
+        """
+        with self._closing:
+            if self._closed:
+                coroutine.close()
+                raise RemoteError("the link to the engines is closed: the pipeline is stopping", retryable=False)
+            # Started before `close` stops the loop, which is asked for later.
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result(seconds)
+        except TimeoutError:
+            if not future.cancel():
+                return future.result()  # it has ended; the error may be its own
+            raise RemoteError(f"the link to the engines did not answer within {seconds:g} s; try again") from None
 
     def close(self) -> None:
         """Close all connections and end the thread; a second call does nothing."""
+        with self._closing:
+            self._closed = True
         if self._thread.is_alive():
-            self.call(self._shut())
+            asyncio.run_coroutine_threadsafe(self._shut(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
         if not self._loop.is_closed():

@@ -25,11 +25,12 @@ from typing import Any, Literal, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from tidemill.config.redaction import is_secret, redact, redact_text
+from tidemill.config.redaction import redact_text
 from tidemill.config.settings import LoggingSettings
 from tidemill.core.errors import ConfigError, TidemillError
 from tidemill.runtime.log_console import ConsoleFormat
 from tidemill.runtime.log_start import is_waiting
+from tidemill.runtime.log_values import mask_value
 from tidemill.runtime.log_writer import LogWriter, replace_writer
 
 #: Libraries whose INFO and DEBUG lines only their authors need; some log every message with all its data.
@@ -120,7 +121,7 @@ def relay(line: str) -> bool:
         return False
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     writer.write(entry)
     return True
@@ -385,10 +386,7 @@ def _add_context(fixed: dict[str, object]) -> Processor:
 def _mask(logger: WrappedLogger, method: str, event: EventDict) -> MutableMapping[str, Any]:
     """Mask secrets, also inside messages and tracebacks; runs after those have become text."""
     for key, value in event.items():
-        if isinstance(value, str):
-            event[key] = "***" if is_secret(key) and value else redact_text(value)
-        elif isinstance(value, dict | list | tuple):
-            event[key] = redact({key: value})[key]
+        event[key] = mask_value(key, value)
     return event
 
 

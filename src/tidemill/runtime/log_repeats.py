@@ -12,6 +12,8 @@ import hashlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from tidemill.runtime.log_values import describe_value
+
 Entry = Mapping[str, Any]
 
 FIRST_SECONDS = 1.0
@@ -68,9 +70,10 @@ class Repeats:
         key = self._compute_key(entry)
         kind = self._kinds.get(key)
         if kind is not None:
-            kind.count += int(entry.get("repeated", 1))
+            kind.count += _count(entry)
             kind.last = entry
-            kind.engines.add(str(entry.get("engine", "")))
+            engine = entry.get("engine", "")
+            kind.engines.add(engine if isinstance(engine, str) else describe_value(engine))
             return told
         if len(self._kinds) >= MAX_KINDS:
             oldest = self._kinds.pop(next(iter(self._kinds)))
@@ -81,13 +84,14 @@ class Repeats:
     @property
     def next_due(self) -> float | None:
         """When a count has to be told next; None: nothing was counted."""
-        return min((kind.due for kind in self._kinds.values() if kind.count), default=None)
+        # A list: a finalizer or a signal handler of this thread may log meanwhile.
+        return min((kind.due for kind in list(self._kinds.values()) if kind.count), default=None)
 
     def tell_due(self, now: float) -> list[Entry]:
         """Return the counts that are due, and forget entries that did not repeat in time."""
         told: list[Entry] = []
         for key, kind in list(self._kinds.items()):
-            if kind.due > now:
+            if kind.due > now or self._kinds.get(key) is not kind:
                 continue
             if kind.count:
                 told += _tell(kind)
@@ -95,7 +99,7 @@ class Repeats:
             elif now < kind.until:
                 kind.due = kind.until
             else:
-                del self._kinds[key]
+                self._kinds.pop(key, None)
         return told
 
     def tell_all(self) -> list[Entry]:
@@ -104,14 +108,21 @@ class Repeats:
         return [entry for kind in kinds.values() for entry in _tell(kind)]
 
     def _compute_key(self, entry: Entry) -> bytes:
-        fields = sorted((name, repr(value)) for name, value in entry.items() if name not in self._ignored)
+        fields = sorted((name, describe_value(value)) for name, value in entry.items() if name not in self._ignored)
         return hashlib.blake2b(repr(fields).encode("utf-8", "backslashreplace"), digest_size=16).digest()
 
 
+def _count(entry: Entry) -> int:
+    """Return how many entries an entry stands for; `repeated` may also be a field of the user's, with any value."""
+    repeated = entry.get("repeated")
+    return repeated if type(repeated) is int and repeated > 0 else 1
+
+
 def _tell(kind: _Kind) -> list[Entry]:
-    if not kind.count:
+    count, kind.count = kind.count, 0
+    if not count:
         return []
-    entry = {**kind.last, "repeated": kind.count}
+    entry = {**kind.last, "repeated": count}
     if len(kind.engines) > 1:
         entry["engine"] = ",".join(sorted(kind.engines))
     return [entry]

@@ -2,7 +2,7 @@
 
 Invariants: an entry is one write, so that lines of several threads and processes do not mix; entries of all threads
 appear in the order in which they were logged; a count is written even if nothing is logged any more, and at the latest
-when the process ends; nothing stops because standard error cannot be written.
+when the process ends; nothing stops because standard error cannot be written or an entry cannot be rendered.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
-from typing import TextIO
+from typing import Any, TextIO
 
 from tidemill.runtime.log_repeats import Entry, Repeats
+from tidemill.runtime.log_values import describe_value
 
 
 class LogWriter:
@@ -44,12 +45,20 @@ class LogWriter:
         # A signal handler or a finalizer may log in the middle of a write of its own thread.
         self._changed = threading.Condition(threading.RLock())
         self._teller: threading.Thread | None = None
+        #: When the teller looks again.
+        self._wakes_at = 0.0
 
     def write(self, entry: Entry) -> None:
         """Write an entry, or count it; from any thread."""
         with self._changed:
             self._put(self._repeats.feed(entry, self._clock()))
-            if self._teller is None and self._repeats.next_due is not None:
+            due = self._repeats.next_due
+            if due is None:
+                return
+            if self._teller is not None:
+                if due < self._wakes_at:
+                    self._changed.notify_all()
+            else:
                 self._teller = threading.Thread(target=self._tell_in_time, name="tidemill-log", daemon=True)
                 try:
                     self._teller.start()
@@ -66,6 +75,7 @@ class LogWriter:
     def _tell_in_time(self) -> None:
         with self._changed:
             while (due := self._repeats.next_due) is not None:
+                self._wakes_at = due
                 self._changed.wait(max(0.0, due - self._clock()))
                 self._put(self._repeats.tell_due(self._clock()))
             self._teller = None
@@ -79,10 +89,23 @@ class LogWriter:
     def _put(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
             # Work continues without a log: standard error may be closed or its reader gone.
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(Exception):
                 stream = self._stream or sys.stderr
-                stream.write(self._render(entry) + "\n")
+                stream.write(self._render_anything(entry) + "\n")
                 stream.flush()
+
+    def _render_anything(self, entry: Entry) -> str:
+        try:
+            return self._render(entry)
+        except Exception:
+            return self._render({name: self._make_renderable(name, value) for name, value in entry.items()})
+
+    def _make_renderable(self, name: str, value: Any) -> Any:
+        try:
+            self._render({name: value})
+        except Exception:
+            return describe_value(value)
+        return value
 
 
 class _Current:

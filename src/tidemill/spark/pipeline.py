@@ -202,7 +202,10 @@ class Pipeline:
 
         async def release(request: dict[str, Any]) -> dict[str, Any]:
             live = self._linked
-            return {"engines": await asyncio.to_thread(live.release) if live is not None else []}
+            try:
+                return {"engines": await asyncio.to_thread(live.release) if live is not None else []}
+            except RemoteError as error:
+                return {"error": str(error)}
 
         return ControlDesk(self._found_by, worker, self.progress, report, {"release": release})
 

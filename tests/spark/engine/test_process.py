@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import queue
 import signal
@@ -18,11 +19,12 @@ from tests.spark.fake_engine import build
 
 from tidemill.config.settings import Settings
 from tidemill.pipeline.handler.base import Handler
+from tidemill.runtime import log_writer
 from tidemill.runtime.beats import Beat, whole_beat
-from tidemill.runtime.link_messages import Begin, Command, Go, Hello, LinkAddress, Welcome
+from tidemill.runtime.link_messages import Begin, Command, Exit, Go, Hello, LinkAddress, Welcome
 from tidemill.runtime.link_server import LinkServer
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
-from tidemill.spark.engine.process import DAEMON_VARIABLE, EngineJob, EngineProcess, run_slot
+from tidemill.spark.engine.process import DAEMON_VARIABLE, DEADLINE_EXIT, Deadline, EngineJob, EngineProcess, run_slot
 
 
 @pytest.fixture
@@ -120,6 +122,23 @@ def test_an_engine_whose_beats_end_fails_by_name_and_does_not_fall_silent(comman
         driver.server.close()
     assert (summary.slot, summary.reason) == (3, StopReason.FAILED)
     assert "the beats to the driver failed: LookupError: no snapshot" in (summary.error or "")
+
+
+def test_an_engine_that_is_told_to_end_at_once_writes_its_counts_before(
+    process: EngineProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, at_exit = io.StringIO(), []
+    monkeypatch.setattr(log_writer, "_CURRENT", log_writer._Current())
+    log_writer.replace_writer(log_writer.LogWriter(lambda entry: f"{entry['event']} {entry.get('repeated')}", stream))
+    monkeypatch.setattr(os, "_exit", lambda status: at_exit.append((status, stream.getvalue())))
+    process._deadline = Deadline(lambda: None)
+    for _ in range(3):
+        log_writer._CURRENT.writer.write({"event": "slow"})  # type: ignore[union-attr]
+
+    process._on_command(Exit())
+
+    assert at_exit == [(DEADLINE_EXIT, "slow None\nslow 2\n")]
+    assert process._deadline._at is not None  # it ends although standard error is blocked
 
 
 def test_the_summary_of_an_engine_is_told_whatever_is_in_its_error(monkeypatch: pytest.MonkeyPatch) -> None:

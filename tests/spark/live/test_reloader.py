@@ -161,6 +161,50 @@ def test_code_that_no_engine_could_run_is_shown_and_drains_nothing(
     assert run.live.told == []
 
 
+@pytest.mark.parametrize("fails", [False, True], ids=["loads", "does not load"])
+def test_files_that_are_saved_while_they_are_loaded_are_loaded_again(run: Run, logs: list[Any], fails: bool) -> None:
+    loads = []
+
+    def load() -> tuple[Any, Settings]:
+        loads.append(run.files.content)
+        if len(loads) == 1:
+            run.files.content = "c"  # what watches the files notices it later
+            if fails:
+                raise SyntaxError("half a file")
+        return Plain(), make_settings()
+
+    run.files.load_next = load
+    run.save("b", lambda: run.live.told)
+    run.files.on_saved()  # now it does
+    run.reloader.step()
+    assert loads == ["b", "c"]
+    assert not [entry for entry in logs if entry["log_level"] == "warning"]
+    run.reloader.ended(RunFinished(Ending.DRAINED))
+    assert len(run.started) == 1
+    run.reloader.on_all_ready()
+    run.reloader.step()
+
+    run.save("b", lambda: len(run.live.told) == 2)  # an undo is a change
+    assert loads == ["b", "c", "b"]
+
+
+def test_code_that_was_saved_again_while_it_was_loaded_does_not_replace_the_last_good_code(run: Run) -> None:
+    run.save("b", lambda: run.live.told)
+    run.reloader.ended(RunFinished(Ending.DRAINED))  # b is on trial, a would continue
+    seen: list[str] = []
+
+    def load() -> tuple[Any, Settings]:
+        seen.append(run.files.content)
+        run.files.content = "c"
+        return Plain(), make_settings()
+
+    run.files.load_next = load
+    run.save("a", lambda: len(run.live.told) == 2)
+
+    assert seen == ["a", "c"]
+    assert run.reloader._codes["a"].packed == b"first"
+
+
 def test_a_load_that_takes_long_is_reported(run: Run, logs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SLOW_LOAD_SECONDS", 0.05)
     release = threading.Event()

@@ -130,6 +130,24 @@ def test_what_the_jvm_says_goes_to_standard_error_as_it_is_now(capsys: pytest.Ca
     assert capsys.readouterr().err == "out of memory\nend"
 
 
+def test_a_line_that_cannot_be_shown_does_not_end_the_relay_of_the_jvm(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def show(line: str) -> bool:
+        if line.startswith("bad"):
+            raise LookupError("no such entry")
+        return False
+
+    monkeypatch.setattr("tidemill.spark.session.jvm.relay", show)
+    with standard_error_pipe(threading.Event()) as standard_error:
+        subprocess.run(["sh", "-c", "printf 'bad\\ngood\\n' >&2"], stderr=standard_error, check=True)
+
+    for thread in threading.enumerate():
+        if thread.name == "tidemill-jvm-stderr":
+            thread.join(10)
+    assert capsys.readouterr().err == "good\n"
+
+
 def test_a_master_that_cannot_be_is_named() -> None:
     spark = Spark(SparkSettings(master="nonsense"), "test", 1)
     with pytest.raises(RemoteError, match="'nonsense'"):

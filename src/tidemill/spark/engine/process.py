@@ -43,6 +43,8 @@ log = structlog.get_logger(__name__)
 ABANDONED_SECONDS = 14.0
 #: The same for an engine that drains under supervision: closing sinks and consumer takes time.
 SUPERVISED_SECONDS = 60.0
+#: How long an engine that has to end at once may take to write its last log lines.
+EXIT_SECONDS = 1.0
 #: The exit status of a worker whose deadline has passed; Spark only sees that it is gone.
 DEADLINE_EXIT = 75
 #: Clean stops come over the link; Spark ends a cancelled task's worker in another way.
@@ -350,6 +352,9 @@ class EngineProcess:
                 if self._engine is not None:
                     self._engine.release()
             case Exit():
+                # Standard error may be blocked.
+                self._deadline.within(EXIT_SECONDS)
+                tell_repeats()
                 os._exit(DEADLINE_EXIT)
 
     def _drain(self, *, keep_place: bool = False) -> None:

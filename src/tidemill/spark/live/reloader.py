@@ -4,11 +4,13 @@ decides.
 What happens is put into an inbox from any thread; the thread that runs the pipeline is woken and feeds it to the
 machine in `step`. Code is loaded in a thread of its own, since importing it may take any time.
 
-Invariant: nothing of the running engines is touched before other code has been loaded and packed.
+Invariants: nothing of the running engines is touched before other code has been loaded and packed; code is kept only
+under the fingerprint of the files that it was loaded from.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -197,19 +199,32 @@ class Reloader:
         watch = threading.Timer(SLOW_LOAD_SECONDS, log.warning, [text], {"seconds": SLOW_LOAD_SECONDS})
         watch.daemon = True
         watch.start()
+        result: reload.Input | tuple[str, Code]
         try:
-            handler, settings = self._files.load()
-            code = prepare(handler, settings)
-            _refuse_fixed(self._first.settings, code.settings)
+            result = name, self._load_code()
         except TidemillError as error:
-            self._put(reload.LoadFailed(str(error)))
+            result = reload.LoadFailed(str(error))
         except BaseException as error:
             log.debug("loading the saved code failed", exc_info=True)
-            self._put(reload.LoadFailed(describe_error(error)))
-        else:
-            self._put((name, code))
+            result = reload.LoadFailed(describe_error(error))
         finally:
             watch.cancel()
+        saved = name
+        with contextlib.suppress(Exception):  # a result must follow
+            saved = self._files.fingerprint()
+        if saved != name:
+            # What was loaded may be neither the one code nor the other.
+            text = "the files changed while they were loaded"
+            log.info(f"{text}; they are loaded again")
+            self._put(reload.Saved(saved))
+            result = reload.LoadFailed(text)
+        self._put(result)
+
+    def _load_code(self) -> Code:
+        handler, settings = self._files.load()
+        code = prepare(handler, settings)
+        _refuse_fixed(self._first.settings, code.settings)
+        return code
 
 
 def prepare(handler: Handler[Any, Any] | type[Handler[Any, Any]], settings: Settings) -> Code:

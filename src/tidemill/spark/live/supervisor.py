@@ -46,6 +46,8 @@ from tidemill.spark.session.session import Spark
 
 log = structlog.get_logger(__name__)
 
+#: How long to wait for the link's loop, which is never busy for long.
+RELEASE_SECONDS = 3.0
 JobMaker = Callable[[int, int, LinkAddress], EngineJob]
 
 
@@ -141,8 +143,12 @@ class Supervisor:
         self._soon(lambda: self._set_paused(False))
 
     def release(self) -> list[dict[str, Any]]:
-        """Release the brakes that engines last reported, and return what they hold."""
-        return self._server.call(self._release())
+        """Release the brakes that engines last reported, and return what they hold.
+
+        Raises:
+            RemoteError: The link is being closed, or does not answer.
+        """
+        return self._server.call(self._release(), RELEASE_SECONDS)
 
     def exit_now(self) -> None:
         """Let every engine's process end now; their wardens clean up. No new one is started."""

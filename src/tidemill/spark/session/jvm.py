@@ -185,8 +185,8 @@ def standard_error_pipe(quiet: threading.Event) -> Iterator[int]:
 def _pass_on(reader: int, quiet: threading.Event) -> None:
     with open(reader, "rb") as lines:
         for line in lines:
-            # The writers must not block for ever because standard error cannot be written.
-            with contextlib.suppress(OSError, ValueError):
+            # The writers must not block for ever because a line cannot be shown.
+            with contextlib.suppress(Exception):
                 if not quiet.is_set() and not line.startswith(_NOISE):
                     text = line.decode(errors="replace")
                     if not relay(text):
