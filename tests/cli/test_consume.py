@@ -217,7 +217,8 @@ class ScriptedConsumer:
     def pause(self, partitions: list[ck.TopicPartition]) -> None: ...
 
     def consume(self, count: int, seconds: float) -> list[Any]:
-        return self.batches.pop(0) if self.batches else []
+        assert self.batches, "it reads on after all that the test has for it"
+        return self.batches.pop(0)
 
 
 def make_record(offset: int, *, partition: int | None = 0, error: ck.KafkaError | None = None) -> Any:
@@ -257,6 +258,31 @@ def test_errors_of_a_partition_and_of_the_whole_client_end_it(client: type[Scrip
 
     with pytest.raises(RemoteError, match=r"topic 't' at .* cannot be read: no right"):
         TopicViewer(KafkaSettings(), "t", format_raw).show(-2, follow=True)
+
+
+@pytest.mark.parametrize("group_error", [False, True])
+def test_a_partition_of_which_nothing_comes_ends_it(
+    client: type[ScriptedConsumer], monkeypatch: pytest.MonkeyPatch, group_error: bool
+) -> None:
+    monkeypatch.setattr("tidemill.cli.consume._SILENT_SECONDS", 10.0)
+    refused = make_record(-1, partition=None, error=ck.KafkaError(ck.KafkaError.GROUP_AUTHORIZATION_FAILED))
+    client.batches = [[], [make_record(0)], *([refused] if group_error else [] for _ in range(60))]
+
+    with pytest.raises(RemoteError, match=r"about topic 't', partition 0, for 10 s; is it up, and does each"):
+        TopicViewer(KafkaSettings(), "t", format_raw).show(-2, follow=False)
+
+    assert 0 < len(client.batches) < 15
+
+
+def test_following_waits_for_a_partition_of_which_nothing_comes(
+    client: type[ScriptedConsumer], monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    monkeypatch.setattr("tidemill.cli.consume._SILENT_SECONDS", 10.0)
+    client.batches = [*([] for _ in range(60)), [make_record(0)]]
+
+    TopicViewer(KafkaSettings(), "t", format_raw, limit=1).show(-2, follow=True)
+
+    assert capfdbinary.readouterr().out == b"0\n"
 
 
 def test_times_are_read_as_everywhere() -> None:

@@ -11,7 +11,6 @@ import base64
 import os
 import select
 import sys
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 _BATCH = 1_000
 _READ_SECONDS = 0.2
 _CALL_SECONDS = 10.0
-#: Without --follow, brokers that are silent for this long end the command.
+#: Without --follow, partitions of which nothing comes for this long, not even their end, end the command.
 _SILENT_SECONDS = 30.0
 
 Format = Callable[[Any], bytes]
@@ -142,7 +141,9 @@ class TopicViewer:
         self._left = limit
         #: Where each partition ends that is still read; empty with --follow.
         self._ends: dict[int, int] = {}
-        self._down_since: float | None = None
+        #: Only what reading took counts: writing may take long, and the process may be stopped for a while.
+        self._silent_seconds = 0.0
+        self._told = False
         self._heard = ""
         self._stdout = select.poll()
         self._stdout.register(1, 0)  # the end of a pipe's reader is always reported
@@ -172,9 +173,10 @@ class TopicViewer:
             if written:
                 sys.stdout.buffer.write(b"".join(written))
                 sys.stdout.buffer.flush()
-            if records:
-                self._down_since = None
+            if any(map(has_partition, records)):
+                self._silent_seconds, self._told, self._heard = 0.0, False, ""
             else:
+                self._silent_seconds += _READ_SECONDS
                 self._check(follow=follow)
 
     def _assign(self, start: int, *, follow: bool) -> None:
@@ -224,13 +226,18 @@ class TopicViewer:
     def _check(self, *, follow: bool) -> None:
         if any(flags & (select.POLLERR | select.POLLHUP | select.POLLNVAL) for _, flags in self._stdout.poll(0)):
             raise BrokenPipeError
-        if self._down_since is not None and not follow and time.monotonic() > self._down_since + _SILENT_SECONDS:
-            raise RemoteError(f"no answer from Kafka at {self._brokers}: {self._heard}; is it up?")
+        if not follow and self._silent_seconds > _SILENT_SECONDS:
+            numbers = ", ".join(map(str, sorted(self._ends)))
+            reason = f": {self._heard}" if self._heard else ""
+            raise RemoteError(
+                f"no answer from Kafka at {self._brokers} about topic {self._topic!r}, partition {numbers}, for "
+                f"{_SILENT_SECONDS:g} s{reason}; is it up, and does each partition have a leader?"
+            )
 
     def _on_error(self, error: Any) -> None:
         self._heard = self._scrub(error.str())
-        if error.code() == self._ck.KafkaError._ALL_BROKERS_DOWN and self._down_since is None:
-            self._down_since = time.monotonic()
+        if error.code() == self._ck.KafkaError._ALL_BROKERS_DOWN and not self._told:
+            self._told = True
             typer.echo(f"no answer from Kafka at {self._brokers}: {self._heard}; waiting", err=True)
 
     def _unreadable(self, error: Any) -> RemoteError:
