@@ -94,3 +94,7 @@ def test_an_answer_is_told_in_a_line() -> None:
     assert describe_release({**about, "error": "this version does not know 'release'"}).endswith(
         "does not know 'release'"
     )
+
+
+def test_a_driver_that_fails_to_answer_is_told_without_its_name() -> None:
+    assert describe_release({"error": "it failed: LookupError: x"}) == "a pipeline: it failed: LookupError: x"

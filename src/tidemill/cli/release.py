@@ -32,6 +32,8 @@ def describe_release(report: dict[str, Any]) -> str:
         >>> describe_release({"worker": "w", "pid": 7, "engines": [{"slot": 0, "held": 3}]})
         'worker w (process 7): engine 0: 3 held messages are dead-lettered'
     """
+    if "error" in report and "worker" not in report:  # it could not even say whose
+        return f"a pipeline: {report['error']}"
     about = f"worker {report['worker']} (process {report['pid']})"
     if "error" in report:
         return f"{about}: {report['error']}"
