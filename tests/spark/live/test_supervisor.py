@@ -101,7 +101,7 @@ class Running:
         progress = self.engine(slot).progress
         return progress is not None and progress.consumed > 0
 
-    def finish(self, timeout: float = 15.0) -> RunFinished:
+    def finish(self, timeout: float = 60.0) -> RunFinished:
         return self.ends.get(timeout=timeout)
 
 
