@@ -161,6 +161,7 @@ def test_engines_that_hung_and_were_killed_can_be_replaced(running: Callable[...
     assert run.finish().ending is Ending.OVERDUE
 
     hung = run.engine(0).pid
+    wait_until(lambda: run.engine(0).silent_seconds is None, what="its link is closed")
     run.live.restart(
         lambda slot, token, address: run.make_job(slot, token, address, pack_handler(Quiet())), SlotLimits()
     )
