@@ -18,6 +18,7 @@ from tidemill.services.triggerer.state_writer import CHUNK_COUNT, StateChange, S
 from tidemill.store.database import Database
 from tidemill.store.group_commit import EventStore
 from tidemill.store.opening import open_store
+from tidemill.store.postgres import open_postgres
 from tidemill.store.queries.events import count_events, store_events
 from tidemill.store.queries.sessions import count_held_triggers
 from tidemill.store.queries.triggers import cancel_unlisted, count_triggers, report_triggers, store_serialized
@@ -147,8 +148,11 @@ def fill(connection: Connection) -> None:
 
 @pytest.fixture
 async def filled(url: str) -> AsyncIterator[Database]:
+    # To fill it may take a busy machine longer than any transaction of a host is allowed to.
+    patient = await (open_postgres(url, attempt_seconds=100.0) if url.startswith("postgresql") else open_store(url))
+    await patient.write(fill)
+    await patient.close()
     database = await open_store(url)
-    await database.write(fill)
     yield database
     await database.close()
 

@@ -497,6 +497,31 @@ def test_a_renewed_slot_submits_nothing_before_the_links_of_killed_engines_are_c
     assert running.feed(LinkClosed(1)) == [SubmitJob(2)]
 
 
+def test_a_renewed_slot_does_not_wait_for_a_link_that_was_closed_before(running: Play) -> None:
+    running.slot = Slot(3, SlotLimits(drain_seconds=8.0))
+    running.feed(Start())
+    running.feed(Hello(1, 1))
+    running.feed(DrainRequested())
+    assert isinstance(running.tick(8.0)[-1], Finished)
+    assert running.feed(LinkClosed(1)) == []
+
+    running.slot = running.slot.renew(SlotLimits())
+
+    assert running.feed(Start()) == [SubmitJob(2)]
+
+
+def test_a_renewed_slot_waits_for_the_link_of_an_engine_that_the_finished_one_refused(running: Play) -> None:
+    running.feed(DrainRequested())
+    running.feed(LinkClosed(1))
+    running.feed(JobEnded(1, Ending.DRAINED))
+    assert [type(effect) for effect in running.feed(Hello(1, 7))] == [Refuse]
+
+    running.slot = running.slot.renew(SlotLimits())
+
+    assert running.feed(Start()) == []
+    assert running.feed(LinkClosed(7)) == [SubmitJob(2)]
+
+
 def test_code_that_fails_in_a_renewed_slot_before_it_is_ready_is_not_tried_again(running: Play) -> None:
     running.feed(DrainRequested())
     running.feed(LinkClosed(1))

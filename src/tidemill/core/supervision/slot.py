@@ -208,7 +208,7 @@ class Slot:
 
     def _process(self, event: Input, now: float) -> list[Effect]:
         if self._finished:
-            return [Refuse(event.run_token, self._format("is finished"))] if isinstance(event, Hello) else []
+            return self._process_finished(event)
         match event:
             case Start():
                 return self._start(now)
@@ -230,6 +230,16 @@ class Slot:
                 return self._tick(now)
 
     # -- inputs ------------------------------------------------------------------------------------------------
+
+    def _process_finished(self, event: Input) -> list[Effect]:
+        """Only follow which links are open: a slot that takes this one's place waits for their end."""
+        match event:
+            case Hello(_, run_token):
+                self._open.add(run_token)
+                return [Refuse(run_token, self._format("is finished"))]
+            case LinkClosed(run_token):
+                self._open.discard(run_token)
+        return []
 
     def _start(self, now: float) -> list[Effect]:
         if self._job is not None or self._start_at is not None:
