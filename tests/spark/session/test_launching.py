@@ -43,13 +43,14 @@ def hanging_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def jvms(program: Path) -> list[int]:
-    return [pid for pid in find_descendants(os.getpid()) if str(program) in read_arguments(pid)]
+    """Return the processes of the program but for those that are only asked for its version."""
+    arguments = {pid: read_arguments(pid) for pid in find_descendants(os.getpid())}
+    return [pid for pid, words in arguments.items() if str(program) in words and "-version" not in words]
 
 
 def test_a_jvm_that_nobody_starts_ends_with_the_block(hanging_java: Path) -> None:
     with Spark(SparkSettings(), "test", 1).launching() as spark:
-        wait_until(lambda: jvms(hanging_java))
-        assert spark.jvm_pid is not None
+        wait_until(lambda: spark.jvm_pid is not None and jvms(hanging_java))
     assert not jvms(hanging_java)
     assert spark.jvm_pid is None
 
@@ -90,8 +91,7 @@ def test_a_launch_uses_the_environment_of_the_moment_at_which_it_was_made(
         patch.setenv("SET_BY_THE_HANDLER", "1")
         patch.setenv("PYSPARK_SUBMIT_ARGS", "--conf a=b pyspark-shell")
         with spark.launching():
-            wait_until(lambda: jvms(hanging_java))
-            assert spark.jvm_pid is not None
+            wait_until(lambda: spark.jvm_pid is not None and jvms(hanging_java))
             environ = Path(f"/proc/{spark.jvm_pid}/environ").read_bytes().decode().split("\0")
             assert not any("a=b" in word for pid in jvms(hanging_java) for word in read_arguments(pid))
     assert f"JAVA_HOME={java_home}" in environ
@@ -118,10 +118,11 @@ def test_sigterm_before_the_pipeline_runs_ends_the_jvm_as_well(hanging_java: Pat
     with process:
         assert process.stdout is not None
         assert process.stdout.readline() == "launched\n"
-        wait_until(lambda: jvms(hanging_java))
+        launched = wait_until(lambda: jvms(hanging_java))
         process.terminate()
         assert process.wait(60) == -15
-    wait_until(lambda: not jvms(hanging_java))
+    # They are nobody's descendants now.
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in launched))
 
 
 def keep_hanging_command() -> KeptLaunch:
