@@ -16,7 +16,7 @@ from tests.until import wait_until
 from tidemill.config.settings import SparkSettings
 from tidemill.core.errors import RemoteError
 from tidemill.runtime.java import find_java
-from tidemill.runtime.processes import find_descendants, read_arguments
+from tidemill.runtime.processes import find_descendants, is_running, read_arguments
 from tidemill.spark.session.conf import spark_conf
 from tidemill.spark.session.jvm import is_given
 from tidemill.spark.session.kept_launch import MAIN_CLASS, KeptLaunch, find_kept_launch
@@ -122,7 +122,7 @@ def test_sigterm_before_the_pipeline_runs_ends_the_jvm_as_well(hanging_java: Pat
         process.terminate()
         assert process.wait(60) == -15
     # They are nobody's descendants now.
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in launched))
+    wait_until(lambda: not any(map(is_running, launched)))
 
 
 def keep_hanging_command() -> KeptLaunch:
