@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.core.wording import count_of
+from tidemill.core.wording import format_count
 
 
 @pytest.mark.parametrize(
@@ -18,4 +18,4 @@ from tidemill.core.wording import count_of
     ],
 )
 def test_a_noun_follows_its_number(count: int, noun: str, expected: str) -> None:
-    assert count_of(count, noun) == expected
+    assert format_count(count, noun) == expected

@@ -40,11 +40,11 @@ def test_a_hook_is_stalled_from_ten_seconds_on_and_until_it_returns(now: list[fl
     calls = Calls()
     calls.begun(1, "arrange", place_of, [SourceMessage("t", 0, 17), SourceMessage("t", 0, 40)])
     now[0] += 9.9
-    assert calls.stalled() == {}
+    assert calls.describe_stall() == {}
     now[0] += 2.1
-    assert calls.stalled() == {"arrange of t/0": "has not returned for 12 s (messages 17 to 40)"}
+    assert calls.describe_stall() == {"arrange of t/0": "has not returned for 12 s (messages 17 to 40)"}
     calls.ended(1)
-    assert calls.stalled() == {}
+    assert calls.describe_stall() == {}
 
 
 def test_of_many_calls_the_oldest_of_each_hook_and_partition_is_named(now: list[float]) -> None:
@@ -54,13 +54,13 @@ def test_of_many_calls_the_oldest_of_each_hook_and_partition_is_named(now: list[
     now[0] += 10
     calls.begun(5_000, "on_ready", hooks.locate_nowhere, None)
     now[0] += 5
-    stalled = calls.stalled()
+    stalled = calls.describe_stall()
     assert stalled["on_task_complete of t/3"] == "has not returned for 15 s (message 3); and 24 more calls"
     assert len(stalled) == hooks.MAX_PLACES
     for key in range(5_000):
         calls.ended(key)
     now[0] += 5
-    assert calls.stalled() == {"on_ready": "has not returned for 10 s"}
+    assert calls.describe_stall() == {"on_ready": "has not returned for 10 s"}
 
 
 class Stuck(Handler[bytes, Any]):

@@ -17,7 +17,7 @@ from tests.until import wait_until
 from tidemill.config.settings import LoggingSettings
 from tidemill.runtime import log as log_module
 from tidemill.runtime import log_repeats
-from tidemill.runtime.log import RELAY_VARIABLE, configure, configured_for_people, limited, relay, version
+from tidemill.runtime.log import RELAY_VARIABLE, configure, configured_for_people, relay, throttle, version
 from tidemill.runtime.log_writer import LogWriter, tell_repeats
 
 LOG = structlog.get_logger("tidemill.test")
@@ -246,7 +246,7 @@ def test_a_limited_message_passes_once_per_interval_and_counts_the_others(stream
     for step in range(25):
         clock.now = 100.0 + step
         # A new view each time, as in callbacks: the count is not lost with it.
-        limited(LOG, 10.0).warning("broker down", step=step)
+        throttle(LOG, 10.0).warning("broker down", step=step)
 
     assert [(line["step"], line.get("left_out")) for line in lines(stream)] == [(0, None), (10, 9), (20, 9)]
 
@@ -255,9 +255,9 @@ def test_different_messages_are_limited_on_their_own(stream: io.StringIO, clock:
     configure(LoggingSettings(), stream=stream)
 
     for event in ("a", "b", "a", "b"):
-        limited(LOG, 10.0).error(event)
+        throttle(LOG, 10.0).error(event)
     for sink in ("x", "y", "x"):
-        limited(LOG, 10.0).error("down", sink=sink, error=ValueError())
+        throttle(LOG, 10.0).error("down", sink=sink, error=ValueError())
 
     assert [(line["event"], line.get("sink")) for line in lines(stream)] == [
         ("a", None),

@@ -429,9 +429,9 @@ async def test_a_missing_topic_is_said_to_be_missing_for_as_long_as_it_is(embedd
     source = KafkaSource(settings, "x")
     source.start(Events())
     try:
-        await until(lambda: source.stalled() is not None)
+        await until(lambda: source.describe_stall() is not None)
         await asyncio.sleep(1.5)  # it looks once a second whether the brokers answer, which they do
-        assert "no longer exists" in source.stalled()
+        assert "no longer exists" in source.describe_stall()
     finally:
         await source.close(leave=True)
 

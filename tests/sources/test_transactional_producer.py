@@ -142,7 +142,11 @@ def test_guilt_is_judged_over_all_of_a_transaction(made) -> None:
     bad, innocent, fine = (Outgoing("out", None, value) for value in (b"bad", b"innocent", b"fine"))
     refused_later(producer, bad, innocent)
     assert through(producer, bad, innocent, fine)[0] is End.ABORTED
-    assert [record.verdict for record in (bad, innocent, fine)] == [RecordVerdict.ALONE, RecordVerdict.ALONE, None]
+    assert [record.verdict for record in (bad, innocent, fine)] == [
+        RecordVerdict.ISOLATED,
+        RecordVerdict.ISOLATED,
+        None,
+    ]
     bad.isolated, bad.error = True, None
     innocent.isolated, innocent.error = True, None
     refused_later(producer, bad)
@@ -157,7 +161,7 @@ def test_a_record_of_a_partition_that_went_meanwhile_still_counts_as_a_suspect(m
     begun(producer, consumer, bad, innocent)
     producer._producer.script["abort_transaction"] = [refusing(producer, bad, innocent)]
     assert producer.give_up(consumer, [TP], 1.0)[0][0] is End.ABORTED
-    assert innocent.verdict is RecordVerdict.ALONE
+    assert innocent.verdict is RecordVerdict.ISOLATED
 
 
 def test_a_full_queue_is_waited_for_and_continues_where_it_was(made) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from tidemill.cli.reporting import reporting
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.core.wording import count_of
+from tidemill.core.wording import format_count
 from tidemill.runtime.exitcode import ExitCode
 
 if TYPE_CHECKING:
@@ -81,9 +81,9 @@ def _ensure_topic(running: EmbeddedBroker, name: str, partitions: int) -> str:
     client = AdminClient({"bootstrap.servers": running.bootstrap, "log_level": 0})
     known = client.list_topics(timeout=_CALL_SECONDS).topics
     if name in known:
-        return f"topic {name} exists, with {count_of(len(known[name].partitions), 'partition')}"
+        return f"topic {name} exists, with {format_count(len(known[name].partitions), 'partition')}"
     running.create_topic(name, partitions)
-    return f"topic {name} created, with {count_of(partitions, 'partition')}"
+    return f"topic {name} created, with {format_count(partitions, 'partition')}"
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:

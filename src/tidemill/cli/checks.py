@@ -21,7 +21,7 @@ from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.redaction import redact_text
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, HandlerError, RemoteError, TidemillError
-from tidemill.core.wording import count_of
+from tidemill.core.wording import format_count
 from tidemill.runtime.folders import user_cache_folder, writable_cache_folder
 from tidemill.runtime.java import find_java
 
@@ -165,7 +165,7 @@ class Cluster:
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
-        from tidemill.runtime.kafka_client import LibraryLog, reason, scrub
+        from tidemill.runtime.kafka_client import LibraryLog, describe_client_error, scrub
 
         said: list[str] = []
         config: dict[str, Any] = {**self.config, "error_cb": lambda error: said.append(error.str())}
@@ -173,12 +173,12 @@ class Cluster:
             client = AdminClient(config, logger=LibraryLog())
         except (KafkaException, TypeError, ValueError) as error:
             raise ConfigError(
-                f"bad client configuration: {scrub(reason(error), self.config)}; correct client_config"
+                f"bad client configuration: {scrub(describe_client_error(error), self.config)}; correct client_config"
             ) from None
         try:
             metadata = client.list_topics(timeout=_ASK_SECONDS)
         except KafkaException as error:
-            text = scrub(said[-1] if said else reason(error), self.config)
+            text = scrub(said[-1] if said else describe_client_error(error), self.config)
             raise RemoteError(
                 f"no answer from {self.brokers}: {text}; start Kafka there (to try things out: tidemill broker) "
                 f"or change {self._setting}"
@@ -188,14 +188,14 @@ class Cluster:
     def check(self) -> str:
         """Check that the brokers answer."""
         count = len(self.topics())
-        return f"{self.brokers} answers, {count_of(count, 'topic')}"
+        return f"{self.brokers} answers, {format_count(count, 'topic')}"
 
     def check_topic(self, topic: str, setting: str) -> str:
         """Check that a topic exists."""
         partitions = self.topics().get(topic)
         if partitions is None:
             raise RemoteError(f"topic {topic} does not exist at {self.brokers}; create it or change {setting}")
-        return f"topic {topic}, {count_of(partitions, 'partition')}"
+        return f"topic {topic}, {format_count(partitions, 'partition')}"
 
     def check_dead_letters(self, topic: str) -> str:
         """Check whether the dead-letter topic exists; if not, the pipeline creates it."""

@@ -108,7 +108,7 @@ class TopicViewer:
         """Create the client."""
         import confluent_kafka as ck
 
-        from tidemill.runtime.kafka_client import LibraryLog, make_client_config, reason, scrub
+        from tidemill.runtime.kafka_client import LibraryLog, describe_client_error, make_client_config, scrub
 
         secrets = make_client_config(kafka, "", {})
         settings = make_client_config(
@@ -131,7 +131,9 @@ class TopicViewer:
         try:
             self._consumer = ck.Consumer(settings, logger=LibraryLog())
         except (ck.KafkaException, TypeError, ValueError) as error:
-            raise ConfigError(f"bad Kafka client configuration: {scrub(reason(error), secrets)}") from None
+            raise ConfigError(
+                f"bad Kafka client configuration: {scrub(describe_client_error(error), secrets)}"
+            ) from None
         self._ck = ck
         self._scrub: Callable[[str], str] = lambda text: scrub(text, secrets)
         self._brokers = kafka.brokers

@@ -31,7 +31,7 @@ from tidemill.cli.help import App
 from tidemill.cli.options import ConfigPath
 from tidemill.cli.reporting import reporting
 from tidemill.core.errors import ConfigError
-from tidemill.core.wording import count_of
+from tidemill.core.wording import format_count
 
 if TYPE_CHECKING:
     from tidemill.config.settings import Settings
@@ -107,7 +107,7 @@ def _print_table(found: Iterator[Found], table: Callable[[list[Found], int], obj
             page = []
     if page:
         console.print(table(page, console.width))
-    typer.echo(count_of(count, "letter"), err=True)
+    typer.echo(format_count(count, "letter"), err=True)
 
 
 @app.command()

@@ -17,7 +17,7 @@ from tidemill.cli.dlq_view import plain
 from tidemill.config.redaction import redact_text
 from tidemill.config.settings import Settings
 from tidemill.core.deadletters.redrive import Target, Why
-from tidemill.core.wording import count_of
+from tidemill.core.wording import format_count
 from tidemill.deadletters.redrive.run import Redrive, RedriveOrder
 from tidemill.runtime.exitcode import ExitCode
 
@@ -86,7 +86,7 @@ def _say_result(redrive: Redrive, order: RedriveOrder, ended: str, *, as_json: b
     would = "would be sent" if order.dry_run else "sent"
     what = "payload" if order.target is Target.SINK else "message"
     resumed = " (continued from where the last run ended)" if redrive.resumed else ""
-    typer.echo(f"{count_of(tally.sent, 'letter')} {would}, {count_of(tally.messages, what)}{resumed}", err=True)
+    typer.echo(f"{format_count(tally.sent, 'letter')} {would}, {format_count(tally.messages, what)}{resumed}", err=True)
     for why, count in tally.why.items():
         if why is not Why.NOT_SELECTED:
             typer.echo(f"{count:,} not sent: {why.value}", err=True)
@@ -98,13 +98,13 @@ def _say_result(redrive: Redrive, order: RedriveOrder, ended: str, *, as_json: b
         typer.echo("once the cause is fixed, send these letters by their ids: --id ID --restart", err=True)
     if tally.lost_messages:
         typer.echo(
-            f"{count_of(tally.lost_messages, 'message')} cannot be redriven: their letters had no room for them",
+            f"{format_count(tally.lost_messages, 'message')} cannot be redriven: their letters had no room for them",
             err=True,
         )
         for letter_id, lost in tally.in_part[:_FAILED_SHOWN]:
             typer.echo(plain(f"  {letter_id}: sent, except {lost:,} of its messages"), err=True)
     if redrive.left and not order.dry_run:
-        typer.echo(f"{count_of(redrive.left, 'record')} left; run the same command again to continue", err=True)
+        typer.echo(f"{format_count(redrive.left, 'record')} left; run the same command again to continue", err=True)
 
 
 def _result(redrive: Redrive, order: RedriveOrder, ended: str) -> dict[str, object]:
@@ -178,7 +178,7 @@ def describe_progress(redrive: Redrive) -> str:
     """Return one line that says how far a redrive got."""
     seen = redrive.total - redrive.left
     share = f"{seen / redrive.total:.0%}" if redrive.total else "100%"
-    parts = [f"{seen:,} of {redrive.total:,} records ({share})", f"{count_of(redrive.tally.sent, 'letter')} sent"]
+    parts = [f"{seen:,} of {redrive.total:,} records ({share})", f"{format_count(redrive.tally.sent, 'letter')} sent"]
     if redrive.tally.unsent:
         parts.append(f"{redrive.tally.unsent:,} not sent")
     return " | ".join(parts)

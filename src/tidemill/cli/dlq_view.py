@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tidemill.core.wording import count_of
+from tidemill.core.wording import format_count
 from tidemill.deadletters.letter import HISTORY_HEADER, Letter, LetterSource, read_history_header
 from tidemill.deadletters.payloads import Blob
 from tidemill.deadletters.reader import Found, show_bytes
@@ -223,13 +223,13 @@ def _format_iso(seconds: float | None) -> str | None:
 
 def describe_stats(stats: LetterStats) -> str:
     """Return counts as readable text; the first ten of each group."""
-    lines = [f"{count_of(stats.letters, 'dead letter')}, {count_of(stats.messages, 'message')}"]
+    lines = [f"{format_count(stats.letters, 'dead letter')}, {format_count(stats.messages, 'message')}"]
     if stats.oldest is not None and stats.newest is not None:
         lines.append(f"oldest {format_time(stats.oldest)}, newest {format_time(stats.newest)} (UTC)")
     if stats.redriven:
         lines.append(f"{stats.redriven:,} of these letters hold messages that had been redriven before")
     if stats.no_letters:
-        lines.append(f"not dead letters: {count_of(stats.no_letters, 'record')}")
+        lines.append(f"not dead letters: {format_count(stats.no_letters, 'record')}")
     for group, counts in stats.counts.items():
         if counts:
             lines += ["", f"by {group}", *_list_counts(counts, last=group == "day")]

@@ -12,7 +12,7 @@ import typer
 from tidemill.cli.completion import complete_handlers
 from tidemill.cli.options import ConfigPath
 from tidemill.cli.reporting import divert_prints, reporting
-from tidemill.core.wording import count_of
+from tidemill.core.wording import format_count
 from tidemill.runtime.exitcode import ExitCode
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def doctor(
             ]
             typer.echo(json.dumps({"ok": not problems, "checks": checks}), file=output)
         elif problems:
-            typer.echo(f"{count_of(problems, 'problem')} found", err=True)
+            typer.echo(f"{format_count(problems, 'problem')} found", err=True)
         if problems:
             raise typer.Exit(ExitCode.REMOTE)
 

@@ -24,7 +24,7 @@ from tidemill.cli.topic_access import (
     stop_on_signals,
 )
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.core.wording import count_of
+from tidemill.core.wording import format_count
 from tidemill.runtime.exitcode import ExitCode
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class LineSender:
         """Create the client; it connects at the first message."""
         import confluent_kafka as ck
 
-        from tidemill.runtime.kafka_client import LibraryLog, reason, scrub
+        from tidemill.runtime.kafka_client import LibraryLog, describe_client_error, scrub
         from tidemill.runtime.producer import make_producer_config
 
         self._max_bytes = int(kafka.client_config.get("message.max.bytes", _MAX_BYTES))
@@ -124,7 +124,9 @@ class LineSender:
         try:
             self._producer = ck.Producer(make_producer_config(kafka, "", overrides), logger=LibraryLog())
         except (ck.KafkaException, TypeError, ValueError) as error:
-            raise ConfigError(f"bad Kafka client configuration: {scrub(reason(error), secrets)}") from None
+            raise ConfigError(
+                f"bad Kafka client configuration: {scrub(describe_client_error(error), secrets)}"
+            ) from None
         self._scrub: Callable[[str], str] = lambda text: scrub(text, secrets)
         self._error = ck.KafkaException
         self._without_reason = ck.KafkaError._FATAL
@@ -191,7 +193,7 @@ class LineSender:
 
     def describe(self) -> str:
         """Return in one line what was sent, and why the rest was not."""
-        text = f"sent {count_of(self.sent, 'message')} to {self._topic}"
+        text = f"sent {format_count(self.sent, 'message')} to {self._topic}"
         if self.failed:
             reasons = "; ".join(f"{count:,}: {why}" for why, count in self._failures.most_common())
             text += f"; {self.failed:,} failed ({reasons})"

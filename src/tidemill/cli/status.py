@@ -12,7 +12,7 @@ import typer
 
 from tidemill.cli.reporting import reporting
 from tidemill.cli.status_text import format_seconds
-from tidemill.core.wording import count_of
+from tidemill.core.wording import format_count
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.log_console import escape
 
@@ -51,7 +51,8 @@ def status(
                 typer.echo(describe_report(report))
             if silent:
                 typer.echo(
-                    f"no answer within {_ANSWER_SECONDS:g} s from {count_of(silent, 'process')}: hanging, or suspended",
+                    f"no answer within {_ANSWER_SECONDS:g} s from {format_count(silent, 'process')}: "
+                    "hanging, or suspended",
                     err=True,
                 )
             if not reports and not silent:
@@ -141,7 +142,7 @@ def _describe_pipeline(report: Mapping[str, Any]) -> list[str]:
     lag = "not known yet" if report["lag"] is None else f"{report['lag']:,}"
     kinds = ", ".join(f"{number:,} {kind}" for kind, number in sorted(letters["kinds"].items()))
     rows = [
-        ("engines", f"{running} of {len(engines)} running, {count_of(report['partitions'], 'partition')}"),
+        ("engines", f"{running} of {len(engines)} running, {format_count(report['partitions'], 'partition')}"),
         ("messages", f"{report['messages_done']:,} done, {report['messages_per_second']:,.0f}/s"),
         ("lag", f"{lag}, {report['in_flight']:,} in flight"),
         ("tasks", ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in tasks.items())),
@@ -150,7 +151,7 @@ def _describe_pipeline(report: Mapping[str, Any]) -> list[str]:
         *(("waiting for", f"{name}: {why}") for name, why in sorted(report["waits_for"].items())),
     ]
     if letters["dropped"]:
-        rows.append(("DROPPED", count_of(letters["dropped"], "dead letter")))
+        rows.append(("DROPPED", format_count(letters["dropped"], "dead letter")))
     width = max(len(name) for name, _ in rows)
     return lines + [f"  {name.ljust(width)}  {text}" for name, text in rows]
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tidemill.core.wording import count_of
+from tidemill.core.wording import format_count
 from tidemill.runtime.log_console import escape
 
 if TYPE_CHECKING:
@@ -114,11 +114,11 @@ def format_status(state: RunState, progress: PipelineProgress, rate: float, widt
     else:
         parts += _describe_work(progress, rate)
     if progress.dead_lettered:
-        letters = count_of(progress.dead_lettered, "dead letter")
+        letters = format_count(progress.dead_lettered, "dead letter")
         parts.append(Part(4, (letters, f"{_short(progress.dead_lettered)} dead")))
     if progress.letters_dropped:
         dropped = progress.letters_dropped
-        parts.append(Part(8, (f"{count_of(dropped, 'dead letter')} DROPPED", f"{_short(dropped)} DROPPED")))
+        parts.append(Part(8, (f"{format_count(dropped, 'dead letter')} DROPPED", f"{_short(dropped)} DROPPED")))
     if progress.stalled:
         reasons = "; ".join(f"{name}: {why}" for name, why in sorted(progress.stalled.items()))
         shortest = max(12, width - 22)
@@ -130,7 +130,7 @@ def format_status(state: RunState, progress: PipelineProgress, rate: float, widt
 def _describe_drain(state: RunState, progress: PipelineProgress) -> list[Part]:
     tasks = progress.tasks_running + progress.tasks_queued + progress.tasks_retrying
     left = state.left_seconds or 0.0
-    text = f"draining, up to {left:.0f} s, {count_of(tasks, 'task')} left"
+    text = f"draining, up to {left:.0f} s, {format_count(tasks, 'task')} left"
     return [
         Part(9, (text, f"draining, {left:.0f} s, {_short(tasks)} tasks")),
         Part(5, (f"{progress.in_flight:,} messages in flight", f"{_short(progress.in_flight)} in flight")),
@@ -195,7 +195,7 @@ def format_backfill(state: RunState, progress: BoundedProgress, rate: float, wid
         parts.append(Part(8, (f"the engines are starting ({state.seconds:.0f} s)", "starting")))
     parts.append(Part(2, (f"{progress.parts_done} of {progress.parts} ranges",)))
     if progress.dead_lettered:
-        letters = count_of(progress.dead_lettered, "dead letter")
+        letters = format_count(progress.dead_lettered, "dead letter")
         parts.append(Part(4, (letters, f"{_short(progress.dead_lettered)} dead")))
     if progress.stalled:
         reasons = "; ".join(f"{name}: {why}" for name, why in sorted(progress.stalled.items()))
@@ -233,9 +233,9 @@ def format_summary(progress: PipelineProgress, seconds: float, gap: int = 0) -> 
         told = ", ".join(f"{number:,} {name}" for name, number in counts if number or name == "delivered")
         rows.append((place.removeprefix("sinks."), told))
     if progress.in_flight:
-        rows.append(("left over", f"{count_of(progress.in_flight, 'message')}, redelivered to the next run"))
+        rows.append(("left over", f"{format_count(progress.in_flight, 'message')}, redelivered to the next run"))
     if gap:
-        rows.append(("missing", f"{count_of(gap, 'message')}, deleted by the broker before it could be read"))
+        rows.append(("missing", f"{format_count(gap, 'message')}, deleted by the broker before it could be read"))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name.ljust(width)}  {text}" for name, text in rows)
 

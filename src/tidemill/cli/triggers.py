@@ -12,7 +12,7 @@ import typer
 from tidemill.cli.completion import complete_triggers
 from tidemill.cli.help import App
 from tidemill.cli.reporting import divert_prints, let_reader_leave, reporting
-from tidemill.core.wording import count_of
+from tidemill.core.wording import format_count
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -76,7 +76,7 @@ def check(specs: Specs, as_json: Annotated[bool, typer.Option("--json", help="On
         if as_json:
             typer.echo(json.dumps({"ok": True, "spec": str(specs), "triggers": count, "problems": []}), file=output)
         else:
-            typer.echo(f"ok: {specs}, {count_of(count, 'trigger')}")
+            typer.echo(f"ok: {specs}, {format_count(count, 'trigger')}")
 
 
 @app.command(name="list")

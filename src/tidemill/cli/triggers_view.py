@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from tidemill.cli.tables import Column, format_age, format_table, wrap
-from tidemill.core.wording import count_of
+from tidemill.core.wording import format_count
 
 if TYPE_CHECKING:
     from tidemill.store.records import EventRecord, TriggerRecord
@@ -133,7 +133,7 @@ def format_host(report: dict[str, Any], width: int | None) -> Iterator[str]:
     yield from wrap(_describe_host(report), width)
     for stream in report["streams"]:
         full = stream["full_seconds"]
-        subscribers = count_of(len(stream["subscribers"]), "subscriber")
+        subscribers = format_count(len(stream["subscribers"]), "subscriber")
         text = f"{stream['key']}: {subscribers}, {stream['outstanding']} outstanding"
         yield from wrap(text if full is None else f"{text}; full, not polled for {format_age(full)}", width)
         for name, seconds in stream["failed"].items():
@@ -160,7 +160,7 @@ def _describe_host(report: dict[str, Any]) -> str:
         )
     if report["store"] is None:
         return f"process {report['pid']} is starting"
-    return f"process {report['pid']}: {count_of(report['running'], 'trigger')}, store {report['store']}"
+    return f"process {report['pid']}: {format_count(report['running'], 'trigger')}, store {report['store']}"
 
 
 def _build_lane_row(lane: dict[str, Any]) -> tuple[str, ...]:

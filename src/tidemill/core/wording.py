@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def count_of(count: int, noun: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """Return a number with its noun, in the singular or the plural.
 
     Args:
@@ -11,7 +11,7 @@ def count_of(count: int, noun: str) -> str:
         noun: In the singular; its plural ends in s, or in es after an s.
 
     Example:
-        >>> count_of(1, "message"), count_of(1_200, "message"), count_of(0, "process")
+        >>> format_count(1, "message"), format_count(1_200, "message"), format_count(0, "process")
         ('1 message', '1,200 messages', '0 processes')
     """
     return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('s') else 's'}"

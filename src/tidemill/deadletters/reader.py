@@ -21,7 +21,14 @@ from tidemill.core.deadletters.redrive import Facts
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.deadletters.letter import Letter, decode_letter
 from tidemill.deadletters.payloads import Blob
-from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, TopicAdmin, make_client_config, reason, scrub
+from tidemill.runtime.kafka_client import (
+    CALL_SECONDS,
+    LibraryLog,
+    TopicAdmin,
+    describe_client_error,
+    make_client_config,
+    scrub,
+)
 
 #: Brokers that send nothing for this long although there are letters left are considered unreachable.
 SILENCE_SECONDS = 30.0
@@ -206,7 +213,7 @@ class LetterReader:
             self._heard = scrub(error.str(), self._config)
 
     def _make_error(self, error: ck.KafkaException) -> RemoteError:
-        return RemoteError(self._complete(scrub(reason(error), self._config)))
+        return RemoteError(self._complete(scrub(describe_client_error(error), self._config)))
 
     def _complete(self, said: str) -> str:
         heard = f" ({self._heard})" if self._heard else ""

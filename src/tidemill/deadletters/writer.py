@@ -23,7 +23,7 @@ from tidemill.core.errors import RemoteError
 from tidemill.core.retry import Backoff
 from tidemill.deadletters.letter import Letter, encode_letter
 from tidemill.runtime.kafka_client import TopicAdmin, make_client_config, scrub
-from tidemill.runtime.log import limited
+from tidemill.runtime.log import throttle
 from tidemill.runtime.producer import LoopProducer, Outcomes, is_too_large, make_producer_config
 
 log = structlog.get_logger(__name__)
@@ -61,7 +61,7 @@ class DeadLetters(Protocol):
         """Return what became of letters so far."""
         ...
 
-    def stalled(self) -> str | None:
+    def describe_stall(self) -> str | None:
         """Return why letters wait; None while none do."""
 
     async def close(self) -> None:
@@ -183,7 +183,7 @@ class KafkaDeadLetters:
     def _retry_later(self, error: ck.KafkaError, attempt: int, again: Callable[[], None]) -> None:
         text = scrub(error.str(), self._config)
         self._failing = (self._failing[0] if self._failing else time.monotonic(), text)
-        limited(log, 10.0).error("a dead letter is refused; trying again", topic=self._topic, error=text)
+        throttle(log, 10.0).error("a dead letter is refused; trying again", topic=self._topic, error=text)
 
         def due() -> None:
             self._timers.discard(timer)
@@ -197,7 +197,7 @@ class KafkaDeadLetters:
         """Return what became of letters so far."""
         return LetterStatistics(self._written, self._kinds, self._dropped)
 
-    def stalled(self) -> str | None:
+    def describe_stall(self) -> str | None:
         """Return how many letters wait, for how long and why; None while none do."""
         if self._failing is None:
             return None

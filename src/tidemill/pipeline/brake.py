@@ -182,7 +182,7 @@ class EngineBrake:
             self._log.warning("the brake is released by a user; what was held is dead-lettered", held=held)
             self._apply(self._brake.release())
 
-    def stalled(self) -> str | None:
+    def describe_stall(self) -> str | None:
         """Return what failed and how often; None while the brake is off."""
         if not self._brake.is_on:
             return None

@@ -25,7 +25,7 @@ from tidemill.pipeline.hooks import HookRunner, call_hook
 from tidemill.pipeline.reports.counters import Counters, Overridden, Slowest
 from tidemill.pipeline.reports.report import Report
 from tidemill.pipeline.tasks.pool import TaskPool
-from tidemill.runtime.log import limited
+from tidemill.runtime.log import throttle
 from tidemill.sources.base import TopicPartition, name_partitions
 
 #: A warning of the same kind is logged once in this many seconds.
@@ -98,7 +98,7 @@ class EngineContext:
     def warn(self, text: str, **details: object) -> None:
         """Count a harmless mistake of the handler, and log it at a limited rate."""
         self.counters.warnings += 1
-        limited(self.log, WARN_SECONDS).warning(text, **details)
+        throttle(self.log, WARN_SECONDS).warning(text, **details)
 
 
 def _locate(partitions: Sequence[TopicPartition]) -> tuple[str, str]:

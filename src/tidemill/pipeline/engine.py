@@ -332,13 +332,15 @@ class Engine:
 
     def _find_stalled(self) -> dict[str, str]:
         """Return what the engine waits for, and why."""
-        stalled = self.outbox.stalled() | self.services.stalled() | self.context.hooks.calls.stalled()
+        stalled = (
+            self.outbox.describe_stall() | self.services.describe_stall() | self.context.hooks.calls.describe_stall()
+        )
         brake = self.context.brake
         for name, text in (
-            ("kafka", self.source.stalled()),
-            ("dead letters", self.letters.stalled()),
-            ("resident program", self.executor.stalled()),
-            (brake_name(self.identity.slot), brake.stalled() if brake is not None else None),
+            ("kafka", self.source.describe_stall()),
+            ("dead letters", self.letters.describe_stall()),
+            ("resident program", self.executor.describe_stall()),
+            (brake_name(self.identity.slot), brake.describe_stall() if brake is not None else None),
         ):
             if text is not None:
                 stalled[name] = text

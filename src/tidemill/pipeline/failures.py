@@ -19,7 +19,7 @@ from tidemill.pipeline.handler.models import ErrorAction, ErrorKind, ExecutorErr
 from tidemill.pipeline.hooks import LOG_SECONDS, call_hook, log_hook_error
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.tasks.pool import TaskRun
-from tidemill.runtime.log import kind_of, limited
+from tidemill.runtime.log import kind_of, throttle
 from tidemill.runtime.messages import SourceMessage
 
 #: What a hook that returns payloads is called for: a task, a message by its index, or (None) the whole window.
@@ -169,7 +169,7 @@ def _log_task_error(window: FailingWindow, run: TaskRun, error: ExecutorError, w
     stderr = summarize_stderr(error.stderr)
     exception = None if error.exception is None else why + escape_surrogates(error.exception)
     alike = (error.kind, error.exit_code, why, kind_of(exception), kind_of(stderr.rpartition("\n")[2]))
-    limited(log, LOG_SECONDS, about=alike).warning(
+    throttle(log, LOG_SECONDS, about=alike).warning(
         "a task failed for good",
         task_id=run.task.task_id,
         kind=error.kind.value,

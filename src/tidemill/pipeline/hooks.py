@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from tidemill.core.errors import HandlerError, describe_error
 from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.log import kind_of, limited
+from tidemill.runtime.log import kind_of, throttle
 
 #: A burst of hooks gives the loop a turn after this many jobs.
 BURST = 64
@@ -69,7 +69,7 @@ class Calls:
             pass
         return True
 
-    def stalled(self) -> dict[str, str]:
+    def describe_stall(self) -> dict[str, str]:
         """Return the hooks that have not returned for too long; see `unreturned`."""
         return self.find_unreturned(HOOK_SECONDS)
 
@@ -142,7 +142,7 @@ async def call_hook(
 def log_hook_error(log: Any, hook: str, error: Exception, event: str = "a hook raised", **details: object) -> str:
     """Log what a hook raised, and return it in words."""
     text = describe_error(error)
-    limited(log, LOG_SECONDS, about=(hook, kind_of(text))).warning(event, hook=hook, exc_info=error, **details)
+    throttle(log, LOG_SECONDS, about=(hook, kind_of(text))).warning(event, hook=hook, exc_info=error, **details)
     return f"{hook}: {text}"
 
 

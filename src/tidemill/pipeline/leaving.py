@@ -184,7 +184,7 @@ class Stopping:
             context.log.warning(
                 "the last commits failed; finished messages will be reprocessed",
                 messages=failed,
-                reason=self._source.stalled() or "no answer from the brokers",
+                reason=self._source.describe_stall() or "no answer from the brokers",
             )
         context.commits.close()
 

@@ -110,10 +110,10 @@ class Services:
         if self._cache is not None:
             await self._cache.close()
 
-    def stalled(self) -> dict[str, str]:
+    def describe_stall(self) -> dict[str, str]:
         """Return what does not work as it should, and why."""
         found = {f"periodic {name}": f"stopped for good: {error}" for name, error in self._periodic.stopped.items()}
-        cache = self._cache.stalled() if self._cache is not None else None
+        cache = self._cache.describe_stall() if self._cache is not None else None
         return found if cache is None else {**found, "cache": cache}
 
     def statistics(self) -> ServiceStatistics:

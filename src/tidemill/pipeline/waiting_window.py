@@ -22,7 +22,7 @@ from tidemill.pipeline.hooks import LOG_SECONDS, call_hook
 from tidemill.pipeline.key_order import KeptPlace
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.window import WindowRun
-from tidemill.runtime.log import kind_of, limited
+from tidemill.runtime.log import kind_of, throttle
 from tidemill.runtime.messages import SourceMessage, place_of
 from tidemill.sources.base import TopicPartition
 
@@ -128,7 +128,7 @@ class WaitingWindow:
 
     def _cannot_arrange(self, error: Exception) -> None:
         text = describe_error(error)
-        limited(self._context.log, LOG_SECONDS, about=kind_of(text)).warning(
+        throttle(self._context.log, LOG_SECONDS, about=kind_of(text)).warning(
             "arrange raised", message=self._describe(), error=text, partition=self._partition.name
         )
         self._refuse(LetterKind.ARRANGE, error)

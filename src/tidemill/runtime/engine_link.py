@@ -38,7 +38,7 @@ from tidemill.runtime.link_messages import (
     send_frame,
 )
 from tidemill.runtime.link_proof import Side, is_proof, link_proof, new_nonce
-from tidemill.runtime.log import limited
+from tidemill.runtime.log import throttle
 from tidemill.runtime.progress import EngineSummary, drop_summary_texts
 
 log = structlog.get_logger(__name__)
@@ -207,7 +207,7 @@ class EngineLink:
         try:
             self._send(beat)
         except Exception as error:  # silence would count as the end of this engine
-            limited(log, 60.0).warning(
+            throttle(log, 60.0).warning(
                 "a snapshot cannot be sent whole; it goes without its texts", error=describe_error(error)
             )
             self._send(beat.without_texts())

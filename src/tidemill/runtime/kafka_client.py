@@ -67,7 +67,7 @@ def make_client_config(kafka: KafkaSettings, brokers: str, overrides: Mapping[st
     return {**config, **overrides}
 
 
-def reason(error: Exception) -> str:
+def describe_client_error(error: Exception) -> str:
     """Return the text of an exception of the client."""
     return error.args[0].str() if isinstance(error, ck.KafkaException) else str(error)
 
@@ -117,7 +117,7 @@ class TopicAdmin:
         try:
             self._client = AdminClient(settings, logger=LibraryLog())
         except (ck.KafkaException, TypeError, ValueError) as error:
-            text = scrub(reason(error), config)
+            text = scrub(describe_client_error(error), config)
             raise ConfigError(f"{what}: bad Kafka client configuration: {text}") from None
 
     def exists(self, topic: str, wait_seconds: float = FRESH_TOPIC_SECONDS) -> bool:

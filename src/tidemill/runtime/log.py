@@ -220,10 +220,10 @@ _DIGITS = re.compile(r"\d+")
 _SUBJECTS = ("sink", "topic", "client", "path")
 
 
-class Limited:
+class ThrottledLogger:
     """A logger for messages that may repeat endlessly: it passes one per interval and counts the others.
 
-    Made by `limited`. Safe to use from any thread.
+    Made by `throttle`. Safe to use from any thread.
     """
 
     __slots__ = ("_about", "_logger", "_seconds")
@@ -260,7 +260,7 @@ class Limited:
         getattr(self._logger, method)(event, **details)
 
 
-def limited(logger: Any, seconds: float, *, about: object = None) -> Limited:
+def throttle(logger: Any, seconds: float, *, about: object = None) -> ThrottledLogger:
     """Return a view of a logger that passes each event once per `seconds` in this process.
 
     Events are told apart by their text and by what they are about: `about`, and the fields sink, topic, client, path.
@@ -271,9 +271,9 @@ def limited(logger: Any, seconds: float, *, about: object = None) -> Limited:
         about: What else tells events of one text apart; not written.
 
     Example:
-        >>> limited(structlog.get_logger(), 10.0).warning("the broker is down")  # doctest: +SKIP
+        >>> throttle(structlog.get_logger(), 10.0).warning("the broker is down")  # doctest: +SKIP
     """
-    return Limited(logger, seconds, about)
+    return ThrottledLogger(logger, seconds, about)
 
 
 def kind_of(text: str | None) -> str:

@@ -19,8 +19,8 @@ import structlog
 
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.errors import ConfigError, InvariantError, describe_error
-from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, make_client_config, reason, scrub
-from tidemill.runtime.log import limited
+from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, describe_client_error, make_client_config, scrub
+from tidemill.runtime.log import throttle
 
 log = structlog.get_logger(__name__)
 
@@ -199,7 +199,7 @@ class LoopProducer:
         try:
             found = await asyncio.to_thread(self._producer.list_topics, topic, CALL_SECONDS)
         except ck.KafkaException as error:
-            log.debug("no answer about a topic", topic=topic, error=scrub(reason(error), self._config))
+            log.debug("no answer about a topic", topic=topic, error=scrub(describe_client_error(error), self._config))
             return None
         return len(found.topics[topic].partitions) or None
 
@@ -284,7 +284,7 @@ class LoopProducer:
         if error.fatal() or error.code() == ck.KafkaError._FATAL:
             self._fatal = text
         else:
-            limited(log, 10.0).warning("Kafka producer", client=self._what, error=text)
+            throttle(log, 10.0).warning("Kafka producer", client=self._what, error=text)
 
     def _replace(self) -> None:
         """Continue with a new producer: after a fatal error the old one never works again, and returns its records."""

@@ -157,7 +157,7 @@ class Source(Protocol):
         """Return how far it is behind, and what it missed."""
         ...
 
-    def stalled(self) -> str | None:
+    def describe_stall(self) -> str | None:
         """Why no messages arrive, if the source knows."""
 
     async def close(self, *, leave: bool, seconds: float = 30.0) -> None:

@@ -44,7 +44,7 @@ class RecordReader(Protocol):
     def gap(self) -> int:
         """How many messages were deleted before they were read."""
 
-    def stalled(self) -> str | None:
+    def describe_stall(self) -> str | None:
         """Why nothing comes, if the reader knows."""
 
 
@@ -122,9 +122,9 @@ class BoundedSource:
         """Return what was missed; the driver of a bounded run knows what is left, so there is no lag here."""
         return SourceStatistics(self._reader.gap, {})
 
-    def stalled(self) -> str | None:
+    def describe_stall(self) -> str | None:
         """Say why nothing comes."""
-        return self._reader.stalled()
+        return self._reader.describe_stall()
 
     async def close(self, *, leave: bool, seconds: float = CLOSE_SECONDS) -> None:
         """End the thread."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import confluent_kafka as ck
 import structlog
 
-from tidemill.runtime.log import limited
+from tidemill.runtime.log import throttle
 from tidemill.sources.base import Fatal
 
 log = structlog.get_logger(__name__)
@@ -46,9 +46,9 @@ class BrokerWatch:
             self._on_fatal(Fatal.FENCED, error.str())
         elif code == ck.KafkaError.UNKNOWN_TOPIC_OR_PART:
             self.trouble = f"topic {self._topic!r} no longer exists; create it again or stop the pipeline"
-            limited(log, 10.0).warning("the source topic is missing", topic=self._topic)
+            throttle(log, 10.0).warning("the source topic is missing", topic=self._topic)
         elif code != ck.KafkaError._PARTITION_EOF:
-            limited(log, 10.0).warning("consumer error", error=error.str())
+            throttle(log, 10.0).warning("consumer error", error=error.str())
 
     def on_error(self, error: ck.KafkaError) -> None:
         """Take an error of the client as a whole; the consumer's `error_cb`."""
@@ -57,9 +57,9 @@ class BrokerWatch:
         elif error.code() in (ck.KafkaError._ALL_BROKERS_DOWN, ck.KafkaError._TRANSPORT):
             if error.code() == ck.KafkaError._ALL_BROKERS_DOWN:
                 self.trouble = f"no broker is reachable ({self._servers}); waiting for one"
-            limited(log, 10.0).warning("the brokers are not reachable; the pipeline waits", error=error.str())
+            throttle(log, 10.0).warning("the brokers are not reachable; the pipeline waits", error=error.str())
         else:
-            limited(log, 10.0).warning("client error", error=error.str())
+            throttle(log, 10.0).warning("client error", error=error.str())
 
     def look(self, consumer: ck.Consumer) -> None:
         """Find out whether brokers that were unreachable are back, and have the topic."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import confluent_kafka as ck
 import structlog
 
-from tidemill.runtime.log import limited
+from tidemill.runtime.log import throttle
 from tidemill.sources.buffer import Buffer
 
 log = structlog.get_logger(__name__)
@@ -47,7 +47,7 @@ def count_deleted(
     try:
         low, _ = consumer.get_watermark_offsets(ck.TopicPartition(topic, partition), timeout=timeout_seconds)
     except ck.KafkaException as error:
-        limited(log, 60.0).warning(
+        throttle(log, 60.0).warning(
             "offsets are missing, and the brokers do not say whether messages were deleted",
             partition=name,
             error=str(error),

@@ -139,7 +139,7 @@ class KafkaSource:
         """Return what the brokers had deleted, and the lag of owned partitions for which they have answered."""
         return SourceStatistics(self._gap, self._lag.lag)
 
-    def stalled(self) -> str | None:
+    def describe_stall(self) -> str | None:
         """Say why nothing comes, while the brokers are unreachable."""
         trouble = self._pending.trouble
         return self._brokers.trouble or (f"transactions: {trouble}" if trouble else None)

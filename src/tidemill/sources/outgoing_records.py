@@ -11,7 +11,7 @@ import confluent_kafka as ck
 import structlog
 
 from tidemill.core.delivery.transaction import TransactionAnswer, judge_records
-from tidemill.runtime.kafka_client import reason, scrub
+from tidemill.runtime.kafka_client import describe_client_error, scrub
 from tidemill.runtime.producer import is_too_large, worth_retrying
 from tidemill.sources.base import Outgoing
 
@@ -92,7 +92,7 @@ class OutgoingRecords:
                     raise
                 # It is too large itself, or one before it failed and took the transaction with it.
                 failed(record, error.args[0], None)
-                raise RecordRefusedError(record.error, scrub(reason(error), self._config)) from error
+                raise RecordRefusedError(record.error, scrub(describe_client_error(error), self._config)) from error
             self._sent += 1
         return TransactionAnswer.DONE
 

@@ -13,7 +13,7 @@ import confluent_kafka as ck
 import structlog
 
 from tidemill.core.delivery.transaction import End
-from tidemill.runtime.log import limited
+from tidemill.runtime.log import throttle
 from tidemill.sources.base import CommitStatus, Fatal, Outgoing, Records, TopicPartition
 from tidemill.sources.buffer import Buffer
 from tidemill.sources.committer import Committer
@@ -187,7 +187,7 @@ class PendingCommits:
             self._on_fatal(Fatal.FENCED, error.str())
             return
         if code not in _AGAIN:
-            limited(log, 10.0).warning("a commit failed and is tried again", error=error.str())
+            throttle(log, 10.0).warning("a commit failed and is tried again", error=error.str())
         self._on_committed(offsets, CommitStatus.AGAIN)
 
     def send_last(self, send: Callable[[], None], offsets: Mapping[TopicPartition, int], deadline: float) -> None:

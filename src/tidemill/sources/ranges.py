@@ -18,7 +18,7 @@ from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.errors import RemoteError
 from tidemill.core.ranges import OffsetRange
 from tidemill.runtime.kafka_client import LibraryLog, make_client_config
-from tidemill.runtime.log import limited
+from tidemill.runtime.log import throttle
 from tidemill.runtime.messages import Header, SourceMessage
 from tidemill.sources.gaps import count_deleted
 
@@ -92,7 +92,7 @@ class RangeReader:
         """How many messages the broker had deleted before they were read."""
         return self._gap
 
-    def stalled(self) -> str | None:
+    def describe_stall(self) -> str | None:
         """Say why nothing comes, while the brokers are unreachable."""
         return self._stalled
 
@@ -214,12 +214,12 @@ class RangeReader:
     def _on_record_error(self, error: ck.KafkaError) -> None:
         if error.code() == ck.KafkaError.UNKNOWN_TOPIC_OR_PART:
             self._stalled = f"topic {self._topic!r} no longer exists; create it again or stop the run"
-        limited(log, 10.0).warning("consumer error", error=error.str())
+        throttle(log, 10.0).warning("consumer error", error=error.str())
 
     def _on_error(self, error: ck.KafkaError) -> None:
         if error.code() == ck.KafkaError._ALL_BROKERS_DOWN:
             self._stalled = f"no broker is reachable ({self._config['bootstrap.servers']}); waiting for one"
-        limited(log, 10.0).warning("client error", error=error.str())
+        throttle(log, 10.0).warning("client error", error=error.str())
 
 
 def _read_headers(headers: Any) -> tuple[Header, ...]:

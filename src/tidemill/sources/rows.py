@@ -45,7 +45,7 @@ class RowReader:
     def close(self) -> None:
         """There is nothing to close."""
 
-    def stalled(self) -> str | None:
+    def describe_stall(self) -> str | None:
         """Return None: what produces the rows reports its own stalls."""
         return None
 

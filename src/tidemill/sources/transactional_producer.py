@@ -34,8 +34,8 @@ import structlog
 
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.delivery.transaction import Call, End, Fence, Transaction, TransactionAnswer, judge_fence
-from tidemill.runtime.kafka_client import BackgroundCall, LibraryLog, reason, scrub
-from tidemill.runtime.log import limited
+from tidemill.runtime.kafka_client import BackgroundCall, LibraryLog, describe_client_error, scrub
+from tidemill.runtime.log import throttle
 from tidemill.runtime.producer import make_producer_config
 from tidemill.sources.base import Fatal, Outgoing, TopicPartition
 from tidemill.sources.outgoing_records import OutgoingRecords, RecordRefusedError
@@ -183,7 +183,7 @@ class TransactionalProducer:
         end = transaction.give_up(partitions)
         self._given_up = True
         if transaction.call is Call.ABORT:
-            limited(log, 10.0).info("a transaction is aborted, since partitions of it were given up")
+            throttle(log, 10.0).info("a transaction is aborted, since partitions of it were given up")
         return [self._end(end)] if end is not None else self.finish(consumer, seconds)
 
     def forget(self, partitions: Collection[TopicPartition]) -> None:
@@ -214,9 +214,9 @@ class TransactionalProducer:
 
     def _say_aborted(self) -> None:
         if self._rebalanced:
-            limited(log, 10.0).info("a transaction is aborted and will be repeated, since the group rebalanced")
+            throttle(log, 10.0).info("a transaction is aborted and will be repeated, since the group rebalanced")
         else:
-            limited(log, 10.0).warning("a transaction is aborted and will be repeated", error=self.trouble)
+            throttle(log, 10.0).warning("a transaction is aborted and will be repeated", error=self.trouble)
 
     def _end(self, end: End) -> tuple[End, dict[TopicPartition, int]]:
         assert self._transaction is not None
@@ -310,7 +310,7 @@ class TransactionalProducer:
                 if self._wait_for_hand_over(self._handing) is TransactionAnswer.AGAIN:
                     return TransactionAnswer.AGAIN
             except ck.KafkaException as error:
-                log.debug("offsets of a transaction that is aborted were rejected", error=reason(error))
+                log.debug("offsets of a transaction that is aborted were rejected", error=describe_client_error(error))
         if self._start_replacement():
             self._call_began = time.monotonic()  # what came before is of an earlier epoch
             self._may_be_repeated = False
@@ -334,7 +334,7 @@ class TransactionalProducer:
             return TransactionAnswer.ABORT
         except ck.KafkaException as raised:
             error = raised.args[0]
-            self.trouble = scrub(reason(raised), self._config)
+            self.trouble = scrub(describe_client_error(raised), self._config)
             if is_fenced(error):
                 self._fence(error)
             answer = classify_error(error)
@@ -359,7 +359,7 @@ class TransactionalProducer:
 
     def _on_error(self, error: ck.KafkaError) -> None:
         text = scrub(error.str(), self._config)
-        limited(log, 10.0).warning("Kafka producer", client="transactions", error=text)
+        throttle(log, 10.0).warning("Kafka producer", client="transactions", error=text)
 
     def finish(self, consumer: ck.Consumer, seconds: float) -> list[tuple[End, dict[TopicPartition, int]]]:
         """End an open transaction, committed or not, within `seconds`; return how, if it ended."""

@@ -31,7 +31,7 @@ from tidemill.core.errors import (
 )
 from tidemill.pipeline.handler.base import HOOKS, SYNCHRONOUS_HOOKS, Handler, overrides
 from tidemill.runtime.identity import Identity
-from tidemill.runtime.kafka_client import LibraryLog, TopicAdmin, make_client_config, reason, scrub
+from tidemill.runtime.kafka_client import LibraryLog, TopicAdmin, describe_client_error, make_client_config, scrub
 from tidemill.runtime.lock import GroupInUseError
 from tidemill.runtime.topics import TopicReader
 from tidemill.runtime.user_code import locate_error
@@ -239,7 +239,7 @@ def check_client_config(settings: Settings) -> None:
         ck.Consumer(config, logger=LibraryLog()).close()
     except (ck.KafkaException, TypeError, ValueError) as error:
         raise ConfigError(
-            f"bad client configuration: {scrub(reason(error), config)}; correct kafka.client_config"
+            f"bad client configuration: {scrub(describe_client_error(error), config)}; correct kafka.client_config"
         ) from None
 
 

@@ -25,7 +25,7 @@ from tidemill.core.errors import RemoteError
 from tidemill.core.retry import JITTER_BITS
 from tidemill.core.triggers.event_plan import NewEvent, Plan, Refusal, Refused, StoreOutcome
 from tidemill.core.triggers.group_commit import Batch, CommitLimits, GroupCommit, Standing
-from tidemill.runtime.log import limited
+from tidemill.runtime.log import throttle
 from tidemill.store.database import Database
 from tidemill.store.queries.events import store_events
 
@@ -182,7 +182,7 @@ class EventStore:
         except RemoteError as error:
             self._note_failure(error)
         except Exception as error:  # a bug in tidemill; the events are kept, and the log says so
-            limited(log, _LOG_SECONDS).error("events cannot be stored; this is a bug in tidemill", exc_info=True)
+            throttle(log, _LOG_SECONDS).error("events cannot be stored; this is a bug in tidemill", exc_info=True)
             self._note_failure(RemoteError(f"{type(error).__name__}: {error}"))
         else:
             self._tried = None
@@ -205,7 +205,7 @@ class EventStore:
         now = self._loop.time()
         if error.retryable:
             self._machine.note_unreachable(now, random.getrandbits(JITTER_BITS))
-            limited(log, _LOG_SECONDS).warning(
+            throttle(log, _LOG_SECONDS).warning(
                 "the store cannot be written to; events wait", events=self._machine.pending, error=str(error)
             )
             return
@@ -224,7 +224,7 @@ class EventStore:
         """Note that a write has not been answered for too long."""
         self._machine.take(self._loop.time())
         if self._machine.standing is Standing.DOWN:
-            limited(log, _LOG_SECONDS).warning("the store does not answer; events wait", events=self._machine.pending)
+            throttle(log, _LOG_SECONDS).warning("the store does not answer; events wait", events=self._machine.pending)
         self._report_standing()
 
     def _report_standing(self) -> None:

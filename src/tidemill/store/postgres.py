@@ -29,7 +29,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from tidemill.config.redaction import redact_text
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff
-from tidemill.runtime.log import limited
+from tidemill.runtime.log import throttle
 from tidemill.store.database import build_remote_error, is_conflict
 from tidemill.store.migrate import check_readable, is_current, upgrade
 
@@ -133,7 +133,9 @@ class PostgresDatabase:
                             raise
                         refused = error
                     conflicts += 1
-                    limited(log, 10.0).info("a transaction conflicts with another one and is repeated", times=conflicts)
+                    throttle(log, 10.0).info(
+                        "a transaction conflicts with another one and is repeated", times=conflicts
+                    )
                     await asyncio.sleep(_CONFLICT_BACKOFF.compute_delay(conflicts, random.getrandbits(JITTER_BITS)))
                     refused = None
         except TimeoutError as error:

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from tidemill.config.triggerer_settings import StoreSettings
 from tidemill.core.errors import RemoteError
-from tidemill.runtime.log import limited
+from tidemill.runtime.log import throttle
 from tidemill.store.database import Database
 from tidemill.store.queries.retention import BATCH_COUNT, Removed, remove_events, remove_identities
 
@@ -70,7 +70,7 @@ class Retention:
             try:
                 await self.remove_old(time.time_ns() // 1000)
             except RemoteError as error:
-                limited(log, 600.0).warning("old rows cannot be removed from the store", error=str(error))
+                throttle(log, 600.0).warning("old rows cannot be removed from the store", error=str(error))
             await asyncio.sleep(self._round_seconds)
 
     async def remove_old(self, now_us: int) -> int:

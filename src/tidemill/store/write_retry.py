@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 
 from tidemill.core.errors import RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff
-from tidemill.runtime.log import limited
+from tidemill.runtime.log import throttle
 from tidemill.store.database import Database
 
 log = structlog.get_logger(__name__)
@@ -46,5 +46,5 @@ async def write_patiently(database: Database, work: Callable[[Connection], T], b
         except RemoteError as error:
             if not error.retryable:
                 raise
-            limited(log, 10.0).warning("the store cannot be written to; a report waits", error=str(error))
+            throttle(log, 10.0).warning("the store cannot be written to; a report waits", error=str(error))
         await asyncio.sleep(backoff.compute_delay(attempt, random.getrandbits(JITTER_BITS)))

@@ -131,7 +131,7 @@ class ScriptedSource:
         """Return the number of waiting messages per partition as its lag."""
         return SourceStatistics(0, {partition: len(buffer) for partition, buffer in self._buffers.items()})
 
-    def stalled(self) -> str | None:
+    def describe_stall(self) -> str | None:
         """Return None: a scripted source never stalls."""
         return None
 
@@ -230,7 +230,7 @@ class ScriptedDeadLetters:
         """Return how many letters were confirmed, and how many dropped."""
         return LetterStatistics(self.written, self.kinds, self.dropped)
 
-    def stalled(self) -> str | None:
+    def describe_stall(self) -> str | None:
         """Return why letters wait, None if they do not."""
         return "held by the test" if self._held else None
 

@@ -261,9 +261,9 @@ async def test_memory_is_bounded_by_confirming_late_and_the_loop_never_waits(
     assert confirmed == [], "confirmed within the call"
     await asyncio.sleep(0)
     assert 5 < len(confirmed) < 20, "what does not fit was confirmed before it was written"
-    assert "letters wait for 0 s to be written" in (letters.stalled() or "")
+    assert "letters wait for 0 s to be written" in (letters.describe_stall() or "")
     await until(lambda: len(confirmed) == 100)
-    assert (letters.statistics().written, letters.stalled()) == (100, None)
+    assert (letters.statistics().written, letters.describe_stall()) == (100, None)
     await letters.close()
     name = await asyncio.to_thread(letters.publish, "part-0.parquet")
     assert pq.ParquetFile(tmp_path / name).num_row_groups > 1

@@ -231,7 +231,7 @@ class Source:
     def statistics(self) -> SourceStatistics:
         return SourceStatistics(0, {})
 
-    def stalled(self) -> str | None:
+    def describe_stall(self) -> str | None:
         return None
 
     async def close(self, *, leave: bool) -> None:
@@ -265,7 +265,7 @@ class Letters:
 
         asyncio.get_running_loop().call_later(seconds, confirm)
 
-    def stalled(self) -> str | None:
+    def describe_stall(self) -> str | None:
         return None
 
     async def close(self) -> None:

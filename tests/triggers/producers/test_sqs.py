@@ -165,15 +165,15 @@ async def test_a_rejected_message_is_moved_whole_and_deleted_only_then(queues):
     url = await queues.server.address(rejected)
     await queues.server.client.delete_queue(QueueUrl=url)
     await stream.advance(bad, outcome=REJECTED)
-    await until(lambda: stream.producer.stalled() is not None)
-    assert "moving a rejected message" in stream.producer.stalled()
+    await until(lambda: stream.producer.describe_stall() is not None)
+    assert "moving a rejected message" in stream.producer.describe_stall()
     assert await queues.server.count(queue) == 1
     await queues.server.client.create_queue(QueueName=rejected)
     await queues.wait_for_count(queue, 0)
     (moved,) = await queues.server.read(rejected)
     assert moved["Body"] == "bad"
     assert moved["MessageAttributes"]["why"]["StringValue"] == "x"
-    assert stream.producer.stalled() is None
+    assert stream.producer.describe_stall() is None
 
 
 async def test_without_a_queue_for_it_a_rejected_message_comes_again(queues):
@@ -209,8 +209,8 @@ async def test_what_was_received_but_seen_by_nobody_is_given_back_at_the_end(que
 async def test_an_outage_is_waited_out_at_the_start_and_in_the_middle(queues, monkeypatch):
     queue = await queues.server.make_queue()
     stream = queues.open(queue, endpoint_url=f"http://127.0.0.1:{free_port()}")
-    await until(lambda: stream.producer.stalled() is not None)
-    assert "connecting: SQS: get_queue_url" in stream.producer.stalled()
+    await until(lambda: stream.producer.describe_stall() is not None)
+    assert "connecting: SQS: get_queue_url" in stream.producer.describe_stall()
     await stream.close()
 
     await queues.server.send(queue, "1")
@@ -366,10 +366,10 @@ async def test_no_credential_appears_in_what_is_logged_or_raised(queues, monkeyp
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2hunter2")
     address = f"http://127.0.0.1:{free_port()}/?token=hunter3"
     stream = queues.open("a-queue", endpoint_url=address)
-    await until(lambda: stream.producer.stalled() is not None)
+    await until(lambda: stream.producer.describe_stall() is not None)
     out, err = capfd.readouterr()
-    assert "127.0.0.1" in stream.producer.stalled()
-    assert "hunter" not in f"{stream.producer.stalled()} {out} {err}"
+    assert "127.0.0.1" in stream.producer.describe_stall()
+    assert "hunter" not in f"{stream.producer.describe_stall()} {out} {err}"
 
 
 # -- the trigger -------------------------------------------------------------------------------------------------

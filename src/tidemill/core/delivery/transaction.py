@@ -162,24 +162,24 @@ def judge_fence(open_seconds: float, timeout_seconds: float) -> Fence:
 class RecordVerdict(enum.Enum):
     """What becomes of a result that the brokers rejected."""
 
-    ALONE = "alone"
+    ISOLATED = "isolated"
     REFUSED = "refused"
 
 
-def judge_records(alone: Sequence[bool]) -> list[RecordVerdict]:
+def judge_records(isolated: Sequence[bool]) -> list[RecordVerdict]:
     """Judge the results of one aborted transaction that the brokers rejected for their content.
 
     Args:
-        alone: For each of them, whether it was sent in a batch of its own.
+        isolated: For each of them, whether it was sent in a batch of its own.
 
     Returns:
-        For each, whether it is refused permanently, or has to be sent alone to find out.
+        For each, whether it is refused permanently, or has to be sent in a batch of its own to find out.
 
     Example:
         >>> judge_records([False, False])
-        [<RecordVerdict.ALONE: 'alone'>, <RecordVerdict.ALONE: 'alone'>]
+        [<RecordVerdict.ISOLATED: 'isolated'>, <RecordVerdict.ISOLATED: 'isolated'>]
         >>> judge_records([False])
         [<RecordVerdict.REFUSED: 'refused'>]
     """
-    only = len(alone) == 1
-    return [RecordVerdict.REFUSED if only or was_alone else RecordVerdict.ALONE for was_alone in alone]
+    only = len(isolated) == 1
+    return [RecordVerdict.REFUSED if only or was_isolated else RecordVerdict.ISOLATED for was_isolated in isolated]

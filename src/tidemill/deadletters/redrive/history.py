@@ -20,7 +20,7 @@ from tidemill.core.deadletters.redrive_record import RedriveRecord, decode_recor
 from tidemill.core.errors import RemoteError
 from tidemill.deadletters.opening import Letters
 from tidemill.deadletters.reader import Found, LetterReader, extract_facts
-from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, make_client_config, reason, scrub
+from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, describe_client_error, make_client_config, scrub
 
 if TYPE_CHECKING:
     from tidemill.deadletters.folder_reader import FolderReader
@@ -100,7 +100,7 @@ def _read_groups(settings: Settings, partitions: Iterable[int]) -> RedriveHistor
             if record is not None:
                 records.setdefault(saved.partition, []).append(record)
     except (ck.KafkaException, TimeoutError) as error:
-        text = scrub(reason(error), config) or "no answer"
+        text = scrub(describe_client_error(error), config) or "no answer"
         raise RemoteError(f"dlq: what was redriven cannot be looked up at {settings.dlq_brokers}: {text}") from None
     return RedriveHistory(records)
 

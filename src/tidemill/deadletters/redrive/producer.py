@@ -15,7 +15,7 @@ import confluent_kafka as ck
 import msgspec
 
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.runtime.kafka_client import LibraryLog, reason, scrub
+from tidemill.runtime.kafka_client import LibraryLog, describe_client_error, scrub
 from tidemill.runtime.messages import Header
 from tidemill.runtime.producer import worth_retrying
 
@@ -111,7 +111,7 @@ class RedriveProducer:
             self._heard = self._describe(error)
 
     def _describe(self, error: Exception | ck.KafkaError) -> str:
-        text = error.str() if isinstance(error, ck.KafkaError) else reason(error)
+        text = error.str() if isinstance(error, ck.KafkaError) else describe_client_error(error)
         return scrub(text, self._config)
 
 

@@ -141,7 +141,7 @@ class FileDeadLetters:
         """Return how many letters were confirmed; none is ever dropped."""
         return LetterStatistics(self._written, self._kinds)
 
-    def stalled(self) -> str | None:
+    def describe_stall(self) -> str | None:
         """Return how many letters wait for the disk, and for how long; None while none do."""
         seconds = time.monotonic() - self._since
         if not self._held or seconds < STALLED_SECONDS:

@@ -121,10 +121,10 @@ class Outbox:
         sender = next(iter(self._senders.get("postgres", {}).values()), None)
         return getattr(sender.sink, "pool", None) if sender is not None else None
 
-    def stalled(self) -> dict[str, str]:
+    def describe_stall(self) -> dict[str, str]:
         """Return what waits, and why, by the sink's place; 'dead letters' for those."""
-        reasons = {sender.label: sender.stalled() for sender in self._all}
-        reasons["dead letters"] = self._letters.stalled()
+        reasons = {sender.label: sender.describe_stall() for sender in self._all}
+        reasons["dead letters"] = self._letters.describe_stall()
         return {label: reason for label, reason in reasons.items() if reason is not None}
 
     # -- life --------------------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ class TransactionBuffer:
             if verdict is None:
                 continue
             blamed += 1
-            if verdict is RecordVerdict.ALONE:
+            if verdict is RecordVerdict.ISOLATED:
                 record.isolated = True
                 record.error = None
             else:

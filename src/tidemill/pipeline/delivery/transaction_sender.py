@@ -19,7 +19,7 @@ from tidemill.core.delivery.send_items import Ask, Decision, GaveUp, Item, State
 from tidemill.core.errors import InvariantError, describe_error, escape_surrogates
 from tidemill.pipeline.delivery.transaction_buffer import StagedRecord, TransactionBuffer
 from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.log import limited
+from tidemill.runtime.log import throttle
 from tidemill.runtime.producer import FullRecord
 from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Encoded
@@ -168,9 +168,9 @@ class TransactionSender:
         stats.refused += count
         stats.last_error = escape_surrogates(text)[:2000]
         stats.last_error_at = time.time()
-        limited(log, 10.0).warning("a sink refused payloads", sink=self.label, payloads=count, error=text[:2000])
+        throttle(log, 10.0).warning("a sink refused payloads", sink=self.label, payloads=count, error=text[:2000])
 
-    def stalled(self) -> str | None:
+    def describe_stall(self) -> str | None:
         """Return what waits, and why; None while nothing does."""
         return f"{len(self._asked)} payloads wait for on_delivery_error" if self._asked else None
 

@@ -17,7 +17,7 @@ from tidemill.deadletters.letter import Letter, LetterKind, encode_letter
 from tidemill.deadletters.writer import RECORD_OVERHEAD_BYTES, LetterStatistics, prepare_letter_topic
 from tidemill.pipeline.delivery.transaction_buffer import StagedRecord, TransactionBuffer
 from tidemill.runtime.kafka_client import make_client_config
-from tidemill.runtime.log import limited
+from tidemill.runtime.log import throttle
 from tidemill.sources.base import Outgoing
 
 log = structlog.get_logger(__name__)
@@ -72,7 +72,7 @@ class TransactionalDeadLetters:
         for staged in records:
             record = staged.result
             self._failing = record.error
-            limited(log, 10.0).error("a dead letter is refused; trying again", topic=self._topic, error=record.error)
+            throttle(log, 10.0).error("a dead letter is refused; trying again", topic=self._topic, error=record.error)
             if record.oversize and record.value is not None:
                 before = record.size_bytes
                 record.value = encode_letter(record.ref, len(record.value) * 3 // 4)
@@ -84,7 +84,7 @@ class TransactionalDeadLetters:
         """Return how many letters were committed; none is ever dropped."""
         return LetterStatistics(self._written, self._kinds)
 
-    def stalled(self) -> str | None:
+    def describe_stall(self) -> str | None:
         """Return why letters wait; None while none do."""
         return None if self._failing is None else f"letters wait for topic {self._topic}: {self._failing}"
 

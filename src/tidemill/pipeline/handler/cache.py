@@ -27,7 +27,7 @@ from tidemill.core.errors import HandlerError, RemoteError
 from tidemill.core.pipeline.write_behind import CacheEntry, Known, WriteBehind
 from tidemill.pipeline.handler.cache_file import CacheFile
 from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.log import limited
+from tidemill.runtime.log import throttle
 
 log = structlog.get_logger(__name__)
 
@@ -161,7 +161,7 @@ class Cache:
         """Return how it was used so far, and how many values are in memory now."""
         return CacheStatistics(self._hits, self._misses, len(self._known))
 
-    def stalled(self) -> str | None:
+    def describe_stall(self) -> str | None:
         """Return why the file is not written, and what that means; None while it is."""
         if not self._problems:
             return None
@@ -224,7 +224,7 @@ class Cache:
 
     def _failed(self, what: str, error: RemoteError) -> None:
         self._problems[what] = str(error)
-        limited(log, 30.0).error("the cache continues in memory only", path=str(self._file.path), error=str(error))
+        throttle(log, 30.0).error("the cache continues in memory only", path=str(self._file.path), error=str(error))
 
     async def _in_thread(self, function: Any, *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)

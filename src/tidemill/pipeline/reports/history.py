@@ -24,7 +24,7 @@ from tidemill.pipeline.handler.models import ExecutorError
 from tidemill.pipeline.reports.report import FinishedMessage
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
-from tidemill.runtime.log import limited
+from tidemill.runtime.log import throttle
 
 log = structlog.get_logger(__name__)
 
@@ -166,7 +166,7 @@ class HistoryWriter:
             if excess > 0:
                 del self._rows[:excess]
                 self._drop(excess, error)
-            limited(log, LOG_SECONDS).error(
+            throttle(log, LOG_SECONDS).error(
                 "history cannot be written; trying again", path=str(self._path), error=str(error), rows=len(self._rows)
             )
             return False
@@ -176,7 +176,7 @@ class HistoryWriter:
 
     def _drop(self, count: int, error: Exception | None) -> None:
         self.dropped += count
-        limited(log, LOG_SECONDS).error(
+        throttle(log, LOG_SECONDS).error(
             "history rows are lost", path=str(self._path), error=str(error or ""), dropped=self.dropped
         )
 

@@ -145,7 +145,7 @@ class Executor:
         if run.deadline < self._timer_at:
             self._arm(run.deadline, now)
 
-    def stalled(self) -> str | None:
+    def describe_stall(self) -> str | None:
         """Return None: nothing holds up all of the tasks."""
         return None
 

@@ -18,7 +18,7 @@ from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorResult, ExecutorTask
 from tidemill.pipeline.tasks.process import ProcessOutcome, TaskExecutor
 from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.log import limited
+from tidemill.runtime.log import throttle
 
 log = structlog.get_logger(__name__)
 
@@ -230,7 +230,7 @@ class TaskPool:
 
     def _cannot_spawn(self, run: TaskRun, outcome: ProcessOutcome) -> None:
         """Queue the task again in its place: the machine is short of something, which is not the task's fault."""
-        limited(log, 10.0).error("processes cannot be started; waiting", error=outcome.exception)
+        throttle(log, 10.0).error("processes cannot be started; waiting", error=outcome.exception)
         run.attempts -= 1
         self.submit(run)
         if self._pause is None:

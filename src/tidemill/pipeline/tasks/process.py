@@ -79,7 +79,7 @@ class TaskExecutor(Protocol):
     def close(self) -> None:
         """Leave the loop."""
 
-    def stalled(self) -> str | None:
+    def describe_stall(self) -> str | None:
         """Return why tasks wait for the programs themselves; None while they do not."""
 
 

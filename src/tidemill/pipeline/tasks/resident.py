@@ -31,7 +31,7 @@ from tidemill.pipeline.tasks.executor import Executor
 from tidemill.pipeline.tasks.framing import FramingError, ResidentAnswer, TooMuchError, make_framing
 from tidemill.pipeline.tasks.process import Done, ProcessOutcome, Run, TaskExecutor, check_limit
 from tidemill.pipeline.tasks.resident_process import Copy, Job, Tail
-from tidemill.runtime.log import limited
+from tidemill.runtime.log import throttle
 
 log = structlog.get_logger(__name__)
 
@@ -121,7 +121,7 @@ class ResidentExecutor:
         if env:
             raise ValueError("a resident program has its environment from executor.env, not from its tasks")
 
-    def stalled(self) -> str | None:
+    def describe_stall(self) -> str | None:
         """Return that copies end before they answer anything, if so."""
         count = self._residents.failed_starts
         if not count:
@@ -308,7 +308,7 @@ class ResidentExecutor:
 
     def _condemn(self, copy: Copy, text: str, kind: ErrorKind = ErrorKind.OUTPUT) -> None:
         copy.failure = (kind, text)
-        limited(log, 10.0).warning("a resident program is replaced", program=self._program, reason=redact_text(text))
+        throttle(log, 10.0).warning("a resident program is replaced", program=self._program, reason=redact_text(text))
         self._kill(copy)
 
     def _kill(self, copy: Copy) -> None:
@@ -347,7 +347,7 @@ class ResidentExecutor:
             or "it wrote nothing to stderr"
         )
         self._last_words = f"exit code {outcome.exit_code}: {redact_text(said)}"
-        limited(log, 10.0).error(
+        throttle(log, 10.0).error(
             "a resident program ended before its first answer; the next start waits",
             program=self._program,
             ended=self._last_words,

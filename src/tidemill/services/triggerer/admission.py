@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 
 from tidemill.core.errors import ConfigError
 from tidemill.core.triggers.session_watch import Life, SessionWatch
-from tidemill.runtime.log import limited
+from tidemill.runtime.log import throttle
 from tidemill.services.triggerer.loading import TriggerError, create_trigger
 from tidemill.services.triggerer.sessions import KIND, Ownership
 from tidemill.store.database import Database
@@ -183,7 +183,7 @@ class Admission:
                 )
         dead = [session.id for session in rivals if watch.judge(session.id) is Life.DEAD]
         if len(dead) < len(rivals):
-            limited(log, 10.0).info(
+            throttle(log, 10.0).info(
                 "another list has a trigger or a stream of this one; waiting up to 30 s to see whether a host runs it",
                 other=sorted(conflict.wanted),
             )

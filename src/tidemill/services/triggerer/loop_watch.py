@@ -8,7 +8,7 @@ import structlog
 
 from tidemill.core.blocking import Cause
 from tidemill.runtime.blockwatch import Block, BlockWatch
-from tidemill.runtime.log import limited
+from tidemill.runtime.log import throttle
 
 log = structlog.get_logger(__name__)
 
@@ -26,7 +26,7 @@ def watch_loop(threshold_seconds: float, triggers: Container[object]) -> BlockWa
 
     def on_block(block: Block) -> None:
         if block.cause is Cause.STARVED:
-            limited(log, 10.0).warning(
+            throttle(log, 10.0).warning(
                 "the event loop gets no CPU time; other processes keep the machine busy",
                 late_seconds=round(block.seconds, 3),
             )

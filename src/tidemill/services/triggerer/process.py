@@ -19,7 +19,7 @@ import structlog
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.core.wording import count_of
+from tidemill.core.wording import format_count
 from tidemill.runtime.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.log_writer import tell_repeats
@@ -152,8 +152,8 @@ async def _run(
         lock.release()
     if unconfirmed:
         raise RemoteError(
-            f"{count_of(unconfirmed, 'event')} may not be stored, because the store {database.label} does not work; "
-            "acknowledged streams redeliver them; repair the store, and run the list again"
+            f"{format_count(unconfirmed, 'event')} may not be stored, because the store {database.label} does not "
+            "work; acknowledged streams redeliver them; repair the store, and run the list again"
         )
     log.info("the trigger host has ended")
     return ExitCode.OK

@@ -31,7 +31,7 @@ from sqlalchemy import Connection
 
 from tidemill.core.errors import RemoteError
 from tidemill.core.triggers.session_watch import Life, SessionWatch
-from tidemill.runtime.log import limited
+from tidemill.runtime.log import throttle
 from tidemill.services.triggerer.list_lock import ListLock, read_boot_id
 from tidemill.store.database import Database
 from tidemill.store.queries.sessions import (
@@ -159,7 +159,7 @@ class Ownership:
                 if not error.retryable:
                     raise
                 watch.note_failure()
-                limited(log, 10.0).warning(
+                throttle(log, 10.0).warning(
                     "the store cannot be asked which host runs this list; retrying", error=str(error)
                 )
                 await asyncio.sleep(self.pace.look_seconds)
@@ -324,7 +324,9 @@ class Ownership:
                 self._lost.set()
                 return
             except RemoteError as error:
-                limited(log, 10.0).warning("the heartbeat of this session cannot be stored; retrying", error=str(error))
+                throttle(log, 10.0).warning(
+                    "the heartbeat of this session cannot be stored; retrying", error=str(error)
+                )
                 pause = min(pause, self.pace.look_seconds)
             except Exception:
                 log.exception("the heartbeat of the session failed; this is a bug in tidemill")

@@ -17,7 +17,7 @@ import structlog
 
 from tidemill.core.errors import RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff
-from tidemill.runtime.log import limited
+from tidemill.runtime.log import throttle
 from tidemill.store.database import Database
 from tidemill.store.queries.triggers import report_triggers
 from tidemill.store.records import TriggerReport, TriggerState
@@ -84,7 +84,7 @@ class StateWriter:
                     size = max(1, len(chunk) // 2)
                     if error.retryable:
                         failures += 1
-                        limited(log, 10.0).warning(
+                        throttle(log, 10.0).warning(
                             "the store cannot be written to; changes of state wait", error=str(error)
                         )
                         await asyncio.sleep(self._backoff.compute_delay(failures, random.getrandbits(JITTER_BITS)))

@@ -21,7 +21,7 @@ from tidemill.core.delivery.send_items import Ask, Decision, Delivered, Item, Li
 from tidemill.core.delivery.send_queue import SendQueue
 from tidemill.core.errors import InvariantError, RemoteError, describe_error, escape_surrogates
 from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.log import limited
+from tidemill.runtime.log import throttle
 from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Encoded, Refusal, Sink, encode_checked
 from tidemill.sinks.sending.sender import Sender
@@ -218,7 +218,7 @@ class BatchSender:
         stats.refused += count
         stats.last_error = escape_surrogates(text)[:2000]
         stats.last_error_at = time.time()
-        limited(log, 10.0).warning(event, sink=self.label, payloads=count, error=text[:2000])
+        throttle(log, 10.0).warning(event, sink=self.label, payloads=count, error=text[:2000])
 
     def _apply(self, effects: Sequence[Delivered[DeliveryLane, QueuedPayload] | Question | Failure]) -> None:
         for effect in effects:
@@ -251,7 +251,7 @@ class BatchSender:
     def _find_reason(self) -> str | None:
         return self.failing[:2000] if self.failing is not None else self.stats.last_error
 
-    def stalled(self) -> str | None:
+    def describe_stall(self) -> str | None:
         """Return what waits, and why; None while nothing does."""
         if self._task is None:
             return None

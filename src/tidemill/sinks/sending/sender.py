@@ -52,7 +52,7 @@ class Sender(Protocol):
     def abandon(self, lane: DeliveryLane) -> None:
         """Forget what came from a partition."""
 
-    def stalled(self) -> str | None:
+    def describe_stall(self) -> str | None:
         """Return what waits, and why; None while nothing does."""
 
     async def close(self) -> None:

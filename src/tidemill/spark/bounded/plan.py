@@ -24,7 +24,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.ranges import Edge, Moment, Offset, OffsetRange, Position, Span, find_remaining, find_span
 from tidemill.pipeline.reports.outcomes import find_finished_ranges
-from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, reason
+from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, describe_client_error
 from tidemill.sources.ranges import make_reader_config
 
 log = structlog.get_logger(__name__)
@@ -181,7 +181,8 @@ def look_up(settings: Settings, start: Position, end: Position) -> list[Span]:
         last = _resolve(consumer, topic, end, edges)
     except ck.KafkaException as error:
         raise RemoteError(
-            f"the offsets of topic {topic!r} cannot be looked up at {settings.kafka.brokers}: {reason(error)}"
+            f"the offsets of topic {topic!r} cannot be looked up at {settings.kafka.brokers}: "
+            f"{describe_client_error(error)}"
         ) from error
     finally:
         consumer.close()

@@ -15,7 +15,7 @@ import structlog
 from tidemill.config.settings import Settings
 from tidemill.core.errors import describe_error
 from tidemill.core.supervision.orphan_partitions import OwnerWatch
-from tidemill.runtime.log import limited
+from tidemill.runtime.log import throttle
 from tidemill.sources.membership import GroupViewer, distribute_again
 
 log = structlog.get_logger(__name__)
@@ -73,7 +73,7 @@ class GroupWatch:
                         self._mend(named)
             except Exception as error:
                 # Engines report brokers that are down, and ACLs may forbid describing groups.
-                limited(log, 600.0).info("cannot look up the consumer group", error=describe_error(error))
+                throttle(log, 600.0).info("cannot look up the consumer group", error=describe_error(error))
 
     def _mend(self, partitions: list[int]) -> None:
         log.warning(

@@ -190,9 +190,9 @@ class KafkaStreamProducer(SharedStreamProducer):
         await self._source.close(leave=self._error is None)
         await self._letters.close()
 
-    def stalled(self) -> str | None:
+    def describe_stall(self) -> str | None:
         """Return why nothing comes or goes, if that is known."""
-        return self._letters.stalled() or self._source.stalled()
+        return self._letters.describe_stall() or self._source.describe_stall()
 
     # -- SubscriberObserver -------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from tidemill.core.errors import ConfigError, RemoteError, describe_error
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.core.streams.redelivery_items import RedeliveryVerdict, judge_outcome
 from tidemill.core.triggers.leases import Leases
-from tidemill.runtime.log import limited
+from tidemill.runtime.log import throttle
 from tidemill.triggers.producers.backlog import Backlog
 from tidemill.triggers.producers.sqs_client import (
     Delivered,
@@ -138,7 +138,7 @@ class SqsStreamProducer(SharedStreamProducer):
             else:
                 self._release(held)
                 if ended is RedeliveryVerdict.REJECTED:
-                    limited(log, _LOG_SECONDS).warning(
+                    throttle(log, _LOG_SECONDS).warning(
                         "a message was rejected, but there is no reject_queue; SQS will redeliver it",
                         queue=held.message.queue,
                     )
@@ -155,7 +155,7 @@ class SqsStreamProducer(SharedStreamProducer):
             await self._return_unseen(self._queue)
         await self._stack.aclose()
 
-    def stalled(self) -> str | None:
+    def describe_stall(self) -> str | None:
         """Return why nothing comes or goes, if that is known."""
         return "; ".join(self._stalled.values()) or None
 
@@ -202,7 +202,7 @@ class SqsStreamProducer(SharedStreamProducer):
         if not fault.passing:
             raise RemoteError(f"{fault}; the stream ends", retryable=False) from fault
         self._stalled[doing] = f"{doing}: {fault}"
-        limited(log, _LOG_SECONDS).warning(
+        throttle(log, _LOG_SECONDS).warning(
             "SQS failed; the call is retried", queue=self._settings.queue, doing=doing, error=str(fault)
         )
         await asyncio.sleep(min(most_seconds, _BACKOFF.compute_delay(failures + 1, random.getrandbits(JITTER_BITS))))
