@@ -323,7 +323,7 @@ def test_client_properties_of_tidemill_are_refused_with_what_to_use(load: Load, 
     assert instead in message
 
 
-def test_all_problems_are_said_at_once(load: Load) -> None:
+def test_all_problems_are_reported_at_once(load: Load) -> None:
     message = refused(
         load,
         "kafka:\n  brokers: a:1\n  brokers: b:1\n  max_poll_records: x\nnope: 1\nsinks: {kafka: {o: {}}}\n",

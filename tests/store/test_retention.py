@@ -64,7 +64,7 @@ async def test_many_batches_remove_all_that_is_old_and_nothing_else(database: Da
     assert await database.read(count_identities) == 1
 
 
-async def test_it_ends_if_everything_is_kept_and_runs_on_otherwise(database: Database) -> None:
+async def test_the_filter_ends_if_everything_is_kept_and_runs_on_otherwise(database: Database) -> None:
     await asyncio.wait_for(retention(database).run(), 5)
     [(number, token)] = (await claimed(database, "one")).items()
     task = asyncio.create_task(retention(database, retention_events_days=1).run())

@@ -52,7 +52,7 @@ async def running(part: Part, count: int) -> None:
     await until(lambda: part.replica.host is not None and part.replica.host.running == count)
 
 
-async def test_a_name_that_a_live_list_has_is_refused_with_who_has_it(stage):
+async def test_a_name_of_a_live_list_is_refused_naming_its_owner(stage):
     first = await stage.started(waits(), list_name="one")
     await running(first, 1)
     second = await stage.started(waits(), waits("more"), list_name="two")
@@ -78,7 +78,7 @@ async def test_an_upstream_that_a_live_list_reads_is_refused(stage):
     await running(third, 1)
 
 
-async def test_what_a_dead_list_had_may_be_taken_once_it_is_known_to_be_dead(stage):
+async def test_what_a_dead_list_owned_may_be_taken_once_its_death_is_certain(stage):
     first = await stage.started(waits(), claiming("a", "kafka orders/mine"), list_name="one")
     await running(first, 2)
     await first.vanish()
@@ -89,7 +89,7 @@ async def test_what_a_dead_list_had_may_be_taken_once_it_is_known_to_be_dead(sta
     assert [one.list for one in await stage.sessions()] == ["two"]
 
 
-async def test_a_list_that_stopped_is_in_nobody_s_way(stage):
+async def test_a_list_that_stopped_blocks_no_other(stage):
     first = await stage.started(waits(), list_name="one")
     await running(first, 1)
     await first.end()
@@ -150,7 +150,7 @@ async def test_of_two_lists_that_start_at_once_with_one_name_one_is_refused(stag
     assert DID["waits"].count("run") == 1
 
 
-async def test_only_what_says_what_it_reads_claims_it():
+async def test_only_producers_that_name_their_upstream_claim_it():
     specs = [
         claiming("a", "two"),
         claiming("b", "one"),

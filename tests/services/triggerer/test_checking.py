@@ -78,7 +78,7 @@ def write(tmp_path: Path) -> Iterator[Write]:
         ("classpath: tidemill.triggers.builtin.file.FileTriger", "did you mean tidemill.triggers.builtin.file.FileTri"),
     ],
 )
-def test_what_is_misspelt_is_refused_with_the_nearest_name_and_its_place(write: Write, entry: str, said: str) -> None:
+def test_a_misspelt_name_is_refused_with_the_nearest_name_and_its_line(write: Write, entry: str, said: str) -> None:
     specs = write("name: good, classpath: checked_triggers.Fires, kwargs: {count: 1}", f"name: bad, {entry}")
     with pytest.raises(ConfigError) as caught:
         read_checked(specs)
@@ -112,7 +112,7 @@ def test_what_a_module_or_a_constructor_raises_fails_its_trigger_only_but_a_chec
     assert "checked_triggers.py:5)" in wrong
 
 
-def test_a_right_list_is_counted(write: Write) -> None:
+def test_a_valid_list_is_counted(write: Write) -> None:
     assert check_list(write("name: a, classpath: checked_triggers.Fires, kwargs: {count: 1}")) == 1
 
 

@@ -82,7 +82,7 @@ async def test_a_folder_that_cannot_be_used_is_named(monkeypatch, tmp_path):
 # -- the lock of a list
 
 
-def test_a_lock_is_held_by_one_and_says_by_whom(tmp_path):
+def test_a_lock_has_one_holder_and_names_it(tmp_path):
     first, second = ListLock("list", tmp_path), ListLock("list", tmp_path)
     assert first.acquire()
     assert first.acquire()

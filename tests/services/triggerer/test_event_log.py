@@ -24,7 +24,7 @@ def test_each_event_has_a_line_up_to_the_limit_and_the_rest_is_counted() -> None
     ]
 
 
-def test_a_new_interval_has_lines_again_and_nothing_is_said_of_none() -> None:
+def test_a_new_interval_has_lines_again_and_no_omission_is_logged_for_none() -> None:
     with capture_logs() as lines:
         events = EventLog(now=0.0)
         for number in range(MAX_LINES):
@@ -36,7 +36,7 @@ def test_a_new_interval_has_lines_again_and_nothing_is_said_of_none() -> None:
     assert "identity" not in lines[-1]
 
 
-def test_what_was_left_out_is_said_at_the_end_and_duplicates_are_not_events() -> None:
+def test_the_number_of_omitted_lines_is_logged_at_the_end_and_duplicates_are_not_events() -> None:
     with capture_logs() as lines:
         events = EventLog(now=0.0)
         for number in range(MAX_LINES):

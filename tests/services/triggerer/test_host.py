@@ -41,7 +41,7 @@ async def test_a_finished_trigger_is_not_run_again_unless_always(hosts):
     assert DID["once"] == []
 
 
-async def test_what_was_running_when_the_host_stopped_runs_again_and_continues_its_numbers(hosts):
+async def test_triggers_running_when_the_host_stopped_run_again_and_continue_their_numbers(hosts):
     waits = spec("waits", hosted.Counting, count=2, then="wait")
     first = await hosts.start(waits)
     await until(lambda: "yielded" in DID["waits"])
@@ -116,7 +116,7 @@ async def test_one_that_always_restarts_starts_from_its_beginning(hosts):
     await until(lambda: DID["ever"].count("cleanup") >= 3)
 
 
-async def test_who_never_restarts_is_not_run_after_its_failure_by_the_next_host_either(hosts):
+async def test_a_trigger_that_never_restarts_is_not_run_after_its_failure_by_the_next_host_either(hosts):
     bad = spec("bad", hosted.Raising, "never")
     first = await hosts.start(bad)
     await hosts.state("bad", TriggerState.FAILED)
@@ -127,7 +127,7 @@ async def test_who_never_restarts_is_not_run_after_its_failure_by_the_next_host_
     assert DID["bad"] == []
 
 
-async def test_a_trigger_that_wrote_itself_down_as_something_absolute_goes_on_with_that(hosts):
+async def test_a_trigger_that_serialized_itself_with_an_absolute_moment_continues_with_it(hosts):
     later = spec("later", hosted.Delayed, "on-failure", delta=5)
     first = await hosts.start(later)
     await hosts.stop(first)
@@ -190,7 +190,7 @@ async def test_a_kill_that_hangs_and_a_cleanup_that_raises_hold_up_nobody_for_lo
     assert (await hosts.record("stubborn")).reason == "user"
 
 
-async def test_who_another_host_has_claimed_ends_here_without_a_word_in_the_store(hosts, database, upstream):
+async def test_a_trigger_claimed_by_another_host_ends_here_and_reports_nothing_to_the_store(hosts, database, upstream):
     host = await hosts.start(spec("moved", hosted.Sharing, upstream=upstream.name))
     record = await hosts.record("moved")
     await claim(database, record.id, session=await new_session(database, host="another"))
@@ -204,7 +204,7 @@ async def test_who_another_host_has_claimed_ends_here_without_a_word_in_the_stor
 # -- shared streams
 
 
-async def test_all_of_a_key_are_there_before_its_first_poll_and_it_advances_what_is_stored(hosts, upstream):
+async def test_all_triggers_of_a_key_subscribe_before_its_first_poll_and_it_advances_what_is_stored(hosts, upstream):
     for n in range(30):
         upstream.items.put_nowait(n)
     await hosts.start(*(spec(f"s{m}", hosted.Sharing, upstream=upstream.name, modulo=m) for m in (1, 2, 3)))
@@ -249,7 +249,7 @@ async def test_nothing_is_advanced_that_is_not_stored_and_deadlines_stand_still_
 
 
 @pytest.mark.usefixtures("quick_restarts")
-async def test_who_is_too_late_fails_alone_and_takes_part_again(hosts, upstream):
+async def test_a_subscriber_that_times_out_fails_alone_and_takes_part_again(hosts, upstream):
     await hosts.start(
         spec("slow", hosted.Sharing, "on-failure", upstream=upstream.name, stuck_on=1, deaf=True),
         spec("quick", hosted.Sharing, upstream=upstream.name),
@@ -263,7 +263,9 @@ async def test_who_is_too_late_fails_alone_and_takes_part_again(hosts, upstream)
     assert await hosts.payloads("quick") == [0, 1, 2]
 
 
-async def test_who_was_forced_to_fail_and_does_not_end_is_cancelled_for_its_timeout(hosts, upstream, monkeypatch):
+async def test_a_trigger_that_was_forced_to_fail_and_does_not_end_is_cancelled_for_its_timeout(
+    hosts, upstream, monkeypatch
+):
     monkeypatch.setattr(host_module, "FORCED_SECONDS", 0.2)
     monkeypatch.setattr(host_module, "LOOK_SECONDS", 0.05)
     await hosts.start(
@@ -276,7 +278,7 @@ async def test_who_was_forced_to_fail_and_does_not_end_is_cancelled_for_its_time
 
 
 @pytest.mark.usefixtures("quick_restarts")
-async def test_who_is_on_an_event_when_its_stream_fails_and_does_not_end_is_cancelled_and_runs_again(
+async def test_a_trigger_on_an_event_when_its_stream_fails_is_cancelled_if_it_does_not_end_and_runs_again(
     hosts, upstream, monkeypatch
 ):
     monkeypatch.setattr(host_module, "FORCED_SECONDS", 0.2)
@@ -317,7 +319,7 @@ async def test_a_stop_finishes_what_is_fanned_out_advances_it_and_closes_the_str
     assert await hosts.payloads() == upstream.pulled
 
 
-async def test_the_report_says_who_holds_the_head_of_a_lane(hosts, upstream):
+async def test_the_report_names_the_subscriber_that_holds_the_head_of_a_lane(hosts, upstream):
     host = await hosts.start(
         spec("deaf", hosted.Sharing, upstream=upstream.name, stuck_on=0, deaf=True),
         spec("quick", hosted.Sharing, upstream=upstream.name),

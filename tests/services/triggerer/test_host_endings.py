@@ -148,7 +148,7 @@ async def test_a_clock_of_one_that_finished_starts_over_with_the_next_host(hosts
     )
 
 
-async def test_what_cannot_be_created_from_its_serialized_form_is_created_as_listed(hosts, monkeypatch):
+async def test_a_trigger_that_cannot_be_created_from_its_serialized_form_is_created_as_listed(hosts, monkeypatch):
     class Moved(hosted.Counting):
         def serialize(self):
             return "tests.triggers.nowhere.Moved", {"count": 1}
@@ -200,7 +200,7 @@ async def test_what_was_removed_while_no_host_ran_is_cancelled_by_the_next_one(h
     assert record.reason == "user"
 
 
-async def test_what_belongs_to_another_list_is_left_alone(hosts):
+async def test_triggers_of_another_list_are_left_alone(hosts):
     host = await hosts.start(spec("theirs", hosted.Counting, then="wait"), list_name="other")
     await until(lambda: "yielded" in DID["theirs"])
     await hosts.stop(host)
@@ -290,7 +290,7 @@ async def test_a_trigger_whose_last_event_is_refused_has_not_finished(hosts, mon
     assert DID["odd"] == ["run", "yielded", "cleanup"]
 
 
-async def test_what_waits_to_run_again_can_be_removed_and_is_cancelled(hosts):
+async def test_a_trigger_that_waits_to_run_again_can_be_removed_and_is_cancelled(hosts):
     host = await hosts.start(spec("fails", hosted.Counting, "on-failure", then="raise"))
     await hosts.state("fails", TriggerState.FAILED)
 

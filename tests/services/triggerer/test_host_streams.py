@@ -200,7 +200,9 @@ async def test_a_trigger_that_raises_while_it_is_made_again_keeps_its_seat_until
     assert len(made) == 3
 
 
-async def test_who_waits_for_an_event_is_not_kept_by_a_helper_of_another_one(hosts, upstream, monkeypatch):
+async def test_a_subscriber_that_waits_for_an_event_is_not_held_up_by_a_helper_task_of_another_one(
+    hosts, upstream, monkeypatch
+):
     class Helped(hosted.Sharing):
         async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
             from tidemill.triggers.shared_stream import reject_shared_stream_event

@@ -139,7 +139,7 @@ def assert_stored_below(committed: dict[int, int], stored: set[tuple[str, int, i
                 assert (f"bare-{name}", partition, offset) in stored
 
 
-def test_what_one_of_three_is_late_with_is_given_again_and_what_was_clean_to_nobody(proof, long_run):
+def test_an_event_that_one_of_three_times_out_on_is_redelivered_and_clean_ones_are_not(proof, long_run):
     count = 400 if long_run else 300
     every, timeout = 100, 0.5
     proof.notes.touch()

@@ -36,7 +36,7 @@ async def stage(postgres, fresh) -> AsyncIterator[Stage]:
     await made.close()
 
 
-async def test_a_second_host_waits_says_for_whom_and_runs_nothing(stage):
+async def test_a_second_host_waits_logs_for_which_one_and_runs_nothing(stage):
     with capture_logs() as logs:
         first = await stage.started(WAITS)
         await until(lambda: "yielded" in DID["waits"])
@@ -78,7 +78,7 @@ async def test_a_death_is_noticed_by_the_beat_and_the_dead_session_can_write_not
     assert old not in [session.id for session in await stage.sessions()]
 
 
-async def test_of_two_that_wait_one_takes_over_and_the_other_goes_on_waiting(stage):
+async def test_of_two_waiting_hosts_one_takes_over_and_the_other_goes_on_waiting(stage):
     first = await stage.started(WAITS)
     await until(lambda: first.owns and "yielded" in DID["waits"])
     others = [await stage.started(WAITS, name=f"host-{n}") for n in range(3)]
@@ -133,7 +133,7 @@ async def test_a_single_trigger_that_another_session_claims_is_handed_over_with_
     assert (record.state, record.session) == (TriggerState.RUNNING, "another, process 17")
 
 
-async def test_who_cannot_reach_the_store_declares_nobody_dead(stage):
+async def test_a_host_that_cannot_reach_the_store_declares_no_other_dead(stage):
     first = await stage.started(WAITS)
     await until(lambda: first.owns)
     second = await stage.started(WAITS)
@@ -147,7 +147,7 @@ async def test_who_cannot_reach_the_store_declares_nobody_dead(stage):
     assert not second.owns
 
 
-async def test_an_outage_for_all_kills_nobody(stage):
+async def test_an_outage_for_all_ends_no_session(stage):
     first = await stage.started(WAITS)
     second = await stage.started(WAITS)
     await until(lambda: first.waits or second.waits)
@@ -205,7 +205,7 @@ async def test_a_waiting_session_that_is_ended_begins_again(stage):
     await until(lambda: second.owns)
 
 
-async def test_what_waited_and_died_is_ended_by_those_that_still_wait(stage):
+async def test_a_session_that_died_while_waiting_is_ended_by_those_that_still_wait(stage):
     first = await stage.started(WAITS)
     await until(lambda: first.owns)
     second = await stage.started(WAITS)
@@ -237,7 +237,7 @@ async def test_a_beat_that_ends_for_a_reason_of_its_own_is_named_and_nothing_is_
 # -- the lock of the list
 
 
-async def test_who_gets_the_lock_of_the_dead_takes_over_at_once(stage, tmp_path):
+async def test_the_host_that_gets_the_lock_of_a_dead_one_takes_over_at_once(stage, tmp_path):
     locks = [ListLock("list", tmp_path) for _ in range(2)]
     assert locks[0].acquire()
     first = await stage.started(WAITS, lock=locks[0])
@@ -270,7 +270,7 @@ async def test_a_lock_in_another_folder_proves_nothing(stage, tmp_path):
 # -- contents
 
 
-async def test_replicas_whose_lists_differ_are_told_so_once_for_each_difference(stage):
+async def test_replicas_with_different_lists_log_each_difference_once(stage):
     with capture_logs() as logs:
         first = await stage.started(WAITS)
         await until(lambda: first.owns)

@@ -77,7 +77,7 @@ def test_a_file_without_a_list_is_refused_so_that_one_that_is_cut_off_removes_no
         ("[{name: x, classpath: a.B}, {name: x, classpath: a.B}]", "duplicate name 'x'; first used at"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(tmp_path, text, said):
+def test_errors_name_their_line(tmp_path, text, said):
     with pytest.raises(ConfigError) as caught:
         read_specs(written(tmp_path, text))
     assert said in str(caught.value)
@@ -85,7 +85,7 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path, text, said):
 
 
 @pytest.mark.parametrize("rest", ["", ", x: !thing y", ", x: [", ", 1: 2", ", x: 2030-13-45"])
-def test_what_is_wrong_is_said_without_secrets(tmp_path, rest):
+def test_errors_contain_no_secrets(tmp_path, rest):
     text = f"- {{name: 7, classpath: a.B, kwargs: {{password: hunter2{rest}}}}}"
     with pytest.raises(ConfigError) as caught:
         read_specs(written(tmp_path, text))
@@ -101,7 +101,7 @@ def test_ten_thousand_entries_are_read_soon(tmp_path):
     assert time.process_time() - began < 2.5
 
 
-def test_all_problems_are_said_at_once(tmp_path):
+def test_all_problems_are_reported_at_once(tmp_path):
     with pytest.raises(ConfigError) as caught:
         read_specs(written(tmp_path, "- {name: x}\n- {classpath: a.B}\n- 3"))
     assert len(str(caught.value).splitlines()) == 3

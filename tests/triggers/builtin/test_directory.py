@@ -69,7 +69,7 @@ async def watch(tmp_path: Path) -> AsyncIterator[Callable[..., Watching]]:
     await manager.stop_all()
 
 
-async def test_what_is_there_comes_first_and_then_what_is_new_each_once(tmp_path, watch):
+async def test_existing_files_come_first_and_then_new_ones_each_once(tmp_path, watch):
     for n in range(5):
         (tmp_path / f"old-{n}").write_text(str(n))
     watching = watch()
@@ -212,7 +212,7 @@ async def test_a_folder_can_be_waited_for_and_may_be_replaced(tmp_path, watch, m
     await watching.until(lambda: watching.names == ["a", "b", "c"])
 
 
-async def test_where_the_system_does_not_tell_looking_now_and_then_has_to_do(tmp_path, watch, monkeypatch):
+async def test_where_the_system_does_not_notify_the_process_is_polled(tmp_path, watch, monkeypatch):
     import watchfiles
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
@@ -233,7 +233,7 @@ async def test_a_name_that_is_not_text_is_left_out_and_stops_nothing(tmp_path, w
     assert watching.names == ["b"]
 
 
-async def test_what_is_there_comes_again_after_a_restart_under_the_same_identity(tmp_path):
+async def test_existing_files_come_again_after_a_restart_under_the_same_identity(tmp_path):
     for n in range(3):
         (tmp_path / str(n)).write_text(str(n))
     one = await first(DirectoryTrigger(tmp_path, settle_seconds=0), 3)
@@ -267,7 +267,7 @@ async def test_many_files_that_are_there_do_not_overflow_a_slow_subscriber(tmp_p
     await manager.stop_all()
 
 
-async def test_what_was_fired_is_remembered_until_the_stream_cannot_bring_it_any_more(tmp_path):
+async def test_fired_identities_are_kept_until_the_stream_can_no_longer_redeliver_them(tmp_path):
     (tmp_path / "a").write_text("a")
     (path, version), *_ = await look_twice(DirectorySettings(str(tmp_path), settle_seconds=0))
     now = asyncio.get_running_loop().time()

@@ -79,7 +79,7 @@ async def test_a_file_that_is_being_written_is_waited_for_until_it_settles(tmp_p
     assert event.payload["size_bytes"] == 45
 
 
-async def test_a_place_that_cannot_be_looked_at_is_an_error(tmp_path):
+async def test_a_path_that_cannot_be_inspected_is_an_error(tmp_path):
     with pytest.raises(OSError, match="too long"):
         await fired(FileTrigger(tmp_path / ("x" * 300)))
 

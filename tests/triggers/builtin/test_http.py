@@ -151,7 +151,7 @@ async def test_a_status_that_is_an_error_elsewhere_can_be_waited_for(site):
     assert event.payload["status"] == 503
 
 
-async def test_what_fails_is_tried_again_so_many_times_in_a_row(site):
+async def test_a_failure_is_retried_up_to_a_limit_in_a_row(site):
     site.will_answer(500, 429, 404, 503, 408, 200)
     assert len(await fired(HttpTrigger(site.url, max_retries=2, poll_seconds=0.01))) == 1
     site.requests.clear()
@@ -161,7 +161,7 @@ async def test_what_fails_is_tried_again_so_many_times_in_a_row(site):
     assert len(site.requests) == 3
 
 
-async def test_a_server_that_asks_to_be_left_alone_is(site):
+async def test_the_retry_after_of_a_server_is_honoured(site):
     site.will_answer((429, b"", {"retry-after": "1"}), 200)
     await fired(HttpTrigger(site.url))
     first, second = site.requests
@@ -169,7 +169,7 @@ async def test_a_server_that_asks_to_be_left_alone_is(site):
 
 
 @pytest.mark.parametrize("status", [301, 400, 401, 403])
-async def test_what_asking_again_does_not_change_is_an_error_at_once(site, status):
+async def test_an_error_that_a_retry_cannot_change_is_raised_at_once(site, status):
     site.will_answer((status, b"", {"location": f"{site.url}/elsewhere"}))
     with pytest.raises(RemoteError, match=f"status {status}, which a retry does not change") as raised:
         await fired(HttpTrigger(site.url))

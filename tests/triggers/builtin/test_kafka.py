@@ -97,7 +97,7 @@ async def test_triggers_of_one_topic_and_group_share_a_consumer_and_select_for_t
     assert [event.payload["value"] for event in of_b] == ['{"n": 3}', "tide"]
 
 
-async def test_what_is_fired_says_where_it_came_from_and_its_identity_does_too(topic):
+async def test_what_is_fired_and_its_identity_say_where_it_came_from(topic):
     producer = ck.Producer({"bootstrap.servers": topic.bootstrap})
     producer.produce(
         topic.name, b"\xff", b"k", headers=[("h", b"1"), ("n", None)], timestamp=1_700_000_000_123, partition=1

@@ -85,7 +85,7 @@ async def test_a_process_that_ends_between_the_look_and_the_wait_fires(start, mo
     assert len(await fired(ProcessExitTrigger(process.pid), seconds=5)) == 1
 
 
-async def test_where_processes_cannot_be_inspected_the_id_has_to_do(start, monkeypatch):
+async def test_where_processes_cannot_be_inspected_the_id_is_compared(start, monkeypatch):
     monkeypatch.setattr(module, "_PROC", "/no/such/folder")
     process = start()
     trigger = ProcessExitTrigger(process.pid)

@@ -81,7 +81,7 @@ async def test_a_function_says_what_is_fired_and_whether(function, event, fired)
         assert await select(Selection(apply=f"{HERE}{separator}{function}"), b"x", event=event) == fired
 
 
-def test_only_what_is_not_the_default_is_written_down():
+def test_only_values_that_are_not_the_default_are_serialized():
     assert Selection().kwargs == {}
     given = {
         "key": ["a"],

@@ -90,12 +90,12 @@ def test_a_moment_is_the_same_in_every_form_and_zone(moment):
         (1_900_000_000, TypeError, "got int"),
     ],
 )
-def test_what_is_not_a_moment_is_refused(moment, error, said):
+def test_a_value_that_is_not_a_moment_is_refused(moment, error, said):
     with pytest.raises(error, match=said):
         DateTimeTrigger(moment)
 
 
-def test_a_span_is_written_down_as_a_moment_so_that_its_clock_starts_once():
+def test_a_duration_is_serialized_as_a_moment_so_that_its_clock_starts_once():
     before = datetime.now(UTC)
     trigger = TimeDeltaTrigger(timedelta(hours=1))
     after = datetime.now(UTC)
@@ -105,7 +105,7 @@ def test_a_span_is_written_down_as_a_moment_so_that_its_clock_starts_once():
     assert again.moment == trigger.moment
 
 
-async def test_a_span_in_seconds_is_waited_for():
+async def test_a_duration_in_seconds_is_waited_for():
     trigger = TimeDeltaTrigger(0.2)
     await fired(trigger)
     assert datetime.now(UTC) >= trigger.moment
@@ -121,6 +121,6 @@ async def test_a_span_in_seconds_is_waited_for():
         (float("nan"), ValueError, "ends outside the years 1 to 9999"),
     ],
 )
-def test_what_is_not_a_span_of_time_is_refused(delta, error, said):
+def test_a_value_that_is_not_a_duration_is_refused(delta, error, said):
     with pytest.raises(error, match=said):
         TimeDeltaTrigger(delta)

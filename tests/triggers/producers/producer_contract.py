@@ -192,7 +192,7 @@ class ProducerContract(StreamContract):
         await place.wait_for_unfinished(0)
         await stream.close()
 
-    async def test_what_failed_comes_again_and_alone(self, place: AckPlace) -> None:
+    async def test_a_failed_event_is_redelivered_and_no_other(self, place: AckPlace) -> None:
         await place.put("a", "1", "2", "3")
         stream = place.open()
         good, bad, last = await stream.take(3)
@@ -207,7 +207,7 @@ class ProducerContract(StreamContract):
         assert stream.untaken == 0
         await stream.close()
 
-    async def test_what_is_rejected_goes_elsewhere_and_then_is_done_with(self, place: AckPlace) -> None:
+    async def test_a_rejected_event_is_dead_lettered_and_then_resolved(self, place: AckPlace) -> None:
         await place.put("a", "1", "2")
         stream = place.open()
         bad, good = await stream.take(2)
@@ -217,7 +217,9 @@ class ProducerContract(StreamContract):
         assert await place.refused() == ["1"]
         await stream.close()
 
-    async def test_what_is_outstanding_at_the_end_comes_again_and_what_is_clean_does_not(self, place: AckPlace) -> None:
+    async def test_outstanding_messages_are_redelivered_after_the_end_and_clean_ones_are_not(
+        self, place: AckPlace
+    ) -> None:
         await place.put("a", "1", "2", "3")
         stream = place.open()
         items = await stream.take(3)

@@ -176,7 +176,7 @@ async def test_messages_come_whole_and_in_order_and_are_committed_when_they_are_
     await place.committed(3)
 
 
-async def test_an_event_that_failed_is_never_passed_by_a_commit_and_is_the_only_one_given_again(places):
+async def test_no_commit_passes_a_failed_event_and_only_that_one_is_redelivered(places):
     place = places()
     place.feed(*(b"%d" % n for n in range(10)))
     stream = place.start()
@@ -197,7 +197,7 @@ async def test_an_event_that_failed_is_never_passed_by_a_commit_and_is_the_only_
     assert len(stream.given) == 12
 
 
-async def test_an_event_that_nobody_accepted_is_given_again_once_who_failed_it_is_gone_for_good(places):
+async def test_an_event_that_nobody_accepted_is_redelivered_once_the_trigger_that_failed_it_is_gone_for_good(places):
     place = places()
     place.feed(b"0")
     stream = place.start()
@@ -212,7 +212,7 @@ async def test_an_event_that_nobody_accepted_is_given_again_once_who_failed_it_i
     await place.committed(1)
 
 
-async def test_an_event_that_others_accepted_is_committed_once_who_failed_it_is_gone_for_good(places):
+async def test_an_event_that_others_accepted_is_committed_once_the_trigger_that_failed_it_is_gone_for_good(places):
     place = places()
     place.feed(b"0")
     stream = place.start()
@@ -421,7 +421,7 @@ def test_a_list_that_changes_hands_keeps_its_member_whatever_the_hosts_are_calle
     assert isinstance(producer, KafkaStreamProducer)
 
 
-def test_the_producer_is_told_who_is_there():
+def test_the_producer_is_told_its_subscribers():
     assert issubclass(KafkaStreamProducer, SubscriberObserver)
 
 
@@ -571,7 +571,7 @@ async def test_a_failed_consumer_ends_the_stream(scripted):
     assert one.source.left is False
 
 
-async def test_an_event_that_nobody_looked_at_is_given_to_the_next_who_comes(scripted):
+async def test_an_unread_event_is_delivered_to_the_next_subscriber(scripted):
     one = scripted(message(0), wait_seconds=30.0)
     (event,) = await one.stream.take(1)
     await one.stream.advance(event, outcome=UNSEEN)
@@ -586,7 +586,7 @@ async def test_an_event_that_nobody_looked_at_is_given_to_the_next_who_comes(scr
     assert not one.letters.letters
 
 
-async def test_what_triggers_leave_unread_is_given_again_and_never_dead_lettered(scripted):
+async def test_unread_events_are_redelivered_and_never_dead_lettered(scripted):
     one = scripted(*(message(n) for n in range(20)), max_redeliveries=1)
     producer = one.stream.producer
     clean: list[int] = []
@@ -627,7 +627,7 @@ async def test_an_event_that_one_failed_and_another_left_unread_waits_for_both_a
     assert letter.error == "the event failed once, in trigger u: KeyError: 'total'"
 
 
-async def test_a_letter_names_who_rejected_the_event_where_that_is_known(scripted):
+async def test_a_letter_names_the_trigger_that_rejected_the_event_if_known(scripted):
     one = scripted(*(message(n) for n in range(3)), max_redeliveries=0)
     unknown, known, failed = await one.stream.take(3)
     await one.stream.advance(unknown, outcome=AdvanceOutcome(1, 0, 1))
@@ -643,7 +643,7 @@ async def test_a_letter_names_who_rejected_the_event_where_that_is_known(scripte
     ]
 
 
-async def test_a_letter_names_who_failed_the_last_delivery_in_bounds_and_without_secrets(scripted):
+async def test_a_letter_names_the_trigger_that_failed_the_last_delivery_within_bounds_and_without_secrets(scripted):
     one = scripted(SourceMessage("topic", 0, 0, headers=(("tidemill-redrives", b"2"),)), max_redeliveries=0)
     (event,) = await one.stream.take(1)
     odd = {"t": "\ud800\0 password=hunter2 " + "x" * 10_000, "n" * 1000: "y"}
@@ -658,7 +658,7 @@ async def test_a_letter_names_who_failed_the_last_delivery_in_bounds_and_without
     assert letter.redrives == 2
 
 
-async def test_the_wait_for_who_failed_stands_still_while_nothing_is_pulled(scripted):
+async def test_the_wait_for_a_failed_subscriber_stands_still_while_nothing_is_pulled(scripted):
     one = scripted(message(0), message(1), message(2), wait_seconds=60.0)
     one.stream.pulling.clear()
     (event,) = await one.stream.take(1)
@@ -677,7 +677,7 @@ async def test_the_wait_for_who_failed_stands_still_while_nothing_is_pulled(scri
         await one.stream.take(1)
 
 
-async def test_what_is_open_is_bounded_while_an_event_waits_for_its_redelivery(scripted):
+async def test_open_events_are_bounded_while_one_waits_for_its_redelivery(scripted):
     one = scripted(*(message(n) for n in range(500)), max_open=100)
     events = await one.stream.take(100)
     one.stream.producer.subscriber_left("t")

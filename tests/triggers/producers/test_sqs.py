@@ -117,7 +117,7 @@ async def test_a_message_that_failed_comes_again_after_its_time_and_is_counted_b
     await queues.wait_for_count(queue, 0)
 
 
-async def test_what_failed_too_often_is_moved_by_the_queue_itself(queues):
+async def test_a_message_that_failed_too_often_is_moved_by_the_queue_itself(queues):
     dead = await queues.server.make_queue()
     arn = (
         await queues.server.client.get_queue_attributes(
@@ -133,7 +133,7 @@ async def test_what_failed_too_often_is_moved_by_the_queue_itself(queues):
     assert stream.untaken == 0
 
 
-async def test_an_event_that_nobody_looked_at_comes_again(queues):
+async def test_an_unread_event_is_redelivered(queues):
     queue = await queues.server.make_queue()
     await queues.server.send(queue, "1")
     stream = queues.open(queue)
@@ -194,7 +194,7 @@ async def test_a_reject_that_outweighs_a_success_does_not_delete_but_move(queues
     assert await queues.server.count(rejected) == 1
 
 
-async def test_what_was_received_but_seen_by_nobody_is_given_back_at_the_end(queues):
+async def test_messages_received_but_never_published_are_released_at_the_end(queues):
     queue = await queues.server.make_queue()
     for n in range(3):
         await queues.server.send(queue, str(n))

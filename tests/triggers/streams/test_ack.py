@@ -101,7 +101,7 @@ async def test_the_last_one_leaving_while_on_an_event_acks_it_too() -> None:
     assert scene.producer.closed == 1
 
 
-async def test_what_was_derived_must_be_confirmed_in_any_order() -> None:
+async def test_derived_events_must_be_confirmed_in_any_order() -> None:
     scene = Scene()
     stream = scene.join(1)
     scene.put("e1", "e2", "e3")
@@ -176,7 +176,7 @@ async def test_numbers_are_unique_over_all_groups() -> None:
     await scene.manager.stop_all()
 
 
-async def test_who_joins_later_does_not_count_in_what_was_fanned_out_before() -> None:
+async def test_a_subscriber_that_joins_later_does_not_count_in_earlier_events() -> None:
     scene = Scene()
     stream = scene.join(1)
     scene.put("e1")
@@ -190,7 +190,7 @@ async def test_who_joins_later_does_not_count_in_what_was_fanned_out_before() ->
     await scene.manager.stop_all()
 
 
-async def test_what_was_enqueued_but_never_pulled_fails_when_its_subscriber_leaves() -> None:
+async def test_events_enqueued_but_never_pulled_fail_when_their_subscriber_leaves() -> None:
     scene = Scene()
     stream, leaver = scene.join(1), scene.join(2)
     scene.put("e1", "e2")
@@ -490,7 +490,7 @@ async def test_stop_all_waits_for_a_group_that_is_ending_by_itself() -> None:
     assert isinstance(request.task.exception(), OSError)
 
 
-async def test_what_closing_the_producer_raises_is_logged() -> None:
+async def test_an_error_raised_by_closing_the_producer_is_logged() -> None:
     scene = Scene()
     scene.producer.close_error = OSError("already closed")
     scene.join(1)
@@ -570,7 +570,7 @@ class Telling(Attending):
         self.told.append(("advanced", len(batch)))
 
 
-async def test_a_producer_that_attends_is_told_who_is_there_and_who_failed_what() -> None:
+async def test_a_producer_that_observes_is_told_the_subscribers_and_which_failed_what() -> None:
     scene = Scene()
     scene.producer = producer = Telling(scene.upstream)
     first = scene.join(1)

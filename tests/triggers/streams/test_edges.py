@@ -75,7 +75,7 @@ async def test_a_filter_that_is_closed_early_holds_its_event_until_it_leaves() -
 
 
 @pytest.mark.parametrize("cause", [AckTimeout, SubscriberOverflow])
-async def test_who_was_forced_to_fail_and_stays_is_failed_for_good_and_may_subscribe_again_once_it_left(
+async def test_a_subscriber_that_was_forced_to_fail_may_subscribe_again_only_after_it_has_left(
     cause: type[Exception],
 ) -> None:
     scene = Scene(ack_timeout=10.0, max_subscriber_queue=2)
@@ -131,7 +131,7 @@ async def test_a_poll_that_failed_can_be_joined_again_by_the_same_subscriber_at_
 
 
 @both
-async def test_a_poll_fails_who_has_failed_before_with_nothing_new(ack: bool) -> None:
+async def test_a_poll_that_fails_gives_no_new_error_to_a_subscriber_that_has_failed_already(ack: bool) -> None:
     scene = Scene(ack=ack, max_subscriber_queue=1)
     slow, good = scene.join(1), scene.join(2)
     for number in range(3):
@@ -146,7 +146,7 @@ async def test_a_poll_fails_who_has_failed_before_with_nothing_new(ack: bool) ->
 
 
 @both
-async def test_many_who_leave_at_once_end_the_stream_once(ack: bool) -> None:
+async def test_many_subscribers_that_leave_at_once_end_the_stream_once(ack: bool) -> None:
     scene = Scene(ack=ack)
     requests = [Request(scene.join(number)) for number in range(8)]
     await turns()

@@ -211,7 +211,7 @@ async def test_a_factory_that_raises_is_a_poll_that_raises(ack: bool) -> None:
     assert manager.report() == []
 
 
-async def test_a_class_with_a_key_that_overrides_nothing_is_told_so() -> None:
+async def test_a_class_with_a_key_that_overrides_nothing_is_reported() -> None:
     stream = SharedStreamManager(log=Log()).subscribe(trigger_id=1, trigger=Trigger(), key=KEY)
     with pytest.raises(NotImplementedError, match="must override open_shared_stream"):
         await pull(stream)
@@ -231,7 +231,7 @@ async def test_an_exception_that_is_raised_again_and_again_keeps_its_traceback_s
 
 
 @both
-async def test_who_subscribes_after_the_end_of_a_poll_gets_a_fresh_stream(ack: bool) -> None:
+async def test_a_subscriber_that_comes_after_the_end_of_a_poll_gets_a_new_stream(ack: bool) -> None:
     scene = Scene(ack=ack)
     dead = scene.join(1)
     request = Request(dead)
@@ -349,7 +349,7 @@ async def test_polling_starts_only_after_the_grace_period(ack: bool) -> None:
     await scene.manager.stop_all()
 
 
-async def test_who_leaves_within_the_grace_period_never_builds_the_producer() -> None:
+async def test_a_subscriber_that_leaves_within_the_grace_period_never_builds_the_producer() -> None:
     scene = Scene(cohort_grace_period=30.0)
     scene.join(1)
     await turns()
@@ -358,7 +358,7 @@ async def test_who_leaves_within_the_grace_period_never_builds_the_producer() ->
 
 
 @both
-async def test_who_leaves_at_once_never_opens_the_upstream(ack: bool) -> None:
+async def test_a_subscriber_that_leaves_at_once_never_opens_the_upstream(ack: bool) -> None:
     scene = Scene(ack=ack)
     scene.join(1)
     await scene.leave(1)
@@ -392,7 +392,7 @@ async def test_two_requests_at_once_are_an_error(ack: bool) -> None:
 
 
 @both
-async def test_the_stream_of_one_who_has_left_has_ended(ack: bool) -> None:
+async def test_the_stream_of_a_subscriber_that_left_has_ended(ack: bool) -> None:
     scene = Scene(ack=ack)
     stream = scene.join(1)
     scene.join(2)

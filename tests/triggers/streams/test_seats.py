@@ -24,7 +24,7 @@ async def end_of(found: Scene) -> None:
     assert not [name for name in names if name.startswith("shared-stream")]
 
 
-async def test_what_comes_meanwhile_waits_for_who_is_away_and_only_for_it() -> None:
+async def test_events_published_meanwhile_wait_for_the_trigger_that_is_away_and_only_for_it() -> None:
     found = scene()
     first, second = found.join(1), found.join(2)
     found.put("e1")
@@ -66,7 +66,7 @@ async def test_a_stream_lives_on_while_its_only_subscriber_is_away_and_is_not_pu
     await end_of(found)
 
 
-async def test_who_fails_an_event_and_keeps_its_seat_is_told_of_as_one_that_left_and_came_back() -> None:
+async def test_a_subscriber_that_fails_an_event_and_keeps_its_seat_is_reported_as_left_and_joined_again() -> None:
     found = scene()
     stream, other = found.join(1), found.join(2)
     found.put("e1")
@@ -81,7 +81,7 @@ async def test_who_fails_an_event_and_keeps_its_seat_is_told_of_as_one_that_left
     await end_of(found)
 
 
-async def test_a_producer_that_attends_is_told_who_rejected_an_event() -> None:
+async def test_a_producer_that_observes_is_told_which_subscriber_rejected_an_event() -> None:
     found = scene()
     stream, other = found.join(1), found.join(2)
     found.put("e1")
@@ -120,7 +120,7 @@ async def test_a_stream_that_failed_begins_again_with_all_that_took_part_and_the
     await end_of(found)
 
 
-async def test_who_is_gone_for_good_is_not_expected_by_the_stream_that_begins_again() -> None:
+async def test_a_trigger_that_is_gone_for_good_is_not_expected_by_the_stream_that_starts_again() -> None:
     found = scene()
     first, second = found.join(1), found.join(2)
     found.put(OSError("the broker is gone"))
@@ -206,7 +206,7 @@ async def test_a_claimed_trigger_of_a_stream_that_is_only_read_leaves_it() -> No
     await end_of(found)
 
 
-async def test_who_is_forced_to_fail_keeps_its_seat_from_then_on() -> None:
+async def test_a_subscriber_that_is_forced_to_fail_keeps_its_seat_from_then_on() -> None:
     found = scene(max_subscriber_queue=2)
     slow, good = found.join(1), found.join(2)
     for event in ("e1", "e2", "e3", "e4"):
@@ -220,7 +220,7 @@ async def test_who_is_forced_to_fail_keeps_its_seat_from_then_on() -> None:
     await end_of(found)
 
 
-async def test_who_is_forced_to_fail_and_leaves_keeps_no_seat() -> None:
+async def test_a_subscriber_that_is_forced_to_fail_and_leaves_keeps_no_seat() -> None:
     found = scene(max_subscriber_queue=2)
     slow, good = found.join(1), found.join(2)
     for event in ("e1", "e2", "e3"):
@@ -254,7 +254,7 @@ async def test_a_stream_whose_last_seat_ends_as_an_event_is_fanned_out_ends_at_o
     await end_of(found)
 
 
-async def test_where_no_seats_are_kept_who_keeps_one_just_leaves() -> None:
+async def test_where_no_seats_are_kept_keep_seat_only_unsubscribes() -> None:
     for found in (Scene(), Scene(ack=False, seat_seconds=60.0)):
         stream = found.join(1)
         found.put("e1")
@@ -290,7 +290,7 @@ async def test_a_producer_is_created_under_the_name_of_its_list() -> None:
 
 
 @pytest.mark.parametrize("stored", [True, False])
-async def test_what_is_moved_past_while_the_poll_fails_is_advanced_once_it_is_stored(stored: bool) -> None:
+async def test_events_moved_past_while_the_poll_fails_are_advanced_once_they_are_stored(stored: bool) -> None:
     found = scene()
     stream = found.join(1)
     found.put("e1")
@@ -313,7 +313,7 @@ async def test_what_is_moved_past_while_the_poll_fails_is_advanced_once_it_is_st
     await end_of(found)
 
 
-async def test_what_nobody_finishes_after_the_poll_failed_is_given_up_when_the_host_stops() -> None:
+async def test_events_unfinished_after_the_poll_failed_are_abandoned_when_the_host_stops() -> None:
     found = scene()
     stream = found.join(1)
     found.put("e1")
