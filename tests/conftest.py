@@ -1,8 +1,13 @@
-"""What all tests share: the `--long` switch."""
+"""What all tests share: the `--long` switch, and no endpoint for metrics but in their own tests."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+# For processes that tests start; it is read from the environment with the rest of the configuration.
+os.environ.setdefault("TIDEMILL_METRICS__ENABLED", "false")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
