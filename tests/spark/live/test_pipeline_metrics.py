@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.registry import Collector
 from structlog.testing import capture_logs
@@ -37,6 +38,7 @@ BUSY = EngineProgress(
     paused=["t/1"],
     lag={"t/0": 5},
     in_flight=10,
+    stalled={"partition t/1": "offset 3", "kafka": "no broker"},
     cache_hits=7,
     cache_misses=8,
     sinks={"sinks.kafka.out": SinkStats(delivered_payloads=20, error_count=2, skipped=1, dead_lettered=6)},
@@ -74,6 +76,7 @@ def test_each_metric_has_the_number_of_the_progress() -> None:
     assert (of("executor_tasks_total", "succeeded"), of("executor_tasks_total", "failed")) == (25, 3)
     assert (of("executor_pool_active"), of("task_retries_total")) == (2, 4)
     assert found["tidemill_offset_lag"] == {("0", "t/0"): 5}
+    assert found["tidemill_partition_stalled"] == {("0", "t/0"): 0, ("0", "t/1"): 1}
     assert (of("assigned_partitions"), of("backpressure_active")) == (2, 1)
     assert found["tidemill_assigned_partitions"]["1",] == 0
     assert (of("in_flight_messages"), of("letters_dropped_total")) == (10, 1)
@@ -173,6 +176,9 @@ def test_an_endpoint_answers_from_the_start_to_the_end_of_a_run() -> None:
         assert ask(f"{address}/readyz") == (503, ["it is starting: Spark is starting (0 s)"])
         state[0] = RUNNING
         progress[0] = sum_progress((), [BUSY], [EngineStatus(0, "running", 7, "h", 1, 0.1, BUSY)])
+        assert ask(f"{address}/readyz") == (503, ["the brokers cannot be reached", "partition t/1 stands still"])
+        well = msgspec.structs.replace(BUSY, stalled={})
+        progress[0] = sum_progress((), [well], [EngineStatus(0, "running", 7, "h", 1, 0.1, well)])
         assert ask(f"{address}/readyz") == (200, [])
         assert scrape(address)["tidemill_sink_payloads_delivered_total"] == {
             ("0", "filesystem.out"): 0,

@@ -14,7 +14,7 @@ from prometheus_client import Metric
 from tidemill.deadletters.letter import LetterKind
 from tidemill.runtime.metrics.definitions import Definition, Kind
 from tidemill.runtime.metrics.families import Sample, build_family
-from tidemill.runtime.progress import EngineProgress, SinkStats
+from tidemill.runtime.progress import EngineProgress, SinkStats, find_stalled_partitions
 from tidemill.spark.progress import EngineStatus, PipelineProgress, sum_progress
 
 #: What a sink's place in the configuration begins with.
@@ -61,6 +61,11 @@ def _by_partition(view: EngineView, values: Mapping[str, float]) -> list[Sample]
     return [((view.name, partition), value) for partition, value in values.items()]
 
 
+def _read_stalled(view: EngineView) -> list[Sample]:
+    stalled = find_stalled_partitions(view.now.stalled)
+    return [((view.name, partition), partition in stalled) for partition in view.now.partitions]
+
+
 def _counter(name: str, text: str, *labels: str) -> Definition:
     return Definition(name, Kind.COUNTER, text, ("engine", *labels))
 
@@ -104,6 +109,10 @@ ENGINE_METRICS: tuple[tuple[Definition, Read], ...] = (
     (
         _gauge_of("offset_lag", "The partition's end minus its committed offset, in messages.", "partition"),
         lambda view: _by_partition(view, view.now.lag),
+    ),
+    (
+        _gauge_of("partition_stalled", "1: the partition stands still; 0: it does not, or has no work.", "partition"),
+        _read_stalled,
     ),
     (
         _gauge_of("assigned_partitions", "Partitions that the engine owns."),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tidemill.runtime.progress import find_stalled_partitions
 from tidemill.spark.live.status_report import find_problems, is_starting
 from tidemill.spark.progress import PipelineProgress
 from tidemill.spark.run_state import Phase, RunState
@@ -36,5 +37,6 @@ def find_unready(state: RunState, progress: PipelineProgress, orphans: Sequence[
         problems.append("no partition is assigned to it")
     problems += [text for name, text in _OUTSIDE.items() if name in progress.stalled]
     problems += [f"{name} is down" for name in sorted(progress.stalled) if name.startswith("sinks.")]
+    problems += [f"partition {name} stands still" for name in sorted(find_stalled_partitions(progress.stalled))]
     problems += [f"partition {partition} has no owner" for partition in orphans]
     return problems

@@ -37,7 +37,7 @@ from tidemill.runtime.link_messages import (
     Welcome,
 )
 from tidemill.runtime.link_server import LinkServer
-from tidemill.runtime.progress import EngineProgress, EngineSummary, brake_name
+from tidemill.runtime.progress import EngineProgress, EngineSummary, brake_name, list_waits
 from tidemill.spark.engine.process import EngineJob
 from tidemill.spark.live.jobs import JobOutcome, JobThread, job_group, read_outcome
 from tidemill.spark.live.supervised_slot import Caller, SupervisedSlot
@@ -231,7 +231,8 @@ class Supervisor:
         if caller.slot.link == link:
             caller.slot.progress = progress
             caller.slot.last_seen = time.monotonic()
-            for name, text in self._stalls.feed(caller.slot.number, progress.stalled, caller.slot.last_seen):
+            waits = list_waits(progress.stalled)
+            for name, text in self._stalls.feed(caller.slot.number, waits, caller.slot.last_seen):
                 log.warning("the pipeline waits", slot=caller.slot.number, waits_for=name, why=text)
             if progress.partitions and self._group.holding:
                 self._carry_out(self._group.note_partitions(caller.slot.number))
