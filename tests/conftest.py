@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
+import structlog
+
+# Where nothing configures the log, tracebacks are plain: a rich one, with all locals, costs half a second of CPU.
+structlog.get_config()["processors"][-1].exception_formatter = structlog.dev.plain_traceback
 
 # For processes that tests start; it is read from the environment with the rest of the configuration.
 os.environ.setdefault("TIDEMILL_METRICS__ENABLED", "false")

@@ -27,7 +27,7 @@ def test_sigkill_of_an_engine_at_full_load_loses_nothing_and_disturbs_nobody(sit
     pipeline = site.start()
     pipeline.wait_working()
     wait_until(lambda: site.shares() == [2, 2], 30, what="two engines that share the partitions")
-    site.feed(12_000)
+    site.feed(5_000)
     wait_until(lambda: sum(site.committed().values()) > 1_000, 60, what="work under way")
     victim = pipeline.engines()[0]
     before = {row["partition"] for row in site.rows()}
@@ -62,7 +62,7 @@ def test_the_children_of_a_killed_engine_die_with_it(site):
 
 
 def test_sigkill_of_the_driver_leaves_no_process_and_a_restart_loses_nothing(site):
-    site.feed(4_000, sleep=0.02, slow_every=5)
+    site.feed(2_000, sleep=0.02, slow_every=5)
     pipeline = site.start(executor={"drain_timeout_seconds": 2})
     pipeline.wait_working()
     pipeline.signal(signal.SIGKILL)
@@ -81,6 +81,7 @@ def outage_seconds(request: pytest.FixtureRequest) -> float:
     return 20.0 if request.config.getoption("--long") else 5.0
 
 
+@pytest.mark.long  # tests/sources has it of a source, with and without transactions
 def test_a_broker_that_is_down_is_waited_for(tmp_path: Path, own_kafka, request):
     broker = own_kafka()
     site = Site(tmp_path, broker.bootstrap, broker.create_topic)

@@ -315,6 +315,7 @@ async def test_closing_gives_up_letters_that_wait(own_kafka: Callable[..., Embed
     assert (called, letters.statistics().written) == ([], 1)
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 async def test_on_demand_letters_that_are_refused_are_dropped_counted_and_logged(
     own_kafka: Callable[..., EmbeddedBroker],
