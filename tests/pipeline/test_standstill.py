@@ -172,6 +172,7 @@ async def test_what_a_user_paused_and_what_has_no_work_does_not_stand_still(rig:
         return NAME in run.engine.progress().stalled
 
     await run.committed(20)
+    await run.settled()
     assert not stands_still()
     assert not stands_still(), "it has no work"
     run.engine.pause()
@@ -187,3 +188,13 @@ async def test_what_a_user_paused_and_what_has_no_work_does_not_stand_still(rig:
     run.engine.intake._open = True
     run.engine.resume()
     await run.committed(21)
+
+
+async def test_messages_of_a_partition_that_was_given_up_are_no_longer_uncommitted(rig: Make) -> None:
+    settings = {"max_executors": 3, "drain_timeout_seconds": 0.1}
+    run = rig(Work("test $0 = 17 || exec sleep 60"), MESSAGES, executor=settings)
+    run.source.hold_commits = True
+    await run.until(lambda: run.engine.progress().messages_done == 1)
+    assert run.engine.progress().flow == {"t/0": (3, 0, 0)}
+    await run.source.revoke(P0)
+    assert run.engine.progress().flow == {"t/0": (3, 1, 2)}

@@ -236,6 +236,7 @@ def test_at_the_first_start_no_engine_consumes_before_all_have_their_share(
     wait_until(lambda: ask(f"{address}/readyz") == (200, []), what=lambda: ask(f"{address}/readyz"))
     wait_until(lambda: scrape(address)["tidemill_offset_lag"].values() and not pipeline.progress().in_flight)
     found = scrape(address)
+    assert sum(found["tidemill_messages_consumed_total"].values()) == pipeline.progress().consumed
     assert found["tidemill_assigned_partitions"] == {("0",): 1, ("1",): 1}
     pipeline.drain()
     assert codes.get(timeout=60) is ExitCode.OK

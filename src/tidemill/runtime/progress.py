@@ -76,6 +76,12 @@ class SinkStats(msgspec.Struct):
     last_error_at: float | None = None
 
 
+#: How many messages of a partition were taken, committed, and given up uncommitted.
+Flow = tuple[int, int, int]
+#: The upper bounds of the durations that are counted, in seconds.
+DURATION_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
 class EngineProgress(msgspec.Struct):
     """A snapshot of one engine.
 
@@ -113,6 +119,10 @@ class EngineProgress(msgspec.Struct):
         sinks: What happened at each sink, by its place in the configuration ("sinks.kafka.out").
         in_flight: Messages taken from the source that did not leave the pipeline yet.
         uncommitted: At the end of a drain: finished messages whose commit failed; they will be reprocessed.
+        timeouts: Attempts of tasks that took too long.
+        attempt_counts: Attempts that ran, by duration: a count per upper bound, and one for longer ones.
+        attempt_seconds: How long they took together.
+        flow: Per "topic/partition", the messages that were taken, committed, and given up uncommitted.
     """
 
     consumed: int = 0
@@ -148,6 +158,10 @@ class EngineProgress(msgspec.Struct):
     sinks: dict[str, SinkStats] = {}
     in_flight: int = 0
     uncommitted: int = 0
+    timeouts: int = 0
+    attempt_counts: list[int] = []
+    attempt_seconds: float = 0.0
+    flow: dict[str, Flow] = {}
 
 
 class EngineSummary(msgspec.Struct):

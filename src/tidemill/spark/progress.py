@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tidemill.runtime.progress import EngineProgress, SinkStats
+from tidemill.runtime.progress import EngineProgress, Flow, SinkStats
 
 MergedT = TypeVar("MergedT")
 
@@ -70,6 +70,8 @@ _COUNTED = (
     "cache_hits",
     "cache_misses",
     "loop_blocks",
+    "timeouts",
+    "attempt_seconds",
 )
 _SINK_COUNTS = (
     "delivered_count",
@@ -145,6 +147,8 @@ def sum_progress(
         setattr(total, name, sum(getattr(part, name) for part in now))
     sums = partitions or PartitionSums()
     total.committed = sums.of("committed", (*past, *now), _merge_committed)
+    total.flow = sums.of("flow", (*past, *now), _add_flow)
+    total.attempt_counts = [sum(counts) for counts in zip(*_list_counts((*past, *now)), strict=True)]
     total.lag = sums.of("lag", now, _joined)
     total.paused = sorted({name for part in now for name in part.paused})
     total.partitions = sums.of("partitions", now, lambda names: sorted(set().union(*names)))
@@ -167,6 +171,20 @@ def _merge_committed(committed: Sequence[dict[str, int]]) -> dict[str, int]:
         for name, offset in moved.items():
             total[name] = max(offset, total[name])
     return total
+
+
+def _add_flow(parts: Sequence[dict[str, Flow]]) -> dict[str, Flow]:
+    total: dict[str, Flow] = {}
+    for part in parts:
+        for name, (taken, committed, given_up) in part.items():
+            before = total.get(name, (0, 0, 0))
+            total[name] = (before[0] + taken, before[1] + committed, before[2] + given_up)
+    return total
+
+
+def _list_counts(parts: Sequence[EngineProgress]) -> list[list[int]]:
+    """Return the durations of those engines that have sent any."""
+    return [part.attempt_counts for part in parts if part.attempt_counts]
 
 
 def _joined(parts: Sequence[dict[str, int]]) -> dict[str, int]:

@@ -38,6 +38,10 @@ BUSY = EngineProgress(
     paused=["t/1"],
     lag={"t/0": 5},
     in_flight=10,
+    timeouts=2,
+    attempt_counts=[1] * 15,
+    attempt_seconds=99.0,
+    flow={"t/0": (40, 30, 4), "t/7": (5, 3, 2)},
     stalled={"partition t/1": "offset 3", "kafka": "no broker"},
     cache_hits=7,
     cache_misses=8,
@@ -74,6 +78,12 @@ def test_each_metric_has_the_number_of_the_progress() -> None:
     assert found["tidemill_engine_starts_total"] == {("0",): 1, ("1",): 2}
     assert found["tidemill_executor_pool_max"] == {("0",): 8, ("1",): 8}
     assert (of("executor_tasks_total", "succeeded"), of("executor_tasks_total", "failed")) == (25, 3)
+    assert found["tidemill_messages_consumed_total"] == {("0", "t/0"): 40, ("0", "t/7"): 5}
+    assert found["tidemill_offsets_committed_total"] == {("0", "t/0"): 30, ("0", "t/7"): 3}
+    assert found["tidemill_uncommitted"] == {("0", "t/0"): 6, ("0", "t/1"): 0}
+    assert of("executor_duration_seconds_bucket", "0.01") == 2
+    assert (of("executor_duration_seconds_count"), of("executor_duration_seconds_sum")) == (15, 99.0)
+    assert of("executor_timeouts_total") == 2
     assert (of("executor_pool_active"), of("task_retries_total")) == (2, 4)
     assert found["tidemill_offset_lag"] == {("0", "t/0"): 5}
     assert found["tidemill_partition_stalled"] == {("0", "t/0"): 0, ("0", "t/1"): 1}

@@ -13,8 +13,8 @@ from prometheus_client import Metric
 
 from tidemill.deadletters.letter import LetterKind
 from tidemill.runtime.metrics.definitions import Definition, Kind
-from tidemill.runtime.metrics.families import Sample, build_family
-from tidemill.runtime.progress import EngineProgress, SinkStats, find_stalled_partitions
+from tidemill.runtime.metrics.families import Distribution, Sample, build_family
+from tidemill.runtime.progress import DURATION_BOUNDS, EngineProgress, SinkStats, find_stalled_partitions
 from tidemill.spark.progress import EngineStatus, PipelineProgress, sum_progress
 
 #: What a sink's place in the configuration begins with.
@@ -61,6 +61,19 @@ def _by_partition(view: EngineView, values: Mapping[str, float]) -> list[Sample]
     return [((view.name, partition), value) for partition, value in values.items()]
 
 
+def _read_durations(view: EngineView) -> list[Sample]:
+    total = view.total
+    if not total.attempt_counts:
+        return []
+    return [((view.name,), Distribution(DURATION_BOUNDS, total.attempt_counts, total.attempt_seconds))]
+
+
+def _read_uncommitted(view: EngineView) -> list[Sample]:
+    flow = view.now.flow
+    open_messages = {name: taken - committed - given_up for name, (taken, committed, given_up) in flow.items()}
+    return [((view.name, partition), open_messages.get(partition, 0)) for partition in view.now.partitions]
+
+
 def _read_stalled(view: EngineView) -> list[Sample]:
     stalled = find_stalled_partitions(view.now.stalled)
     return [((view.name, partition), partition in stalled) for partition in view.now.partitions]
@@ -101,6 +114,23 @@ ENGINE_METRICS: tuple[tuple[Definition, Read], ...] = (
             ((view.name, "failed"), view.total.tasks_failed),
         ],
     ),
+    (
+        _counter("messages_consumed_total", "Messages that were read.", "partition"),
+        lambda view: _by_partition(view, {name: counts[0] for name, counts in view.total.flow.items()}),
+    ),
+    (
+        _counter("offsets_committed_total", "Messages whose offsets were committed.", "partition"),
+        lambda view: _by_partition(view, {name: counts[1] for name, counts in view.total.flow.items()}),
+    ),
+    (
+        _gauge_of("uncommitted", "Messages that were read and whose offsets are not committed.", "partition"),
+        _read_uncommitted,
+    ),
+    (
+        Definition("executor_duration_seconds", Kind.HISTOGRAM, "How long attempts of tasks ran.", ("engine",)),
+        _read_durations,
+    ),
+    (_counter("executor_timeouts_total", "Attempts that were ended because they took too long."), _count("timeouts")),
     (_gauge_of("executor_pool_active", "Tasks that run now."), _gauge("tasks_running")),
     (
         _counter("task_retries_total", "Attempts that failed and were followed by another one."),
