@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -264,3 +265,19 @@ def test_ctrl_c_is_handled_as_before_once_the_command_runs(monkeypatch: pytest.M
         signal.signal(signal.SIGINT, before)
 
     assert seen == [handler]
+
+
+def test_standard_streams_that_were_closed_are_the_null_device_also_for_programs_it_starts() -> None:
+    code = (
+        "import os, subprocess, sys\n"
+        "from tidemill.cli.main import open_closed_streams\n"
+        "open_closed_streams()\n"
+        "sys.stdin.buffer.read(); print(sys.stdout.isatty())\n"
+        "subprocess.run(['cat'], check=True)\n"
+        "sys.stderr.write(str([os.fstat(n).st_rdev == os.stat(os.devnull).st_rdev for n in (0, 1, 2)]))\n"
+    )
+    closed = f"exec <&- >&-; exec {sys.executable} -c {shlex.quote(code)}"
+
+    done = subprocess.run(["sh", "-c", closed], capture_output=True, text=True, timeout=30)
+
+    assert (done.returncode, done.stderr) == (0, "[True, True, False]")

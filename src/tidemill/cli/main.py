@@ -6,6 +6,7 @@ It must start fast, so nothing heavy (Spark, Kafka, pydantic) is imported before
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -93,8 +94,21 @@ def _log_warnings() -> None:
     configure(LoggingSettings(level="WARNING"))
 
 
+def open_closed_streams() -> None:
+    """Open the null device in place of each standard stream that was closed before this process started.
+
+    Python has None for them, and a socket or a file of ours would get their numbers.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode)  # noqa: SIM115 - the lowest free number, and never closed
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+
+
 def main() -> None:
     """Run the command line."""
+    open_closed_streams()
     log_to_stderr(_log_warnings)
     try:
         app()
