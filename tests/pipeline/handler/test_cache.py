@@ -244,7 +244,7 @@ async def test_with_a_full_disk_it_continues_in_memory_says_so_and_recovers(tmp_
             cache.set(f"big-{n}", "x" * 5000)
             if n % 20 == 0:
                 await asyncio.sleep(0)
-        await until(cache.stalled)
+        await until(cache.describe_stall)
         assert "cannot be written" in (cache.describe_stall() or "")
         assert "continuing in memory only" in (cache.describe_stall() or "")
         assert await cache.get("big-199") == "x" * 5000
