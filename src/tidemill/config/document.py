@@ -23,7 +23,7 @@ _FastLoader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoade
 _HINTS = {
     "mapping values are not allowed here": "look for a missing ':' or a wrong indentation here or one line above, or "
     "for a value with ': ' in it that is not in quotes",
-    r"found character '\t' that cannot start any token": "YAML allows no tabs here; indent with spaces",
+    r"found character '\t' that cannot start any token": "YAML does not allow tabs for indentation; use spaces",
     "found unexpected end of stream": "a quote or a bracket is not closed",
     "expected the node content, but found '<stream end>'": "a bracket is not closed",
 }

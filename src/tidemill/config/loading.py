@@ -11,6 +11,7 @@ to anything, and no message quotes a secret.
 from __future__ import annotations
 
 import copy
+import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -77,7 +78,7 @@ def describe_source(path: Path | str | None = None, environ: Mapping[str, str] =
     if path is not None:
         return str(path)
     named = environ.get(CONFIG_VARIABLE)
-    return f"{named} (named by {CONFIG_VARIABLE})" if named else "defaults and environment, no file was named"
+    return f"{named} (named by {CONFIG_VARIABLE})" if named else "defaults and environment variables, no file was given"
 
 
 def revalidate(settings: Settings, source: str = "on_startup") -> Settings:
@@ -101,9 +102,7 @@ def _read(path: Path, named_by: str) -> Document:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise ConfigError(
-            f"the configuration file {path}{named_by} does not exist; `tidemill init DIR` creates a project with one"
-        ) from None
+        raise ConfigError(f"the configuration file {path}{named_by} does not exist; {_suggest(path)}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"the configuration file {path}{named_by} is not UTF-8 text: {error.reason}") from None
     except OSError as error:
@@ -112,6 +111,12 @@ def _read(path: Path, named_by: str) -> Document:
     if document.problems and not document.value:
         raise _build_error(document.problems)
     return document
+
+
+def _suggest(path: Path) -> str:
+    beside = {found.stem: found for found in path.parent.glob("*.y*ml")}
+    near = difflib.get_close_matches(path.stem, beside, n=1)
+    return f"did you mean {beside[near[0]]}?" if near else "`tidemill init DIR` creates a project with one"
 
 
 def _build_error(problems: list[Problem]) -> ConfigError:
