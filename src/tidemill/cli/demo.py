@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import fcntl
 import shutil
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -246,7 +248,11 @@ class _Demo:
         checks = demo_check.check(self.expected, outputs)
         show_summary(self.console, self.expected, outputs)
         self.console.print(f"Pipeline: {len(outputs.reports)} tasks in {seconds:.1f} s, Spark's start included.")
-        self.console.print(f"Waited for:     {self.phases.describe()}", soft_wrap=True)
+        width = self.console.width if self.console.is_terminal else sys.maxsize
+        waited = textwrap.fill(
+            self.phases.describe(), width, initial_indent="Waited for:     ", subsequent_indent=" " * 16
+        )
+        self.console.print(waited, soft_wrap=True)
         self._show_places()
         wrong = [check for check in checks if not check.ok]
         for check in wrong:

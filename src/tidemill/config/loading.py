@@ -11,7 +11,6 @@ to anything, and no message quotes a secret.
 from __future__ import annotations
 
 import copy
-import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tidemill.config.document import Document, Problem, read_yaml
+from tidemill.config.document import Document, Problem, find_nearest_yaml, read_yaml
 from tidemill.config.environment import apply_environment, fill_empty_sections, merge
 from tidemill.config.problems import explain
 from tidemill.config.settings import Settings
@@ -114,9 +113,8 @@ def _read(path: Path, named_by: str) -> Document:
 
 
 def _suggest(path: Path) -> str:
-    beside = {found.stem: found for found in path.parent.glob("*.y*ml")}
-    near = difflib.get_close_matches(path.stem, beside, n=1)
-    return f"did you mean {beside[near[0]]}?" if near else "`tidemill init DIR` creates a project with one"
+    near = find_nearest_yaml(path)
+    return f"did you mean {near}?" if near else "`tidemill init DIR` creates a project with one"
 
 
 def _build_error(problems: list[Problem]) -> ConfigError:

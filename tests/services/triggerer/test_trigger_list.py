@@ -110,5 +110,8 @@ def test_all_problems_are_reported_at_once(tmp_path):
 def test_a_missing_file_and_a_folder_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"spec\.yaml does not exist; give the path of its YAML file"):
         read_specs(tmp_path / "spec.yaml")
+    (tmp_path / "specs.yml").touch()
+    with pytest.raises(ConfigError, match=r"spec\.yaml does not exist; did you mean .*/specs\.yml\?"):
+        read_specs(tmp_path / "spec.yaml")
     with pytest.raises(ConfigError, match=f"{tmp_path} is a folder"):
         read_specs(tmp_path)

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tidemill.config.document import Problem, read_yaml
+from tidemill.config.document import Problem, find_nearest_yaml, read_yaml
 from tidemill.core.errors import ConfigError
 from tidemill.core.triggers.lifecycle import Restart
 from tidemill.store.records import TriggerSpec
@@ -32,7 +32,9 @@ def require_list(path: Path) -> None:
     """
     if path.is_dir() or not path.exists():
         why = "is a folder" if path.is_dir() else "does not exist"
-        raise ConfigError(f"the trigger list {path} {why}; give the path of its YAML file")
+        near = None if path.is_dir() else find_nearest_yaml(path)
+        advice = f"did you mean {near}?" if near else "give the path of its YAML file"
+        raise ConfigError(f"the trigger list {path} {why}; {advice}")
 
 
 def read_entries(path: Path) -> list[tuple[str, TriggerSpec]]:
