@@ -58,7 +58,7 @@ def find_example() -> Path:
     """
     folder = (Path(tidemill.__file__).parent / "examples" / "access_log").resolve()
     if not (folder / "pipeline.py").is_file():
-        raise ConfigError(f"The example is missing from this installation ({folder}); install tidemill again")
+        raise ConfigError(f"the example is missing from this installation ({folder}); install tidemill again")
     return folder
 
 
@@ -93,7 +93,7 @@ def open_folder(path: Path) -> Iterator[Path]:
     """Create a folder, or empty one of an earlier demo; lock it."""
     folder = path.resolve()
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder; name another with --dir")
+        raise ConfigError(f"{folder} is not a folder; choose another with --dir")
     if folder.exists() and any(folder.iterdir()) and not (folder / _MARKER).exists():
         raise ConfigError(f"{folder} has files that are not of a demo; name another folder with --dir")
     folder.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ def open_folder(path: Path) -> Iterator[Path]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ConfigError(f"A demo is running in {folder}; stop it or name another with --dir") from error
+            raise ConfigError(f"a demo is running in {folder}; stop it, or choose another folder with --dir") from error
         for name in _OWN:
             target = folder / name
             if target.is_dir():
@@ -292,7 +292,7 @@ def fill_topic(bootstrap: str, topic: str, lines: Sequence[bytes]) -> None:
         producer.produce(topic, line, partition=number % PARTITIONS, on_delivery=note_failure)
     if producer.flush(60.0) or failed:
         reason = failed[0].str() if failed else "no confirmation within 60 s"
-        raise RemoteError(f"Filling topic {topic} failed: {reason}")
+        raise RemoteError(f"filling topic {topic} failed: {reason}")
 
 
 def _write_settings(folder: Path, bootstrap: str) -> Settings:
