@@ -267,7 +267,7 @@ def test_saved_code_replaces_the_running_one_and_nothing_is_lost_or_repeated(dev
     before = len(dev.log())
     dev.change('["a-z", "A-Z"]', '["a-z", "b-za"]')
     lines = dev.send(200)  # while it is replaced
-    dev.wait_for("the new code runs")
+    dev.wait_for("the new code is running")
     assert dev.processed(lines) <= {"LINE", "mjof"}
     assert dev.processed(dev.send()) == {"mjof"}
     assert "partitions revoked" not in dev.log()[before:], "its engines take the places in the group over"

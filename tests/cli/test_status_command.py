@@ -176,10 +176,13 @@ def test_exit_codes_say_whether_it_runs(folder: Path, tidemill: Run, tmp_path: P
 
     nothing = tidemill("status")
     assert nothing.returncode == ExitCode.REMOTE
-    assert nothing.stderr == "nothing of tidemill runs on this machine as this user\n"
+    assert (
+        nothing.stderr
+        == "no pipeline or trigger host runs on this machine as this user; start one: tidemill run --help\n"
+    )
     other = tidemill("status", config)
     assert other.returncode == ExitCode.REMOTE
-    assert f"nothing with {config} runs on this machine" in other.stderr
+    assert f"nothing runs with {config} on this machine" in other.stderr
     with desk("g", "w", lambda: now[0]):
         well = tidemill("status", config, "--json")
         assert well.returncode == ExitCode.OK, well.stderr

@@ -315,7 +315,7 @@ def test_a_live_pipeline_whose_dead_letters_would_go_to_files_is_refused(setting
     settings.dlq.path = str(tmp_path / "letters")
     pipeline = Pipeline(Nothing, settings=settings)
     assert pipeline.run() is ExitCode.CONFIG
-    assert "dlq.path is for bounded runs" in str(pipeline.error)
+    assert "dlq.path works only in bounded runs" in str(pipeline.error)
     assert f"go to the topic '{settings.dlq_topic}'" in str(pipeline.error)
     assert not (tmp_path / "letters").exists()
 

@@ -30,16 +30,16 @@ def status(
         Path | None,
         typer.Argument(
             metavar="CONFIG",
-            help="The YAML file of a pipeline, or a list of triggers; default: what TIDEMILL_CONFIG names, else all "
-            "that this user runs on this machine.",
+            help="The YAML file of a pipeline, or a list of triggers; default: the one that TIDEMILL_CONFIG names, "
+            "else everything that this user runs on this machine.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
-    """Show how a running pipeline or trigger host of this machine is.
+    """Show the state of pipelines and trigger hosts that run on this machine.
 
     Exit code 0: it runs, and nothing is wrong with it. 4: it does not run, is still starting, does not answer, or an
-    engine is down. A broker or a sink that it waits for is shown, but is not its own problem.
+    engine is down. A broker or a sink that it is waiting for is shown, but does not count as its own failure.
     """
     with reporting():
         reports, silent = find_reports(config)
@@ -182,8 +182,8 @@ def _describe_host(report: Mapping[str, Any]) -> list[str]:
 
 def _describe_nothing(config: Path | None) -> str:
     if config is None:
-        return "nothing of tidemill runs on this machine as this user"
+        return "no pipeline or trigger host runs on this machine as this user; start one: tidemill run --help"
     return (
-        f"nothing with {config} runs on this machine as this user; give the file, and the environment, that it was "
+        f"nothing runs with {config} on this machine as this user; use the file and the environment that it was "
         "started with"
     )

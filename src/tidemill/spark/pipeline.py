@@ -226,8 +226,9 @@ class Pipeline:
 
     def _run_on_spark(self, spark: Spark, settings: Settings, worker: str, packed: bytes, partitions: int) -> ExitCode:
         count = choose_engine_count(settings.spark, partitions)
-        if not spark.configure(settings.spark, _name_app(settings), count):
-            log.debug("the handler changed Spark's settings, the environment or the current folder: another JVM starts")
+        if changed := spark.configure(settings.spark, _name_app(settings), count):
+            text = "the handler's import or on_startup changed what Spark's JVM depends on, so it is started again"
+            log.info(text, changed=changed)
             spark.abandon()
             spark = Spark(settings.spark, _name_app(settings), count)
         log.info("starting Spark", master=settings.spark.master, engines=count, partitions=partitions)
