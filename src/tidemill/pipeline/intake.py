@@ -189,7 +189,9 @@ class Intake:
         """Return which partitions are owned, which of them backpressure holds, and how many tasks that keeps back."""
         if self._names is None:
             self._names = [owned.name for owned in self.partitions.values()]
-        return PartitionStatistics(self._names, self._find_paused(), self._count_tasks_held_back())
+        return PartitionStatistics(
+            self._names, self._find_paused(), self._count_tasks_held_back(), self._context.load.count_bytes()
+        )
 
     def _find_paused(self) -> list[str]:
         for intake in [intake for intake in self._starved.values() if self._room(intake.owned)]:

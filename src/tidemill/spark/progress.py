@@ -81,6 +81,7 @@ _SINK_COUNTS = (
     "skipped",
     "dead_lettered",
     "breaker_opened",
+    "send_seconds",
 )
 _HELD = (
     "tasks_running",
@@ -90,6 +91,7 @@ _HELD = (
     "cache_entries",
     "held",
     "in_flight",
+    "in_flight_bytes",
     "uncommitted",
 )
 
@@ -148,7 +150,7 @@ def sum_progress(
     sums = partitions or PartitionSums()
     total.committed = sums.of("committed", (*past, *now), _merge_committed)
     total.flow = sums.of("flow", (*past, *now), _add_flow)
-    total.attempt_counts = [sum(counts) for counts in zip(*_list_counts((*past, *now)), strict=True)]
+    total.attempt_counts = _add_counts([part.attempt_counts for part in (*past, *now)])
     total.lag = sums.of("lag", now, _joined)
     total.paused = sorted({name for part in now for name in part.paused})
     total.partitions = sums.of("partitions", now, lambda names: sorted(set().union(*names)))
@@ -182,9 +184,9 @@ def _add_flow(parts: Sequence[dict[str, Flow]]) -> dict[str, Flow]:
     return total
 
 
-def _list_counts(parts: Sequence[EngineProgress]) -> list[list[int]]:
-    """Return the durations of those engines that have sent any."""
-    return [part.attempt_counts for part in parts if part.attempt_counts]
+def _add_counts(parts: Sequence[list[int]]) -> list[int]:
+    """Add up the buckets of histograms; those without any observation have none."""
+    return [sum(counts) for counts in zip(*filter(None, parts), strict=True)]
 
 
 def _joined(parts: Sequence[dict[str, int]]) -> dict[str, int]:
@@ -209,6 +211,8 @@ def _add_stats(one: SinkStats, other: SinkStats) -> SinkStats:
     counts = {name: getattr(one, name) + getattr(other, name) for name in _SINK_COUNTS}
     return SinkStats(
         **counts,
+        breaker_state=max(one.breaker_state, other.breaker_state),
+        send_counts=_add_counts([one.send_counts, other.send_counts]),
         last_error=later.last_error,
         last_error_at=later.last_error_at,
         last_delivered_at=max(delivered, default=None),

@@ -34,7 +34,7 @@ class Part:
 def make_parts(**other: Any) -> Any:
     parts: dict[str, Any] = {
         "source": Part(SourceStatistics(gap=1, lag={("t", 0): 2})),
-        "partitions": Part(PartitionStatistics(names=["t/0"], paused=["t/0"], tasks_held_back=3)),
+        "partitions": Part(PartitionStatistics(names=["t/0"], paused=["t/0"], tasks_held_back=3, size_bytes=34)),
         "pool": Part(PoolStatistics(4, 5, 6, 27, timeouts=28, attempt_counts=[29], attempt_seconds=30.0)),
         "outbox": Part(OutboxStatistics(delivered=7, skipped=8, sinks={"sinks.kafka.out": SinkStats(7)})),
         "letters": Part(LetterStatistics(written=9, kinds={"task": 9}, dropped=10)),
@@ -58,6 +58,7 @@ def test_a_snapshot_has_every_number_of_every_part() -> None:
         tasks_queued=5 + 3,
         tasks_retrying=6,
         tasks_retried=27,
+        in_flight_bytes=34,
         timeouts=28,
         attempt_counts=[29],
         attempt_seconds=30.0,
@@ -96,7 +97,7 @@ def test_without_a_brake_nothing_is_held() -> None:
 def test_a_beat_has_what_changed_since_the_one_before() -> None:
     commits = Commits(ScriptedSource(), lambda partition, count: None, AtLeastOnce())
     source = Part(SourceStatistics(0, {("t", 0): 2, ("t", 1): 5}))
-    partitions = Part(PartitionStatistics(["t/0", "t/1"], [], 0))
+    partitions = Part(PartitionStatistics(["t/0", "t/1"], [], 0, 0))
     snapshots = Snapshots(make_parts(commits=commits, source=source, partitions=partitions), dict)
     seen = apply_beat(snapshots.take_beat(whole=True), EngineProgress())
     assert (seen.lag, seen.committed) == ({"t/0": 2, "t/1": 5}, {})
@@ -109,7 +110,7 @@ def test_a_beat_has_what_changed_since_the_one_before() -> None:
         {"t/1": 4},
         None,
     )
-    partitions.value = PartitionStatistics(["t/1"], ["t/1"], 0)
+    partitions.value = PartitionStatistics(["t/1"], ["t/1"], 0, 0)
     source.value = SourceStatistics(0, {("t", 1): 4})
     left = snapshots.take_beat(whole=False)
     assert (left.changes.lag_unknown, left.changes.paused, left.changes.partitions) == (["t/0"], ["t/1"], ["t/1"])

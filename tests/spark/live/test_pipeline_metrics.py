@@ -38,6 +38,7 @@ BUSY = EngineProgress(
     paused=["t/1"],
     lag={"t/0": 5},
     in_flight=10,
+    in_flight_bytes=11,
     timeouts=2,
     attempt_counts=[1] * 15,
     attempt_seconds=99.0,
@@ -45,7 +46,7 @@ BUSY = EngineProgress(
     stalled={"partition t/1": "offset 3", "kafka": "no broker"},
     cache_hits=7,
     cache_misses=8,
-    sinks={"sinks.kafka.out": SinkStats(delivered_payloads=20, error_count=2, skipped=1, dead_lettered=6)},
+    sinks={"sinks.kafka.out": SinkStats(20, 20, 2, 0, 1, 6, 1, 2, [1] * 15, 9.0)},
 )
 
 
@@ -96,6 +97,10 @@ def test_each_metric_has_the_number_of_the_progress() -> None:
     assert of("sink_deliver_errors_total", "kafka.out") == 2
     assert of("sink_deliveries_skipped_total", "kafka.out") == 1
     assert of("sink_dlq_messages_total", "kafka.out") == 6
+    assert found["tidemill_sink_breaker_state"]["0", "kafka.out"] == 2
+    assert found["tidemill_sink_breaker_state"]["1", "kafka.out"] == 0
+    assert of("sink_deliver_duration_seconds_count", "kafka.out") == 15
+    assert of("in_flight_bytes") == 11
     assert of("sink_payloads_delivered_total", "http.api") == 0, "a sink that was not used yet is there"
 
 

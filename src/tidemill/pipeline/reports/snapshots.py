@@ -32,11 +32,13 @@ class PartitionStatistics(msgspec.Struct, frozen=True):
         names: The names of all of them; another list whenever they change.
         paused: The names of those that backpressure holds.
         tasks_held_back: Tasks that wait until less of their partition waits for sinks, or for their key.
+        size_bytes: The keys and values of messages with unfinished work.
     """
 
     names: list[str]
     paused: list[str]
     tasks_held_back: int
+    size_bytes: int
 
 
 class Partitions(Protocol):
@@ -152,6 +154,7 @@ class Snapshots:
             rss_bytes=process.rss_bytes,
             slowest=parts.slowest.list_tasks(),
             in_flight=counters.in_flight,
+            in_flight_bytes=partitions.size_bytes,
             uncommitted=parts.commits.statistics().failed,
             sinks=outbox.sinks,
             periodic_runs=periodic.runs,

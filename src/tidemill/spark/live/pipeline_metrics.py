@@ -61,6 +61,21 @@ def _by_partition(view: EngineView, values: Mapping[str, float]) -> list[Sample]
     return [((view.name, partition), value) for partition, value in values.items()]
 
 
+def _read_breakers(view: EngineView) -> list[Sample]:
+    states = dict.fromkeys(view.total.sinks, 0) | {
+        place: stats.breaker_state for place, stats in view.now.sinks.items()
+    }
+    return [((view.name, place.removeprefix(_SINKS)), state) for place, state in states.items()]
+
+
+def _read_send_durations(view: EngineView) -> list[Sample]:
+    return [
+        ((view.name, place.removeprefix(_SINKS)), Distribution(DURATION_BOUNDS, stats.send_counts, stats.send_seconds))
+        for place, stats in view.total.sinks.items()
+        if stats.send_counts
+    ]
+
+
 def _read_durations(view: EngineView) -> list[Sample]:
     total = view.total
     if not total.attempt_counts:
@@ -163,6 +178,19 @@ ENGINE_METRICS: tuple[tuple[Definition, Read], ...] = (
         _count_at_sinks("error_count"),
     ),
     (
+        Definition(
+            "sink_deliver_duration_seconds",
+            Kind.HISTOGRAM,
+            "How long the sink took for a batch, confirmed or not.",
+            ("engine", "sink"),
+        ),
+        _read_send_durations,
+    ),
+    (
+        _gauge_of("sink_breaker_state", "The circuit breaker: 0 closed, 1 half-open, 2 open.", "sink"),
+        _read_breakers,
+    ),
+    (
         _counter("sink_deliveries_skipped_total", "Payloads that `on_delivery_error` chose to skip.", "sink"),
         _count_at_sinks("skipped"),
     ),
@@ -173,6 +201,10 @@ ENGINE_METRICS: tuple[tuple[Definition, Read], ...] = (
     (
         _gauge_of("in_flight_messages", "Messages that were read and have not left the pipeline."),
         _gauge("in_flight"),
+    ),
+    (
+        _gauge_of("in_flight_bytes", "Keys and values of messages with unfinished work."),
+        _gauge("in_flight_bytes"),
     ),
     (
         _counter("dead_letters_total", "Dead letters that the broker confirmed, by what failed.", "kind"),
