@@ -66,8 +66,8 @@ async def test_what_left_the_memory_is_read_from_the_file(tmp_path: Path) -> Non
         cache.set(str(n), n)
     assert [await cache.get(str(n)) for n in range(100)] == list(range(100)), "before anything could be written"
     await until(lambda: len(rows(tmp_path)) == 100)
+    await until(lambda: cache.peek("3", "not in memory") == "not in memory", what="the cache knows what is written")
     assert cache.statistics().entries == 10
-    assert cache.peek("3", "not in memory") == "not in memory"
     assert "3" not in cache
     assert await asyncio.gather(*[cache.get(str(n)) for n in range(100)]) == list(range(100))
     assert await cache.get("100") is None
