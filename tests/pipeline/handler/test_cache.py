@@ -210,6 +210,7 @@ async def test_a_file_that_breaks_while_it_is_used_is_set_aside_too(tmp_path: Pa
     for n in range(5000):
         cache.set(str(n), "x" * 100)
     await until(lambda: len(rows(tmp_path)) == 5000)
+    await until(lambda: cache.peek("0") is None, what="the cache knows what is written")
     await cache._in_thread(cache._file.close)
     with open(path, "r+b") as stream:
         stream.write(b"\xff" * 4096 * 20)
