@@ -279,7 +279,9 @@ def test_a_partition_of_which_nothing_comes_ends_it(
     refused = make_record(-1, partition=None, error=ck.KafkaError(ck.KafkaError.GROUP_AUTHORIZATION_FAILED))
     client.batches = [[], [make_record(0)], *([refused] if group_error else [] for _ in range(60))]
 
-    with pytest.raises(RemoteError, match=r"about topic 't', partition 0, for 10 s; is it up, and does each"):
+    with pytest.raises(
+        RemoteError, match=r"about topic 't', partition 0, for 10 s; check that it is running and that each"
+    ):
         TopicViewer(KafkaSettings(), "t", format_raw).show(-2, follow=False)
 
     assert 0 < len(client.batches) < 15

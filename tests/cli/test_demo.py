@@ -51,7 +51,7 @@ def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
 def test_two_demos_at_once_need_two_folders(tmp_path: Path) -> None:
     with (
         open_folder(tmp_path / "demo"),
-        pytest.raises(ConfigError, match="A demo is running"),
+        pytest.raises(ConfigError, match="a demo is running"),
         open_folder(tmp_path / "demo"),
     ):
         pass

@@ -196,6 +196,7 @@ class DevRun:
             **clean,
             "TIDEMILL_KAFKA__BROKERS": f"localhost:{port}",
             "TIDEMILL_SPARK__ENGINES": "2",
+            "TIDEMILL_METRICS__ENABLED": "false",
             "WORKER_ID": f"dev-{port}",
         }
         self.sent = 0
@@ -266,7 +267,7 @@ def test_saved_code_replaces_the_running_one_and_nothing_is_lost_or_repeated(dev
     before = len(dev.log())
     dev.change('["a-z", "A-Z"]', '["a-z", "b-za"]')
     lines = dev.send(200)  # while it is replaced
-    dev.wait_for("the new code runs")
+    dev.wait_for("the new code is running")
     assert dev.processed(lines) <= {"LINE", "mjof"}
     assert dev.processed(dev.send()) == {"mjof"}
     assert "partitions revoked" not in dev.log()[before:], "its engines take the places in the group over"

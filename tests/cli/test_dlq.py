@@ -258,7 +258,7 @@ def test_messages_that_a_letter_had_no_room_for_are_counted_and_named(dlq: Dlq) 
     [
         (["list", "--kind", "tsk"], "unknown kind; choose one of parse, tombstone"),
         (["list", "--from", "yesterday"], "--from yesterday: not a valid time; write 2026-05-01T12:00 (UTC), or 2h"),
-        (["redrive", "--from", "2h"], "a redrive needs a time with a date"),
+        (["redrive", "--from", "2h"], "a redrive needs an absolute time"),
         (["redrive", "--to", "no/topic"], "write source, sink or the name of a topic"),
         (["redrive", "--to", "nowhere"], "topic 'nowhere' does not exist"),
         (

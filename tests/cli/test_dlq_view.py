@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 
 import msgspec
+import pyte
 import pytest
 from rich.console import Console
+from rich.status import Status
 
 from tidemill.cli.dlq import _print_table
+from tidemill.cli.dlq_redrive import ShownProgress
 from tidemill.cli.dlq_view import build_table, describe_letter
 from tidemill.deadletters.letter import Letter, LetterKind, describe_sources
 from tidemill.deadletters.reader import Found
@@ -74,3 +77,16 @@ def test_what_goes_to_a_file_or_a_program_is_not_cut(
         "11-14 22:15 to other (2 times)",
     ):
         assert part in line
+
+
+def test_a_line_that_a_redrive_prints_does_not_continue_its_status_line() -> None:
+    terminal = io.StringIO()
+    progress = ShownProgress(Status("connecting", console=Console(file=terminal, force_terminal=True, width=60)))
+    progress.clear()
+    terminal.write("first\n")
+    progress.say("1 of 2 records")
+    progress.clear()
+    terminal.write("second\n")
+    screen = pyte.Screen(60, 5)
+    pyte.Stream(screen).feed(terminal.getvalue().replace("\n", "\r\n"))
+    assert [line.rstrip() for line in screen.display] == ["first", "second", "", "", ""]

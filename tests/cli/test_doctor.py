@@ -56,9 +56,9 @@ def test_everything_well_is_said_part_by_part(tidemill: Run, tmp_path: Path, emb
     assert "worker name: w1 (from WORKER_ID)" in text
     assert f"Kafka: {embedded_kafka.bootstrap} answers" in text
     assert f"source topic: topic {source}, 3 partitions" in text
-    assert f"dead letters: topic {source}_dlq, will be created at the start" in text
+    assert f"dead letters: topic {source}_dlq, will be created at startup" in text
     assert f"sinks.kafka.out: topic {results}, 1 partition" in text
-    assert f"sinks.filesystem.files.base_path: {tmp_path / 'out'}, will be created at the start" in text
+    assert f"sinks.filesystem.files.base_path: {tmp_path / 'out'}, will be created at startup" in text
     assert "handler: handlers_for_doctor:Good\n" in text
     assert not (tmp_path / "out").exists()
 
@@ -128,7 +128,7 @@ def test_sinks_that_are_down_are_named_once_with_what_to_do(tidemill: Run, tmp_p
     ):
         assert line.startswith(f"FAIL  sinks.{place}: ")
         assert line.count("sinks.") == 1
-        assert line.endswith(f"; check that it runs and can be reached, or correct {setting}")
+        assert line.endswith(f"; check that it is running and reachable, or correct {setting}")
 
 
 def test_a_wrong_configuration_is_one_finding_among_others(tidemill: Run, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_check_that_fails_itself_is_a_finding_without_secrets() -> None:
 
 def test_folders_that_cannot_be_written_are_named_with_their_setting(tmp_path: Path) -> None:
     said = check_folder(Folder("history.path", str(tmp_path / "new"), " (bounded runs only)"))
-    assert said == f"{tmp_path / 'new'}, will be created at the start (bounded runs only)"
+    assert said == f"{tmp_path / 'new'}, will be created at startup (bounded runs only)"
     assert not (tmp_path / "new").exists()
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"file is a file, not a folder; remove it or change cache\.path"):

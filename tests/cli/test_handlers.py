@@ -79,7 +79,7 @@ def test_a_missing_module_says_where_it_was_looked_for_and_the_nearest(module: W
 
     message = refused("my_handler:LogHandler", tmp_path)
 
-    assert "there is no module 'my_handler'" in message
+    assert "no module 'my_handler' was found" in message
     assert str(tmp_path) in message
     assert "did you mean 'my_handlers'?" in message
 
@@ -93,7 +93,7 @@ def test_a_missing_class_says_the_nearest(module: Write, tmp_path: Path) -> None
 def test_a_module_without_any_handler_says_so(module: Write, tmp_path: Path) -> None:
     module("from tidemill.pipeline.handler.base import Handler\n")
 
-    assert "it has no handler" in refused("my_handlers:X", tmp_path)
+    assert "it defines no handler" in refused("my_handlers:X", tmp_path)
 
 
 def test_a_module_that_needs_a_missing_one_says_which_and_where(module: Write, tmp_path: Path) -> None:
@@ -142,11 +142,11 @@ def test_a_class_whose_init_raises_is_blamed_on_the_line_that_raised(module: Wri
 
     message = refused("my_handlers:Raises", tmp_path)
 
-    assert f"its __init__ raised RuntimeError: no ({tmp_path}/my_handlers.py:7); correct it" in message
+    assert f"its __init__ raised RuntimeError: no ({tmp_path}/my_handlers.py:7); fix it" in message
 
 
 def test_a_class_that_cannot_be_created_for_another_reason_is_blamed_on_itself(module: Write, tmp_path: Path) -> None:
     module(GOOD + "class Odd(Handler):\n    __init__ = 3\n")
 
     assert "raised TypeError: 'int' object is not callable" in refused("my_handlers:Odd", tmp_path)
-    assert f"({tmp_path}/my_handlers.py:10); correct it" in refused("my_handlers:Odd", tmp_path)
+    assert f"({tmp_path}/my_handlers.py:10); fix it" in refused("my_handlers:Odd", tmp_path)

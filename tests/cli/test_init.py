@@ -112,7 +112,7 @@ def test_an_unknown_template_is_refused_with_the_known_ones(tidemill: Run, tmp_p
         ("tidemill", "tidemill-pipeline", "Tidemill"),
         ("PyTest_asyncio", "pytest_asyncio-pipeline", "PyTestAsyncio"),
         ("pydantic", "pydantic-pipeline", "Pydantic"),
-        ("\u00fcber uns", "ber-uns", "BerUns"),
+        ("\u00fcber uns", "uber-uns", "UberUns"),
     ],
 )
 def test_names_are_made_from_the_folder(folder: str, project: str, cls: str) -> None:

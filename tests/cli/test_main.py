@@ -178,7 +178,7 @@ def test_a_handler_that_does_not_import_is_refused_before_spark(tidemill: Run, t
     done = tidemill("run", "c.yaml", "--handler", "no_such_module:H")
 
     assert done.returncode == ExitCode.HANDLER
-    assert "there is no module 'no_such_module'" in done.stderr
+    assert "no module 'no_such_module' was found" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -83,7 +83,7 @@ def test_a_field_of_each_line_is_its_key_and_lines_without_it_are_counted(
     assert (sender.sent, sender.failed) == (3, 2)
     assert [message.key() for message in consume(embedded_kafka.bootstrap, topic, 3)] == [b"a", b"1.50", None]
     said = capsys.readouterr().err
-    assert "line 4 was not sent: it has no field 'id' for its key" in said
+    assert "line 4 was not sent: it has no field 'id' to use as the key" in said
     assert "line 5 was not sent: it is not a JSON object" in said
     assert sender.describe().startswith(f"sent 3 messages to {topic}; 2 failed (1: ")
 

@@ -127,7 +127,7 @@ def test_asyncio_s_own_debugging_is_left_on(site):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("run", "nothing.yaml"), ExitCode.CONFIG, "the list of triggers nothing.yaml does not exist"),
+        (("run", "nothing.yaml"), ExitCode.CONFIG, "the trigger list nothing.yaml does not exist"),
         (("run", "wrong.yaml"), ExitCode.CONFIG, "unknown key 'nam'; did you mean 'name'?"),
         (
             ("run", "misspelt.yaml"),

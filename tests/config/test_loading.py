@@ -170,7 +170,7 @@ def test_variables_that_are_not_settings_are_left_alone() -> None:
 def test_a_variable_with_one_underscore_too_few_is_named(load: Load) -> None:
     message = refused(load, "", {"TIDEMILL_KAFKA_SOURCE_TOPIC": "x"})
 
-    assert "TIDEMILL_KAFKA_SOURCE_TOPIC: sets nothing; did you mean TIDEMILL_KAFKA__SOURCE_TOPIC?" in message
+    assert "TIDEMILL_KAFKA_SOURCE_TOPIC: has no effect; did you mean TIDEMILL_KAFKA__SOURCE_TOPIC?" in message
 
 
 def test_top_level_settings_have_plain_names() -> None:
@@ -226,7 +226,7 @@ def test_an_unknown_key_is_named_with_place_and_nearest_key(load: Load) -> None:
         ("source_topic: x", "did you mean kafka.source_topic?"),
         ("sinks: {file: {a: {base_path: x}}}", "sinks.file: unknown key; did you mean filesystem?"),
         ("sinks: {kafka: {out: {topics: x}}}", "sinks.kafka.out.topics: unknown key; did you mean topic?"),
-        ("executor: {zzz: 1}", "executor.zzz: unknown key; known here: binary_path, max_executors"),
+        ("executor: {zzz: 1}", "executor.zzz: unknown key; known keys: binary_path, max_executors"),
         ("executor: {retry_backoff: {initial: 1}}", "did you mean initial_seconds?"),
         ("kafka: {sasl.password: x}", "unknown key; properties of librdkafka belong in client_config"),
     ],
@@ -249,14 +249,14 @@ def test_the_nearest_known_key_is_found(load: Load, text: str, expected: str) ->
         ("kafka: [1]", "kafka: expected a section (a mapping of keys to values), got a list"),
         ("kafka: {client_config: x}", "expected a mapping of keys to values, got a string"),
         ("executor: {env_inherit_deny: X}", 'expected a list, got the string \'X\'; for example ["a", "b"]'),
-        ("kafka:\n  brokers:a", "got a string; a space is needed after the colon of a key"),
-        ("sinks: {kafka: {topic: a}}", "a name comes first: sinks.kafka.my-name.topic"),
+        ("kafka:\n  brokers:a", "got a string; each key needs a colon and a space after it"),
+        ("sinks: {kafka: {topic: a}}", "every sink needs a name, as in sinks.kafka.my-name.topic"),
         ("executor: {env: {A: 1}}", "executor.env.A: expected a string, got the number 1; write it in quotes"),
         ("executor: {task_timeout_seconds: .inf}", "expected a finite number"),
         ("executor: {task_timeout_seconds: }", "expected a number, got nothing"),
         ("sinks: {filesystem: {a: {base_path: x, fsync: 1}}}", "expected true or false, got the number 1"),
-        ("sinks: {kafka: {out: {}}}", "tidemill.yaml:1: sinks.kafka.out.topic: is missing"),
-        ("sinks: {kafka: {out: }}", "sinks.kafka.out.topic: is missing"),
+        ("sinks: {kafka: {out: {}}}", "tidemill.yaml:1: sinks.kafka.out.topic: is required"),
+        ("sinks: {kafka: {out: }}", "sinks.kafka.out.topic: is required"),
         ("sinks: {kafka: {out: {topic: 'a b'}}}", "is not a valid topic name"),
         ("kafka: {source_topic: ..}", "is not a valid topic name"),
         ("kafka: {consumer_group: a/b}", "is not a usable group name"),
@@ -269,24 +269,24 @@ def test_a_wrong_value_says_what_is_expected_and_what_is_there(load: Load, text:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("kafka: {session_timeout_ms: 1000}", "heartbeat_interval_ms (1000) has to be below session_timeout_ms (1000)"),
-        ("kafka: {max_poll_interval_ms: 10}", "session_timeout_ms (45000) may not exceed max_poll_interval_ms (10)"),
+        ("kafka: {session_timeout_ms: 1000}", "heartbeat_interval_ms (1000) must be below session_timeout_ms (1000)"),
+        ("kafka: {max_poll_interval_ms: 10}", "session_timeout_ms (45000) must not exceed max_poll_interval_ms (10)"),
         (
             "executor: {backpressure_low_multiplier: 32}",
-            "backpressure_low_multiplier (32) has to be below backpressure_high_multiplier (32)",
+            "backpressure_low_multiplier (32) must be below backpressure_high_multiplier (32)",
         ),
-        ("executor: {max_queued_bytes: 5}", "window_max_bytes (8388608) may not exceed max_queued_bytes (5)"),
+        ("executor: {max_queued_bytes: 5}", "window_max_bytes (8388608) must not exceed max_queued_bytes (5)"),
         (
             "executor: {retry_backoff: {initial_seconds: 60}}",
-            "initial_seconds (60.0) may not exceed max_seconds (30.0)",
+            "initial_seconds (60.0) must not exceed max_seconds (30.0)",
         ),
         (
             "kafka: {revoke_timeout_seconds: 291}",
-            "kafka.revoke_timeout_seconds (291) and 10 s may not exceed kafka.max_poll_interval_ms (300000)",
+            "kafka.revoke_timeout_seconds (291) and 10 s must not exceed kafka.max_poll_interval_ms (300000)",
         ),
         (
             "executor: {drain_timeout_seconds: 600}",
-            "kafka.revoke_timeout_seconds (600, the value of executor.drain_timeout_seconds) and 10 s may not exceed",
+            "kafka.revoke_timeout_seconds (600, the value of executor.drain_timeout_seconds) and 10 s must not exceed",
         ),
         (
             "dlq: {path: letters, topic: t}",
@@ -296,7 +296,7 @@ def test_a_wrong_value_says_what_is_expected_and_what_is_there(load: Load, text:
             "dlq: {path: letters, brokers: 'b:1', on_send_failure: drop}",
             "instead of a topic; remove it, or remove brokers and on_send_failure",
         ),
-        ("dlq: {topic: input-events}", "dlq.topic may not be the source topic (input-events)"),
+        ("dlq: {topic: input-events}", "dlq.topic must not be the source topic (input-events)"),
         ("sinks: {kafka: {o: {topic: t, client_config: {bootstrap.servers: x}}}}", "set brokers of this sink"),
     ],
 )
@@ -319,7 +319,7 @@ def test_settings_that_contradict_each_other_are_refused(load: Load, text: str, 
 def test_client_properties_of_tidemill_are_refused_with_what_to_use(load: Load, key: str, instead: str) -> None:
     message = refused(load, f"kafka:\n  client_config:\n    linger.ms: 5\n    {key}: x\n")
 
-    assert f"tidemill.yaml:4: kafka.client_config: {key} may not be set here: " in message
+    assert f"tidemill.yaml:4: kafka.client_config: {key} cannot be set here: " in message
     assert instead in message
 
 
@@ -352,7 +352,7 @@ def test_a_key_that_is_there_twice_names_both_lines(load: Load) -> None:
     [
         ("kafka:\n  brokers: [a\n", "tidemill.yaml:3:1: not valid YAML"),
         ("kafka:\n\tbrokers: a\n", "tidemill.yaml:2:1: not valid YAML"),
-        ("kafka:\n\tbrokers: a\n", "indent with spaces"),
+        ("kafka:\n\tbrokers: a\n", "use spaces"),
         ("kafka:\n  brokers a\n  source_topic: b\n", "look for a missing ':'"),
         ("kafka: {brokers: 'a}\n", "a quote or a bracket is not closed"),
         ("a: 1\n---\nb: 2\n", "tidemill.yaml:2:1: not valid YAML: expected a single document"),
@@ -368,6 +368,14 @@ def test_a_key_that_is_there_twice_names_both_lines(load: Load) -> None:
 )
 def test_what_is_not_valid_yaml_has_a_place(load: Load, text: str, expected: str) -> None:
     assert expected in refused(load, text)
+
+
+@pytest.mark.parametrize("typed", ["shout.yml", "shuot.yaml", "shout"])
+def test_a_misspelt_file_is_answered_with_the_nearest_one_in_its_folder(tmp_path: Path, typed: str) -> None:
+    (tmp_path / "shout.yaml").touch()
+    (tmp_path / "other.yaml").touch()
+    with pytest.raises(ConfigError, match=rf"{typed} does not exist; did you mean .*/shout\.yaml\?"):
+        load_settings(tmp_path / typed)
 
 
 def test_a_missing_file_is_named_with_what_named_it(tmp_path: Path) -> None:
@@ -436,7 +444,7 @@ def test_settings_changed_in_code_are_checked_as_a_whole() -> None:
     settings = Settings()
     settings.kafka.client_config["group.id"] = "x"
 
-    with pytest.raises(ConfigError, match=r"on_startup: kafka\.client_config: group\.id may not be set here"):
+    with pytest.raises(ConfigError, match=r"on_startup: kafka\.client_config: group\.id cannot be set here"):
         revalidate(settings)
 
 

@@ -58,10 +58,10 @@ def test_defaults_are_those_of_the_reference() -> None:
 @pytest.mark.parametrize(
     ("section", "text"),
     [
-        ({"postgres": {"a": {}}}, r"sinks\.postgres\.a\.dsn: is missing"),
+        ({"postgres": {"a": {}}}, r"sinks\.postgres\.a\.dsn: is required"),
         ({"postgres": {"a": {"dsn": "host=h password=hunter2"}}}, r"a\.dsn: must begin with postgresql://"),
         ({"postgres": {"a": {"dsn": "postgresql://u:hunter2@h:port/d"}}}, r"a\.dsn: is not a valid address"),
-        ({"postgres": {"a": {"dsn": "postgresql://h/d", "pool_min": 11}}}, r"pool_min \(11\) may not exceed pool_max"),
+        ({"postgres": {"a": {"dsn": "postgresql://h/d", "pool_min": 11}}}, r"pool_min \(11\) must not exceed pool_max"),
         ({"postgres": {"a": {"dsn": "postgresql://h/d", "pool": 1}}}, "unknown key; did you mean pool_m"),
         ({"mongo": {"a": {"uri": "mongo://u:hunter2@h", "database": "d"}}}, r"a\.uri: must begin with mongodb://"),
         ({"mongo": {"a": {"uri": "mongodb://h", "database": "a b"}}}, "is not a valid database name"),
@@ -69,7 +69,7 @@ def test_defaults_are_those_of_the_reference() -> None:
         ({"http": {"a": {"url": "https:///path"}}}, r"a\.url: has no host"),
         ({"http": {"a": {"url": "https://h/", "method": "GET"}}}, r"a\.method: expected 'POST', 'PUT' or 'PATCH'"),
         ({"http": {"a": {"url": "https://h/", "headers": {"a b": "hunter2"}}}}, "'a b' is not a valid header name"),
-        ({"http": {"a": {"url": "https://h/", "headers": {"Host": "x"}}}}, "Host may not be set here"),
+        ({"http": {"a": {"url": "https://h/", "headers": {"Host": "x"}}}}, "Host cannot be set here"),
         ({"http": {"a": {"url": "https://h/", "headers": {"A": "hunter2\r\nB: x"}}}}, "the value of A has characters"),
         ({"http": {"a": {"url": "https://h/", "idempotency_header": "Host"}}}, "cannot be used as a header name"),
         ({"http": {"a": {"url": "https://h/", "concurrency": 0}}}, r"a\.concurrency: expected a number above 0"),

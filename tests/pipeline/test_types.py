@@ -35,21 +35,21 @@ def task(**fields: Any) -> ExecutorTask:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"task_id": 7}, "task_id must be text, not int (7)"),
-        ({"args": "-n 7"}, "args of task 't7' must be a list of text, not str ('-n 7')"),
-        ({"args": ["-n", 7]}, "args of task 't7' must be a list of text, not one with int (7)"),
-        ({"args": None}, "args of task 't7' must be a list of text, not NoneType (None)"),
+        ({"task_id": 7}, "task_id must be a string, not int (7)"),
+        ({"args": "-n 7"}, "args of task 't7' must be a list of strings, not str ('-n 7')"),
+        ({"args": ["-n", 7]}, "args of task 't7' must be a list of strings, not one with int (7)"),
+        ({"args": None}, "args of task 't7' must be a list of strings, not NoneType (None)"),
         ({"source_offsets": 7}, "source_offsets of task 't7' must be a list of whole numbers, not int (7)"),
         (
             {"source_offsets": ["7"]},
             "source_offsets of task 't7' must be a list of whole numbers, not one with str ('7')",
         ),
-        ({"binary_path": Path("/bin/x")}, "binary_path of task 't7' must be text or None, not PosixPath"),
-        ({"stdin": 7}, "stdin of task 't7' must be text, bytes or None, not int (7)"),
-        ({"stdin": bytearray(b"x")}, "stdin of task 't7' must be text, bytes or None, not bytearray"),
-        ({"env": ["A=1"]}, "env of task 't7' must be a mapping of text to text, not list (['A=1'])"),
-        ({"env": {"A": 1}}, "env of task 't7' must be a mapping of text to text, not one with int (1)"),
-        ({"env": {1: "A"}}, "env of task 't7' must be a mapping of text to text, not one with int (1)"),
+        ({"binary_path": Path("/bin/x")}, "binary_path of task 't7' must be a string or None, not PosixPath"),
+        ({"stdin": 7}, "stdin of task 't7' must be a string, bytes or None, not int (7)"),
+        ({"stdin": bytearray(b"x")}, "stdin of task 't7' must be a string, bytes or None, not bytearray"),
+        ({"env": ["A=1"]}, "env of task 't7' must be a mapping of strings to strings, not list (['A=1'])"),
+        ({"env": {"A": 1}}, "env of task 't7' must be a mapping of strings to strings, not one with int (1)"),
+        ({"env": {1: "A"}}, "env of task 't7' must be a mapping of strings to strings, not one with int (1)"),
         ({"timeout_seconds": "5"}, "timeout_seconds of task 't7' must be a number of seconds or None, not str ('5')"),
         (
             {"timeout_seconds": True},
@@ -57,14 +57,17 @@ def task(**fields: Any) -> ExecutorTask:
         ),
         ({"timeout_seconds": 0}, "timeout_seconds of task 't7' must be more than 0, not 0"),
         ({"timeout_seconds": float("nan")}, "timeout_seconds of task 't7' must be more than 0, not nan"),
-        ({"labels": "x"}, "labels of task 't7' must be a mapping of text to text, not str ('x')"),
-        ({"labels": {"a": None}}, "labels of task 't7' must be a mapping of text to text, not one with NoneType"),
+        ({"labels": "x"}, "labels of task 't7' must be a mapping of strings to strings, not str ('x')"),
+        ({"labels": {"a": None}}, "labels of task 't7' must be a mapping of strings to strings, not one with NoneType"),
         ({"precomputed": "ok"}, "precomputed of task 't7' must be a PrecomputedResult or None, not str ('ok')"),
         (
             {"precomputed": PrecomputedResult(stdout=7)},
-            "precomputed.stdout of task 't7' must be text or bytes, not int (7)",
+            "precomputed.stdout of task 't7' must be a string or bytes, not int (7)",
         ),
-        ({"precomputed": PrecomputedResult(stderr=b"x")}, "precomputed.stderr of task 't7' must be text, not bytes"),
+        (
+            {"precomputed": PrecomputedResult(stderr=b"x")},
+            "precomputed.stderr of task 't7' must be a string, not bytes",
+        ),
         (
             {"precomputed": PrecomputedResult(exit_code="0")},
             "precomputed.exit_code of task 't7' must be a whole number, not str ('0')",
@@ -138,7 +141,7 @@ async def test_a_task_with_a_wrong_type_is_its_messages_letter_and_nothing_is_re
     await run.committed(3)
     (letter,) = run.letters.letters
     assert (letter.kind, letter.sources[0].offset) == (LetterKind.ARRANGE, 1)
-    assert letter.error == "TypeError: stdin of task 't1' must be text, bytes or None, not int (7)"
+    assert letter.error == "TypeError: stdin of task 't1' must be a string, bytes or None, not int (7)"
     assert run.engine.progress().tasks_done == 2
     assert handler.errors == 0
 
@@ -181,19 +184,19 @@ async def test_an_async_generator_as_arrange_is_named_in_the_letter(rig) -> None
 @pytest.mark.parametrize(
     ("payload", "said"),
     [
-        (FilePayload(path=7), "FilePayload.path must be text, not int (7)"),
-        (FilePayload(sink=None), "FilePayload.sink must be text, not NoneType (None)"),
-        (FilePayload(path=b"x"), "FilePayload.path must be text, not bytes (b'x')"),
-        (KafkaPayload(key=7), "KafkaPayload.key must be bytes or text or None, not int (7)"),
-        (PostgresPayload(table=["t"]), "PostgresPayload.table must be text, not list (['t'])"),
-        (PostgresPayload(conflict=7), "PostgresPayload.conflict must be text or a list, not int (7)"),
+        (FilePayload(path=7), "FilePayload.path must be a string, not int (7)"),
+        (FilePayload(sink=None), "FilePayload.sink must be a string, not NoneType (None)"),
+        (FilePayload(path=b"x"), "FilePayload.path must be a string, not bytes (b'x')"),
+        (KafkaPayload(key=7), "KafkaPayload.key must be bytes or a string or None, not int (7)"),
+        (PostgresPayload(table=["t"]), "PostgresPayload.table must be a string, not list (['t'])"),
+        (PostgresPayload(conflict=7), "PostgresPayload.conflict must be a string or a list, not int (7)"),
         (PostgresPayload(where=[1]), "PostgresPayload.where must be a mapping or None, not list ([1])"),
-        (PostgresPayload(op=None), "PostgresPayload.op must be text, not NoneType (None)"),
+        (PostgresPayload(op=None), "PostgresPayload.op must be a string, not NoneType (None)"),
         (MongoPayload(filter="x"), "MongoPayload.filter must be a mapping or None, not str ('x')"),
-        (HttpPayload(idempotency_key=7), "HttpPayload.idempotency_key must be text, not int (7)"),
+        (HttpPayload(idempotency_key=7), "HttpPayload.idempotency_key must be a string, not int (7)"),
         (RedisPayload(ttl="5"), "RedisPayload.ttl must be a number or None, not str ('5')"),
         (RedisPayload(ttl=True), "RedisPayload.ttl must be a number or None, not bool (True)"),
-        (CustomPayload(type=7), "CustomPayload.type must be text, not int (7)"),
+        (CustomPayload(type=7), "CustomPayload.type must be a string, not int (7)"),
     ],
 )
 def test_a_field_of_a_payload_with_a_wrong_type_is_named(payload, said) -> None:
@@ -244,7 +247,7 @@ class Delivering(Handler[bytes, Any]):
 @pytest.mark.parametrize(
     ("collected", "said"),
     [
-        ({"files": [FilePayload(path="good"), FilePayload(path=7)]}, "FilePayload.path must be text, not int (7)"),
+        ({"files": [FilePayload(path="good"), FilePayload(path=7)]}, "FilePayload.path must be a string, not int (7)"),
         ({"files": FilePayload(path="good")}, "CollectResult.files must be a list of FilePayload, not FilePayload"),
         ({"files": "good"}, "CollectResult.files must be a list of FilePayload, not str"),
         (
@@ -277,7 +280,7 @@ SINKS = {
 REFUSED = [
     ({"files": [FilePayload(path="../../etc/passwd", data=1)]}, "not below the base path"),
     ({"files": [FilePayload(data=1)]}, "is not a valid file name"),
-    ({"kafka": [KafkaPayload(data={"made by": object()})]}, "no JSON form"),
+    ({"kafka": [KafkaPayload(data={"made by": object()})]}, "which JSON cannot represent"),
     ({"postgres": [PostgresPayload(table="t", data={"a": 1}, op="upsrt")]}, "upsrt"),
     ({"postgres": [PostgresPayload(table="", data={"a": 1})]}, "table"),
     ({"redis": [RedisPayload(key="", data=1)]}, "key"),

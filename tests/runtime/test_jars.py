@@ -155,7 +155,7 @@ def test_a_mirror_is_asked_for_the_locked_jars_alone_and_for_several_at_once(
     assert repository.lock.find_problems(folder) == []
     assert sorted(repository.requests) == sorted(jar.repository_path for jar in repository.lock.jars)
     total = f"{repository.lock.size_bytes / 1e6:.1f} MB"
-    assert told[0] == f"downloading org.example:thing:1.0 (once): 0.0 of {total}, 0 s"
+    assert told[0] == f"downloading org.example:thing:1.0 (once): {total}, looking up the files, 0 s"
     assert told[-1] == f"org.example:thing:1.0: 9 jars, {total}, are in {folder}"
     assert left_in(environ) == [".thing-1.0.lock", "thing-1.0"]
 
@@ -287,7 +287,7 @@ def test_a_download_that_fails_says_why_and_leaves_nothing_behind(environ: dict[
     with pytest.raises(RemoteError, match=r"(?s)check the network.*unresolved dependency") as caught:
         fetch_jars(THING, progress=told.append, environ=environ | {"SPARK_CONF_DIR": str(tmp_path / "conf")})
     assert not any(text in str(caught.value) for text in ("JDK_JAVA_OPTIONS", "\tat "))
-    assert told[0].startswith("downloading org.example:thing:1.0 (once): 0.0 of")
+    assert re.fullmatch(r"downloading org\.example:thing:1\.0 \(once\): .* MB, looking up the files, 0 s", told[0])
     assert left_in(environ) == [".thing-1.0.lock"]
 
 

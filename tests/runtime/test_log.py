@@ -77,7 +77,7 @@ def test_the_standard_library_goes_the_same_way(stream: io.StringIO) -> None:
     assert line["worker_id"] == "w"
 
 
-@pytest.mark.parametrize("name", ["py4j", "py4j.clientserver", "pyspark", "asyncio"])
+@pytest.mark.parametrize("name", ["py4j", "py4j.clientserver", "pyspark", "asyncio", "watchfiles.main"])
 def test_noisy_libraries_are_heard_from_warning_on(stream: io.StringIO, name: str) -> None:
     configure(LoggingSettings(level="DEBUG"), stream=stream)
 

@@ -540,7 +540,7 @@ async def test_values_are_bound_and_never_part_of_the_sql(counting: PostgresSink
             "statement 'cuont' is not configured in sinks.postgres.db.statements",
         ),
         (PostgresPayload(statement="x" * 10_000_000, data={}), "configured: count, count_once"),
-        (PostgresPayload(statement="count", data={"n": 1}), "must have region, n, got n"),
+        (PostgresPayload(statement="count", data={"n": 1}), "must have the fields region, n, got n"),
         (PostgresPayload(statement="count", data={"n": 1, "region": "", "m": 1}), "got m, n, region"),
         (PostgresPayload(statement="count"), "got nothing"),
         (PostgresPayload(statement="count", data={"n": 1, "region": "a\0"}), "'region' of statement count has a NUL"),
@@ -827,7 +827,7 @@ def test_what_is_not_a_usable_row_is_refused_before_it_is_sent(payload: Postgres
 
 def test_an_unknown_operation_is_told_with_those_there_are() -> None:
     payload = PostgresPayload(table="t", data={"a": 1}, op="replace")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="op 'replace' is not known; use insert, upsert, update, delete"):
+    with pytest.raises(ValueError, match="unknown op 'replace'; use one of insert, upsert, update, delete"):
         make_sink("postgresql://nowhere/db").encode(payload)
 
 

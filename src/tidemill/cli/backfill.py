@@ -34,7 +34,7 @@ def backfill(
     config: ConfigPath = None,
     end: Annotated[str, typer.Option("--to", metavar="TIME|OFFSET", help="Where to end, in the same form.")] = "latest",
     range_messages: Annotated[
-        int | None, typer.Option("--range-messages", metavar="N", min=1, help="The most messages in a range.")
+        int | None, typer.Option("--range-messages", metavar="N", min=1, help="At most N messages per range.")
     ] = None,
     whole_partitions: Annotated[
         bool, typer.Option("--whole-partitions", help="Do not split partitions, so that each is processed in order.")
@@ -44,7 +44,7 @@ def backfill(
     """Run a handler over the existing messages of a topic.
 
     Joins no consumer group and commits nothing: a live pipeline can run at the same time. Outcomes are written to DIR
-    as Parquet, one row per message; the same command again does what is left.
+    as Parquet, one row per message; the same command again resumes it.
     """
     with reporting():
         from tidemill.config.loading import load_settings

@@ -30,7 +30,9 @@ def broker(
         list[str] | None,
         typer.Option("--topic", metavar="NAME:PARTITIONS", help="Create this topic if it is missing; may be repeated."),
     ] = None,
-    port: Annotated[int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="0: any free port.")] = 9092,
+    port: Annotated[
+        int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="The port to listen on; 0: any free one.")
+    ] = 9092,
     data_dir: Annotated[
         Path | None,
         typer.Option("--data-dir", metavar="DIR", help="Keep the data here; default: delete it at the end."),
@@ -67,7 +69,7 @@ def parse_topic(text: str) -> tuple[str, int]:
     try:
         check_topic(name)
     except ValueError as error:
-        raise ConfigError(f"--topic {text}: the name {error}; write NAME:PARTITIONS, for example orders:4") from None
+        raise ConfigError(f"--topic {text}: this name {error}; write NAME:PARTITIONS, for example orders:4") from None
     if not (count or "1").isdecimal():
         raise ConfigError(f"--topic {text}: {count!r} is not a number; write NAME:PARTITIONS, for example orders:4")
     if int(count or 1) < 1:

@@ -200,7 +200,7 @@ class Cluster:
     def check_dead_letters(self, topic: str) -> str:
         """Check whether the dead-letter topic exists; if not, the pipeline creates it."""
         partitions = self.topics().get(topic)
-        return f"topic {topic}" + (", will be created at the start" if partitions is None else "")
+        return f"topic {topic}" + (", will be created at startup" if partitions is None else "")
 
 
 def check_sink(settings: Settings, kind: str, name: str) -> str:

@@ -72,9 +72,9 @@ def show(
     config: ConfigPath = None,
     changed: Annotated[bool, typer.Option("--changed", help="Only what differs from the defaults.")] = False,
 ) -> None:
-    """Show the whole effective configuration, including defaults; secrets are masked.
+    """Show the effective configuration, including defaults; secrets are masked.
 
-    What only a trigger host reads (store, triggerer) is shown where it is set.
+    What only a trigger host reads (store, triggerer) is shown if it is set.
     """
     with reporting():
         import yaml

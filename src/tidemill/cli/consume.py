@@ -62,7 +62,7 @@ def consume(
     """
     with reporting():
         if start == "end" and not follow:
-            raise ConfigError("--from end shows nothing without --follow, which waits for new messages")
+            raise ConfigError("--from end shows nothing without --follow; add it to wait for new messages")
         since = parse_start(start)
         settings = load_for_topic(config, topic)
         stop_on_signals()
@@ -260,7 +260,7 @@ class TopicViewer:
             reason = f": {self._heard}" if self._heard else ""
             raise RemoteError(
                 f"no answer from Kafka at {self._brokers} about topic {self._topic!r}, partition {numbers}, for "
-                f"{_SILENT_SECONDS:g} s{reason}; is it up, and does each partition have a leader?"
+                f"{_SILENT_SECONDS:g} s{reason}; check that it is running and that each partition has a leader"
             )
 
     def _on_error(self, error: Any) -> None:

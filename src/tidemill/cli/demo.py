@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import fcntl
 import shutil
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -56,7 +58,7 @@ def find_example() -> Path:
     """
     folder = (Path(tidemill.__file__).parent / "examples" / "access_log").resolve()
     if not (folder / "pipeline.py").is_file():
-        raise ConfigError(f"The example is missing from this installation ({folder}); install tidemill again")
+        raise ConfigError(f"the example is missing from this installation ({folder}); install tidemill again")
     return folder
 
 
@@ -91,7 +93,7 @@ def open_folder(path: Path) -> Iterator[Path]:
     """Create a folder, or empty one of an earlier demo; lock it."""
     folder = path.resolve()
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder; name another with --dir")
+        raise ConfigError(f"{folder} is not a folder; choose another with --dir")
     if folder.exists() and any(folder.iterdir()) and not (folder / _MARKER).exists():
         raise ConfigError(f"{folder} has files that are not of a demo; name another folder with --dir")
     folder.mkdir(parents=True, exist_ok=True)
@@ -99,7 +101,7 @@ def open_folder(path: Path) -> Iterator[Path]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ConfigError(f"A demo is running in {folder}; stop it or name another with --dir") from error
+            raise ConfigError(f"a demo is running in {folder}; stop it, or choose another folder with --dir") from error
         for name in _OWN:
             target = folder / name
             if target.is_dir():
@@ -246,7 +248,11 @@ class _Demo:
         checks = demo_check.check(self.expected, outputs)
         show_summary(self.console, self.expected, outputs)
         self.console.print(f"Pipeline: {len(outputs.reports)} tasks in {seconds:.1f} s, Spark's start included.")
-        self.console.print(f"Waited for:     {self.phases.describe()}", soft_wrap=True)
+        width = self.console.width if self.console.is_terminal else sys.maxsize
+        waited = textwrap.fill(
+            self.phases.describe(), width, initial_indent="Waited for:     ", subsequent_indent=" " * 16
+        )
+        self.console.print(waited, soft_wrap=True)
         self._show_places()
         wrong = [check for check in checks if not check.ok]
         for check in wrong:
@@ -265,6 +271,8 @@ class _Demo:
         self.console.print(f"Configuration:  {folder / 'tidemill.yaml'}", soft_wrap=True)
         if self.keep:
             self.console.print(f"Kafka:          {self.bootstrap}", soft_wrap=True)
+            if self.pipeline.metrics_address is not None:
+                self.console.print(f"Metrics:        {self.pipeline.metrics_address}/metrics", soft_wrap=True)
 
 
 def fill_topic(bootstrap: str, topic: str, lines: Sequence[bytes]) -> None:
@@ -286,7 +294,7 @@ def fill_topic(bootstrap: str, topic: str, lines: Sequence[bytes]) -> None:
         producer.produce(topic, line, partition=number % PARTITIONS, on_delivery=note_failure)
     if producer.flush(60.0) or failed:
         reason = failed[0].str() if failed else "no confirmation within 60 s"
-        raise RemoteError(f"Filling topic {topic} failed: {reason}")
+        raise RemoteError(f"filling topic {topic} failed: {reason}")
 
 
 def _write_settings(folder: Path, bootstrap: str) -> Settings:

@@ -54,9 +54,7 @@ def dev_broker(settings: Settings) -> Iterator[None]:
         topics = list_topics(settings)
         for name, partitions in topics.items():
             broker.create_topic(name, partitions)
-        _say(
-            f"no Kafka answered at {settings.kafka.brokers}, so this one runs until Ctrl-C, and forgets everything then"
-        )
+        _say(f"no Kafka answered at {settings.kafka.brokers}, so one was started; Ctrl-C stops it and deletes its data")
         _say(f"topics: {', '.join(f'{name}:{partitions}' for name, partitions in topics.items())}")
         try:
             yield

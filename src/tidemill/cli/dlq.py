@@ -112,7 +112,7 @@ def _print_table(found: Iterator[Found], table: Callable[[list[Found], int], obj
 
 @app.command()
 def show(
-    letter_id: Annotated[str, typer.Argument(metavar="ID", help="The letter's id, or the beginning of it.")],
+    letter_id: Annotated[str, typer.Argument(metavar="ID", help="The letter's id, or the start of it.")],
     config: ConfigPath = None,
     as_json: AsJson = False,
 ) -> None:
@@ -122,7 +122,7 @@ def show(
         from tidemill.core.deadletters.redrive import Criteria
 
         if not letter_id:
-            raise ConfigError("the id is empty; name a letter: tidemill dlq list shows the ids")
+            raise ConfigError("the id is empty; give one that `tidemill dlq list` shows")
         settings = _load_settings(config)
         with _open_letters(settings) as box:
             found: dict[str, Found] = {}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Ids = Annotated[
     list[str] | None,
-    typer.Option("--id", metavar="ID", help="This letter, or all whose ids begin so; repeatable."),
+    typer.Option("--id", metavar="ID", help="The letter with this id, or all whose ids start with it; repeatable."),
 ]
 Kinds = Annotated[
     list[str] | None,
@@ -71,8 +71,8 @@ def parse_time(option: str, text: str | None, *, relative: bool = True) -> float
     if ago is not None:
         if not relative:
             raise ConfigError(
-                f"{option} {text}: a redrive needs a time with a date (2026-05-01T12:00), so that the same command "
-                "means the same letters when it is run again"
+                f"{option} {text}: a redrive needs an absolute time (2026-05-01T12:00), so that the same command "
+                "selects the same letters when it is run again"
             )
         try:
             return (datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})).timestamp()
@@ -112,7 +112,7 @@ def make_criteria(
         if kind not in known:
             raise ConfigError(f"--kind {kind}: unknown kind; choose one of {', '.join(known)}")
     if "" in (ids or ()):
-        raise ConfigError("--id: the id is empty; name a letter, or leave the option out for all letters")
+        raise ConfigError("--id: the id is empty; give the id of a letter, or omit the option for all letters")
     return Criteria(
         tuple(ids or ()),
         tuple(kinds or ()),
@@ -139,5 +139,5 @@ def parse_target(text: str) -> tuple[Target, str]:
     try:
         check_topic(name)
     except ValueError as error:
-        raise ConfigError(f"--to {text}: the name {error}; write source, sink or the name of a topic") from None
+        raise ConfigError(f"--to {text}: this name {error}; write source, sink or the name of a topic") from None
     return Target.TOPIC, name

@@ -22,6 +22,8 @@ from tidemill.deadletters.redrive.run import Redrive, RedriveOrder
 from tidemill.runtime.exitcode import ExitCode
 
 if TYPE_CHECKING:
+    from rich.status import Status
+
     from tidemill.deadletters.redrive.targets import RedriveItem
 
 #: A line of progress this often without a terminal, and a new status this often with one.
@@ -56,11 +58,17 @@ def run_redrive(settings: Settings, order: RedriveOrder, *, as_json: bool) -> Ex
         signal.signal(number, stop.take)
     ended = "error"
     with _progress() as watch:
-        redrive = Redrive(settings, order, stop, watch, lambda item: _say_item(item, as_json=as_json))
+
+        def say_item(item: RedriveItem) -> None:
+            watch.clear()
+            _say_item(item, as_json=as_json)
+
+        redrive = Redrive(settings, order, stop, watch, say_item)
         try:
             redrive.run()
             ended = "stopped" if stop.wanted and redrive.left else "limit" if redrive.left else "end"
         finally:
+            watch.clear()
             # After an error as well: what was sent until then has to be known.
             _say_result(redrive, order, ended, as_json=as_json)
     undone = redrive.tally.unsent or redrive.tally.lost_messages
@@ -136,8 +144,11 @@ def _progress() -> Iterator[_Watch]:
     from rich.console import Console
     from rich.status import Status
 
-    with Status("connecting", console=Console(stderr=True)) as status:
-        yield _Shown(status)
+    status = Status("connecting", console=Console(stderr=True))
+    try:
+        yield ShownProgress(status)
+    finally:
+        status.stop()
 
 
 class _Watch:
@@ -157,21 +168,34 @@ class _Watch:
     def say(self, text: str) -> None:
         """Show a text."""
 
+    def clear(self) -> None:
+        """Make room for a line of output."""
+
 
 class _Lines(_Watch):
     def say(self, text: str) -> None:
         typer.echo(text, err=True)
 
 
-class _Shown(_Watch):
+class ShownProgress(_Watch):
+    """A status line on a terminal: removed while a line is printed, since that would continue it otherwise."""
+
     seconds = _STATUS_SECONDS
 
-    def __init__(self, status: object) -> None:
+    def __init__(self, status: Status) -> None:
+        """Show the status."""
         super().__init__()
         self._status = status
+        status.start()
 
     def say(self, text: str) -> None:
-        self._status.update(text)  # type: ignore[attr-defined]
+        """Show a text in the status line."""
+        self._status.update(text)
+        self._status.start()
+
+    def clear(self) -> None:
+        """Remove the status line."""
+        self._status.stop()
 
 
 def describe_progress(redrive: Redrive) -> str:

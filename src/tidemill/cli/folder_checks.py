@@ -78,4 +78,4 @@ def check_folder(folder: Folder) -> str:
             f"{base} cannot be created, because {existing} cannot be written to; change its permissions or "
             f"{folder.setting}"
         )
-    return f"{base}, will be created at the start{folder.note}"
+    return f"{base}, will be created at startup{folder.note}"

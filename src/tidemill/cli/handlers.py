@@ -52,8 +52,8 @@ def _import(name: str, folder: Path) -> ModuleType:
         near = difflib.get_close_matches(name, [path.stem for path in folder.glob("*.py")], n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise HandlerError(
-            f"there is no module {name!r}, neither in {folder} nor among the installed packages; {hint}"
-            "run tidemill in the folder where the module is"
+            f"no module {name!r} was found in {folder} or among the installed packages; {hint}"
+            "run tidemill in the folder that contains the module"
         ) from error
     except TidemillError as error:
         raise HandlerError(f"importing the module {name!r} failed: {error}") from error
@@ -80,7 +80,9 @@ def _find(module: ModuleType, name: str) -> Any:
             ]
             near = difflib.get_close_matches(name, known, n=1)
             hint = (
-                f"did you mean {module.__name__}:{near[0]}?" if near else f"it has {', '.join(known) or 'no handler'}"
+                f"did you mean {module.__name__}:{near[0]}?"
+                if near
+                else f"it defines {', '.join(known) or 'no handler'}"
             )
             raise HandlerError(f"the module {module.__name__!r} has no {name!r}; {hint}")
     return value
@@ -104,7 +106,7 @@ def _create(value: Any, spec: str) -> Handler[Any, Any]:
     except Exception as error:
         where = locate_error(error) or locate_class(value)
         raise HandlerError(
-            f"{spec} cannot be created, because its __init__ raised {describe_error(error)}{_at(where)}; correct it"
+            f"{spec} cannot be created, because its __init__ raised {describe_error(error)}{_at(where)}; fix it"
         ) from error
     return instance
 

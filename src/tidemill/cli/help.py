@@ -67,6 +67,14 @@ class _Help:
 class HelpCommand(_Help, TyperCommand):
     """A command with such help."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command line; a refusal of a value says it without the words of the library behind Typer."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
 
 class HelpGroup(_Help, TyperGroup):
     """A group of commands with such help."""

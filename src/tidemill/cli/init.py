@@ -8,6 +8,7 @@ import enum
 import keyword
 import re
 import shlex
+import unicodedata
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -55,42 +56,43 @@ class _Words:
 _WORDS: Mapping[Template, _Words] = {
     Template.FILES: _Words(
         "lines",
-        "Lines of text come from a Kafka topic, a program turns each into capitals, the results go to "
+        "Lines of text come from a Kafka topic, a program converts each to upper case, and the results go to\n"
         "`output/results.jsonl`.",
         r"printf 'hello\ntide mill\n' | tidemill send lines --config tidemill.yaml",
         "cat output/results.jsonl",
     ),
     Template.POSTGRES: _Words(
         "texts",
-        "Texts with an id come from a Kafka topic as JSON, a program counts the words of each, the counts go to the\n"
-        "PostgreSQL table `word_counts`, one row per id.",
+        "Texts with an id come from a Kafka topic as JSON, a program counts the words of each, and the counts go to\n"
+        "the PostgreSQL table `word_counts`, one row per id.",
         r"""printf '{"id": 1, "text": "tide mill"}\n' | tidemill send texts --key id --config tidemill.yaml""",
         "psql postgresql://postgres@localhost:5432/postgres -c 'SELECT * FROM word_counts'",
         "postgres",
-        "It needs a PostgreSQL at the `dsn` in `tidemill.yaml`; the table is created at the start.",
+        "It needs PostgreSQL at the `dsn` in `tidemill.yaml`; the table is created at startup.",
     ),
     Template.HTTP: _Words(
         "documents",
-        "Messages come from a Kafka topic, a program computes a checksum of each, which is posted to a web service.",
+        "Messages come from a Kafka topic, a program computes the checksum of each, and it is posted to a web service.",
         r"printf 'hello\ntide mill\n' | tidemill send documents --config tidemill.yaml",
         "tidemill consume documents --config tidemill.yaml  # what came in; service.py shows what was posted",
         "http",
-        "It posts to the `url` in `tidemill.yaml`. Let a terminal run a service that shows what is posted:\n\n"
+        "It posts to the `url` in `tidemill.yaml`. In another terminal, run a service that shows what is posted:\n\n"
         "    python service.py",
     ),
     Template.REDIS: _Words(
         "texts",
-        "Texts come from a Kafka topic, a program turns each into capitals, Redis keeps the newest text of each key.",
+        "Texts come from a Kafka topic, a program converts each to upper case, and Redis keeps the newest text of\n"
+        "each key.",
         r"""printf '{"user": "ann", "says": "hello"}\n' | tidemill send texts --key user --config tidemill.yaml""",
         "redis-cli GET PROJECT_NAME:ann",
         "redis",
-        "It needs a Redis at the `url` in `tidemill.yaml`.",
+        "It needs Redis at the `url` in `tidemill.yaml`.",
     ),
     Template.EXACTLY_ONCE: _Words(
         "lines",
-        "Lines of text come from a Kafka topic, a program sorts the words of each, the results go to the topic\n"
-        "`PROJECT_NAME-sorted`. Results and offsets are one transaction: readers with `read_committed` see each result "
-        "once.",
+        "Lines of text come from a Kafka topic, a program sorts the words of each, and the results go to the topic\n"
+        "`PROJECT_NAME-sorted`. Results and offsets are committed in one transaction: readers with `read_committed`\n"
+        "see each result once.",
         r"printf 'tide mill ebb\n' | tidemill send lines --config tidemill.yaml",
         "tidemill consume PROJECT_NAME-sorted --config tidemill.yaml",
     ),
@@ -111,7 +113,12 @@ _INSTALLED = ("tidemill", "pytest", "pytest-asyncio")
 def init(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The new project's folder.")],
     template: Annotated[
-        Template, typer.Option("--template", help="Where the results go; exactly-once: to another topic.")
+        Template,
+        typer.Option(
+            "--template",
+            metavar="NAME",
+            help="files, postgres, http, redis or exactly-once (to another topic): where the results go.",
+        ),
     ] = Template.FILES,
 ) -> None:
     """Create a small project: handler, configuration, test. It runs as it is; nothing is overwritten."""
@@ -132,7 +139,8 @@ def create_project(directory: Path, template: Template = Template.FILES) -> list
     texts = _fill_in(directory.resolve().name, template)
     existing = [str(directory / name) for name in texts if (directory / name).exists()]
     if existing:
-        raise ConfigError(f"nothing was written, because these exist: {', '.join(existing)}; choose another folder")
+        verb = "exists" if len(existing) == 1 else "exist"
+        raise ConfigError(f"nothing was written, because {', '.join(existing)} already {verb}; choose another folder")
     created = []
     try:
         for target, text in texts.items():
@@ -191,8 +199,18 @@ def make_project_name(folder: str) -> str:
         >>> make_project_name("My Project"), make_project_name("---"), make_project_name("tidemill")
         ('my-project', 'pipeline', 'tidemill-pipeline')
     """
-    name = re.sub(r"[^a-z0-9._-]+", "-", folder.lower()).strip("-._") or "pipeline"
+    name = re.sub(r"[^a-z0-9._-]+", "-", _drop_accents(folder).lower()).strip("-._") or "pipeline"
     return f"{name}-pipeline" if _normalize(name) in _find_packages() else name
+
+
+def _drop_accents(name: str) -> str:
+    """Return a name with its letters as ASCII has them, where it does; others are still in it.
+
+    Example:
+        >>> _drop_accents("Müller-Été")
+        'Muller-Ete'
+    """
+    return "".join(char for char in unicodedata.normalize("NFKD", name) if not unicodedata.combining(char))
 
 
 def _find_packages() -> set[str]:
@@ -219,7 +237,9 @@ def make_class_name(folder: str, taken: Container[str] = ()) -> str:
         >>> make_class_name("order-mails"), make_class_name("2024"), make_class_name("handler", ["Handler"])
         ('OrderMails', 'Pipeline2024', 'HandlerPipeline')
     """
-    name = "".join(part[0].upper() + part[1:] for part in re.findall(r"[A-Za-z0-9]+", folder)) or "Pipeline"
+    name = (
+        "".join(part[0].upper() + part[1:] for part in re.findall(r"[A-Za-z0-9]+", _drop_accents(folder))) or "Pipeline"
+    )
     if not name[0].isalpha():
         name = f"Pipeline{name}"
     reserved = keyword.iskeyword(name) or hasattr(builtins, name) or name in taken

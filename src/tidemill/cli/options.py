@@ -20,5 +20,5 @@ HandlerName = Annotated[
 ]
 #: Not "[CONFIG]": the brackets of an optional argument are added where it is shown.
 ConfigPath = Annotated[
-    Path | None, typer.Argument(metavar="CONFIG", help="The YAML file; default: what TIDEMILL_CONFIG names.")
+    Path | None, typer.Argument(metavar="CONFIG", help="The YAML file; default: the one that TIDEMILL_CONFIG names.")
 ]

@@ -13,9 +13,9 @@ from tidemill.cli.reporting import reporting
 def release(
     config: ConfigPath = None,
 ) -> None:
-    """Dead-letter what the brake of a running pipeline holds, so that it takes messages again.
+    """Dead-letter the messages that the brake of a running pipeline holds, so that it continues.
 
-    Asks the pipeline of CONFIG on this machine. If messages still fail, the brake comes on again.
+    Asks the pipeline of CONFIG on this machine. If messages still fail, the brake engages again.
     """
     with reporting():
         from tidemill.config.loading import load_settings

@@ -26,7 +26,7 @@ def run(
         bool,
         typer.Option(
             "--dev",
-            help="For development: run new code whenever a file is saved, and a Kafka if none answers on this machine.",
+            help="For development: reload the code on save, and start a Kafka if none answers on this machine.",
         ),
     ] = False,
 ) -> None:

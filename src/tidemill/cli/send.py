@@ -316,7 +316,7 @@ def read_key(line: bytes, field: str) -> bytes | None:
         raise ValueError("its JSON is nested too deeply to find its key") from None
     raw = fields.get(field)
     if raw is None:
-        raise ValueError(f"it has no field {field!r} for its key")
+        raise ValueError(f"it has no field {field!r} to use as the key")
     written = bytes(raw).strip()
     if written == b"null":
         return None

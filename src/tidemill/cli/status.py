@@ -30,16 +30,16 @@ def status(
         Path | None,
         typer.Argument(
             metavar="CONFIG",
-            help="The YAML file of a pipeline, or a list of triggers; default: what TIDEMILL_CONFIG names, else all "
-            "that this user runs on this machine.",
+            help="The YAML file of a pipeline, or a list of triggers; default: the one that TIDEMILL_CONFIG names, "
+            "else everything that this user runs on this machine.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
-    """Show how a running pipeline or trigger host of this machine is.
+    """Show the state of pipelines and trigger hosts that run on this machine.
 
     Exit code 0: it runs, and nothing is wrong with it. 4: it does not run, is still starting, does not answer, or an
-    engine is down. A broker or a sink that it waits for is shown, but is not its own problem.
+    engine is down. A broker or a sink that it is waiting for is shown, but does not count as its own failure.
     """
     with reporting():
         reports, silent = find_reports(config)
@@ -137,8 +137,10 @@ def _describe_pipeline(report: Mapping[str, Any]) -> list[str]:
         f"pipeline {report['consumer_group']} on {report['brokers']}, worker {report['worker']} (process "
         f"{report['pid']}): {report['state']}, started {format_seconds(report['run_seconds'])} ago"
     ]
+    address = report.get("metrics")
+    endpoint = [("metrics", f"{address}/metrics")] if address else []
     if not engines:
-        return lines
+        return lines + [f"  {name}  {text}" for name, text in endpoint]
     lag = "not known yet" if report["lag"] is None else f"{report['lag']:,}"
     kinds = ", ".join(f"{number:,} {kind}" for kind, number in sorted(letters["kinds"].items()))
     rows = [
@@ -149,6 +151,7 @@ def _describe_pipeline(report: Mapping[str, Any]) -> list[str]:
         ("dead letters", f"{letters['written']:,}" + (f" ({kinds})" if kinds else "")),
         *((f"{place.removeprefix('sinks.')}", _describe_sink(sink)) for place, sink in sorted(report["sinks"].items())),
         *(("waiting for", f"{name}: {why}") for name, why in sorted(report["waits_for"].items())),
+        *endpoint,
     ]
     if letters["dropped"]:
         rows.append(("DROPPED", format_count(letters["dropped"], "dead letter")))
@@ -169,15 +172,18 @@ def _describe_host(report: Mapping[str, Any]) -> list[str]:
     about = f"trigger host of {report['list']} (process {report['pid']})"
     if holder is not None:
         return [f"{about}: standing by; process {holder['process']} on {holder['host']} runs the list"]
+    address = report.get("metrics")
+    endpoint = [f"  metrics       {address}/metrics"] if address else []
     if report["store"] is None:
-        return [about]
-    return [f"{about}: running", f"  triggers      {report['running']:,}", f"  store         {report['store']}"]
+        return [about, *endpoint]
+    rows = [f"  triggers      {report['running']:,}", f"  store         {report['store']}", *endpoint]
+    return [f"{about}: running", *rows]
 
 
 def _describe_nothing(config: Path | None) -> str:
     if config is None:
-        return "nothing of tidemill runs on this machine as this user"
+        return "no pipeline or trigger host runs on this machine as this user; start one: tidemill run --help"
     return (
-        f"nothing with {config} runs on this machine as this user; give the file, and the environment, that it was "
+        f"nothing runs with {config} on this machine as this user; use the file and the environment that it was "
         "started with"
     )

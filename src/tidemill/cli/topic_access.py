@@ -25,7 +25,7 @@ ConfigOption = Annotated[
     typer.Option(
         "--config",
         metavar="CONFIG",
-        help="The YAML file that names the brokers; default: what TIDEMILL_CONFIG names, else localhost:9092.",
+        help="The YAML file that names the brokers; default: the one that TIDEMILL_CONFIG names, else localhost:9092.",
     ),
 ]
 

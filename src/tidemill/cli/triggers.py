@@ -26,7 +26,9 @@ app = App(help="Host triggers, and see what they do.")
 Specs = Annotated[Path, typer.Argument(metavar="SPEC", help="The YAML file with the list of triggers.")]
 Config = Annotated[
     Path | None,
-    typer.Option("--config", metavar="FILE", help="The YAML file with settings; default: what TIDEMILL_CONFIG names."),
+    typer.Option(
+        "--config", metavar="FILE", help="The YAML file with settings; default: the one that TIDEMILL_CONFIG names."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document per line.")]
 #: Rows read at once; every list is read page by page.
@@ -146,7 +148,7 @@ def events(
 def streams(specs: Specs, as_json: AsJson = False) -> None:
     """Show what the shared streams of this machine's hosts wait for: per lane, the oldest event and who holds it.
 
-    A host that waits for another one names it.
+    A host that waits for another host names it.
     """
     with reporting():
         from tidemill.cli.tables import find_width

@@ -6,6 +6,8 @@ hold secrets.
 
 from __future__ import annotations
 
+import difflib
+import pathlib
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -23,7 +25,7 @@ _FastLoader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoade
 _HINTS = {
     "mapping values are not allowed here": "look for a missing ':' or a wrong indentation here or one line above, or "
     "for a value with ': ' in it that is not in quotes",
-    r"found character '\t' that cannot start any token": "YAML allows no tabs here; indent with spaces",
+    r"found character '\t' that cannot start any token": "YAML does not allow tabs for indentation; use spaces",
     "found unexpected end of stream": "a quote or a bracket is not closed",
     "expected the node content, but found '<stream end>'": "a bracket is not closed",
 }
@@ -171,3 +173,10 @@ def _build_syntax_problem(error: yaml.YAMLError, source: str, *, lines: bool) ->
     hint = _HINTS.get(str(text))
     text = _QUOTED.sub(r"\1", str(text)) + (f"; {hint}" if hint else "")
     return Problem(place, "", f"not valid YAML: {text}")
+
+
+def find_nearest_yaml(path: pathlib.Path) -> pathlib.Path | None:
+    """Return the YAML file in the folder of a missing one whose name is most like its name; None if none is."""
+    beside = {found.stem: found for found in path.parent.glob("*.y*ml")}
+    near = difflib.get_close_matches(path.stem, beside, n=1)
+    return beside[near[0]] if near else None

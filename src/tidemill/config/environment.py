@@ -46,7 +46,7 @@ def apply_environment(document: Document, environ: Mapping[str, str]) -> None:
         parts = name.removeprefix(PREFIX).split("__")
         if len(parts) == 1 and parts[0].lower() not in Settings.model_fields:
             if meant := _insert_underscore(name):
-                document.problems.append(Problem(name, "", f"sets nothing; did you mean {meant}?"))
+                document.problems.append(Problem(name, "", f"has no effect; did you mean {meant}?"))
             continue
         try:
             path = _resolve(parts, document.value)
@@ -54,7 +54,7 @@ def apply_environment(document: Document, environ: Mapping[str, str]) -> None:
             document.problems.append(Problem(name, "", str(error)))
             continue
         if path in taken:
-            document.problems.append(Problem(name, "", f"sets the same as {taken[path]}; remove one of them"))
+            document.problems.append(Problem(name, "", f"sets the same key as {taken[path]}; remove one of them"))
             continue
         taken[path] = name
         merge(document, path, _read_value(document, path, name, environ[name]), name)

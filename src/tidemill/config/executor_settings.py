@@ -20,7 +20,7 @@ class RetryBackoffSettings(Section):
     def _check_bounds(self) -> Self:
         if self.initial_seconds > self.max_seconds:
             raise ValueError(
-                f"initial_seconds ({self.initial_seconds}) may not exceed max_seconds ({self.max_seconds})"
+                f"initial_seconds ({self.initial_seconds}) must not exceed max_seconds ({self.max_seconds})"
             )
         return self
 
@@ -120,20 +120,28 @@ class ExecutorSettings(Section):
         0.5, description="A hook that blocks the event loop for longer is named in the log; 0: never."
     )
 
+    stall_seconds: PositiveFloat = Field(
+        60.0,
+        description="A partition with work of which nothing is committed for this long is named in the log, with the "
+        "message that holds it up and what that waits for.",
+    )
+
     @model_validator(mode="after")
     def _check_limits(self) -> Self:
         problems = []
         if self.backpressure_low_multiplier >= self.backpressure_high_multiplier:
             problems.append(
-                f"backpressure_low_multiplier ({self.backpressure_low_multiplier}) has to be below "
+                f"backpressure_low_multiplier ({self.backpressure_low_multiplier}) must be below "
                 f"backpressure_high_multiplier ({self.backpressure_high_multiplier})"
             )
         if self.window_max_bytes > self.max_queued_bytes:
             problems.append(
-                f"window_max_bytes ({self.window_max_bytes}) may not exceed max_queued_bytes ({self.max_queued_bytes})"
+                f"window_max_bytes ({self.window_max_bytes}) must not exceed max_queued_bytes ({self.max_queued_bytes})"
             )
         if self.mode == "resident" and not self.binary_path:
-            problems.append("mode resident keeps copies of binary_path alive: set binary_path too (first, in code)")
+            problems.append(
+                "mode resident keeps copies of binary_path running, so set binary_path too (in code, set it first)"
+            )
         if problems:
             raise ValueError("; ".join(problems))
         return self

@@ -72,7 +72,7 @@ def refuse_owned(config: dict[str, Any], owned: Mapping[str, str]) -> dict[str, 
     Raises:
         ValueError: It does; all such keys are named.
     """
-    problems = [f"{key} may not be set here: {owned[key]}" for key in config if key in owned]
+    problems = [f"{key} cannot be set here: {owned[key]}" for key in config if key in owned]
     if problems:
         raise ValueError("; ".join(problems))
     return config

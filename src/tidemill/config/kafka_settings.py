@@ -63,7 +63,7 @@ class KafkaSettings(Section):
     revoke_timeout_seconds: NonNegativeFloat | None = Field(
         None,
         description="How long running tasks of partitions that move to another engine may take to finish, at a "
-        "rebalance. Default: executor.drain_timeout_seconds. Plus 10 s, it may not exceed max_poll_interval_ms.",
+        "rebalance. Default: executor.drain_timeout_seconds. Plus 10 s, it must not exceed max_poll_interval_ms.",
     )
     client_config: Annotated[dict[str, Any], AfterValidator(_check_client_config)] = Field(
         default_factory=dict,
@@ -76,12 +76,12 @@ class KafkaSettings(Section):
         problems = []
         if self.heartbeat_interval_ms >= self.session_timeout_ms:
             problems.append(
-                f"heartbeat_interval_ms ({self.heartbeat_interval_ms}) has to be below session_timeout_ms "
+                f"heartbeat_interval_ms ({self.heartbeat_interval_ms}) must be below session_timeout_ms "
                 f"({self.session_timeout_ms})"
             )
         if self.session_timeout_ms > self.max_poll_interval_ms:
             problems.append(
-                f"session_timeout_ms ({self.session_timeout_ms}) may not exceed max_poll_interval_ms "
+                f"session_timeout_ms ({self.session_timeout_ms}) must not exceed max_poll_interval_ms "
                 f"({self.max_poll_interval_ms})"
             )
         if problems:

@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tidemill.config.document import Document, Problem, read_yaml
+from tidemill.config.document import Document, Problem, find_nearest_yaml, read_yaml
 from tidemill.config.environment import apply_environment, fill_empty_sections, merge
 from tidemill.config.problems import explain
 from tidemill.config.settings import Settings
@@ -77,7 +77,7 @@ def describe_source(path: Path | str | None = None, environ: Mapping[str, str] =
     if path is not None:
         return str(path)
     named = environ.get(CONFIG_VARIABLE)
-    return f"{named} (named by {CONFIG_VARIABLE})" if named else "defaults and environment, no file was named"
+    return f"{named} (named by {CONFIG_VARIABLE})" if named else "defaults and environment variables, no file was given"
 
 
 def revalidate(settings: Settings, source: str = "on_startup") -> Settings:
@@ -101,9 +101,7 @@ def _read(path: Path, named_by: str) -> Document:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise ConfigError(
-            f"the configuration file {path}{named_by} does not exist; `tidemill init DIR` creates a project with one"
-        ) from None
+        raise ConfigError(f"the configuration file {path}{named_by} does not exist; {_suggest(path)}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"the configuration file {path}{named_by} is not UTF-8 text: {error.reason}") from None
     except OSError as error:
@@ -112,6 +110,11 @@ def _read(path: Path, named_by: str) -> Document:
     if document.problems and not document.value:
         raise _build_error(document.problems)
     return document
+
+
+def _suggest(path: Path) -> str:
+    near = find_nearest_yaml(path)
+    return f"did you mean {near}?" if near else "`tidemill init DIR` creates a project with one"
 
 
 def _build_error(problems: list[Problem]) -> ConfigError:

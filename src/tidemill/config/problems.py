@@ -68,7 +68,7 @@ def _describe(details: ErrorDetails, path: Path) -> str:
     if kind == "extra_forbidden":
         return _describe_unknown(path)
     if kind == "missing":
-        return "is missing; it has no default"
+        return "is required"
     if kind == "value_error":
         return str(context["error"])
     expected = _EXPECTED.get(kind)
@@ -84,9 +84,9 @@ def _find_hint(kind: str, value: Any, path: Path) -> str:
     if kind == "list_type":
         return '; for example ["a", "b"]'
     if kind == "model_type" and len(path) > 1 and path[-1] in list_keys(path):
-        return f"; a name comes first: {format_path((*path[:-1], 'my-name', path[-1]))}"
+        return f"; every sink needs a name, as in {format_path((*path[:-1], 'my-name', path[-1]))}"
     if kind in {"model_type", "dict_type"} and isinstance(value, str) and ":" in value:
-        return "; a space is needed after the colon of a key"
+        return "; each key needs a colon and a space after it"
     return ""
 
 
@@ -95,7 +95,7 @@ def _describe_unknown(path: Path) -> str:
     if near is None and "." in str(path[-1]) and "client_config" in list_keys(path[:-1]):
         return "unknown key; properties of librdkafka belong in client_config"
     if near is None:
-        return f"unknown key; known here: {', '.join(list_keys(path[:-1]))}"
+        return f"unknown key; known keys: {', '.join(list_keys(path[:-1]))}"
     beside = format_path(path[:-1])
     return f"unknown key; did you mean {near.removeprefix(beside + '.') if beside else near}?"
 

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_v
 from tidemill.config.delivery_settings import DeadLetterSettings, DeliverySettings
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.config.metrics_settings import MetricsSettings
 from tidemill.config.section import NonEmpty, Section, to_upper
 from tidemill.config.sinks_settings import SinksSettings
 from tidemill.config.triggerer_settings import StoreSettings, TriggererSettings
@@ -66,6 +67,7 @@ class Settings(Section):
     dlq: DeadLetterSettings = Field(default_factory=DeadLetterSettings)
     logging: LoggingSettings = Field(default_factory=LoggingSettings)
     spark: SparkSettings = Field(default_factory=SparkSettings)
+    metrics: MetricsSettings = Field(default_factory=MetricsSettings)
     history: HistorySettings = Field(default_factory=HistorySettings)
     cache: CacheSettings = Field(default_factory=CacheSettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
@@ -82,7 +84,7 @@ class Settings(Section):
     def _check_topics(self) -> Self:
         # On the same brokers every letter would come back as a message, forever.
         if self.dlq_topic == self.kafka.source_topic and self.dlq_brokers == self.kafka.brokers:
-            raise ValueError(f"dlq.topic may not be the source topic ({self.kafka.source_topic})")
+            raise ValueError(f"dlq.topic must not be the source topic ({self.kafka.source_topic})")
         return self
 
     @model_validator(mode="after")
@@ -133,7 +135,7 @@ def find_revoke_problem(settings: Settings) -> str | None:
     if settings.kafka.revoke_timeout_seconds is None:
         where = ", the value of executor.drain_timeout_seconds"
     return (
-        f"kafka.revoke_timeout_seconds ({seconds:g}{where}) and {REVOKE_MARGIN_SECONDS:g} s may not exceed "
+        f"kafka.revoke_timeout_seconds ({seconds:g}{where}) and {REVOKE_MARGIN_SECONDS:g} s must not exceed "
         f"kafka.max_poll_interval_ms ({limit_ms}), or the group would expel an engine that waits for its tasks; "
         "lower one or raise the other"
     )

@@ -85,7 +85,7 @@ def _check_headers(value: dict[str, str]) -> dict[str, str]:
         if not _HEADER_NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not a valid header name")
         if name.lower() in _OWNED_HEADERS:
-            raise ValueError(f"{name} may not be set here: the client sets it")
+            raise ValueError(f"{name} cannot be set here: the client sets it")
         if not _HEADER_VALUE.fullmatch(content) or content != content.strip(" \t"):
             raise ValueError(f"the value of {name} has characters that a header cannot have, or a space at either end")
     return value
@@ -182,7 +182,7 @@ class PostgresSinkSettings(SinkSection):
     @model_validator(mode="after")
     def _check_pool(self) -> Self:
         if self.pool_min > self.pool_max:
-            raise ValueError(f"pool_min ({self.pool_min}) may not exceed pool_max ({self.pool_max})")
+            raise ValueError(f"pool_min ({self.pool_min}) must not exceed pool_max ({self.pool_max})")
         return self
 
 

@@ -17,7 +17,7 @@ Named = dict[str, dict[str, Any]]
 def _check_custom(value: dict[str, Named]) -> dict[str, Named]:
     for kind, named in value.items():
         if kind in SINK_TYPES:
-            raise ValueError(f"{kind} is one of tidemill's own types: move it to sinks.{kind}")
+            raise ValueError(f"{kind} is a built-in type: move it to sinks.{kind}")
         for name, options in named.items():
             if not isinstance(options.get("ui_url", ""), str):
                 raise ValueError(f"{kind}.{name}.ui_url: expected a string")  # noqa: TRY004 - pydantic takes only this

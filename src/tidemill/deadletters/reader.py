@@ -23,6 +23,7 @@ from tidemill.deadletters.letter import Letter, decode_letter
 from tidemill.deadletters.payloads import Blob
 from tidemill.runtime.kafka_client import (
     CALL_SECONDS,
+    KAFKA_ADVICE,
     LibraryLog,
     TopicAdmin,
     describe_client_error,
@@ -217,7 +218,7 @@ class LetterReader:
 
     def _complete(self, said: str) -> str:
         heard = f" ({self._heard})" if self._heard else ""
-        return f"dlq: {said} at {self.brokers}{heard}; is it up?"
+        return f"dlq: {said} at {self.brokers}{heard}; {KAFKA_ADVICE}"
 
 
 def _decode_message(message: ck.Message) -> Found:

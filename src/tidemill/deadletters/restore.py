@@ -17,7 +17,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError
 from tidemill.deadletters.letter import LetterSource
 from tidemill.deadletters.payloads import Blob
-from tidemill.runtime.kafka_client import LibraryLog, describe_client_error, scrub
+from tidemill.runtime.kafka_client import KAFKA_ADVICE, LibraryLog, describe_client_error, scrub
 from tidemill.runtime.messages import SourceMessage
 
 #: A message that exists is expected within this time.
@@ -145,7 +145,7 @@ class SourceReader:
         except ck.KafkaException as error:
             text = scrub(describe_client_error(error), self._config)
             raise RemoteError(f"{place} cannot be read at {self._brokers}: {text}") from None
-        raise RemoteError(f"{place}: no answer from Kafka at {self._brokers} within {READ_SECONDS:g} s; is it up?")
+        raise RemoteError(f"{place}: no answer from Kafka at {self._brokers} within {READ_SECONDS:g} s; {KAFKA_ADVICE}")
 
     def close(self) -> None:
         """Disconnect."""

@@ -41,12 +41,12 @@ def _check(task: ExecutorTask) -> None:
     """Refuse types that cannot be used; the comparisons of types before each call are for speed alone."""
     task_id = task.task_id
     if type(task_id) is not str and not isinstance(task_id, str):
-        raise _make_error(task, "task_id", "text", task_id)
+        raise _make_error(task, "task_id", "a string", task_id)
     if not task_id.isascii():
         task.task_id = escape_surrogates(task_id)
     args = task.args
     if type(args) not in _LISTS:
-        _check_list(task, "args", "text", args)
+        _check_list(task, "args", "strings", args)
     for arg in args:
         if type(arg) is not str:
             _check_argument(task, arg)
@@ -57,9 +57,9 @@ def _check(task: ExecutorTask) -> None:
         if type(offset) is not int and not isinstance(offset, Integral):
             raise _make_error(task, "source_offsets", "a list of whole numbers", offset, "one with ")
     if type(task.binary_path) not in _PROGRAM and not isinstance(task.binary_path, str):
-        raise _make_error(task, "binary_path", "text or None", task.binary_path)
+        raise _make_error(task, "binary_path", "a string or None", task.binary_path)
     if type(task.stdin) not in _INPUT and not isinstance(task.stdin, (str, bytes)):
-        raise _make_error(task, "stdin", "text, bytes or None", task.stdin)
+        raise _make_error(task, "stdin", "a string, bytes or None", task.stdin)
     if task.timeout_seconds is not None:
         _check_limit(task)
     if task.env or not isinstance(task.env, dict):
@@ -81,7 +81,7 @@ def _check_list(task: ExecutorTask, field: str, of: str, value: object) -> None:
 
 def _check_argument(task: ExecutorTask, arg: object) -> None:
     if not isinstance(arg, (str, bytes, os.PathLike)):
-        raise _make_error(task, "args", "a list of text", arg, "one with ")
+        raise _make_error(task, "args", "a list of strings", arg, "one with ")
 
 
 def _check_limit(task: ExecutorTask) -> None:
@@ -94,11 +94,11 @@ def _check_limit(task: ExecutorTask) -> None:
 
 def _check_texts(task: ExecutorTask, field: str, value: object) -> None:
     if type(value) is not dict and not isinstance(value, Mapping):
-        raise _make_error(task, field, "a mapping of text to text", value)
+        raise _make_error(task, field, "a mapping of strings to strings", value)
     for name, text in value.items():
         if not isinstance(name, str) or not isinstance(text, str):
             raise _make_error(
-                task, field, "a mapping of text to text", text if isinstance(name, str) else name, "one with "
+                task, field, "a mapping of strings to strings", text if isinstance(name, str) else name, "one with "
             )
 
 
@@ -106,9 +106,9 @@ def _check_result(task: ExecutorTask, known: object) -> None:
     if not isinstance(known, PrecomputedResult):
         raise _make_error(task, "precomputed", "a PrecomputedResult or None", known)
     if not isinstance(known.stdout, (str, bytes)):
-        raise _make_error(task, "precomputed.stdout", "text or bytes", known.stdout)
+        raise _make_error(task, "precomputed.stdout", "a string or bytes", known.stdout)
     if not isinstance(known.stderr, str):
-        raise _make_error(task, "precomputed.stderr", "text", known.stderr)
+        raise _make_error(task, "precomputed.stderr", "a string", known.stderr)
     if not isinstance(known.exit_code, int):
         raise _make_error(task, "precomputed.exit_code", "a whole number", known.exit_code)
 

@@ -78,6 +78,10 @@ class Commits:
         queue = self._ledger.queues.get(partition)
         return [] if queue is None else [entry.item for entry in queue.entries if entry.pending]
 
+    def list_heads(self) -> dict[TopicPartition, LedgerEntry[TopicPartition, int]]:
+        """Return the oldest message of each partition whose commit is not confirmed."""
+        return {partition: queue.entries[0] for partition, queue in self._ledger.queues.items() if queue.entries}
+
     def send_soon(self) -> None:
         """Offer what is ready within `COLLECT_SECONDS`, or later after failures."""
         if self._timer is None:

@@ -202,6 +202,20 @@ class Intake:
             count += sum(owned.order.waiting for owned in self.partitions.values() if owned.order is not None)
         return count
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is taken because of `pause`."""
+        return self._paused
+
+    def describe_unarranged(self, partition: TopicPartition, offset: int) -> str | None:
+        """Return what a message waits for that has no tasks yet; None: it was arranged."""
+        intake = self._intakes[partition]
+        if intake.arranged is not None and _holds(intake.arranged.messages, offset):
+            return "arrange is running"
+        if any(_holds(window.messages, offset) for window in intake.waiting):
+            return "it waits for arrange, which is busy with earlier messages"
+        return "it waits for its window to fill" if intake.windowing.due is not None else None
+
     # -- the pump ---------------------------------------------------------------------------------------------
 
     def arrived(self, partitions: Collection[TopicPartition]) -> None:
@@ -356,3 +370,7 @@ class Intake:
                 intake.arranged = None
         finally:
             intake.arranging = False
+
+
+def _holds(messages: Sequence[SourceMessage], offset: int) -> bool:
+    return messages[0].offset <= offset <= messages[-1].offset

@@ -222,11 +222,11 @@ class EmbeddedBroker:
         try:
             self._admin().create_topics([topic], operation_timeout=timeout_seconds)[name].result(timeout_seconds)
         except KafkaException as error:
-            raise RemoteError(f"Topic {name!r} could not be created: {error.args[0].str()}") from error
+            raise RemoteError(f"topic {name!r} could not be created: {error.args[0].str()}") from error
         # The answer to CreateTopics comes before every client can see the topic.
         while not self._is_led(name, partitions):
             if time.monotonic() > deadline:
-                raise RemoteError(f"Topic {name!r} was created but has no leader after {timeout_seconds:g} s")
+                raise RemoteError(f"topic {name!r} was created but has no leader after {timeout_seconds:g} s")
             time.sleep(0.02)
         return name
 
@@ -290,7 +290,7 @@ class EmbeddedBroker:
             timeout=60,
         )
         if done.returncode != 0:
-            raise RemoteError(f"The broker's data folder {self.data_dir} could not be formatted:\n{done.stdout}")
+            raise RemoteError(f"the broker's data folder {self.data_dir} could not be formatted:\n{done.stdout}")
 
     def _spawn(self, command: list[str]) -> None:
         with self.log_path.open("ab") as log:

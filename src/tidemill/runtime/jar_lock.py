@@ -128,4 +128,6 @@ def describe_download(lock: JarLock, received_bytes: int, seconds: float) -> str
     """
     # A resolver may also fetch what is not needed in the end.
     received, total = min(received_bytes, lock.size_bytes) / 1e6, lock.size_bytes / 1e6
-    return f"downloading {lock.coordinates} (once): {received:.1f} of {total:.1f} MB, {seconds:.0f} s"
+    # A resolver reads the descriptions of all jars first, which takes a while on a slow network.
+    so_far = f"{received:.1f} of {total:.1f} MB" if received_bytes else f"{total:.1f} MB, looking up the files"
+    return f"downloading {lock.coordinates} (once): {so_far}, {seconds:.0f} s"

@@ -58,7 +58,7 @@ def spark_home() -> Path:
     """
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
-        raise ConfigError("The Python package pyspark is not installed; run: pip install pyspark")
+        raise ConfigError("the Python package pyspark is not installed; run: pip install pyspark")
     package = Path(spec.origin).parent
     candidates = (package / "spark-distribution", package, package.parent.parent)
     return next((home for home in candidates if _is_spark(home)), package)
@@ -87,7 +87,7 @@ def resolve_with_spark(lock: JarLock, scratch: Path, progress: Progress, environ
         said = log.read_text(errors="replace")
         advice = next((advice for signs, advice in _ADVICE if any(sign in said for sign in signs)), _OTHERWISE)
         raise RemoteError(
-            f"Downloading {lock.coordinates} to {scratch.parent} failed (exit code {exit_code}): {advice}.\n"
+            f"downloading {lock.coordinates} to {scratch.parent} failed (exit code {exit_code}): {advice}.\n"
             f"{_read_tail(said)}"
         )
     return ivy / "jars"
@@ -120,7 +120,7 @@ def _run(lock: JarLock, ivy: Path, log: Path, progress: Progress, environ: Mappi
                 return resolver.process.wait(_PROGRESS_SECONDS)
             except subprocess.TimeoutExpired:
                 continue
-        raise RemoteError(f"Downloading {lock.coordinates} took over {_TIMEOUT_SECONDS:g} s; {_OTHERWISE}")
+        raise RemoteError(f"downloading {lock.coordinates} took over {_TIMEOUT_SECONDS:g} s; {_OTHERWISE}")
     finally:
         if resolver.process.poll() is None:
             os.killpg(resolver.process.pid, signal.SIGKILL)

@@ -50,7 +50,7 @@ def kafka_classpath(progress: Progress | None = None, environ: Mapping[str, str]
 def _spark_jar(pattern: str) -> str:
     found = sorted((spark_home() / "jars").glob(pattern))
     if not found:
-        raise ConfigError(f"There is no {pattern} in {spark_home() / 'jars'}; reinstall pyspark")
+        raise ConfigError(f"no {pattern} was found in {spark_home() / 'jars'}; reinstall pyspark")
     return str(found[-1])
 
 
@@ -75,8 +75,8 @@ def fetch_jars(lock: JarLock, *, progress: Progress | None = None, environ: Mapp
                 return folder
     if environ.get(OFFLINE_VARIABLE, "") not in ("", "0"):
         raise RemoteError(
-            f"The jars of {lock.coordinates} are not in {folder} and {OFFLINE_VARIABLE} forbids downloading them. "
-            f"Unset it once, or copy that folder from another machine.",
+            f"the jars of {lock.coordinates} are not in {folder} and {OFFLINE_VARIABLE} forbids downloading them; "
+            "unset it once, or copy that folder from another machine",
             retryable=False,
         )
     try:
@@ -135,6 +135,6 @@ def _describe_full_disk(lock: JarLock, root: Path, error: OSError) -> str:
         # The resolver keeps a second copy until it is done.
         advice = f"make room for {2 * lock.size_bytes / 1e6:.0f} MB there"
     return (
-        f"The jars of {lock.coordinates} cannot be kept in {root}: {error.strerror or error}; {advice}, or set "
+        f"the jars of {lock.coordinates} cannot be kept in {root}: {error.strerror or error}; {advice}, or set "
         "XDG_CACHE_HOME to another folder"
     )

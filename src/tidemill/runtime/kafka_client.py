@@ -26,6 +26,8 @@ log = structlog.get_logger(__name__)
 FRESH_TOPIC_SECONDS = 5.0
 #: One request to the brokers may take this long, connecting included.
 CALL_SECONDS = 10.0
+#: What to do when brokers do not answer.
+KAFKA_ADVICE = "start Kafka there (to try things out: tidemill broker), or correct `brokers`"
 
 _INHERITED = ("security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.")
 _UNREACHABLE = frozenset(
@@ -210,7 +212,7 @@ class TopicAdmin:
             return ConfigError(f"{self._what}: {text}: {said}; grant the rights or check client_config")
         if error.code() in _UNREACHABLE:
             heard = f" ({self._heard})" if self._heard else ""
-            return RemoteError(f"{self._what}: no answer from Kafka at {self._brokers}: {said}{heard}; is it up?")
+            return RemoteError(f"{self._what}: no answer from Kafka at {self._brokers}: {said}{heard}; {KAFKA_ADVICE}")
         return RemoteError(f"{self._what}: {text} at {self._brokers}: {said}", retryable=error.retriable())
 
     def _on_error(self, error: ck.KafkaError) -> None:

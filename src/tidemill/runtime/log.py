@@ -34,7 +34,7 @@ from tidemill.runtime.log_values import mask_value
 from tidemill.runtime.log_writer import LogWriter, replace_writer
 
 #: Libraries whose INFO and DEBUG lines only their authors need; some log every message with all its data.
-_QUIET = ("alembic", "asyncio", "httpcore", "httpx", "py4j", "pymongo", "pyspark", "urllib3")
+_QUIET = ("alembic", "asyncio", "httpcore", "httpx", "py4j", "pymongo", "pyspark", "urllib3", "watchfiles")
 #: Set for processes whose standard error is read by a driver that understands JSON entries.
 RELAY_VARIABLE = "_TIDEMILL_LOG_RELAY"
 Format = Literal["json", "console"]

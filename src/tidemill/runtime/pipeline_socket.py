@@ -66,8 +66,8 @@ def release_brakes(kafka: KafkaSettings) -> list[Document]:
         )
     if not answers.reports:
         raise RemoteError(
-            f"no pipeline of {where} runs on this machine as this user; give the configuration, and the environment, "
-            "that it was started with"
+            f"no pipeline of {where} runs on this machine as this user; use the configuration and the environment that "
+            "it was started with"
         )
     return answers.reports
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -21,6 +22,30 @@ class StopReason(enum.StrEnum):
 def brake_name(slot: int) -> str:
     """Return the name under which the brake of a slot's engine is in `stalled`."""
     return f"brake of engine {slot}"
+
+
+#: What the names of partitions that stand still begin with in `stalled`.
+_STALLED_PARTITION = "partition "
+
+
+def name_stalled_partition(partition: str) -> str:
+    """Return the name under which a partition that stands still is in `stalled`."""
+    return f"{_STALLED_PARTITION}{partition}"
+
+
+def find_stalled_partitions(stalled: Iterable[str]) -> set[str]:
+    """Return which partitions stand still.
+
+    Example:
+        >>> find_stalled_partitions(["kafka", "partition orders/3"])
+        {'orders/3'}
+    """
+    return {name.removeprefix(_STALLED_PARTITION) for name in stalled if name.startswith(_STALLED_PARTITION)}
+
+
+def list_waits(stalled: Mapping[str, str]) -> Mapping[str, str]:
+    """Return what an engine waits for, without partitions that stand still: those an engine logs itself."""
+    return {name: text for name, text in stalled.items() if not name.startswith(_STALLED_PARTITION)}
 
 
 class SinkStats(msgspec.Struct):

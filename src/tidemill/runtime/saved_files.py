@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import hashlib
-import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable
@@ -158,8 +157,6 @@ class SavedFiles:
         """Watch until the folders are other ones."""
         import watchfiles
 
-        # Each change is logged there, too.
-        logging.getLogger("watchfiles").setLevel(logging.WARNING)
         folders = self._watched()
         changes = watchfiles.watch(
             *sorted(folders),

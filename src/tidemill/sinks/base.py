@@ -18,7 +18,7 @@ from tidemill.config.sink_types import name_sink_section
 from tidemill.core.errors import RemoteError
 
 #: What to do when the other side does not answer; the name of the setting follows.
-CHECK = "check that it runs and can be reached, or correct"
+CHECK = "check that it is running and reachable, or correct"
 
 
 class Encoded(msgspec.Struct, frozen=True, gc=False):
@@ -245,7 +245,7 @@ def _dump_model(value: Any) -> Any:
     """Let msgspec encode pydantic models inside containers."""
     dump = getattr(value, "model_dump", None)
     if dump is None:
-        raise TypeError(f"data contains a value of type {type(value).__name__}, which has no JSON form")
+        raise TypeError(f"data contains a value of type {type(value).__name__}, which JSON cannot represent")
     return dump(mode="json")
 
 

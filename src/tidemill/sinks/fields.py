@@ -20,7 +20,7 @@ from typing import Any, Literal
 #: More combinations of types than this are not remembered.
 _MAX_KNOWN = 1_000
 _NAMES = {
-    str: "text",
+    str: "a string",
     bytes: "bytes",
     bool: "True or False",
     int: "a whole number",
@@ -89,7 +89,7 @@ def build_type_check(payload_class: type[Any]) -> Callable[[Any], None]:
         >>> from tidemill.sinks.payloads import FilePayload
         >>> build_type_check(FilePayload)(FilePayload(path=7))
         Traceback (most recent call last):
-        TypeError: FilePayload.path must be text, not int (7)
+        TypeError: FilePayload.path must be a string, not int (7)
     """
     of: Any = payload_class
     return _build_check(of)

@@ -108,7 +108,9 @@ class FilesystemSink(Sink):
         try:
             Path(self._given).mkdir(parents=True, exist_ok=True)
         except FileExistsError as error:
-            raise ConfigError(f"{self._what}: base_path {self._given!r} is not a folder") from error
+            raise ConfigError(
+                f"{self._what}: base_path {self._given!r} is not a folder; create it there, or change base_path"
+            ) from error
         except OSError as error:
             raise ConfigError(f"{self._what}: base_path {self._given!r} cannot be created: {error.strerror}") from error
         if not os.access(self._given, os.W_OK | os.X_OK):
@@ -127,7 +129,7 @@ class FilesystemSink(Sink):
             text = payload.data.encode() if isinstance(payload.data, str) else to_json(payload.data)
             return Encoded(path, _Content(text), len(text))
         if payload.op != "append":
-            raise ValueError(f"op {payload.op!r:.50} is not known; use append or replace")
+            raise ValueError(f"unknown op {payload.op!r:.50}; use append or replace")
         line = to_json(payload.data)
         # Only bytes and a model's own dump can have one; JSON escapes it.
         if b"\n" in line:

@@ -175,7 +175,7 @@ class HttpSink(Sink):
         if not key:
             key = uuid.uuid4().hex
         elif not isinstance(key, str):
-            raise TypeError(f"idempotency_key must be text, not {type(key).__name__}")
+            raise TypeError(f"idempotency_key must be a string, not {type(key).__name__}")
         elif len(key) > MAX_KEY_CHARACTERS or not _KEY_CHARACTERS.issuperset(key):
             raise ValueError(
                 "idempotency_key is too long, or has characters that a header cannot have: use letters, digits and - "
@@ -198,9 +198,9 @@ class HttpSink(Sink):
         method = payload.method.upper() if isinstance(payload.method, str) else payload.method
         method = method or self._settings.method
         if method not in METHODS:
-            raise ValueError(f"method {shorten(repr(method), 60)} is not known; use {', '.join(METHODS)}")
+            raise ValueError(f"unknown method {shorten(repr(method), 60)}; use one of {', '.join(METHODS)}")
         if payload.body not in BODIES:
-            raise ValueError(f"body {shorten(repr(payload.body), 60)} is not known; use {', '.join(BODIES)}")
+            raise ValueError(f"unknown body {shorten(repr(payload.body), 60)}; use one of {', '.join(BODIES)}")
         data = payload.data
         if data is None and method in ("GET", "DELETE"):
             return method, None, ""

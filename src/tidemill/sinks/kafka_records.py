@@ -51,7 +51,7 @@ def to_record_headers(given: Any) -> tuple[tuple[str, bytes | None], ...]:
             raise TypeError(f"the name of a header must be str, not {type(name).__name__}")
         if not name or "\0" in name:
             # The client would cut it off there.
-            raise ValueError(f"{_show(name)} cannot be the name of a header: it is empty or has a NUL character")
+            raise ValueError(f"{_show(name)} is not a valid header name: it is empty or contains a NUL character")
         name.encode()
         headers.append((name, to_record_bytes(f"header {_show(name)}", value)))
     return tuple(headers)

@@ -63,7 +63,7 @@ def _to_bson_value(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)
     if dump is not None:
         return dump()
-    raise TypeError(f"data contains a value of type {type(value).__name__}, which has no BSON form")
+    raise TypeError(f"data contains a value of type {type(value).__name__}, which BSON cannot represent")
 
 
 _OPTIONS: CodecOptions[dict[str, Any]] = CodecOptions(
@@ -201,7 +201,7 @@ class MongoSink(Sink):
         if payload.op == "insert":
             return self._insert(payload)
         if payload.op not in _OPERATIONS:
-            raise ValueError(f"op {shorten(repr(payload.op))} is not known; use {', '.join(_OPERATIONS)}")
+            raise ValueError(f"unknown op {shorten(repr(payload.op))}; use one of {', '.join(_OPERATIONS)}")
         identity = payload.filter
         if not isinstance(identity, Mapping):
             raise TypeError(f"{payload.op} of {payload.collection} needs a filter: fields and the values to look for")
@@ -351,7 +351,7 @@ def _encode(document: Mapping[str, Any]) -> bytes:
     try:
         raw = bson.encode(document, codec_options=_OPTIONS)
     except (bson.errors.InvalidDocument, OverflowError, ValueError) as error:
-        raise TypeError(f"data has no BSON form: {error}") from None
+        raise TypeError(f"data cannot be written as BSON: {error}") from None
     if len(raw) > MAX_DOCUMENT_BYTES:
         raise ValueError(f"{len(raw)} bytes are more than MongoDB accepts ({MAX_DOCUMENT_BYTES})")
     return raw

@@ -158,7 +158,7 @@ class PostgresSink(Sink):
         try:
             found = self._shapes.get(known)
         except TypeError:
-            raise TypeError(f"op and table must be text, not {_name_types(payload.op, payload.table)}") from None
+            raise TypeError(f"op and table must be strings, not {_name_types(payload.op, payload.table)}") from None
         if found is None:
             found = self._check_shape(known, data)
         shape, identity = found
@@ -183,7 +183,7 @@ class PostgresSink(Sink):
         if data.keys() != set(shape.columns):
             wanted = ", ".join(shape.columns) or "nothing"
             given = shorten(", ".join(sorted(data))) or "nothing"
-            raise ValueError(f"data of statement {payload.statement} must have {wanted}, got {given}")
+            raise ValueError(f"data of statement {payload.statement} must have the fields {wanted}, got {given}")
         place = f"statement {shape.table}"
         values, size, nested = convert_values(place, shape.columns, [data[name] for name in shape.columns])
         key = make_row_key(place, identity, data)
@@ -193,9 +193,9 @@ class PostgresSink(Sink):
         """Return a shape that is new, and the columns that say which row is meant."""
         operation, table, conflict, _, looked_for, all_looked_for = known
         if not isinstance(table, str):
-            raise TypeError(f"table must be text, not {type(table).__name__}")
+            raise TypeError(f"table must be a string, not {type(table).__name__}")
         if operation not in _OPERATIONS:
-            raise ValueError(f"op {shorten(repr(operation), 60)} is not known; use {', '.join(_OPERATIONS)}")
+            raise ValueError(f"unknown op {shorten(repr(operation), 60)}; use one of {', '.join(_OPERATIONS)}")
         nulls = tuple(name for name in all_looked_for if name not in looked_for)
         decides = (conflict,) if isinstance(conflict, str) else conflict
         shape = Shape(Operation(operation), table, tuple(data), decides, looked_for, nulls)

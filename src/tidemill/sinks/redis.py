@@ -91,7 +91,8 @@ class RedisSink(Sink):
             raise ConfigError(f"{self.place}: {where}: {self._describe(error)}; correct url") from None
         except (refused.RedisError, OSError) as error:
             await close_within(CLOSE_SECONDS, client.aclose())
-            raise RemoteError(f"{self.place}: {where}: {self._describe(error)}; {CHECK} url") from None
+            said = self._describe(error).rstrip(".")
+            raise RemoteError(f"{self.place}: {where}: {said}; {CHECK} url") from None
         self._client = client
 
     def _describe(self, error: BaseException) -> str:
@@ -109,7 +110,7 @@ class RedisSink(Sink):
             ValueError: The operation or the script is not known, `data` is empty, or text cannot be encoded as UTF-8.
         """
         if not isinstance(payload.key, (str, bytes)) or not payload.key:
-            raise ValueError(f"key must be text or bytes, and not empty, got {shorten(repr(payload.key))}")
+            raise ValueError(f"key must be a non-empty string or bytes, got {shorten(repr(payload.key))}")
         key = self._prefix + (payload.key.encode() if isinstance(payload.key, str) else payload.key)
         command = build_command(payload, key, self._scripts)
         size = sum(len(each) for each in command)

@@ -47,7 +47,7 @@ def build_command(payload: RedisPayload, key: bytes, scripts: Mapping[str, bytes
     build = _OPERATIONS.get(payload.op) if isinstance(payload.op, str) else None
     if build is None:
         known = ", ".join([*_OPERATIONS, "expire", "script"])
-        raise ValueError(f"op {shorten(repr(payload.op))} is not known; use {known}")
+        raise ValueError(f"unknown op {shorten(repr(payload.op))}; use one of {known}")
     command = build(key, payload.data)
     return command if payload.ttl is None else _add_ttl(command, _to_milliseconds(payload.ttl))
 

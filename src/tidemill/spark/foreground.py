@@ -279,7 +279,7 @@ class Foreground:
         """Say, while the block runs, that the brokers are waited for; after a second also in the log."""
 
         def warn() -> None:
-            log.warning("no broker yet; still trying", brokers=brokers, for_up_to_seconds=CALL_SECONDS)
+            log.warning("no answer from the brokers yet; still trying", brokers=brokers, for_up_to_seconds=CALL_SECONDS)
 
         return self.states.step(f"connecting to {brokers}", f"no broker at {brokers} yet", warn)
 

@@ -70,8 +70,8 @@ def _check_hooks(handler: Handler[Any, Any]) -> None:
     name = type(handler).__name__
     misspelt = _find_misspelt(handler)
     if not overrides(handler, "arrange"):
-        hint = next((f" (did you mean it by {own!r}?)" for own, hook in misspelt.items() if hook == "arrange"), "")
-        raise HandlerError(f"{name} has no arrange; write `async def arrange(self, messages, pending)`{hint}")
+        hint = next((f" (is {own!r} a misspelling of it?)" for own, hook in misspelt.items() if hook == "arrange"), "")
+        raise HandlerError(f"{name} does not define arrange; write `async def arrange(self, messages, pending)`{hint}")
     for own, hook in misspelt.items():
         log.warning("not a hook: it will never be called; is its name misspelt?", method=own, nearest_hook=hook)
     for hook in HOOKS:
@@ -209,8 +209,8 @@ def refuse_letter_files(settings: Settings) -> None:
     """
     if settings.dlq.path:
         raise ConfigError(
-            "dlq.path is for bounded runs (tidemill backfill, process(df)), whose letters appear with their outcomes; "
-            f"remove it, and the dead letters of a live pipeline go to the topic {settings.dlq_topic!r}"
+            "dlq.path works only in bounded runs (tidemill backfill, process(df)); remove it, and the dead letters of "
+            f"this live pipeline go to the topic {settings.dlq_topic!r}"
         )
 
 

@@ -28,6 +28,7 @@ class EngineStatus(msgspec.Struct, frozen=True):
         starts: How many engines this slot has had.
         silent_seconds: How long it has been silent, None without a link.
         progress: The engine's last snapshot.
+        past: The sums over the slot's earlier engines; None: there was none.
     """
 
     slot: int
@@ -37,6 +38,7 @@ class EngineStatus(msgspec.Struct, frozen=True):
     starts: int = 0
     silent_seconds: float | None = None
     progress: EngineProgress | None = None
+    past: EngineProgress | None = None
 
 
 class PipelineProgress(EngineProgress):

@@ -96,6 +96,6 @@ def _parse_url(url: str) -> tuple[Path | None, str]:
     if postgres:
         return None, f"postgresql{postgres['rest']}"
     raise ConfigError(
-        f"store.url {redact_text(url)!r} is not the URL of a store; use sqlite:///folder/file.db, "
+        f"store.url {redact_text(url)!r} is not a supported store URL; use sqlite:///folder/file.db, "
         "sqlite:////absolute/file.db or postgresql://user:password@host:5432/name"
     )

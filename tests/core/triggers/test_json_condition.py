@@ -75,8 +75,8 @@ def test_a_condition_does_not_hold(where):
         ({"a": {"above": 1}}, ValueError, "'a' has the unknown comparison 'above'; use one of eq, ne, gt"),
         ({"a": {"in": "abc"}}, TypeError, "`in` needs a list"),
         ({"a": {"exists": "yes"}}, TypeError, "`exists` needs true or false"),
-        ({"a": {"gt": True}}, TypeError, "`gt` needs a number or a text"),
-        ({"a": {"lt": None}}, TypeError, "`lt` needs a number or a text"),
+        ({"a": {"gt": True}}, TypeError, "`gt` needs a number or a string"),
+        ({"a": {"lt": None}}, TypeError, "`lt` needs a number or a string"),
     ],
 )
 def test_an_invalid_condition_is_refused(where, error, said):

@@ -59,9 +59,9 @@ def write(tmp_path: Path) -> Iterator[Write]:
         ("classpath: checked_triggers.Zzz", "has no 'Zzz'; it has Fires, Open, Unfinished"),
         (
             "classpath: checked_trigger.Fires",
-            "checked_trigger.Fires: there is no module 'checked_trigger'; did you mean",
+            "checked_trigger.Fires: no module 'checked_trigger' was found; did you mean",
         ),
-        ("classpath: zzz.Zzz", "zzz.Zzz: there is no module 'zzz'; put it beside the list"),
+        ("classpath: zzz.Zzz", "zzz.Zzz: no module 'zzz' was found; put it beside the list"),
         ("classpath: checked_triggers.Other", "is not a trigger class; make it inherit from"),
         (
             "classpath: checked_triggers.Unfinished",
@@ -108,7 +108,7 @@ def test_what_a_module_or_a_constructor_raises_fails_its_trigger_only_but_a_chec
     assert "its module needs 'no_such_dependency', which is not installed" in needs
     assert "ZeroDivisionError: division by zero" in raises
     assert "checked_raising.py:2)" in raises
-    assert "refuses its kwargs: count has to be positive (" in wrong
+    assert "rejected its kwargs: count has to be positive (" in wrong
     assert "checked_triggers.py:5)" in wrong
 
 

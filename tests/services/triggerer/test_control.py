@@ -39,7 +39,7 @@ async def test_all_hosts_of_a_list_answer_and_the_one_that_runs_it_comes_first(f
     for server in (*servers, other):
         await server.close()
     assert list(folder.glob("*.sock")) == []
-    with pytest.raises(RemoteError, match="no host runs"):
+    with pytest.raises(RemoteError, match="no trigger host runs"):
         ask(SPECS)
 
 
@@ -49,7 +49,7 @@ async def test_the_socket_of_a_killed_host_is_not_asked_and_goes_with_the_next_s
     [left] = folder.glob("*.sock")
     assert killed._server is not None
     killed._server.close()
-    with pytest.raises(RemoteError, match="no host runs"):
+    with pytest.raises(RemoteError, match="no trigger host runs"):
         ask(SPECS)
     server = control_server(SPECS, lambda: {"pid": 2})
     await server.start()

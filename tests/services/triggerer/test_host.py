@@ -68,7 +68,7 @@ async def test_an_identity_is_stored_once_also_over_restarts(hosts):
 @pytest.mark.parametrize(
     ("cls", "said"),
     [
-        (hosted.Refusing, "refuses its kwargs: not today"),
+        (hosted.Refusing, "rejected its kwargs: not today"),
         (hosted.Raising, "OSError: the upstream is gone"),
         (hosted.Silent, "ended without having fired an event"),
         (hosted.Undescribable, "cannot be written as JSON"),

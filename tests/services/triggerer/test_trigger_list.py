@@ -51,7 +51,7 @@ def test_a_file_without_a_list_is_refused_so_that_one_that_is_cut_off_removes_no
         ("- {classpath: a.B}", "entry 1: name is missing; give the trigger a name of its own"),
         ("- {name: 7, classpath: a.B}", "entry 1: name must be 1 to 200 printable characters"),
         ("- {name: x, clas: a.B}", "entry 1 (x): unknown key 'clas'; did you mean 'classpath'?"),
-        ("- {name: x, classpath: a.B, zzz: 1}", "unknown key 'zzz'; known here: name, classpath, kwargs, restart"),
+        ("- {name: x, classpath: a.B, zzz: 1}", "unknown key 'zzz'; known keys: name, classpath, kwargs, restart"),
         ("- {name: x}", "entry 1 (x): classpath is missing; write package.module.Class"),
         ("- {name: x, classpath: B}", "classpath must be like package.module.Class, got 'B'"),
         ("- {name: x, classpath: 'a:B'}", "classpath must be like package.module.Class, got 'a:B'"),
@@ -108,7 +108,10 @@ def test_all_problems_are_reported_at_once(tmp_path):
 
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"spec\.yaml does not exist; name the YAML file with the list"):
+    with pytest.raises(ConfigError, match=r"spec\.yaml does not exist; give the path of its YAML file"):
+        read_specs(tmp_path / "spec.yaml")
+    (tmp_path / "specs.yml").touch()
+    with pytest.raises(ConfigError, match=r"spec\.yaml does not exist; did you mean .*/specs\.yml\?"):
         read_specs(tmp_path / "spec.yaml")
     with pytest.raises(ConfigError, match=f"{tmp_path} is a folder"):
         read_specs(tmp_path)

@@ -142,7 +142,7 @@ def test_the_first_code_runs_again_after_new_code_that_fails(run: Run, logs: lis
     ("load", "said"),
     [
         (lambda: 1 / 0, "ZeroDivisionError"),
-        (lambda: (Handler(), make_settings()), "no arrange"),
+        (lambda: (Handler(), make_settings()), "does not define arrange"),
         (lambda: (Unpackable(), make_settings()), "'lock' of Unpackable"),
         (lambda: (Plain(), Settings()), "no sink is configured"),
         (lambda: (Plain(), make_settings(source_topic="other")), "kafka has changed; stop and start tidemill"),

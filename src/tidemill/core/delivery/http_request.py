@@ -95,7 +95,7 @@ def _find_problem(path: str) -> str | None:
     if "" in bare[:-1] or (parts[-1] and not bare[-1]):
         return "begins with / or has an empty segment; it is relative to the sink's url"
     if any(part in (".", "..") for part in bare):
-        return "has a segment . or .., which may lead out of the sink's url"
+        return "has a segment . or .., which could lead outside the sink's url"
     return None
 
 
@@ -180,11 +180,13 @@ def build_headers(given: object, reserved: str) -> dict[str, str]:
         if not _HEADER_NAME.fullmatch(name):
             raise ValueError(f"{_abbreviate(name)} is not a valid header name")
         if lower in _OWNED_HEADERS or lower == reserved.lower():
-            raise ValueError(f"header {name} may not be set here: the client sets it")
+            raise ValueError(f"header {name} cannot be set here: the client sets it")
         if lower in headers:
             raise ValueError(f"header {name} is given twice")
         if not _HEADER_VALUE.fullmatch(value):
-            raise ValueError(f"header {name} has a character that a header cannot have, or a blank at its start or end")
+            raise ValueError(
+                f"header {name} contains a character that headers do not allow, or starts or ends with whitespace"
+            )
         headers[lower] = value
     return headers
 

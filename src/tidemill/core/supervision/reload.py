@@ -158,7 +158,7 @@ class Reload:
     def _load(self) -> list[Effect]:
         """Load what was saved last, unless it is what runs or will run."""
         if self._saved == (self._next or self._running):
-            return [Tell("the files are again those of the running code; nothing is reloaded")]
+            return [Tell("the files match the running code again; nothing is reloaded")]
         if self._draining and self._saved == self._running:
             # It was loaded once, and it is still kept.
             self._next = self._running
@@ -176,7 +176,7 @@ class Reload:
         if self._draining:
             return []
         self._draining = True
-        return [Tell("the code was saved; the engines drain, then others run the new code"), DrainEngines()]
+        return [Tell("code saved; the engines drain, then restart with the new code"), DrainEngines()]
 
     def _on_load_failed(self, error: str) -> list[Effect]:
         code, self._loading = self._loading, None
@@ -192,7 +192,7 @@ class Reload:
         if self._draining or self._last_good is None:
             return []
         self._last_good = None
-        return [Tell("the new code runs")]
+        return [Tell("the new code is running")]
 
     def _on_ended(self, ended: EnginesEnded) -> list[Effect]:
         self._draining = False

@@ -111,15 +111,15 @@ def are_equal(one: object, other: object) -> bool:
 def _parse_test(path: str, steps: tuple[str, ...], comparison: str, operand: object) -> _Test:
     if comparison not in COMPARISONS:
         raise ValueError(
-            f"{path!r} has the unknown comparison {comparison!r}; use one of {', '.join(COMPARISONS)}, or, to expect "
-            f"an object, {{eq: {{...}}}}"
+            f"{path!r} has the unknown comparison {comparison!r}; use one of {', '.join(COMPARISONS)}; to "
+            "compare with an object, write {eq: {...}}"
         )
     if comparison == "in" and not isinstance(operand, list):
         raise TypeError(f"{path!r}: `in` needs a list of values, got {type(operand).__name__}")
     if comparison == "exists" and not isinstance(operand, bool):
         raise TypeError(f"{path!r}: `exists` needs true or false, got {type(operand).__name__}")
     if comparison in _ORDER and (isinstance(operand, bool) or not isinstance(operand, int | float | str)):
-        raise TypeError(f"{path!r}: `{comparison}` needs a number or a text, got {type(operand).__name__}")
+        raise TypeError(f"{path!r}: `{comparison}` needs a number or a string, got {type(operand).__name__}")
     return _Test(steps, comparison, operand)
 
 

@@ -91,7 +91,7 @@ class TaskEnvironment:
 
 def _search(program: str, path: str) -> str:
     if not program:
-        raise FileNotFoundError("no program is named: set executor.binary_path, or the task's binary_path")
+        raise FileNotFoundError("no program is configured: set executor.binary_path, or the task's binary_path")
     refused: str | None = None
     for folder in path.split(os.pathsep):
         candidate = Path(folder or ".", program)

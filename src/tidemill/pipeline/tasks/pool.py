@@ -142,6 +142,10 @@ class TaskPool:
         """Return how many tasks are where now."""
         return PoolStatistics(len(self._running), len(self._queue), len(self._retrying), self._retried)
 
+    def is_queued(self, run: TaskRun) -> bool:
+        """Tell whether a task waits for a slot; costs by the length of the queue."""
+        return any(queued is run for _, _, queued in self._queue)
+
     def submit(self, run: TaskRun) -> None:
         """Queue a task; it starts as soon as it is the oldest and a slot is free, unless its group is leaving."""
         if run.owner.group.leaving:

@@ -36,7 +36,7 @@ def ask(specs: Path) -> Answers:
     """
     answers = control_socket.ask(_build_prefix(specs))
     if not answers.reports and not answers.silent:
-        raise RemoteError(f"no host runs {specs} on this machine; start one: tidemill triggers run {specs}")
+        raise RemoteError(f"no trigger host runs {specs} on this machine; start one: tidemill triggers run {specs}")
     return Answers(sorted(answers.reports, key=lambda report: bool(report.get("waits_for"))), answers.silent)
 
 

@@ -65,7 +65,7 @@ def create_trigger(name: str, classpath: str, kwargs: str) -> BaseTrigger:
         trigger = cls(**arguments)
     except (TypeError, ValueError, ConfigError) as error:
         raise TriggerError(
-            f"{classpath} refuses its kwargs: {str(error) or describe_error(error)}{_at(error)}"
+            f"{classpath} rejected its kwargs: {str(error) or describe_error(error)}{_at(error)}"
         ) from error
     except (Exception, SystemExit) as error:
         raise TriggerError(f"{classpath} cannot be created: {describe_error(error)}{_at(error)}; correct it") from error
@@ -141,8 +141,8 @@ def _import_module(name: str, classpath: str) -> ModuleType:
             ) from error
         advice = _suggest_builtin(classpath.rpartition(".")[2]) or _suggest_module(error.name)
         raise MisspeltError(
-            f"{classpath}: there is no module {error.name!r}; "
-            + (advice or "put it beside the list, or start the host in the folder where it is")
+            f"{classpath}: no module {error.name!r} was found; "
+            + (advice or "put it beside the list, or start the host in the folder that contains it")
         ) from error
     except (Exception, SystemExit) as error:
         # The text of a syntax error repeats file and line.

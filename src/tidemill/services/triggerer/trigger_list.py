@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tidemill.config.document import Problem, read_yaml
+from tidemill.config.document import Problem, find_nearest_yaml, read_yaml
 from tidemill.core.errors import ConfigError
 from tidemill.core.triggers.lifecycle import Restart
 from tidemill.store.records import TriggerSpec
@@ -32,7 +32,9 @@ def require_list(path: Path) -> None:
     """
     if path.is_dir() or not path.exists():
         why = "is a folder" if path.is_dir() else "does not exist"
-        raise ConfigError(f"the list of triggers {path} {why}; name the YAML file with the list")
+        near = None if path.is_dir() else find_nearest_yaml(path)
+        advice = f"did you mean {near}?" if near else "give the path of its YAML file"
+        raise ConfigError(f"the trigger list {path} {why}; {advice}")
 
 
 def read_entries(path: Path) -> list[tuple[str, TriggerSpec]]:
@@ -45,7 +47,7 @@ def read_entries(path: Path) -> list[tuple[str, TriggerSpec]]:
     try:
         document = read_yaml(path.read_text(encoding="utf-8-sig"), str(path))
     except OSError as error:
-        raise ConfigError(f"the list of triggers {path} cannot be read: {error.strerror}; check its rights") from None
+        raise ConfigError(f"the trigger list {path} cannot be read: {error.strerror}; check its permissions") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text: {error.reason}; save the file as UTF-8") from None
     except RecursionError:
@@ -100,7 +102,7 @@ def _read_entry(where: str, entry: Any, problems: list[str]) -> TriggerSpec | No
     for key in entry:
         if key not in _KEYS:
             near = difflib.get_close_matches(str(key), _KEYS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(_KEYS)}"
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(_KEYS)}"
             problems.append(f"{where}: unknown key {key!r}; {hint}")
     if not isinstance(name, str) or not _is_name(name):
         problems.append(f"{where}: {_describe_name(name)}")

@@ -223,8 +223,8 @@ class Reloader:
             saved = self._files.fingerprint()
         if saved != name:
             # What was loaded may be neither the one code nor the other.
-            text = "the files changed while they were loaded"
-            log.info(f"{text}; they are loaded again")
+            text = "the files changed while they were loading"
+            log.info(f"{text}; loading them again")
             self._put(reload.Saved(saved))
             result = reload.LoadFailed(text)
         self._put(result)

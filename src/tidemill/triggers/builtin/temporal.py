@@ -97,7 +97,7 @@ def _parse_moment(moment: object) -> datetime:
         raise TypeError(f"moment must be a datetime or a string in ISO 8601, got {type(moment).__name__}")
     if moment.utcoffset() is None:
         raise ValueError(
-            f"moment {moment.isoformat()} has no time zone, so it would mean another moment on another host; add one, "
-            f"for example {moment.isoformat()}+00:00"
+            f"moment {moment.isoformat()} has no time zone, so it would mean different moments on different hosts; add "
+            f"one, for example {moment.isoformat()}+00:00"
         )
     return moment.astimezone(UTC)
