@@ -24,6 +24,8 @@ from tidemill.spark.progress import PipelineProgress
 Show = Callable[[int, str], None]
 #: Without a terminal: one line this often, and one at the end.
 _PLAIN_SECONDS = 2.0
+#: A terminal of fewer columns has no room for bars and the numbers of the input: no number may be cut.
+_WIDE = 70
 
 
 @contextmanager
@@ -32,13 +34,10 @@ def show_live(console: Console, total: int) -> Iterator[Show]:
     if not console.is_terminal:
         yield _show_plain(console, total)
         return
-    columns = (
-        SpinnerColumn(),
-        BarColumn(bar_width=16),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
+    bar_columns = () if console.width < _WIDE else (BarColumn(bar_width=16),)
+    time_columns = () if console.width < _WIDE else (TimeElapsedColumn(),)
+    text_column = TextColumn("{task.description}")
+    columns = (SpinnerColumn(), *bar_columns, MofNCompleteColumn(), *time_columns, text_column)
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("", total=total)
         yield lambda done, text: progress.update(bar, completed=done, description=text)
@@ -77,8 +76,9 @@ def show_summary(
     outputs: demo_check.Outputs,
 ) -> None:
     """Show the counts next to those of the input, the slowest tasks, and the dead letters."""
-    console.print(_build_status_table(expected, outputs))
-    console.print(_build_slowest_table(demo_check.find_slowest(outputs.reports)))
+    wide = console.width >= _WIDE
+    console.print(_build_status_table(expected, outputs, wide=wide))
+    console.print(_build_slowest_table(demo_check.find_slowest(outputs.reports), wide=wide))
     for letter in outputs.letters:
         _show_letter(console, letter)
     by_partition = ", ".join(f"{number}: {offset:,}" for number, offset in sorted(outputs.committed.items()))
@@ -86,28 +86,30 @@ def show_summary(
 
 
 def _build_status_table(
-    expected: Mapping[demo_check.Position, demo_check.Line | None], outputs: demo_check.Outputs
+    expected: Mapping[demo_check.Position, demo_check.Line | None], outputs: demo_check.Outputs, *, wide: bool
 ) -> Table:
     want = demo_check.add_up_input(expected)
     found = demo_check.add_up_reports(outputs.reports, outputs.outcomes)
     table = Table("status", title="Counted by awk, per status code", title_justify="left")
-    for name in ("lines", "bytes", "lines in the input", "bytes in the input"):
+    names = ("lines", "bytes", "lines in the input", "bytes in the input") if wide else ("lines", "bytes")
+    for name in names:
         table.add_column(name, justify="right")
     for status in sorted(set(want.lines) | set(found.lines)):
         numbers = (found.lines[status], found.bytes[status], want.lines[status], want.bytes[status])
-        table.add_row(str(status), *(f"{number:,}" for number in numbers))
+        table.add_row(str(status), *(f"{number:,}" for number in numbers[: len(names)]))
     table.add_section()
     numbers = (found.lines.total(), found.bytes.total(), want.lines.total(), want.bytes.total())
-    table.add_row("all", *(f"{number:,}" for number in numbers))
+    table.add_row("all", *(f"{number:,}" for number in numbers[: len(names)]))
     return table
 
 
-def _build_slowest_table(reports: Sequence[demo_check.Report]) -> Table:
-    table = Table("task", title="Slowest tasks", title_justify="left")
-    for name in ("status", "partition", "lines", "ms"):
+def _build_slowest_table(reports: Sequence[demo_check.Report], *, wide: bool) -> Table:
+    table = Table(title="Slowest tasks", title_justify="left")
+    table.add_column("task", overflow="fold")
+    for name in ("status", "partition", "lines", "ms") if wide else ("status", "ms"):
         table.add_column(name, justify="right")
     for report in reports:
-        facts = (report.status, report.partition, report.lines)
+        facts = (report.status, report.partition, report.lines) if wide else (report.status,)
         table.add_row(report.task_id, *map(str, facts), f"{report.seconds * 1000:.1f}")
     return table
 

@@ -41,7 +41,7 @@ _MOST = 2**63 - 1
 def run(specs: Specs, config: Config = None) -> None:
     """Run a list of triggers and store their events until stopped.
 
-    SIGTERM or SIGINT (Ctrl-C) stops it cleanly, a second one at once. SIGHUP reads the list again.
+    SIGTERM or SIGINT (Ctrl-C) stops it cleanly, a second one at once. SIGHUP reloads the list.
     """
     with reporting():
         import signal

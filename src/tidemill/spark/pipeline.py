@@ -313,7 +313,7 @@ class Pipeline:
                     self._drained_at = self._drained_at or time.monotonic()
                     now = live.progress()
                     log.info(
-                        "draining: nothing more is read; a second signal stops at once",
+                        "draining: no more messages are read; a second signal stops at once",
                         **lag_fields(now),
                         in_flight=now.in_flight,
                     )
