@@ -16,7 +16,6 @@ import msgspec
 from tidemill.core.ledger import Batch, Ledger, LedgerEntry
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.pipeline.delivery.modes import DeliveryMode
-from tidemill.pipeline.flow import PartitionFlow
 from tidemill.runtime.progress import Flow
 from tidemill.sources.base import CommitStatus, Source, TopicPartition, name_partition
 
@@ -38,6 +37,31 @@ class CommitStatistics(msgspec.Struct, frozen=True):
     committed: Mapping[str, int]
     failed: int
     flow: Mapping[str, Flow]
+
+
+class PartitionFlow:
+    """How many messages of each partition were taken, committed, and given up uncommitted, whoever owns it by now.
+
+    Attributes:
+        totals: The counts by the partition's name; changes with every call.
+    """
+
+    __slots__ = ("_moved", "totals")
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self.totals: dict[str, Flow] = {}
+        self._moved: dict[str, Flow] = {}
+
+    def add(self, name: str, taken: int = 0, committed: int = 0, given_up: int = 0) -> None:
+        """Count messages of a partition."""
+        before = self.totals.get(name, (0, 0, 0))
+        self.totals[name] = self._moved[name] = (before[0] + taken, before[1] + committed, before[2] + given_up)
+
+    def take_moved(self) -> dict[str, Flow]:
+        """Return what changed since the last call."""
+        moved, self._moved = self._moved, {}
+        return moved
 
 
 class Commits:

@@ -21,7 +21,7 @@ from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.key_order import Opened
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.reports.snapshots import PartitionStatistics
-from tidemill.pipeline.waiting_window import WaitingWindow
+from tidemill.pipeline.windows.waiting_window import WaitingWindow
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import Source, TopicPartition
 

@@ -17,7 +17,7 @@ from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.intake import Intake
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.tasks.pool import TaskRun
-from tidemill.pipeline.window import WindowRun
+from tidemill.pipeline.windows.window import WindowRun
 from tidemill.sources.base import Source, TopicPartition
 
 CHECK_SECONDS = 1.0

@@ -15,17 +15,17 @@ from typing import Any
 from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.arrangement import Arrangement, Effect, MessageComplete, MessageResolved
 from tidemill.core.retry import Retry, decide
-from tidemill.pipeline import failures
 from tidemill.pipeline.checks import find_source_indexes
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.delivery.routing import Origin, Routed
-from tidemill.pipeline.failures import Hooked, name_hook
 from tidemill.pipeline.handler.models import ErrorAction, ExecutorError, ExecutorResult, ExecutorTask
 from tidemill.pipeline.hooks import call_hook
 from tidemill.pipeline.key_order import KeptPlace
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.reports.finished import make_message_group
 from tidemill.pipeline.tasks.pool import TaskRun
+from tidemill.pipeline.windows import failures
+from tidemill.pipeline.windows.failures import Hooked, name_hook
 from tidemill.runtime.messages import SourceMessage, place_of
 from tidemill.sources.base import TopicPartition
 

@@ -16,12 +16,12 @@ from tidemill.deadletters.letter import LetterKind
 from tidemill.pipeline.brake import Case
 from tidemill.pipeline.checks import check_tasks
 from tidemill.pipeline.context import EngineContext
-from tidemill.pipeline.failures import write_or_hold
 from tidemill.pipeline.handler.models import PendingContext
 from tidemill.pipeline.hooks import LOG_SECONDS, call_hook
 from tidemill.pipeline.key_order import KeptPlace
 from tidemill.pipeline.partition import OwnedPartition
-from tidemill.pipeline.window import WindowRun
+from tidemill.pipeline.windows.failures import write_or_hold
+from tidemill.pipeline.windows.window import WindowRun
 from tidemill.runtime.log import kind_of, throttle
 from tidemill.runtime.messages import SourceMessage, place_of
 from tidemill.sources.base import TopicPartition
