@@ -1,4 +1,4 @@
-"""The programs that the page on resident executors is written for are installed: without them, its blocks do nothing."""
+"""The programs that the page on resident executors uses are installed: without them, its blocks do nothing."""
 
 from __future__ import annotations
 
