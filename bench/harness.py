@@ -146,6 +146,7 @@ class Bench:
             brokers=self.broker.bootstrap, source_topic=self.topic, consumer_group=group
         )
         config.setdefault("spark", {}).setdefault("engines", 2)
+        config.setdefault("metrics", {"enabled": False})
         path = self.folder / f"{group}.yaml"
         path.write_text(yaml.safe_dump(config))
         env = {**os.environ, "WORKER_ID": f"bench-{group}", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}

@@ -1,8 +1,17 @@
-"""What all tests share: the `--long` switch."""
+"""What all tests share: the `--long` switch, and no endpoint for metrics but in their own tests."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
+import structlog
+
+# Where nothing configures the log, tracebacks are plain: a rich one, with all locals, costs half a second of CPU.
+structlog.get_config()["processors"][-1].exception_formatter = structlog.dev.plain_traceback
+
+# For processes that tests start; it is read from the environment with the rest of the configuration.
+os.environ.setdefault("TIDEMILL_METRICS__ENABLED", "false")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -33,6 +33,7 @@ def assert_shipped(site: Site, engines: int) -> None:
     assert len({row["pid"] for row in rows}) >= engines
 
 
+@pytest.mark.long
 def test_a_live_pipeline_has_engines_on_both_workers_and_survives_the_loss_of_one(site: Site, cluster: Cluster):
     site.feed(400)
     pipeline = site.start(spark=cluster.spark(), handler="Shipped")

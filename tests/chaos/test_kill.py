@@ -27,7 +27,7 @@ def test_sigkill_of_an_engine_at_full_load_loses_nothing_and_disturbs_nobody(sit
     pipeline = site.start()
     pipeline.wait_working()
     wait_until(lambda: site.shares() == [2, 2], 30, what="two engines that share the partitions")
-    site.feed(12_000)
+    site.feed(5_000)
     wait_until(lambda: sum(site.committed().values()) > 1_000, 60, what="work under way")
     victim = pipeline.engines()[0]
     before = {row["partition"] for row in site.rows()}
@@ -41,8 +41,9 @@ def test_sigkill_of_an_engine_at_full_load_loses_nothing_and_disturbs_nobody(sit
         times = [row["at"] for row in site.rows() if row["partition"] == partition and row["at"] > killed_at - 1]
         silences[partition] = longest_silence(times)
     # The pipeline itself makes a load of about 4 on two cores; whatever else runs takes its share of the replacement's.
-    assert max(silences.values()) < 2.0 * max(1.0, os.getloadavg()[0] / 4), silences
-    assert sorted(silences.values())[1] < 1.0, f"the other engine's partitions were disturbed: {silences}"
+    busy = max(1.0, os.getloadavg()[0] / 4)
+    assert max(silences.values()) < 2.0 * busy, silences
+    assert sorted(silences.values())[1] < 1.0 * busy, f"the other engine's partitions were disturbed: {silences}"
     print("silences", silences, "reprocessed", sum(again.values()))
     assert sum(again.values()) <= 400, "more was reprocessed than was uncommitted"
 
@@ -62,7 +63,7 @@ def test_the_children_of_a_killed_engine_die_with_it(site):
 
 
 def test_sigkill_of_the_driver_leaves_no_process_and_a_restart_loses_nothing(site):
-    site.feed(4_000, sleep=0.02, slow_every=5)
+    site.feed(2_000, sleep=0.02, slow_every=5)
     pipeline = site.start(executor={"drain_timeout_seconds": 2})
     pipeline.wait_working()
     pipeline.signal(signal.SIGKILL)
@@ -81,6 +82,7 @@ def outage_seconds(request: pytest.FixtureRequest) -> float:
     return 20.0 if request.config.getoption("--long") else 5.0
 
 
+@pytest.mark.long  # tests/sources has it of a source, with and without transactions
 def test_a_broker_that_is_down_is_waited_for(tmp_path: Path, own_kafka, request):
     broker = own_kafka()
     site = Site(tmp_path, broker.bootstrap, broker.create_topic)

@@ -44,7 +44,7 @@ def test_a_wrong_topic_is_refused_before_anything_starts(tidemill: Run) -> None:
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_it_runs_with_its_topics_until_it_is_stopped(tmp_path: Path, number: signal.Signals) -> None:
     from confluent_kafka.admin import AdminClient
 

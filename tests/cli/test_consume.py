@@ -202,12 +202,20 @@ class ScriptedConsumer:
     """A client of a topic of one partition that has two messages, and gives what a test wants."""
 
     batches: list[list[Any]]
+    added: list[tuple[int, int]]
 
     def __init__(self, config: dict[str, Any], logger: object) -> None:
         self.on_error = config["error_cb"]
 
+    #: What list_topics() gives, one after the other, the last one for ever: partitions, or an error to raise or report.
+    topics: list[Any]
+
     def list_topics(self, topic: str, timeout: float) -> Any:
-        return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions={0: None})})
+        found = self.topics.pop(0) if len(self.topics) > 1 else self.topics[0]
+        if isinstance(found, Exception):
+            raise found
+        error, partitions = (found, ()) if isinstance(found, ck.KafkaError) else (None, found)
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=error, partitions=dict.fromkeys(partitions))})
 
     def get_watermark_offsets(self, at: ck.TopicPartition, timeout: float) -> tuple[int, int]:
         return 0, 2
@@ -215,6 +223,9 @@ class ScriptedConsumer:
     def assign(self, partitions: list[ck.TopicPartition]) -> None: ...
 
     def pause(self, partitions: list[ck.TopicPartition]) -> None: ...
+
+    def incremental_assign(self, partitions: list[ck.TopicPartition]) -> None:
+        self.added += [(at.partition, at.offset) for at in partitions]
 
     def consume(self, count: int, seconds: float) -> list[Any]:
         assert self.batches, "it reads on after all that the test has for it"
@@ -229,7 +240,7 @@ def make_record(offset: int, *, partition: int | None = 0, error: ck.KafkaError 
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedConsumer]:
-    made = type("Client", (ScriptedConsumer,), {"batches": []})
+    made = type("Client", (ScriptedConsumer,), {"batches": [], "added": [], "topics": [{0}]})
     monkeypatch.setattr(ck, "Consumer", made)
     return made
 
@@ -285,6 +296,45 @@ def test_following_waits_for_a_partition_of_which_nothing_comes(
     TopicViewer(KafkaSettings(), "t", format_raw, limit=1).show(-2, follow=True)
 
     assert capfdbinary.readouterr().out == b"0\n"
+
+
+def test_following_reads_partitions_that_are_added_from_their_beginning(
+    client: type[ScriptedConsumer], monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    monkeypatch.setattr("tidemill.cli.consume._LOOK_SECONDS", 0.0)
+    away = ck.KafkaException(ck.KafkaError(ck.KafkaError._TRANSPORT))
+    client.topics = [{0}, {0}, away, {0, 2, 1}]
+    client.batches = [[], [make_record(0)], [], [], [make_record(0, partition=2)]]
+
+    TopicViewer(KafkaSettings(), "t", format_raw, limit=2).show(-1, follow=True)
+
+    assert client.added == [(1, -2), (2, -2)]
+    assert capfdbinary.readouterr().out == b"0\n0\n"
+
+
+def test_following_ends_when_the_topic_is_deleted(
+    client: type[ScriptedConsumer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.cli.consume._LOOK_SECONDS", 0.0)
+    client.topics = [{0}, ck.KafkaError(ck.KafkaError.UNKNOWN_TOPIC_OR_PART, "Unknown topic")]
+    client.batches = [[]]
+
+    with pytest.raises(RemoteError, match=r"topic 't' at .* cannot be read: Unknown topic"):
+        TopicViewer(KafkaSettings(), "t", format_raw).show(-2, follow=True)
+
+
+def test_an_output_that_is_full_is_not_a_bug(embedded_kafka: EmbeddedBroker) -> None:
+    topic = embedded_kafka.create_topic(unique_name())
+    produce(embedded_kafka.bootstrap, topic, [b"tide"])
+
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", MAIN, "consume", topic],
+            env=environment(embedded_kafka), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
+        )  # fmt: skip
+
+    assert done.returncode == ExitCode.REMOTE
+    assert drop_notices(done.stderr) == "error: cannot write to a file or standard output: No space left on device\n"
 
 
 def test_times_are_read_as_everywhere() -> None:

@@ -196,6 +196,7 @@ class DevRun:
             **clean,
             "TIDEMILL_KAFKA__BROKERS": f"localhost:{port}",
             "TIDEMILL_SPARK__ENGINES": "2",
+            "TIDEMILL_METRICS__ENABLED": "false",
             "WORKER_ID": f"dev-{port}",
         }
         self.sent = 0
@@ -277,7 +278,7 @@ def test_saved_code_replaces_the_running_one_and_nothing_is_lost_or_repeated(dev
     assert dev.processed(dev.send()) == {"mjof"}
 
     dev.change("class Capitals((", "class Capitals(")
-    dev.wait_for("again those of the running code")
+    dev.wait_for("match the running code again")
     dev.change(
         "    async def arrange(",
         "    async def on_ready(self, config, pg_pool):\n        1 / 0\n\n    async def arrange(",
@@ -285,9 +286,9 @@ def test_saved_code_replaces_the_running_one_and_nothing_is_lost_or_repeated(dev
     dev.wait_for("the code before it continues")
     assert dev.processed(dev.send()) == {"mjof"}
 
-    reloads = dev.log().count("the code was saved")
+    reloads = dev.log().count("code saved; ")
     dev.change("        1 / 0\n", "        pass\n")
-    wait_until(lambda: dev.log().count("the code was saved") > reloads, what=dev.log)
+    wait_until(lambda: dev.log().count("code saved; ") > reloads, what=dev.log)
     assert dev.process is not None
     os.killpg(dev.process.pid, signal.SIGINT)
     assert dev.process.wait(60) == ExitCode.OK, dev.log()

@@ -84,6 +84,12 @@ def test_a_missing_module_says_where_it_was_looked_for_and_the_nearest(module: W
     assert "did you mean 'my_handlers'?" in message
 
 
+def test_a_link_to_a_file_that_is_gone_is_not_suggested(tmp_path: Path) -> None:
+    (tmp_path / "my_handlers.py").symlink_to(tmp_path / "gone.py")
+
+    assert "did you mean" not in refused("my_handlers:LogHandler", tmp_path)
+
+
 def test_a_missing_class_says_the_nearest(module: Write, tmp_path: Path) -> None:
     module(GOOD)
 

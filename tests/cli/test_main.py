@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shlex
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
+from tidemill.cli import entry
+from tidemill.cli.main import app
 from tidemill.cli.reporting import reporting
 from tidemill.core.errors import (
     ConfigError,
@@ -195,3 +201,83 @@ def test_logs_of_a_command_that_does_not_configure_them_stay_out_of_its_output()
     assert len(done.stdout.splitlines()) == 1
     assert "a warning" in done.stderr
     assert "transport failure" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("config", "schema")])
+def test_an_output_that_cannot_be_written_is_not_a_bug(arguments: tuple[str, ...]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tidemill", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+
+    assert (done.returncode, done.stderr) == (
+        ExitCode.REMOTE, "error: cannot write to a file or standard output: No space left on device\n",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", [("init",), ("triggers", "check"), ("triggers", "run"), ("demo", "--dir")])
+def test_a_path_that_is_too_long_is_a_wrong_command_line(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    name = "x" * 300
+
+    assert app([*arguments, name], standalone_mode=False) == ExitCode.CONFIG
+
+    said = capsys.readouterr().err
+    assert "File name too long" in said
+    assert name in said
+    assert "Traceback" not in said
+
+
+def test_an_error_of_the_system_that_may_be_a_bug_keeps_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as caught, reporting():
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "inside")
+
+    assert caught.value.exit_code == ExitCode.INTERNAL
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_traceback() -> None:
+    code = (
+        "import os, signal, sys, types\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'typer': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from tidemill.cli.entry import main\n"
+        "main()\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
+def test_ctrl_c_is_handled_as_before_once_the_command_runs(monkeypatch: pytest.MonkeyPatch, handler: Any) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr("tidemill.cli.main.main", lambda: seen.append(signal.getsignal(signal.SIGINT)))
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        entry.main()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert seen == [handler]
+
+
+def test_standard_streams_that_were_closed_are_the_null_device_also_for_programs_it_starts() -> None:
+    code = (
+        "import os, subprocess, sys\n"
+        "from tidemill.cli.main import open_closed_streams\n"
+        "open_closed_streams()\n"
+        "sys.stdin.buffer.read(); print(sys.stdout.isatty())\n"
+        "subprocess.run(['cat'], check=True)\n"
+        "sys.stderr.write(str([os.fstat(n).st_rdev == os.stat(os.devnull).st_rdev for n in (0, 1, 2)]))\n"
+    )
+    closed = f"exec <&- >&-; exec {sys.executable} -c {shlex.quote(code)}"
+
+    done = subprocess.run(["sh", "-c", closed], capture_output=True, text=True, timeout=30)
+
+    assert (done.returncode, done.stderr) == (0, "[True, True, False]")

@@ -57,6 +57,12 @@ def wait_until(reached: Callable[[], bool], process: subprocess.Popen[bytes], fo
     wait_for(reached_by_now, 90, what=log, pause_seconds=0.05)
 
 
+def without_settings() -> dict[str, str]:
+    """Return this process's environment without settings."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMILL_")}
+    return {**clean, "TIDEMILL_METRICS__ENABLED": "false"}
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     create_project(tmp_path / "capitals")
@@ -67,7 +73,7 @@ def project(tmp_path: Path) -> Path:
 def env(project: Path, embedded_kafka: EmbeddedBroker) -> dict[str, str]:
     """Point the project to the shared broker by variables alone; its files stay as they were made."""
     topic = embedded_kafka.create_topic(unique_name("lines"), partitions=2)
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMILL_")}
+    clean = without_settings()
     return {
         **clean,
         "TIDEMILL_KAFKA__BROKERS": embedded_kafka.bootstrap,
@@ -159,7 +165,7 @@ def test_a_broker_that_is_not_there_is_named_after_a_second_and_its_error_is_tol
 
 def test_a_pipeline_without_sinks_is_refused_before_spark(project: Path) -> None:
     (project / "tidemill.yaml").write_text("kafka: {source_topic: lines}\n")
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMILL_")}
+    clean = without_settings()
 
     with running(project, clean) as process:
         assert process.wait(60) == ExitCode.CONFIG

@@ -99,6 +99,7 @@ class ScriptedProducer:
         gives_back: Codes of the errors with which flush() reports messages.
     """
 
+    config: dict[str, Any]
     room = 1
     on_poll: type[BaseException] | BaseException | None = None
     on_flush: list[BaseException | None]
@@ -109,6 +110,7 @@ class ScriptedProducer:
     def __init__(self, config: dict[str, Any], logger: object) -> None:
         self._waiting = 0
         self._report = config["on_delivery"]
+        type(self).config = config
 
     def __len__(self) -> int:
         return self._waiting
@@ -140,6 +142,26 @@ def client(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedProducer]:
     monkeypatch.setattr(ck, "Producer", made)
     monkeypatch.setattr("tidemill.cli.send._LEAVE_SECONDS", 0.1)
     return made
+
+
+def test_brokers_that_go_away_are_named_while_messages_wait_and_may_take_minutes_to_come_back(
+    client: type[ScriptedProducer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.room, client.confirms = 9, True
+    sender = LineSender(KafkaSettings(), "t", None, None)
+    down = ck.KafkaError(ck.KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")
+
+    client.config["error_cb"](down)  # nothing waits for them
+    assert capsys.readouterr().err == ""
+    sender._producer.produce("t", b"x", None)
+    client.config["error_cb"](ck.KafkaError(ck.KafkaError._TRANSPORT, "refused"))
+    client.config["error_cb"](down)
+    client.config["error_cb"](down)
+
+    assert capsys.readouterr().err == (
+        "no answer from Kafka at localhost:9092: refused; 1 message waiting to be confirmed, each for up to 300 s\n"
+    )
+    assert client.config["delivery.timeout.ms"] == 300_000
 
 
 FATAL = ck.KafkaException(ck.KafkaError(ck.KafkaError.CLUSTER_AUTHORIZATION_FAILED, "no right", fatal=True))
@@ -303,6 +325,7 @@ def test_a_topic_that_does_not_exist_is_named_with_the_nearest_one(
         (("a b",), "TOPIC is not a valid topic name"),
         (("t", "missing.txt"), "missing.txt cannot be read: No such file"),
         (("t", "--rate", "0"), "--rate 0: must be above 0"),
+        (("t", "--rate", "nan"), "--rate nan: must be above 0"),
     ],
 )
 def test_a_wrong_command_line_is_refused_before_anything_is_sent(

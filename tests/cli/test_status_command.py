@@ -72,7 +72,7 @@ def desk(group: str, worker: str, moment: Callable[[], tuple[RunState, PipelineP
 
 
 def test_a_running_pipeline_is_well_although_it_waits_for_a_sink() -> None:
-    report = build_report(settings(), "w", RUNNING, busy(), 99.6)
+    report = build_report(settings(), "w", RUNNING, busy(), 99.6, "http://127.0.0.1:9090")
 
     assert report["healthy"] is True
     assert "hunter2" not in json.dumps(report)
@@ -85,6 +85,7 @@ def test_a_running_pipeline_is_well_although_it_waits_for_a_sink() -> None:
         "  dead letters  2 (2 task)",
         "  kafka.out     1,200 delivered",
         "  waiting for   sinks.kafka.out: no broker answers",
+        "  metrics       http://127.0.0.1:9090/metrics",
     ]
 
 
@@ -202,7 +203,12 @@ def test_trigger_hosts_are_well_if_they_run_or_stand_by() -> None:
     assert complete({**host, "store": None})["problems"] == ["it is starting"]
     assert complete({**host, "store": "down"})["problems"] == ["its store cannot be reached"]
     assert complete({"worker": "w", "pid": 7, "error": "no"})["problems"] == ["no"]
-    assert describe_report(complete(host)).splitlines()[0] == "trigger host of /l.yaml (process 7): running"
+    assert describe_report(complete({**host, "metrics": "http://h:1"})).splitlines() == [
+        "trigger host of /l.yaml (process 7): running",
+        "  triggers      3",
+        "  store         open",
+        "  metrics       http://h:1/metrics",
+    ]
     assert "standing by; process 9 on h" in describe_report(complete({**host, "waits_for": holder}))
 
 

@@ -65,6 +65,14 @@ def test_engines_are_summed_up() -> None:
     )
 
 
+def test_one_of_something_is_in_the_singular() -> None:
+    one = pipeline(EngineProgress(messages_done=1, partitions=["t/0"], lag={"t/0": 0}, in_flight=1))
+
+    assert format_status(WORKING, one, 0.0, 250).startswith("1 of 1 engines, 1 partition | 1 message done, 0/s | ")
+    draining = RunState(Phase.DRAINING, 1.0, 9.0, left_seconds=30.0)
+    assert format_status(draining, one, 0.0, 80) == "draining, up to 30 s, 0 tasks left | 1 message in flight"
+
+
 def test_with_less_room_the_less_important_goes_first() -> None:
     assert (
         format_status(WORKING, BUSY, 99.6, 79)

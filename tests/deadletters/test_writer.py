@@ -290,7 +290,7 @@ async def test_while_the_broker_is_down_letters_wait_say_so_and_are_written_late
     broker.kill()
     waiting = asyncio.ensure_future(written(letters, Letter(kind=LetterKind.HOOK, error="second"), 60.0))
     await until(lambda: letters.describe_stall() is not None)
-    assert "1 letters wait for topic dlq" in (letters.describe_stall() or "")
+    assert "1 letter waiting for topic dlq" in (letters.describe_stall() or "")
     await asyncio.to_thread(broker.start)
     await waiting
     assert (letters.statistics().written, letters.describe_stall()) == (2, None)
@@ -315,6 +315,7 @@ async def test_closing_gives_up_letters_that_wait(own_kafka: Callable[..., Embed
     assert (called, letters.statistics().written) == ([], 1)
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 async def test_on_demand_letters_that_are_refused_are_dropped_counted_and_logged(
     own_kafka: Callable[..., EmbeddedBroker],

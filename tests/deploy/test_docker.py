@@ -90,6 +90,19 @@ def test_the_trigger_host_gets_its_list_and_its_database(compose: dict[str, Any]
     assert read_entries(PLACE / "config" / "triggers.yaml")
 
 
+def test_health_checks_ask_the_port_that_the_configuration_opens_and_publish_it_to_the_host_only(
+    compose: dict[str, Any],
+) -> None:
+    for service, name in (("pipeline", "pipeline.yaml"), ("triggers", "host.yaml")):
+        metrics = load_settings(PLACE / "config" / name, environ={}).metrics
+        assert (metrics.enabled, metrics.host) == (True, "0.0.0.0")
+        check = compose["services"][service]["healthcheck"]["test"]
+        assert f"http://127.0.0.1:{metrics.port}/readyz" in check[-1]
+        compile(check[-1], "healthcheck", "exec")
+        (published,) = compose["services"][service]["ports"]
+        assert published.endswith(f":{metrics.port}")
+
+
 def test_an_image_is_built_by_one_service_and_never_pulled_by_the_others(compose: dict[str, Any]) -> None:
     ours = [service for service in compose["services"].values() if service["image"] == "tidemill:latest"]
     (built,) = [service for service in ours if "build" in service]

@@ -14,7 +14,7 @@ import pyspark
 import pytest
 import typer
 import yaml
-from tests.deploy.dockerfile import exec_form, read_stages
+from tests.deploy.dockerfile import read_stages
 
 from tidemill.cli.main import app
 from tidemill.config.loading import load_settings
@@ -110,10 +110,15 @@ def test_the_arguments_are_those_of_the_command_and_the_handler_is_there(monkeyp
     load_handler(parsed["handler"], ROOT / "examples")
 
 
-def test_the_pod_is_ready_while_its_image_s_health_check_succeeds() -> None:
-    _, final = read_stages(IMAGE / "Dockerfile")
-    (check,) = final.all_of("HEALTHCHECK")
-    assert container()["readinessProbe"]["exec"]["command"] == exec_form(check)
+def test_probes_and_prometheus_find_the_port_of_the_metrics(settings: Settings) -> None:
+    (port,) = container()["ports"]
+    assert (settings.metrics.enabled, settings.metrics.host) == (True, "0.0.0.0")
+    assert port["containerPort"] == settings.metrics.port
+    annotations = one("Deployment")["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["prometheus.io/port"] == str(settings.metrics.port)
+    paths = {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
+    for probe, path in paths.items():
+        assert container()[probe]["httpGet"] == {"path": path, "port": port["name"]}
 
 
 def test_python_and_spark_are_where_the_image_has_them(settings: Settings) -> None:

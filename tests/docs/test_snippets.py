@@ -22,6 +22,10 @@ from tidemill.runtime.jars import kafka_classpath
 KNOWN = {"python", "yaml", "yaml triggers", "sh", "sh background", "text", "console", "json"}
 
 
+#: Pages whose commands start Spark several times.
+SLOW = {"process-a-dataframe.md", "backfill-a-topic.md"}
+
+
 def pages_with(*infos: str) -> list[Path]:
     return [page for page in PAGES if any(block.info in infos for block in blocks(page))]
 
@@ -117,7 +121,11 @@ class PageRun:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("page", pages_with("sh"), ids=named)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.long if page.name in SLOW else ()) for page in pages_with("sh")],
+    ids=named,
+)
 def test_the_commands_of_a_page_work_in_order(page, tmp_path):
     kafka_classpath()  # the network of a page reaches no further than this machine
     run = PageRun(page, tmp_path)

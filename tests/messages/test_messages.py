@@ -28,10 +28,12 @@ from tidemill.cli.send import read_key
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.loading import load_settings
+from tidemill.config.metrics_settings import MetricsSettings
 from tidemill.config.settings import Settings
 from tidemill.core.ranges import check_order, parse_position
 from tidemill.pipeline.checks import check_action, check_collect_result, check_tasks
 from tidemill.pipeline.delivery.routing import Router
+from tidemill.runtime.metrics.listening import listen
 from tidemill.services.triggerer.checking import check_list
 from tidemill.sinks.base import Sink
 from tidemill.sinks.build import build_sink
@@ -169,6 +171,8 @@ def test_what_is_not_there(folder: Path, collector: Collector, monkeypatch: pyte
         (path, lambda path=path: check_folder(Folder("cache.path", path))) for path in ("file", "file/below")
     )
     collector.provoke([("no program", lambda: check_program(ExecutorSettings(binary_path="no-such-program")))])
+    elsewhere = MetricsSettings(host="192.0.2.1")
+    collector.provoke([("the address of another machine", lambda: listen(elsewhere, is_chosen=False))])
     compare("What is not there", collector)
 
 

@@ -40,6 +40,9 @@ def test_attempts_that_failed_and_letters_by_kind_are_counted() -> None:
 
     assert (progress.tasks_done, progress.tasks_failed, progress.tasks_retried) == (1, 2, 4)
     assert progress.letter_kinds == {"task": 2, "parse": 1}
+    # Three tasks; two of them are tried three times.
+    assert (sum(progress.attempt_counts), progress.attempt_seconds > 0) == (7, True)
+    assert list(progress.flow.values()) == [(4, 4, 0)]
     assert progress.dead_lettered == 3
 
 

@@ -72,7 +72,7 @@ async def test_errors_about_paths_that_are_not_utf_8_can_be_sent_from_wherever_t
 
     run = rig(Reader(), [message(0)])
     run.files.refuse = lambda payload: Refusal(f"no such file: {PATH}", retryable=False)
-    run.source.stalled = lambda: f"cannot read {PATH}"
+    run.source.describe_stall = lambda: f"cannot read {PATH}"
     await run.committed(1)
     await run.until(lambda: "periodic refresh" in run.engine.progress().stalled)
     progress = run.engine.progress()

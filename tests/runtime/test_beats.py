@@ -16,6 +16,7 @@ def test_a_whole_beat_tells_a_whole_snapshot() -> None:
     progress = EngineProgress(
         consumed=7,
         committed={"t/0": 3},
+        flow={"t/0": (5, 4, 1)},
         lag={"t/0": 1, "t/1": 2},
         paused=["t/1"],
         partitions=["t/0", "t/1"],
@@ -45,6 +46,7 @@ states = st.builds(
     EngineProgress,
     consumed=st.integers(0, 9),
     committed=offsets,
+    flow=st.dictionaries(names, st.tuples(*[st.integers(0, 3)] * 3)),
     lag=offsets,
     paused=st.lists(names, unique=True),
     partitions=st.lists(names, unique=True),
@@ -55,6 +57,7 @@ def changes_between(before: EngineProgress, now: EngineProgress) -> PartitionCha
     """Tell what changed; committed offsets are only added or moved, as an engine's are."""
     return PartitionChanges(
         committed=now.committed,
+        flow=now.flow,
         lag=now.lag,
         lag_unknown=[name for name in before.lag if name not in now.lag],
         paused=now.paused if now.paused != before.paused else None,
@@ -68,6 +71,7 @@ def test_a_snapshot_follows_any_sequence_of_beats(steps: list[tuple[EngineProgre
     for state, whole in [(EngineProgress(), True), *steps]:
         if not whole:
             state.committed = engine.committed | state.committed
+            state.flow = engine.flow | state.flow
         counts = EngineProgress(consumed=state.consumed)
         beat = whole_beat(state) if whole else Beat(counts, changes_between(engine, state))
         seen, engine = apply_beat(sent(beat), seen), state

@@ -315,6 +315,7 @@ def test_what_the_resolver_says_becomes_advice(
     assert left_in(environ) == [".thing-1.0.lock"]
 
 
+@pytest.mark.long
 def test_the_resolver_goes_through_the_proxy_and_trusts_the_system_s_authorities(
     repository: Repository, environ: dict[str, str], tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from tests.faults import FaultyProxy
-from tests.sinks.servers import HttpDouble, MongoServer, ValkeyServer, java_compiles
+from tests.sinks.servers import HttpDouble, MongoServer, ValkeyServer
 from tests.store.server import PostgresServer
 
 from tidemill.runtime.broker import free_port
@@ -53,8 +53,6 @@ def valkey() -> Iterator[ValkeyServer]:
 @pytest.fixture(scope="session")
 def mongo() -> Iterator[MongoServer]:
     """Run the server that all tests share; nobody stops it."""
-    if not java_compiles():
-        pytest.skip("the MongoDB server of these tests needs a JDK; this Java is a mere runtime")
     server = MongoServer()
     yield server
     server.close()

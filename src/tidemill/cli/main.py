@@ -6,6 +6,8 @@ It must start fast, so nothing heavy (Spark, Kafka, pydantic) is imported before
 from __future__ import annotations
 
 import gc
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +15,8 @@ import typer
 
 from tidemill.cli import backfill, broker, config, consume, dlq, doctor, init, release, run, send, status, triggers
 from tidemill.cli.help import App
-from tidemill.cli.reporting import reporting
+from tidemill.cli.reporting import find_system_cause, print_error, reporting
+from tidemill.runtime.exitcode import find_exit_code
 from tidemill.runtime.log_start import log_to_stderr
 
 EXIT_CODES = "\n".join(
@@ -91,11 +94,29 @@ def _log_warnings() -> None:
     configure(LoggingSettings(level="WARNING"))
 
 
+def open_closed_streams() -> None:
+    """Open the null device in place of each standard stream that was closed before this process started.
+
+    Python has None for them, and a socket or a file of ours would get their numbers.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode)  # noqa: SIM115 - the lowest free number, and never closed
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+
+
 def main() -> None:
     """Run the command line."""
+    open_closed_streams()
     log_to_stderr(_log_warnings)
     try:
         app()
+    except OSError as error:  # help and completions are written before any command runs
+        if (cause := find_system_cause(error)) is None:
+            raise
+        print_error(cause)
+        sys.exit(find_exit_code(cause))
     finally:
         # The system frees the memory; to look for cycles in all of it takes the interpreter a second on a busy host.
         gc.freeze()

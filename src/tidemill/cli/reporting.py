@@ -1,11 +1,13 @@
 """How commands end: an error becomes one line and an exit code; only tidemill's own bugs show a traceback.
 
-A command whose output is closed by its reader, as `head` does, ends quietly.
+A command whose output is closed by its reader, as `head` does, ends quietly. A full disk, a folder that denies access
+and a path that cannot exist are not bugs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import sys
@@ -15,8 +17,12 @@ from typing import TextIO
 
 import typer
 
-from tidemill.core.errors import ConfigError, TidemillError
+from tidemill.core.errors import ConfigError, RemoteError, TidemillError
 from tidemill.runtime.exitcode import ExitCode, find_exit_code
+
+#: What the operating system says about a place that cannot take more, and about a path that cannot be used.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_UNUSABLE = (errno.ENAMETOOLONG, errno.EACCES, errno.EROFS, errno.ELOOP, errno.ENOTDIR)
 
 
 @contextlib.contextmanager
@@ -36,12 +42,32 @@ def reporting() -> Iterator[None]:
         raise typer.Exit(ExitCode.STOPPED) from None
     except (typer.Exit, typer.Abort):
         raise
-    except Exception:
+    except Exception as error:
+        if (cause := find_system_cause(error)) is not None:
+            print_error(cause)
+            raise typer.Exit(find_exit_code(cause)) from None
         from tidemill.config.redaction import redact_text
 
         typer.echo(redact_text(traceback.format_exc()), err=True, nl=False)
         typer.echo("error: this is a bug in tidemill (or in a library); please report it", err=True)
         raise typer.Exit(ExitCode.INTERNAL) from None
+
+
+def find_system_cause(error: BaseException) -> TidemillError | None:
+    """Return what to report for an error of the operating system that no command can prevent; None for any other.
+
+    Example:
+        >>> find_system_cause(OSError(errno.ENAMETOOLONG, "File name too long", "xxx"))
+        ConfigError("'xxx': File name too long")
+    """
+    if not isinstance(error, OSError):
+        return None
+    if error.errno in _FULL:
+        place = "a file or standard output" if error.filename is None else repr(error.filename)
+        return RemoteError(f"cannot write to {place}: {error.strerror}", retryable=False)
+    if error.errno in _UNUSABLE and error.filename is not None:
+        return ConfigError(f"{error.filename!r}: {error.strerror}")
+    return None
 
 
 @contextlib.contextmanager
@@ -76,12 +102,14 @@ def _has_reader_left() -> bool:
 
 
 def _flush() -> None:
-    """Flush standard output, or discard what nobody reads: Python would complain when it flushes at exit."""
+    """Flush standard output, or discard what cannot be written: Python would complain when it flushes at exit."""
     try:
         with contextlib.suppress(AttributeError, ValueError):  # it was closed before
             sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if not isinstance(error, BrokenPipeError):
+            raise
 
 
 def print_error(error: TidemillError) -> None:

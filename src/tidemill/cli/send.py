@@ -7,6 +7,7 @@ line is; every line is either confirmed by the brokers or counted as failed.
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
 from collections import Counter
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 _MAX_BYTES = 1_000_000
 #: What may wait for the brokers; more is not read.
 _QUEUE_KIB = 65_536
+#: Brokers may restart meanwhile; a message that they have not confirmed by then has failed.
+_CONFIRM_SECONDS = 300
+#: That they do not answer is said this often.
+_NOTICE_SECONDS = 30.0
 #: Delivery reports are taken after this many lines.
 _POLL_LINES = 500
 #: The longest a call into the client may take before a signal is noticed.
@@ -63,7 +68,7 @@ def send(
     confirmed by the brokers.
     """
     with reporting():
-        if rate is not None and rate <= 0:
+        if rate is not None and not rate > 0:  # not a number either
             raise ConfigError(f"--rate {rate:g}: must be above 0")
         settings = load_for_topic(config, topic)
         with _open_lines(file) as lines:
@@ -114,6 +119,7 @@ class LineSender:
         self._max_bytes = int(kafka.client_config.get("message.max.bytes", _MAX_BYTES))
         overrides = {
             "linger.ms": 5,
+            "delivery.timeout.ms": _CONFIRM_SECONDS * 1_000,
             "message.max.bytes": self._max_bytes,
             "queue.buffering.max.kbytes": _QUEUE_KIB,
             "delivery.report.only.error": True,
@@ -129,6 +135,7 @@ class LineSender:
             ) from None
         self._scrub: Callable[[str], str] = lambda text: scrub(text, secrets)
         self._error = ck.KafkaException
+        self._all_down = ck.KafkaError._ALL_BROKERS_DOWN
         self._without_reason = ck.KafkaError._FATAL
         #: What messages are given back with after a fatal error.
         self._given_back = {ck.KafkaError._PURGE_QUEUE: "not sent", ck.KafkaError._PURGE_INFLIGHT: "not confirmed"}
@@ -142,6 +149,7 @@ class LineSender:
         self._refused = 0
         self._failures: Counter[str] = Counter()
         self._heard = ""
+        self._told_at = -math.inf
         self._failure: Any = None
         self._all_read = False
 
@@ -279,7 +287,13 @@ class LineSender:
             self._failures[f"{self._scrub(error.str())}{heard}"] += 1
 
     def _on_error(self, error: Any) -> None:
-        self._heard = self._scrub(error.str())
+        if error.code() != self._all_down or not self._heard:
+            self._heard = self._scrub(error.str())
+        waiting, now = len(self._producer), time.monotonic()
+        if error.code() == self._all_down and waiting and now - self._told_at >= _NOTICE_SECONDS:
+            self._told_at = now
+            what = f"{format_count(waiting, 'message')} waiting to be confirmed, each for up to {_CONFIRM_SECONDS:,} s"
+            typer.echo(f"no answer from Kafka at {self._brokers}: {self._heard}; {what}", err=True)
 
 
 def read_key(line: bytes, field: str) -> bytes | None:

@@ -137,8 +137,10 @@ def _describe_pipeline(report: Mapping[str, Any]) -> list[str]:
         f"pipeline {report['consumer_group']} on {report['brokers']}, worker {report['worker']} (process "
         f"{report['pid']}): {report['state']}, started {format_seconds(report['run_seconds'])} ago"
     ]
+    address = report.get("metrics")
+    endpoint = [("metrics", f"{address}/metrics")] if address else []
     if not engines:
-        return lines
+        return lines + [f"  {name}  {text}" for name, text in endpoint]
     lag = "not known yet" if report["lag"] is None else f"{report['lag']:,}"
     kinds = ", ".join(f"{number:,} {kind}" for kind, number in sorted(letters["kinds"].items()))
     rows = [
@@ -149,6 +151,7 @@ def _describe_pipeline(report: Mapping[str, Any]) -> list[str]:
         ("dead letters", f"{letters['written']:,}" + (f" ({kinds})" if kinds else "")),
         *((f"{place.removeprefix('sinks.')}", _describe_sink(sink)) for place, sink in sorted(report["sinks"].items())),
         *(("waiting for", f"{name}: {why}") for name, why in sorted(report["waits_for"].items())),
+        *endpoint,
     ]
     if letters["dropped"]:
         rows.append(("DROPPED", format_count(letters["dropped"], "dead letter")))
@@ -169,9 +172,12 @@ def _describe_host(report: Mapping[str, Any]) -> list[str]:
     about = f"trigger host of {report['list']} (process {report['pid']})"
     if holder is not None:
         return [f"{about}: standing by; process {holder['process']} on {holder['host']} runs the list"]
+    address = report.get("metrics")
+    endpoint = [f"  metrics       {address}/metrics"] if address else []
     if report["store"] is None:
-        return [about]
-    return [f"{about}: running", f"  triggers      {report['running']:,}", f"  store         {report['store']}"]
+        return [about, *endpoint]
+    rows = [f"  triggers      {report['running']:,}", f"  store         {report['store']}", *endpoint]
+    return [f"{about}: running", *rows]
 
 
 def _describe_nothing(config: Path | None) -> str:

@@ -133,13 +133,16 @@ def _describe_drain(state: RunState, progress: PipelineProgress) -> list[Part]:
     text = f"draining, up to {left:.0f} s, {format_count(tasks, 'task')} left"
     return [
         Part(9, (text, f"draining, {left:.0f} s, {_short(tasks)} tasks")),
-        Part(5, (f"{progress.in_flight:,} messages in flight", f"{_short(progress.in_flight)} in flight")),
+        Part(
+            5, (f"{format_count(progress.in_flight, 'message')} in flight", f"{_short(progress.in_flight)} in flight")
+        ),
     ]
 
 
 def _describe_work(progress: PipelineProgress, rate: float) -> list[Part]:
     running, slots = sum(engine.state == "running" for engine in progress.engines), len(progress.engines)
     engines = f"{running} of {slots} engines"
+    partitions = format_count(len(progress.partitions), "partition")
     done, per_second = progress.messages_done, f"{rate:,.0f}/s"
     states = (
         ("queued", progress.tasks_queued),
@@ -148,8 +151,8 @@ def _describe_work(progress: PipelineProgress, rate: float) -> list[Part]:
     )
     tasks, lag = f"{progress.tasks_running:,} running", format_lag(progress)
     return [
-        Part(1 if running == slots else 6, (f"{engines}, {len(progress.partitions)} partitions", engines)),
-        Part(9, (f"{done:,} messages done, {per_second}", f"{_short(done)} done, {_short(rate)}/s")),
+        Part(1 if running == slots else 6, (f"{engines}, {partitions}", engines)),
+        Part(9, (f"{format_count(done, 'message')} done, {per_second}", f"{_short(done)} done, {_short(rate)}/s")),
         Part(2, ("tasks: " + ", ".join([tasks, *(f"{n:,} {name}" for name, n in states if n)]), tasks)),
         Part(5, (f"lag {lag}, {progress.in_flight:,} in flight", f"lag {_format_short_lag(progress)}")),
     ]

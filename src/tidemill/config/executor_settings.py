@@ -120,6 +120,12 @@ class ExecutorSettings(Section):
         0.5, description="A hook that blocks the event loop for longer is named in the log; 0: never."
     )
 
+    stall_seconds: PositiveFloat = Field(
+        60.0,
+        description="A partition with work of which nothing is committed for this long is named in the log, with the "
+        "message that holds it up and what that waits for.",
+    )
+
     @model_validator(mode="after")
     def _check_limits(self) -> Self:
         problems = []

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_v
 from tidemill.config.delivery_settings import DeadLetterSettings, DeliverySettings
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.config.metrics_settings import MetricsSettings
 from tidemill.config.section import NonEmpty, Section, to_upper
 from tidemill.config.sinks_settings import SinksSettings
 from tidemill.config.triggerer_settings import StoreSettings, TriggererSettings
@@ -66,6 +67,7 @@ class Settings(Section):
     dlq: DeadLetterSettings = Field(default_factory=DeadLetterSettings)
     logging: LoggingSettings = Field(default_factory=LoggingSettings)
     spark: SparkSettings = Field(default_factory=SparkSettings)
+    metrics: MetricsSettings = Field(default_factory=MetricsSettings)
     history: HistorySettings = Field(default_factory=HistorySettings)
     cache: CacheSettings = Field(default_factory=CacheSettings)
     store: StoreSettings = Field(default_factory=StoreSettings)

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from tidemill.core.deadletters.letter_files import is_valid
 from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.core.wording import format_count
 from tidemill.deadletters.files import METADATA_KEY, FileOrigin, read_letters_name, read_outcomes_id
 from tidemill.deadletters.reader import Found, Reached, decode_found
 
@@ -171,7 +172,7 @@ class FolderReader:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             # Arrow has no error number for damaged bytes.
-            text = f"{len(rows)} rows of {name} are damaged: {' '.join(str(error).split())}"
+            text = f"damaged: {format_count(len(rows), 'row')} of {name}: {' '.join(str(error).split())}"
             yield Found(number, max(start, rows.start), None, text, file=name)
             return
         for row, value in zip(rows, letters, strict=True):

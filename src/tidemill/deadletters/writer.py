@@ -21,6 +21,7 @@ import structlog
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError
 from tidemill.core.retry import Backoff
+from tidemill.core.wording import format_count
 from tidemill.deadletters.letter import Letter, encode_letter
 from tidemill.runtime.kafka_client import TopicAdmin, make_client_config, scrub
 from tidemill.runtime.log import throttle
@@ -203,7 +204,7 @@ class KafkaDeadLetters:
             return None
         since, text = self._failing
         seconds = time.monotonic() - since
-        return f"{self._waiting} letters wait for topic {self._topic} for {seconds:.0f} s: {text}"
+        return f"{format_count(self._waiting, 'letter')} waiting for topic {self._topic} for {seconds:.0f} s: {text}"
 
     async def close(self) -> None:
         """Give up what is not confirmed, and disconnect."""

@@ -16,6 +16,8 @@ import msgspec
 from tidemill.core.ledger import Batch, Ledger, LedgerEntry
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.pipeline.delivery.modes import DeliveryMode
+from tidemill.pipeline.flow import PartitionFlow
+from tidemill.runtime.progress import Flow
 from tidemill.sources.base import CommitStatus, Source, TopicPartition, name_partition
 
 #: Commits are collected for this long.
@@ -30,10 +32,12 @@ class CommitStatistics(msgspec.Struct, frozen=True):
     Attributes:
         committed: The next offset of each partition by name, as this engine committed it; changes with it.
         failed: At the end: how many finished messages could not be committed, and will be reprocessed.
+        flow: How many messages of each partition were taken, committed, and given up; changes with it.
     """
 
     committed: Mapping[str, int]
     failed: int
+    flow: Mapping[str, Flow]
 
 
 class Commits:
@@ -58,10 +62,12 @@ class Commits:
         self._committed: dict[str, int] = {}
         self._moved: dict[str, int] = {}
         self._failed = 0
+        #: How many messages of each partition passed.
+        self.flow = PartitionFlow()
 
     def statistics(self) -> CommitStatistics:
         """Return how far commits got."""
-        return CommitStatistics(self._committed, self._failed)
+        return CommitStatistics(self._committed, self._failed, self.flow.totals)
 
     def open(self, partition: TopicPartition, offset: int) -> LedgerEntry[TopicPartition, int]:
         """Note a message that was taken."""
@@ -77,6 +83,10 @@ class Commits:
         """Return the offsets of a partition's messages that did not leave the pipeline."""
         queue = self._ledger.queues.get(partition)
         return [] if queue is None else [entry.item for entry in queue.entries if entry.pending]
+
+    def list_heads(self) -> dict[TopicPartition, LedgerEntry[TopicPartition, int]]:
+        """Return the oldest message of each partition whose commit is not confirmed."""
+        return {partition: queue.entries[0] for partition, queue in self._ledger.queues.items() if queue.entries}
 
     def send_soon(self) -> None:
         """Offer what is ready within `COLLECT_SECONDS`, or later after failures."""
@@ -115,6 +125,7 @@ class Commits:
                 self._ledger.settle(batch)
                 self._mode.committed(partition)
                 self.note_committed(partition, offset)
+                self.flow.add(name_partition(partition), committed=len(batch.entries))
                 self._settled(partition, len(batch.entries))
             else:
                 self._ledger.retry(batch)
@@ -132,6 +143,10 @@ class Commits:
             self._ledger.retry(self._in_flight.pop(partition))
         offsets = self._collect()
         last = {partition: offsets.pop(partition) for partition in theirs & offsets.keys()}
+        for partition in last:
+            batch = self._in_flight[partition]
+            self._ledger.settle(batch)
+            self.flow.add(name_partition(partition), committed=len(batch.entries))
         if offsets:
             self._source.commit(offsets)
         for partition in theirs:
@@ -153,6 +168,8 @@ class Commits:
     def abandon(self, partition: TopicPartition) -> None:
         """Forget a partition: late resolutions and answers change nothing."""
         self._in_flight.pop(partition, None)
+        if (queue := self._ledger.queues.get(partition)) is not None:
+            self.flow.add(name_partition(partition), given_up=len(queue.entries))
         self._ledger.abandon(partition)
         self._mode.abandon(partition)
         self._changed.set()

@@ -34,13 +34,14 @@ from tidemill.pipeline.reports.counters import Counters, Overridden, Slowest
 from tidemill.pipeline.reports.report import Report as Report
 from tidemill.pipeline.reports.snapshots import ReportingParts, Snapshots
 from tidemill.pipeline.services import Services
+from tidemill.pipeline.standstill import StandstillReport
 from tidemill.pipeline.tasks.pool import TaskPool
 from tidemill.pipeline.tasks.process import TaskExecutor
 from tidemill.runtime.beats import Beat
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.kept_warden import KeptWarden
-from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason, brake_name
+from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason, brake_name, name_stalled_partition
 from tidemill.sources.base import CommitStatus, Fatal, Source, TopicPartition, name_partitions
 
 log = structlog.get_logger(__name__)
@@ -98,6 +99,7 @@ class Engine:
         self.intake.attach(self.context)
         self.services = Services(settings, handler, identity, self.tasks, hooks.calls)
         outbox.mode.attach(self._charge, self.context.commits.send_soon)
+        self._standstill = StandstillReport(self.context, self.intake, source, self._find_waits)
         self._snapshots = Snapshots(self._list_parts(), self._find_stalled)
         self._subscribed = False
         self._stop = asyncio.Event()
@@ -331,7 +333,13 @@ class Engine:
         return self._snapshots.take_beat(whole=whole)
 
     def _find_stalled(self) -> dict[str, str]:
-        """Return what the engine waits for, and why."""
+        """Return what the engine waits for, which partitions stand still, and why."""
+        partitions = self._standstill.describe()
+        waits = self._find_waits() | {name_stalled_partition(name): text for name, text in partitions.items()}
+        return {name: text[:MAX_STALLED_CHARS] for name, text in waits.items()}
+
+    def _find_waits(self) -> dict[str, str]:
+        """Return what the engine waits for outside, and why."""
         stalled = (
             self.outbox.describe_stall() | self.services.describe_stall() | self.context.hooks.calls.describe_stall()
         )
@@ -344,7 +352,7 @@ class Engine:
         ):
             if text is not None:
                 stalled[name] = text
-        return {name: escape_surrogates(text)[:MAX_STALLED_CHARS] for name, text in stalled.items()}
+        return {name: escape_surrogates(text) for name, text in stalled.items()}
 
 
 def _find_unexpected(error: BaseException) -> BaseException | None:

@@ -189,7 +189,9 @@ class Intake:
         """Return which partitions are owned, which of them backpressure holds, and how many tasks that keeps back."""
         if self._names is None:
             self._names = [owned.name for owned in self.partitions.values()]
-        return PartitionStatistics(self._names, self._find_paused(), self._count_tasks_held_back())
+        return PartitionStatistics(
+            self._names, self._find_paused(), self._count_tasks_held_back(), self._context.load.count_bytes()
+        )
 
     def _find_paused(self) -> list[str]:
         for intake in [intake for intake in self._starved.values() if self._room(intake.owned)]:
@@ -201,6 +203,20 @@ class Intake:
         if self._limits.order_by == "key":
             count += sum(owned.order.waiting for owned in self.partitions.values() if owned.order is not None)
         return count
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is taken because of `pause`."""
+        return self._paused
+
+    def describe_unarranged(self, partition: TopicPartition, offset: int) -> str | None:
+        """Return what a message waits for that has no tasks yet; None: it was arranged."""
+        intake = self._intakes[partition]
+        if intake.arranged is not None and _holds(intake.arranged.messages, offset):
+            return "arrange is running"
+        if any(_holds(window.messages, offset) for window in intake.waiting):
+            return "it waits for arrange, which is busy with earlier messages"
+        return "it waits for its window to fill" if intake.windowing.due is not None else None
 
     # -- the pump ---------------------------------------------------------------------------------------------
 
@@ -356,3 +372,7 @@ class Intake:
                 intake.arranged = None
         finally:
             intake.arranging = False
+
+
+def _holds(messages: Sequence[SourceMessage], offset: int) -> bool:
+    return messages[0].offset <= offset <= messages[-1].offset

@@ -180,6 +180,7 @@ class OwnedPartition:
         context.counters.consumed += count
         context.counters.in_flight += count
         self.unresolved += count
+        context.commits.flow.add(self.name, taken=count)
         context.load.note_handed_over(self.partition, count, sum(message.size_bytes for message in messages))
 
     def resolve(

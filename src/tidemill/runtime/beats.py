@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tidemill.runtime.progress import EngineProgress, without_texts
+from tidemill.runtime.progress import EngineProgress, Flow, without_texts
 
 
 class PartitionChanges(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -22,6 +22,7 @@ class PartitionChanges(msgspec.Struct, frozen=True, omit_defaults=True):
         lag_unknown: The partitions whose lag is no longer known.
         paused: All partitions that backpressure holds; None: as before.
         partitions: All partitions that are owned; None: as before.
+        flow: Counts of messages that changed.
     """
 
     whole: bool = False
@@ -30,6 +31,7 @@ class PartitionChanges(msgspec.Struct, frozen=True, omit_defaults=True):
     lag_unknown: list[str] = []
     paused: list[str] | None = None
     partitions: list[str] | None = None
+    flow: dict[str, Flow] = {}
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
@@ -51,9 +53,14 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 def whole_beat(progress: EngineProgress) -> Beat:
     """Return the beat for a whole snapshot."""
     changes = PartitionChanges(
-        True, progress.committed, progress.lag, paused=progress.paused, partitions=progress.partitions
+        True,
+        progress.committed,
+        progress.lag,
+        paused=progress.paused,
+        partitions=progress.partitions,
+        flow=progress.flow,
     )
-    counts = msgspec.structs.replace(progress, committed={}, lag={}, paused=[], partitions=[])
+    counts = msgspec.structs.replace(progress, committed={}, lag={}, paused=[], partitions=[], flow={})
     return Beat(counts, changes)
 
 
@@ -66,6 +73,7 @@ def apply_beat(beat: Beat, before: EngineProgress) -> EngineProgress:
     if changes.whole:
         before = EngineProgress()
     counts.committed = before.committed | changes.committed if changes.committed else before.committed
+    counts.flow = before.flow | changes.flow if changes.flow else before.flow
     counts.lag = before.lag
     if changes.lag or changes.lag_unknown:
         counts.lag = before.lag | changes.lag

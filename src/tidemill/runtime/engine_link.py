@@ -52,6 +52,10 @@ MAX_WAITING_BYTES = 256 * 1024
 _RETRY_SECONDS = 0.2
 
 
+class EngineRefusedError(RemoteError):
+    """The driver has no use for this engine: it was replaced before it connected, or the pipeline is stopping."""
+
+
 class EngineLink:
     """The engine's side; use it on one loop only.
 
@@ -93,7 +97,8 @@ class EngineLink:
         """Say hello and return the run token; from now on snapshots are sent and commands received.
 
         Raises:
-            RemoteError: The driver cannot be reached, or refuses this engine.
+            EngineRefusedError: The driver does not want this engine any more.
+            RemoteError: The driver cannot be reached.
         """
         run_token = await self._reach()
         self._tasks = [
@@ -152,7 +157,9 @@ class EngineLink:
             raise
         if not isinstance(answer, Welcome):
             writer.close()
-            raise RemoteError(f"the driver refuses this engine: {answer}", retryable=False)
+            if isinstance(answer, Refused):
+                raise EngineRefusedError(answer.reason, retryable=False)
+            raise RemoteError(f"the driver answers a greeting with {answer}", retryable=False)
         self._hello = msgspec.structs.replace(self._hello, run_token=answer.run_token)
         self._reader, self._writer = reader, writer
         self._tells_whole = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -23,6 +24,36 @@ def brake_name(slot: int) -> str:
     return f"brake of engine {slot}"
 
 
+#: What the names of partitions that stand still begin with in `stalled`.
+_STALLED_PARTITION = "partition "
+
+
+def name_stalled_partition(partition: str) -> str:
+    """Return the name under which a partition that stands still is in `stalled`."""
+    return f"{_STALLED_PARTITION}{partition}"
+
+
+def find_stalled_partitions(stalled: Iterable[str]) -> set[str]:
+    """Return which partitions stand still.
+
+    Example:
+        >>> find_stalled_partitions(["kafka", "partition orders/3"])
+        {'orders/3'}
+    """
+    return {name.removeprefix(_STALLED_PARTITION) for name in stalled if name.startswith(_STALLED_PARTITION)}
+
+
+def list_waits(stalled: Mapping[str, str]) -> Mapping[str, str]:
+    """Return what an engine waits for, without partitions that stand still: those an engine logs itself."""
+    return {name: text for name, text in stalled.items() if not name.startswith(_STALLED_PARTITION)}
+
+
+#: How many messages of a partition were taken, committed, and given up uncommitted.
+Flow = tuple[int, int, int]
+#: The upper bounds of the durations that are counted, in seconds.
+DURATION_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
 class SinkStats(msgspec.Struct):
     """What happened at one sink of an engine.
 
@@ -34,6 +65,9 @@ class SinkStats(msgspec.Struct):
         skipped: Payloads that the hook chose to skip.
         dead_lettered: Payloads that ended in a letter.
         breaker_opened: How often the circuit breaker opened.
+        breaker_state: What it is now: 0 closed, 1 half-open, 2 open.
+        send_counts: Batches by how long the sink took, as `attempt_counts` are.
+        send_seconds: How long it took for all of them.
         last_error: The last refusal.
         last_delivered_at: Seconds since the epoch.
         last_error_at: Likewise.
@@ -46,6 +80,9 @@ class SinkStats(msgspec.Struct):
     skipped: int = 0
     dead_lettered: int = 0
     breaker_opened: int = 0
+    breaker_state: int = 0
+    send_counts: list[int] = []
+    send_seconds: float = 0.0
     last_error: str | None = None
     last_delivered_at: float | None = None
     last_error_at: float | None = None
@@ -87,7 +124,12 @@ class EngineProgress(msgspec.Struct):
         loop_blocks: How often something blocked the event loop for too long.
         sinks: What happened at each sink, by its place in the configuration ("sinks.kafka.out").
         in_flight: Messages taken from the source that did not leave the pipeline yet.
+        in_flight_bytes: The keys and values of those that have unfinished work.
         uncommitted: At the end of a drain: finished messages whose commit failed; they will be reprocessed.
+        timeouts: Attempts of tasks that took too long.
+        attempt_counts: Attempts that ran, by duration: a count per upper bound, and one for longer ones.
+        attempt_seconds: How long they took together.
+        flow: Per "topic/partition", the messages that were taken, committed, and given up uncommitted.
     """
 
     consumed: int = 0
@@ -122,7 +164,12 @@ class EngineProgress(msgspec.Struct):
     loop_blocks: int = 0
     sinks: dict[str, SinkStats] = {}
     in_flight: int = 0
+    in_flight_bytes: int = 0
     uncommitted: int = 0
+    timeouts: int = 0
+    attempt_counts: list[int] = []
+    attempt_seconds: float = 0.0
+    flow: dict[str, Flow] = {}
 
 
 class EngineSummary(msgspec.Struct):

@@ -38,6 +38,7 @@ from tidemill.spark.foreground import LEFT_OVER, Foreground, StartStoppedError, 
 from tidemill.spark.live.control_desk import ControlDesk
 from tidemill.spark.live.ending import lag_fields, leave_for, refuse_failure, refuse_uncommitted
 from tidemill.spark.live.group_monitor import GroupWatch
+from tidemill.spark.live.monitoring import Monitored, serve_metrics
 from tidemill.spark.live.reloader import Code, CodeFiles, Reloader
 from tidemill.spark.live.status_report import build_report
 from tidemill.spark.live.supervisor import JobMaker, Supervisor
@@ -108,8 +109,15 @@ class Pipeline:
         self._live: Supervisor | None = None
         #: The same while its link is open.
         self._linked: Supervisor | None = None
+        self._group_watch: GroupWatch | None = None
+        self._metrics_address: str | None = None
         self._finished: RunFinished | None = None
         self._drained_at: float | None = None
+
+    @property
+    def metrics_address(self) -> str | None:
+        """The URL of metrics and health; None: there are none, or none yet."""
+        return self._metrics_address
 
     @property
     def error(self) -> BaseException | None:
@@ -190,15 +198,22 @@ class Pipeline:
                 name_env=settings.worker_name_env,
             ),
             self._open_desk(settings, worker),
+            serve_metrics(configured.metrics, settings, worker, self._monitored()) as self._metrics_address,
         ):
             with foreground.wait_for_brokers(kafka.brokers):
                 partitions = foreground.unless_stopped(lambda: look_up_partitions(settings))
                 foreground.unless_stopped(lambda: refuse_shared_group(settings, worker))
             return self._run_on_spark(spark, settings, worker, packed, partitions)
 
+    def _monitored(self) -> Monitored:
+        def find_orphans() -> list[int]:
+            return self._group_watch.orphans if self._group_watch is not None else []
+
+        return Monitored(self.progress, self.state, find_orphans)
+
     def _open_desk(self, settings: Settings, worker: str) -> ControlDesk:
         def report(progress: PipelineProgress, rate: float) -> dict[str, Any]:
-            return build_report(settings, worker, self.state(), progress, rate)
+            return build_report(settings, worker, self.state(), progress, rate, self._metrics_address)
 
         async def release(request: dict[str, Any]) -> dict[str, Any]:
             live = self._linked
@@ -211,8 +226,9 @@ class Pipeline:
 
     def _run_on_spark(self, spark: Spark, settings: Settings, worker: str, packed: bytes, partitions: int) -> ExitCode:
         count = choose_engine_count(settings.spark, partitions)
-        if not spark.configure(settings.spark, _name_app(settings), count):
-            log.debug("the handler changed Spark's settings, the environment or the current folder: another JVM starts")
+        if changed := spark.configure(settings.spark, _name_app(settings), count):
+            text = "the handler's import or on_startup changed what Spark's JVM depends on, so it is started again"
+            log.info(text, changed=changed)
             spark.abandon()
             spark = Spark(settings.spark, _name_app(settings), count)
         log.info("starting Spark", master=settings.spark.master, engines=count, partitions=partitions)
@@ -237,7 +253,8 @@ class Pipeline:
             live.start(bind_host=host)
             self._linked = live
             self._foreground.states.enter(Phase.RUNNING)
-            with GroupWatch(settings), self._reloader.attach(live) if self._reloader else nullcontext():
+            self._group_watch = GroupWatch(settings)
+            with self._group_watch, self._reloader.attach(live) if self._reloader else nullcontext():
                 code = self._supervise(live, settings.executor.drain_timeout_seconds)
         finally:
             self._linked = None

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tidemill.runtime.progress import EngineProgress, SinkStats
+from tidemill.runtime.progress import EngineProgress, Flow, SinkStats
 
 MergedT = TypeVar("MergedT")
 
@@ -28,6 +28,7 @@ class EngineStatus(msgspec.Struct, frozen=True):
         starts: How many engines this slot has had.
         silent_seconds: How long it has been silent, None without a link.
         progress: The engine's last snapshot.
+        past: The sums over the slot's earlier engines; None: there was none.
     """
 
     slot: int
@@ -37,6 +38,7 @@ class EngineStatus(msgspec.Struct, frozen=True):
     starts: int = 0
     silent_seconds: float | None = None
     progress: EngineProgress | None = None
+    past: EngineProgress | None = None
 
 
 class PipelineProgress(EngineProgress):
@@ -68,6 +70,8 @@ _COUNTED = (
     "cache_hits",
     "cache_misses",
     "loop_blocks",
+    "timeouts",
+    "attempt_seconds",
 )
 _SINK_COUNTS = (
     "delivered_count",
@@ -77,6 +81,7 @@ _SINK_COUNTS = (
     "skipped",
     "dead_lettered",
     "breaker_opened",
+    "send_seconds",
 )
 _HELD = (
     "tasks_running",
@@ -86,6 +91,7 @@ _HELD = (
     "cache_entries",
     "held",
     "in_flight",
+    "in_flight_bytes",
     "uncommitted",
 )
 
@@ -143,6 +149,8 @@ def sum_progress(
         setattr(total, name, sum(getattr(part, name) for part in now))
     sums = partitions or PartitionSums()
     total.committed = sums.of("committed", (*past, *now), _merge_committed)
+    total.flow = sums.of("flow", (*past, *now), _add_flow)
+    total.attempt_counts = _add_counts([part.attempt_counts for part in (*past, *now)])
     total.lag = sums.of("lag", now, _joined)
     total.paused = sorted({name for part in now for name in part.paused})
     total.partitions = sums.of("partitions", now, lambda names: sorted(set().union(*names)))
@@ -167,6 +175,20 @@ def _merge_committed(committed: Sequence[dict[str, int]]) -> dict[str, int]:
     return total
 
 
+def _add_flow(parts: Sequence[dict[str, Flow]]) -> dict[str, Flow]:
+    total: dict[str, Flow] = {}
+    for part in parts:
+        for name, (taken, committed, given_up) in part.items():
+            before = total.get(name, (0, 0, 0))
+            total[name] = (before[0] + taken, before[1] + committed, before[2] + given_up)
+    return total
+
+
+def _add_counts(parts: Sequence[list[int]]) -> list[int]:
+    """Add up the buckets of histograms; those without any observation have none."""
+    return [sum(counts) for counts in zip(*filter(None, parts), strict=True)]
+
+
 def _joined(parts: Sequence[dict[str, int]]) -> dict[str, int]:
     total: dict[str, int] = {}
     for part in parts:
@@ -189,6 +211,8 @@ def _add_stats(one: SinkStats, other: SinkStats) -> SinkStats:
     counts = {name: getattr(one, name) + getattr(other, name) for name in _SINK_COUNTS}
     return SinkStats(
         **counts,
+        breaker_state=max(one.breaker_state, other.breaker_state),
+        send_counts=_add_counts([one.send_counts, other.send_counts]),
         last_error=later.last_error,
         last_error_at=later.last_error_at,
         last_delivered_at=max(delivered, default=None),

@@ -17,6 +17,7 @@ from tidemill.triggers.stream_api import (
     SubscriberObserver,
     SubscriberOverflow,
 )
+from tidemill.triggers.streams.life import StreamCounts
 from tidemill.triggers.streams.manager import DEFAULT_SUBSCRIBER_QUEUE_MAX, SharedStreamManager
 from tidemill.triggers.streams.report import StreamReport
 from tidemill.triggers.streams.routing import Routed, route
@@ -30,6 +31,7 @@ __all__ = [
     "Routed",
     "SharedStreamManager",
     "SharedStreamProducer",
+    "StreamCounts",
     "StreamEnded",
     "StreamReport",
     "SubscriberObserver",

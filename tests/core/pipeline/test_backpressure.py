@@ -133,6 +133,7 @@ class BackpressureAgainstModel(RuleBasedStateMachine):
                 load.paused = True
             elif load.count <= low_mark:
                 load.paused = False
+        assert self.pressure.count_bytes() == sum(sum(load.sizes or []) for load in self.loads.values())
         closed = [lane for lane in self.loads if not self.room(lane)]
         assert closed == [lane for lane, load in self.loads.items() if load.paused]
         for lane, load in self.loads.items():

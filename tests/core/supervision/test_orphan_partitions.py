@@ -32,8 +32,12 @@ def test_a_rebalance_starts_the_patience_over() -> None:
     assert watch.check(0.0, True, {0, 1}, {1}) == []
     assert watch.check(9.0, False, {0, 1}, set()) == []
     assert watch.check(10.0, True, {0, 1}, {1}) == []
+    assert watch.orphans == []
     assert watch.check(20.0, True, {0, 1}, {1}) == [0]
     assert watch.check(21.0, True, {0, 1}, {1}) == []
+    assert watch.orphans == [0], "it still has no owner"
+    assert watch.check(22.0, True, {0, 1}, {0, 1}) == []
+    assert watch.orphans == []
 
 
 def test_a_partition_that_no_longer_exists_is_not_reported() -> None:

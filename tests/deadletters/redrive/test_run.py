@@ -723,6 +723,7 @@ def test_brokers_that_do_not_answer_are_named(monkeypatch: pytest.MonkeyPatch) -
         Redrive(settings, RedriveOrder()).run()
 
 
+@pytest.mark.long
 def test_a_broker_that_goes_away_ends_nothing_that_comes_back(
     own_kafka: Callable[..., EmbeddedBroker], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -261,7 +261,7 @@ async def test_memory_is_bounded_by_confirming_late_and_the_loop_never_waits(
     assert confirmed == [], "confirmed within the call"
     await asyncio.sleep(0)
     assert 5 < len(confirmed) < 20, "what does not fit was confirmed before it was written"
-    assert "letters wait for 0 s to be written" in (letters.describe_stall() or "")
+    assert "waiting for 0 s to be written" in (letters.describe_stall() or "")
     await until(lambda: len(confirmed) == 100)
     assert (letters.statistics().written, letters.describe_stall()) == (100, None)
     await letters.close()
@@ -352,7 +352,7 @@ def spoil_letters(path: Path) -> None:
         (lambda path: path.write_bytes(path.read_bytes()[:100]), "is not a file of dead letters, or is damaged"),
         (lambda path: path.write_bytes(b""), "is not a file of dead letters, or is damaged"),
         (lambda path: pq.write_table(pq.read_table(path).replace_schema_metadata(), path), "is not a file of dead"),
-        (spoil_letters, "2 rows of .* are damaged"),
+        (spoil_letters, "damaged: 2 rows of .*"),
     ],
 )
 def test_what_is_damaged_or_foreign_is_named_and_stops_nothing(tmp_path: Path, spoil: Spoil, said: str) -> None:

@@ -66,8 +66,8 @@ async def test_what_left_the_memory_is_read_from_the_file(tmp_path: Path) -> Non
         cache.set(str(n), n)
     assert [await cache.get(str(n)) for n in range(100)] == list(range(100)), "before anything could be written"
     await until(lambda: len(rows(tmp_path)) == 100)
+    await until(lambda: cache.peek("3", "not in memory") == "not in memory", what="the cache knows what is written")
     assert cache.statistics().entries == 10
-    assert cache.peek("3", "not in memory") == "not in memory"
     assert "3" not in cache
     assert await asyncio.gather(*[cache.get(str(n)) for n in range(100)]) == list(range(100))
     assert await cache.get("100") is None
@@ -210,6 +210,7 @@ async def test_a_file_that_breaks_while_it_is_used_is_set_aside_too(tmp_path: Pa
     for n in range(5000):
         cache.set(str(n), "x" * 100)
     await until(lambda: len(rows(tmp_path)) == 5000)
+    await until(lambda: cache.peek("0") is None, what="the cache knows what is written")
     await cache._in_thread(cache._file.close)
     with open(path, "r+b") as stream:
         stream.write(b"\xff" * 4096 * 20)
@@ -244,7 +245,7 @@ async def test_with_a_full_disk_it_continues_in_memory_says_so_and_recovers(tmp_
             cache.set(f"big-{n}", "x" * 5000)
             if n % 20 == 0:
                 await asyncio.sleep(0)
-        await until(cache.stalled)
+        await until(cache.describe_stall)
         assert "cannot be written" in (cache.describe_stall() or "")
         assert "continuing in memory only" in (cache.describe_stall() or "")
         assert await cache.get("big-199") == "x" * 5000

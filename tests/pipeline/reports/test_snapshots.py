@@ -34,11 +34,11 @@ class Part:
 def make_parts(**other: Any) -> Any:
     parts: dict[str, Any] = {
         "source": Part(SourceStatistics(gap=1, lag={("t", 0): 2})),
-        "partitions": Part(PartitionStatistics(names=["t/0"], paused=["t/0"], tasks_held_back=3)),
-        "pool": Part(PoolStatistics(running=4, queued=5, retrying=6, retried=27)),
+        "partitions": Part(PartitionStatistics(names=["t/0"], paused=["t/0"], tasks_held_back=3, size_bytes=34)),
+        "pool": Part(PoolStatistics(4, 5, 6, 27, timeouts=28, attempt_counts=[29], attempt_seconds=30.0)),
         "outbox": Part(OutboxStatistics(delivered=7, skipped=8, sinks={"sinks.kafka.out": SinkStats(7)})),
         "letters": Part(LetterStatistics(written=9, kinds={"task": 9}, dropped=10)),
-        "commits": Part(CommitStatistics(committed={"t/0": 11}, failed=12)),
+        "commits": Part(CommitStatistics(committed={"t/0": 11}, failed=12, flow={"t/0": (31, 32, 33)})),
         "services": Part(ServiceStatistics(PeriodicStatistics(13, 14), CacheStatistics(15, 16, 17), loop_blocks=18)),
         "brake": Part(BrakeStatistics(held=19)),
         "counters": Part(CounterStatistics(20, 21, 22, 23, 24, 25, 26)),
@@ -58,6 +58,11 @@ def test_a_snapshot_has_every_number_of_every_part() -> None:
         tasks_queued=5 + 3,
         tasks_retrying=6,
         tasks_retried=27,
+        in_flight_bytes=34,
+        timeouts=28,
+        attempt_counts=[29],
+        attempt_seconds=30.0,
+        flow={"t/0": (31, 32, 33)},
         tasks_done=22,
         tasks_failed=23,
         delivered=7,
@@ -92,7 +97,7 @@ def test_without_a_brake_nothing_is_held() -> None:
 def test_a_beat_has_what_changed_since_the_one_before() -> None:
     commits = Commits(ScriptedSource(), lambda partition, count: None, AtLeastOnce())
     source = Part(SourceStatistics(0, {("t", 0): 2, ("t", 1): 5}))
-    partitions = Part(PartitionStatistics(["t/0", "t/1"], [], 0))
+    partitions = Part(PartitionStatistics(["t/0", "t/1"], [], 0, 0))
     snapshots = Snapshots(make_parts(commits=commits, source=source, partitions=partitions), dict)
     seen = apply_beat(snapshots.take_beat(whole=True), EngineProgress())
     assert (seen.lag, seen.committed) == ({"t/0": 2, "t/1": 5}, {})
@@ -105,7 +110,7 @@ def test_a_beat_has_what_changed_since_the_one_before() -> None:
         {"t/1": 4},
         None,
     )
-    partitions.value = PartitionStatistics(["t/1"], ["t/1"], 0)
+    partitions.value = PartitionStatistics(["t/1"], ["t/1"], 0, 0)
     source.value = SourceStatistics(0, {("t", 1): 4})
     left = snapshots.take_beat(whole=False)
     assert (left.changes.lag_unknown, left.changes.paused, left.changes.partitions) == (["t/0"], ["t/1"], ["t/1"])

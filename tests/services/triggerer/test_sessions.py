@@ -287,6 +287,18 @@ async def test_replicas_with_different_lists_log_each_difference_once(stage):
     assert sum("another host runs this list" in one["event"] for one in logs) == 1
 
 
+async def until_cancelled(here, name: str) -> None:
+    """Wait until a trigger that is no longer listed is cancelled, which follows the start of those that are."""
+
+    async def is_cancelled() -> bool:
+        [record] = await here.store.read(lambda c: find_triggers(c, [name]))
+        return (record.state, record.reason) == (TriggerState.CANCELLED, "user")
+
+    async with asyncio.timeout(60):
+        while not await is_cancelled():
+            await asyncio.sleep(0.05)
+
+
 async def test_a_list_that_was_read_again_while_waiting_is_what_runs_then(stage):
     first = await stage.started(WAITS)
     await until(lambda: first.owns and "yielded" in DID["waits"])
@@ -298,8 +310,7 @@ async def test_a_list_that_was_read_again_while_waiting_is_what_runs_then(stage)
     await first.end()
     await until(lambda: len(DID["ticks"]) > 1)
     assert DID["waits"].count("run") == 1
-    [record] = await second.store.read(lambda c: find_triggers(c, ["waits"]))
-    assert (record.state, record.reason) == (TriggerState.CANCELLED, "user")
+    await until_cancelled(second, "waits")
 
 
 async def test_what_was_removed_while_down_is_cancelled_by_a_replica_under_another_name(stage):
@@ -308,14 +319,7 @@ async def test_what_was_removed_while_down_is_cancelled_by_a_replica_under_anoth
     await first.vanish()
     second = await stage.started(TICKS, name="two")
     await until(lambda: second.owns and second.replica.host.running == 1)
-
-    async def cancelled() -> bool:
-        [record] = await second.store.read(lambda c: find_triggers(c, ["waits"]))
-        return (record.state, record.reason) == (TriggerState.CANCELLED, "user")
-
-    async with asyncio.timeout(20):
-        while not await cancelled():
-            await asyncio.sleep(0.05)
+    await until_cancelled(second, "waits")
 
 
 # -- one process at a time

@@ -1,13 +1,14 @@
 import de.bwaldvogel.mongo.MongoServer;
 import de.bwaldvogel.mongo.MongoVersion;
 import de.bwaldvogel.mongo.backend.memory.MemoryBackend;
+import java.util.Arrays;
 import java.util.List;
 
 /** Runs a MongoDB server in memory on a port of 127.0.0.1 until standard input ends. */
 public class MongoLauncher {
     private static final class Version implements MongoVersion {
         @Override public String toVersionString() { return "5.0.0"; }
-        @Override public List<Integer> getVersionArray() { return List.of(5, 0, 0, 0); }
+        @Override public List<Integer> getVersionArray() { return Arrays.asList(new Integer[] {5, 0, 0, 0}); }
         @Override public int getWireVersion() { return 13; }
     }
 

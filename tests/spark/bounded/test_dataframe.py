@@ -171,6 +171,7 @@ def test_what_goes_wrong_with_a_batch_is_told_by_its_handlers_words(session, set
         process(twice.union(twice).coalesce(1), Known, settings)
 
 
+@pytest.mark.long
 def test_rows_whose_engine_hangs_again_and_again_end_the_run_by_name(session, settings, monkeypatch):
     monkeypatch.setattr("tidemill.spark.bounded.run.SILENT_SECONDS", 2.0)
 

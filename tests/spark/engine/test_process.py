@@ -15,13 +15,14 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 from pyspark import cloudpickle
+from structlog.testing import capture_logs
 from tests.spark.fake_engine import build
 
 from tidemill.config.settings import Settings
 from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime import log_writer
 from tidemill.runtime.beats import Beat, whole_beat
-from tidemill.runtime.link_messages import Begin, Command, Exit, Go, Hello, LinkAddress, Welcome
+from tidemill.runtime.link_messages import Begin, Command, Exit, Go, Hello, LinkAddress, Refused, Welcome
 from tidemill.runtime.link_server import LinkServer
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.spark.engine.process import DAEMON_VARIABLE, DEADLINE_EXIT, Deadline, EngineJob, EngineProcess, run_slot
@@ -96,6 +97,22 @@ class Driver:
 
     def on_closed(self, link: int) -> None:
         pass
+
+
+def test_an_engine_that_was_replaced_before_it_connected_ends_without_an_error() -> None:
+    driver = Driver()
+    driver.on_hello = lambda link, hello: driver.server.send(link, Refused("it was replaced"))  # type: ignore[method-assign]
+    settings = Settings.model_validate({"kafka": {"brokers": "127.0.0.1:1", "source_topic": "t"}})
+    process = EngineProcess(EngineJob(3, 0, "w", driver.server.start(), settings, b"", {}))
+    try:
+        with capture_logs() as logs:
+            summary = asyncio.run(asyncio.wait_for(process.run(), 20))
+    finally:
+        process.release()
+        driver.server.close()
+
+    assert "it was replaced" in (summary.error or "")
+    assert [(entry["log_level"], entry["reason"]) for entry in logs] == [("info", "it was replaced")]
 
 
 @pytest.mark.parametrize("commands", [(), (Begin(), Go())], ids=["before it begins", "running"])

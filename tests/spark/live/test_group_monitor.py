@@ -120,6 +120,7 @@ while True:
 """
 
 
+@pytest.mark.long
 def test_looking_at_the_group_survives_its_broker(own_kafka, read_member_id):
     broker = own_kafka()
     settings = settings_of(broker)

@@ -217,6 +217,22 @@ def test_a_load_that_takes_long_is_reported(run: Run, logs: list[Any], monkeypat
     run.save("b", lambda: run.live.told)
 
 
+def test_a_save_while_a_load_never_ends_is_answered(run: Run, logs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLOW_LOAD_SECONDS", 0.05)
+    release = threading.Event()
+    run.files.load_next = lambda: (release.wait(60), (Plain(), make_settings()))[1]
+    run.save("b", lambda: logs)
+
+    run.files.save("c")
+
+    assert "saved again, but other code is still being loaded" in logs[1]["event"]
+    assert logs[1]["log_level"] == "warning"
+    release.set()
+    wait_until(lambda: run.reloader.step() or run.live.told)  # type: ignore[func-returns-value]
+    run.files.save("d")
+    assert not [entry for entry in logs[2:] if "saved again" in entry["event"]]
+
+
 def test_a_stop_ends_the_run_although_code_waits_to_start(run: Run) -> None:
     run.save("b", lambda: run.live.told)
     run.reloader.stop()

@@ -69,15 +69,16 @@ def test_a_launch_serves_other_numbers_of_engines_but_no_other_options_environme
     hanging_java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Spark(SparkSettings(), "test", 1).launching() as spark:
-        assert spark.configure(SparkSettings(), "other name", 7)
+        assert spark.configure(SparkSettings(), "other name", 7) == []
         assert spark._conf["spark.master"] == "local[8]"
-        assert not spark.configure(SparkSettings(conf={"spark.driver.memory": "2g"}), "test", 1)
+        assert spark.configure(SparkSettings(conf={"spark.driver.memory": "2g"}), "test", 1) == ["spark.driver.memory"]
         monkeypatch.setenv("SOMETHING_THAT_ENGINES_INHERIT", "1")
-        assert not spark.configure(SparkSettings(), "test", 1)
+        (changed,) = spark.configure(SparkSettings(), "test", 1)
+        assert changed == "environment variable SOMETHING_THAT_ENGINES_INHERIT"
         monkeypatch.delenv("SOMETHING_THAT_ENGINES_INHERIT")
-        assert spark.configure(SparkSettings(), "test", 1)
+        assert spark.configure(SparkSettings(), "test", 1) == []
         monkeypatch.chdir(tmp_path)
-        assert not spark.configure(SparkSettings(), "test", 1)
+        assert spark.configure(SparkSettings(), "test", 1) == ["current folder"]
 
 
 def test_a_launch_uses_the_environment_of_the_moment_at_which_it_was_made(

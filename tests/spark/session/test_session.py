@@ -69,6 +69,7 @@ def test_engines_that_would_never_get_a_core_are_refused() -> None:
         choose_engine_count(SparkSettings(master="local[2]", engines=3), 8)
 
 
+@pytest.mark.long
 def test_a_local_jvm_that_stood_still_holds_it_against_nobody() -> None:
     conf = {
         # What Spark says of itself: two minutes, ten seconds, a minute, sixty times.

@@ -83,6 +83,10 @@ class Backpressure(Generic[LaneT]):
         """How many lanes are assigned."""
         return len(self._loads)
 
+    def count_bytes(self) -> int:
+        """Return how many bytes are in flight; costs by the number of lanes."""
+        return sum(load.size_bytes for load in self._loads.values())
+
     def assign(self, lane: LaneT) -> None:
         """Add a lane, with nothing in flight."""
         self._loads[lane] = _Load()

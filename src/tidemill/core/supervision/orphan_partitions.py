@@ -29,6 +29,8 @@ class OwnerWatch:
     def __init__(self, patience_seconds: float) -> None:
         """Start before the first check."""
         self._patience = patience_seconds
+        #: The partitions that were named, and have had no owner since.
+        self.orphans: list[int] = []
         self._since: dict[int, float] = {}
 
     def check(self, now: float, settled: bool, partitions: Set[int], owned: Set[int]) -> list[int]:
@@ -46,6 +48,7 @@ class OwnerWatch:
         without = partitions - owned
         self._since = {partition: self._since.get(partition, now) for partition in without}
         named = sorted(partition for partition, since in self._since.items() if now - since >= self._patience)
+        self.orphans = sorted(without & {*self.orphans, *named})
         if named:
             self._since = dict.fromkeys(without, now)
         return named

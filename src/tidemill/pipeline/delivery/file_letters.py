@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tidemill.core.errors import RemoteError, describe_error
+from tidemill.core.wording import format_count
 from tidemill.deadletters.files import LetterFile, LetterRow, LettersPlace, check_letters_folder, make_row
 from tidemill.deadletters.letter import Letter
 from tidemill.deadletters.writer import LetterStatistics
@@ -146,7 +147,7 @@ class FileDeadLetters:
         seconds = time.monotonic() - self._since
         if not self._held or seconds < STALLED_SECONDS:
             return None
-        return f"{len(self._held)} letters wait for {seconds:.0f} s to be written to {self._path}"
+        return f"{format_count(len(self._held), 'letter')} waiting for {seconds:.0f} s to be written to {self._path}"
 
     async def close(self) -> None:
         """Confirm nothing more; what waits is written by `publish`, with the outcomes."""

@@ -108,7 +108,10 @@ class Outbox:
 
     def statistics(self) -> OutboxStatistics:
         """Return what happened to payloads so far."""
-        sinks = {sender.label: msgspec.structs.replace(sender.stats) for sender in self._all}
+        sinks = {
+            sender.label: msgspec.structs.replace(sender.stats, send_counts=sender.stats.send_counts.copy())
+            for sender in self._all
+        }
         return OutboxStatistics(
             sum(stats.delivered_payloads for stats in sinks.values()),
             sum(stats.skipped for stats in sinks.values()),

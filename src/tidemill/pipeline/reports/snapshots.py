@@ -32,11 +32,13 @@ class PartitionStatistics(msgspec.Struct, frozen=True):
         names: The names of all of them; another list whenever they change.
         paused: The names of those that backpressure holds.
         tasks_held_back: Tasks that wait until less of their partition waits for sinks, or for their key.
+        size_bytes: The keys and values of messages with unfinished work.
     """
 
     names: list[str]
     paused: list[str]
     tasks_held_back: int
+    size_bytes: int
 
 
 class Partitions(Protocol):
@@ -87,7 +89,8 @@ class Snapshots:
 
     def _merge_whole(self, source: SourceStatistics, partitions: PartitionStatistics) -> EngineProgress:
         progress = self._merge_counts(source, partitions)
-        progress.committed = dict(self._parts.commits.statistics().committed)
+        commits = self._parts.commits.statistics()
+        progress.committed, progress.flow = dict(commits.committed), dict(commits.flow)
         progress.lag = self._name_lag(source.lag)
         progress.paused = partitions.paused
         progress.partitions = partitions.names
@@ -105,6 +108,7 @@ class Snapshots:
         if whole:
             beat = whole_beat(self._merge_whole(source, partitions))
             parts.commits.take_moved()
+            parts.commits.flow.take_moved()
         else:
             changed, unknown = _find_differences(self._sent_lag, lag)
             changes = PartitionChanges(
@@ -113,6 +117,7 @@ class Snapshots:
                 lag_unknown=unknown,
                 paused=None if paused == self._sent_paused else paused,
                 partitions=None if names is self._sent_names else names,
+                flow=parts.commits.flow.take_moved(),
             )
             beat = Beat(self._merge_counts(source, partitions), changes)
         self._sent_lag, self._sent_paused, self._sent_names = lag, paused, names
@@ -131,6 +136,9 @@ class Snapshots:
             tasks_queued=pool.queued + partitions.tasks_held_back,
             tasks_retrying=pool.retrying,
             tasks_retried=pool.retried,
+            timeouts=pool.timeouts,
+            attempt_counts=pool.attempt_counts,
+            attempt_seconds=pool.attempt_seconds,
             tasks_done=counters.tasks_done,
             tasks_failed=counters.tasks_failed,
             delivered=outbox.delivered,
@@ -146,6 +154,7 @@ class Snapshots:
             rss_bytes=process.rss_bytes,
             slowest=parts.slowest.list_tasks(),
             in_flight=counters.in_flight,
+            in_flight_bytes=partitions.size_bytes,
             uncommitted=parts.commits.statistics().failed,
             sinks=outbox.sinks,
             periodic_runs=periodic.runs,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+from bisect import bisect_left
 from typing import Protocol
 
 import msgspec
@@ -19,6 +20,7 @@ from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorR
 from tidemill.pipeline.tasks.process import ProcessOutcome, TaskExecutor
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import throttle
+from tidemill.runtime.progress import DURATION_BOUNDS
 
 log = structlog.get_logger(__name__)
 
@@ -104,12 +106,18 @@ class PoolStatistics(msgspec.Struct, frozen=True):
         queued: Tasks that wait for a slot.
         retrying: Tasks that wait for their next try.
         retried: How often a task that failed was queued again.
+        timeouts: Attempts that took too long.
+        attempt_counts: Attempts that ran, by their duration; see `DURATION_BOUNDS`.
+        attempt_seconds: How long they took together.
     """
 
     running: int
     queued: int
     retrying: int
     retried: int
+    timeouts: int
+    attempt_counts: list[int]
+    attempt_seconds: float
 
 
 class TaskPool:
@@ -133,6 +141,9 @@ class TaskPool:
         self._retrying: set[TaskRun] = set()
         #: How many times a task that failed was queued again.
         self._retried = 0
+        self._timeouts = 0
+        self._attempt_counts = [0] * (len(DURATION_BOUNDS) + 1)
+        self._attempt_seconds = 0.0
         self._killing: set[asyncio.Future[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
         self._dispatching = False
@@ -140,7 +151,19 @@ class TaskPool:
 
     def statistics(self) -> PoolStatistics:
         """Return how many tasks are where now."""
-        return PoolStatistics(len(self._running), len(self._queue), len(self._retrying), self._retried)
+        return PoolStatistics(
+            len(self._running),
+            len(self._queue),
+            len(self._retrying),
+            self._retried,
+            self._timeouts,
+            self._attempt_counts.copy(),
+            self._attempt_seconds,
+        )
+
+    def is_queued(self, run: TaskRun) -> bool:
+        """Tell whether a task waits for a slot; costs by the length of the queue."""
+        return any(queued is run for _, _, queued in self._queue)
 
     def submit(self, run: TaskRun) -> None:
         """Queue a task; it starts as soon as it is the oldest and a slot is free, unless its group is leaving."""
@@ -206,6 +229,10 @@ class TaskPool:
     def _ended(self, run: TaskRun, outcome: ProcessOutcome) -> None:
         self._running.discard(run)
         run.process = None
+        if outcome.pid is not None:
+            self._attempt_counts[bisect_left(DURATION_BOUNDS, outcome.duration_seconds)] += 1
+            self._attempt_seconds += outcome.duration_seconds
+            self._timeouts += outcome.kind is ErrorKind.TIMEOUT
         if run.owner.group.closed or self._closed:
             pass  # another engine owns the work by now
         elif outcome.kind is None and outcome.exit_code is None:

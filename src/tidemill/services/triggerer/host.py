@@ -39,7 +39,7 @@ from tidemill.store.group_commit import EventStore
 from tidemill.store.queries.triggers import claim_triggers, register_triggers, store_serialized
 from tidemill.store.records import TriggerRecord, TriggerSpec
 from tidemill.store.write_retry import write_patiently
-from tidemill.triggers.shared_stream import SharedStreamManager, StreamReport
+from tidemill.triggers.shared_stream import SharedStreamManager, StreamCounts, StreamReport
 
 log = structlog.get_logger(__name__)
 
@@ -67,6 +67,7 @@ class TriggerHost:
         ownership: The session in which the list is run; it has been acquired.
         backoff: The bounds of the pauses before a trigger runs again.
         clock: A monotonic clock, in seconds.
+        counts: What happened in streams is counted there.
 
     Attributes:
         tokens: The tokens of all triggers that were claimed, by their ids.
@@ -80,14 +81,13 @@ class TriggerHost:
         *,
         backoff: Backoff = BACKOFF,
         clock: Callable[[], float] = time.monotonic,
+        counts: StreamCounts | None = None,
     ) -> None:
         """Start nothing yet."""
-        self._database = database
-        self._ownership = ownership
+        self._database, self._ownership = database, ownership
         self._admission = Admission(database, ownership)
         self._backoff = backoff
-        self._monotonic = clock
-        self._clock = PausableClock()
+        self._monotonic, self._clock = clock, PausableClock()
         self.tokens: dict[int, int] = {}
         self.manager = SharedStreamManager(
             max_subscriber_queue=settings.shared_stream_subscriber_queue_size,
@@ -98,6 +98,7 @@ class TriggerHost:
             seat_seconds=settings.seat_seconds,
             list_name=ownership.list_name,
             may_open=ownership.wait_confirmed,
+            counts=counts,
         )
         # An outage has to be noticed long before it makes a subscriber too late.
         stall_seconds = min(STALL_SECONDS, settings.shared_stream_ack_timeout / 4)
@@ -115,8 +116,7 @@ class TriggerHost:
         self._watch = watch_loop(settings.block_threshold_seconds, self._runs)
         self._looking: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._idle = asyncio.Event()
-        self._turns = Turns()
+        self._idle, self._turns = asyncio.Event(), Turns()
         self._stopping: asyncio.Task[int] | None = None
 
     def now(self) -> float:

@@ -11,7 +11,8 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from tidemill.services.triggerer.checking import add_import_folders, read_checke
 from tidemill.services.triggerer.control import control_server
 from tidemill.services.triggerer.host import TriggerHost
 from tidemill.services.triggerer.list_lock import ListLock
+from tidemill.services.triggerer.monitoring import HostMonitor
 from tidemill.services.triggerer.replica import Replica
 from tidemill.services.triggerer.sessions import Ownership, Pace
 from tidemill.services.triggerer.signals import Signals
@@ -133,21 +135,25 @@ async def _run(
                 f"{specs} is already run by process {lock.holder} on this machine; stop that process, or have it "
                 f"reload the list: kill -HUP {lock.holder}"
             )
-        database = await _open_store(url, signals)
-        if database is None:
-            return ExitCode.OK
-        try:
-            ownership = Ownership(database, name, name=find_worker_name(settings), lock=lock, pace=pace)
-            replica = Replica(
-                ownership,
-                lambda: TriggerHost(database, settings.triggerer, ownership),
-                lambda: read_checked(specs),
-                Retention(database, settings.store).run,
-            )
-            log.info("the trigger host is starting", triggers=len(found), store=database.label, list=name)
-            unconfirmed = await _take_part(replica, specs, found, signals)
-        finally:
-            await database.close()
+        worker = find_worker_name(settings)
+        monitor = HostMonitor(settings.metrics, worker, name)
+        with monitor.serve():
+            database = await _open_store(url, signals)
+            if database is None:
+                return ExitCode.OK
+            try:
+                ownership = Ownership(database, name, name=worker, lock=lock, pace=pace)
+                replica = monitor.replica = Replica(
+                    ownership,
+                    lambda: TriggerHost(database, settings.triggerer, ownership, counts=monitor.counts),
+                    lambda: read_checked(specs),
+                    Retention(database, settings.store).run,
+                )
+                log.info("the trigger host is starting", triggers=len(found), store=database.label, list=name)
+                report = partial(_report, replica, monitor)
+                unconfirmed = await _take_part(replica, report, specs, found, signals)
+            finally:
+                await database.close()
     finally:
         lock.release()
     if unconfirmed:
@@ -174,9 +180,11 @@ async def _open_store(url: str, signals: Signals) -> Database | None:
         stopping.cancel()
 
 
-async def _take_part(replica: Replica, specs: Path, found: list[TriggerSpec], signals: Signals) -> int:
+async def _take_part(
+    replica: Replica, report: Callable[[], dict[str, Any]], specs: Path, found: list[TriggerSpec], signals: Signals
+) -> int:
     """Run the list, or wait for it, until a signal ends it or nothing is left to run; return what was not stored."""
-    control = control_server(specs, lambda: _report(replica))
+    control = control_server(specs, report)
     await control.start()
     running = asyncio.ensure_future(replica.run(found))
     stopping = asyncio.ensure_future(signals.stop.wait())
@@ -200,9 +208,10 @@ def _describe_lane(lane: object) -> str:
     return "" if lane is None else str(lane)
 
 
-def _report(replica: Replica) -> dict[str, Any]:
+def _report(replica: Replica, monitor: HostMonitor) -> dict[str, Any]:
     host = replica.host
     report = {"pid": os.getpid(), **replica.report(), "running": 0, "store": None, "streams": []}
+    report["metrics"] = monitor.address
     if host is not None:
         now = host.now()
         streams = [_describe_stream(stream, now) for stream in host.report()]

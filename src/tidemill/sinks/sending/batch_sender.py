@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -22,13 +23,14 @@ from tidemill.core.delivery.send_queue import SendQueue
 from tidemill.core.errors import InvariantError, RemoteError, describe_error, escape_surrogates
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import throttle
-from tidemill.runtime.progress import SinkStats
+from tidemill.runtime.progress import DURATION_BOUNDS, SinkStats
 from tidemill.sinks.base import Encoded, Refusal, Sink, encode_checked
 from tidemill.sinks.sending.sender import Sender
 from tidemill.sinks.sending.submission import DeliveryLane, Entry, Failure, Question, QueuedPayload, Submission
 
 log = structlog.get_logger(__name__)
 
+_BREAKER_STATES = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
 #: A batch that the sink does not answer for this long is reported as stalled.
 SLOW_SECONDS = 5.0
 #: A sink may take this long to close.
@@ -184,8 +186,16 @@ class BatchSender:
                 self._note_error(_choose_error(refused), len(refused))
             effects = self._queue.note_answers(answers, self._loop.time(), bits)
         finally:
+            self._note_duration(self._loop.time() - self._sent_at)
             self._sent_at = None
         self._apply(effects)
+
+    def _note_duration(self, seconds: float) -> None:
+        stats = self.stats
+        if not stats.send_counts:
+            stats.send_counts = [0] * (len(DURATION_BOUNDS) + 1)
+        stats.send_counts[bisect_left(DURATION_BOUNDS, seconds)] += 1
+        stats.send_seconds += seconds
 
     async def _collect_answers(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
         call = self._loop.create_task(self.sink.send(batch))
@@ -247,6 +257,7 @@ class BatchSender:
                     "a sink keeps failing; its circuit breaker is open", sink=self.label, error=self._find_reason()
                 )
         self._breaker = state
+        self.stats.breaker_state = _BREAKER_STATES[state]
 
     def _find_reason(self) -> str | None:
         return self.failing[:2000] if self.failing is not None else self.stats.last_error

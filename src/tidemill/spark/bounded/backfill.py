@@ -23,6 +23,7 @@ from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.ranges import Chunk, check_order, choose_piece_size, group_pieces, parse_position, split
+from tidemill.core.wording import format_count
 from tidemill.pipeline.bounded import make_bounded_settings
 from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.exitcode import ExitCode
@@ -318,11 +319,11 @@ class Backfill:
         """Refuse a run whose outcomes are not where this process looks for them."""
         incomplete = sorted(set(range(len(todo.parts))) - {result.index for result in results if result.complete})
         if incomplete:
-            raise RemoteError(f"{len(incomplete)} ranges were not finished; run the same backfill again")
+            raise RemoteError(f"not finished: {format_count(len(incomplete), 'range')}; run the same backfill again")
         if left := self._folder.find_left(todo.plan):
             raise ConfigError(
-                f"the outcomes of {len(left)} ranges are not in {self._folder.path}: engines on other hosts wrote them "
-                "there; put the folder on storage that all hosts share, and run the backfill again"
+                f"the outcomes of {format_count(len(left), 'range')} are not in {self._folder.path}: engines on other "
+                "hosts wrote them there; put the folder on storage that all hosts share, and run the backfill again"
             )
         todo.letters.check(results)
 

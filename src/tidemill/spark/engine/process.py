@@ -29,7 +29,7 @@ from pyspark import cloudpickle
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError, describe_error
 from tidemill.runtime.beats import Beat, whole_beat
-from tidemill.runtime.engine_link import RECONNECT_SECONDS, EngineLink
+from tidemill.runtime.engine_link import RECONNECT_SECONDS, EngineLink, EngineRefusedError
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity, new_engine_id
 from tidemill.runtime.link_messages import Begin, Command, Drain, Exit, Go, Hello, LinkAddress, Pause, Release, Resume
@@ -276,6 +276,9 @@ class EngineProcess:
             if not self._is_abandoned:
                 raise
             return make_failed_summary(self._job, RemoteError("this engine is no longer supervised"))
+        except EngineRefusedError as error:
+            log.info("this engine is not needed any more; it does not start", reason=str(error))
+            return make_failed_summary(self._job, error)
         except RemoteError as error:
             log.error("cannot connect to the driver; this engine does not start", error=str(error))  # noqa: TRY400
             return make_failed_summary(self._job, error)

@@ -49,6 +49,11 @@ class GroupWatch:
         #: How many times the group had to rebalance.
         self.mended = 0
 
+    @property
+    def orphans(self) -> list[int]:
+        """The partitions that had no owner for too long when the group was last looked at."""
+        return self._watch.orphans
+
     def __enter__(self) -> Self:
         """Start."""
         self._thread.start()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -110,6 +111,8 @@ class Reloader:
         self._inbox: queue.SimpleQueue[reload.Input | tuple[str, Code]] = queue.SimpleQueue()
         self._over = False
         self._loads = 0
+        #: When the load that is under way began.
+        self._load_started: float | None = None
 
     # -- any thread ------------------------------------------------------------------------------------------
 
@@ -118,6 +121,10 @@ class Reloader:
         self._put(reload.EnginesReady())
 
     def _on_saved(self) -> None:
+        started = self._load_started
+        if started is not None and (seconds := time.monotonic() - started) > SLOW_LOAD_SECONDS:
+            text = "the code was saved again, but other code is still being loaded; if it never ends, restart tidemill"
+            log.warning(text, seconds=round(seconds, 1))
         self._put(reload.Saved(self._files.fingerprint()))
 
     def _put(self, event: reload.Input | tuple[str, Code]) -> None:
@@ -199,6 +206,7 @@ class Reloader:
         watch = threading.Timer(SLOW_LOAD_SECONDS, log.warning, [text], {"seconds": SLOW_LOAD_SECONDS})
         watch.daemon = True
         watch.start()
+        self._load_started = time.monotonic()
         result: reload.Input | tuple[str, Code]
         try:
             result = name, self._load_code()
@@ -209,6 +217,7 @@ class Reloader:
             result = reload.LoadFailed(describe_error(error))
         finally:
             watch.cancel()
+            self._load_started = None
         saved = name
         with contextlib.suppress(Exception):  # a result must follow
             saved = self._files.fingerprint()

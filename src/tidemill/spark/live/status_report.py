@@ -18,7 +18,12 @@ _WELL = ("running", "finished")
 
 
 def build_report(
-    settings: Settings, worker: str, state: RunState, progress: PipelineProgress, rate: float
+    settings: Settings,
+    worker: str,
+    state: RunState,
+    progress: PipelineProgress,
+    rate: float,
+    metrics_address: str | None = None,
 ) -> dict[str, Any]:
     """Return the document.
 
@@ -28,6 +33,7 @@ def build_report(
         state: The moment.
         progress: The sums over its engines.
         rate: Messages per second.
+        metrics_address: The URL of metrics and health.
     """
     kafka = settings.kafka
     problems = find_problems(state, progress)
@@ -61,6 +67,7 @@ def build_report(
         | {"dropped": progress.letters_dropped},
         "sinks": {place: msgspec.to_builtins(stats) for place, stats in progress.sinks.items()},
         "waits_for": progress.stalled,
+        "metrics": metrics_address,
     }
 
 

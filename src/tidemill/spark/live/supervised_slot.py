@@ -12,11 +12,15 @@ from tidemill.core.supervision.slot_events import Ending
 from tidemill.runtime.link_messages import Hello
 from tidemill.runtime.progress import EngineProgress, EngineSummary
 from tidemill.spark.live.jobs import JobThread
-from tidemill.spark.progress import EngineStatus
+from tidemill.spark.progress import EngineStatus, sum_progress
 
 
 class SupervisedSlot:
-    """One slot with what the supervisor knows of it. Changed on the link's loop only, read from anywhere."""
+    """One slot with what the supervisor knows of it. Changed on the link's loop only, read from anywhere.
+
+    Invariant: the sum of `past` and `progress` in a status never goes back when an engine is replaced: both change at
+    once, and what an engine did last is part of `past` before the next one counts.
+    """
 
     def __init__(self, number: int, limits: SlotLimits, jobs: JobThread) -> None:
         """Start without an engine."""
@@ -26,9 +30,9 @@ class SupervisedSlot:
         self.links: dict[int, int] = {}  # run token -> link
         self.last_run_token = 0
         self.hello: Hello | None = None
-        self.progress: EngineProgress | None = None
-        #: What earlier engines did, summed up.
-        self.past: EngineProgress | None = None
+        # What earlier engines did, summed up, and the last snapshot of the current one: one object for readers.
+        self._done: tuple[EngineProgress | None, EngineProgress | None] = (None, None)
+        self._counted_token = 0
         self.summary: EngineSummary | None = None
         self.withheld: slot_events.JobEnded | None = None
         self.starts = 0
@@ -46,12 +50,35 @@ class SupervisedSlot:
         self.ready = False
 
     @property
+    def progress(self) -> EngineProgress | None:
+        """The last snapshot of the current engine."""
+        return self._done[1]
+
+    @progress.setter
+    def progress(self, progress: EngineProgress) -> None:
+        self._done = (self._done[0], progress)
+
+    def retire_engine(self) -> None:
+        """Count what the current engine did as past: another one takes its place."""
+        past, progress = self._done
+        if progress is not None:
+            self._done = (sum_progress([part for part in (past, progress) if part is not None], []), None)
+
+    def admit(self, run_token: int, hello: Hello) -> None:
+        """Note the engine of this slot: a new one, or the current one on another connection."""
+        if run_token != self._counted_token:
+            self.retire_engine()
+            self._counted_token = run_token
+        self.hello = hello
+
+    @property
     def link(self) -> int | None:
         """The link of the current engine."""
         return self.links.get(self.machine.run_token or 0)
 
     def status(self, now: float) -> EngineStatus:
         """Return how the slot stands."""
+        past, progress = self._done
         return EngineStatus(
             slot=self.number,
             state=str(self.machine.state),
@@ -59,7 +86,8 @@ class SupervisedSlot:
             host=self.hello.host if self.hello is not None else None,
             starts=self.starts,
             silent_seconds=now - self.last_seen if self.link is not None else None,
-            progress=self.progress,
+            progress=progress,
+            past=past,
         )
 
 

@@ -37,7 +37,7 @@ from tidemill.runtime.link_messages import (
     Welcome,
 )
 from tidemill.runtime.link_server import LinkServer
-from tidemill.runtime.progress import EngineProgress, EngineSummary, brake_name
+from tidemill.runtime.progress import EngineProgress, EngineSummary, brake_name, list_waits
 from tidemill.spark.engine.process import EngineJob
 from tidemill.spark.live.jobs import JobOutcome, JobThread, job_group, read_outcome
 from tidemill.spark.live.supervised_slot import Caller, SupervisedSlot
@@ -165,7 +165,7 @@ class Supervisor:
         """Return what all engines did so far, ended ones included."""
         now = time.monotonic()
         statuses = [slot.status(now) for slot in self._slots]
-        past = [slot.past for slot in self._slots if slot.past is not None]
+        past = [status.past for status in statuses if status.past is not None]
         last = [status.progress for status in statuses if status.progress is not None]
         return sum_progress(past, last, statuses, self._partition_sums)
 
@@ -231,7 +231,8 @@ class Supervisor:
         if caller.slot.link == link:
             caller.slot.progress = progress
             caller.slot.last_seen = time.monotonic()
-            for name, text in self._stalls.feed(caller.slot.number, progress.stalled, caller.slot.last_seen):
+            waits = list_waits(progress.stalled)
+            for name, text in self._stalls.feed(caller.slot.number, waits, caller.slot.last_seen):
                 log.warning("the pipeline waits", slot=caller.slot.number, waits_for=name, why=text)
             if progress.partitions and self._group.holding:
                 self._carry_out(self._group.note_partitions(caller.slot.number))
@@ -350,15 +351,15 @@ class Supervisor:
     def _submit(self, slot: SupervisedSlot, job_token: int) -> None:
         if self._exiting:
             return
-        if slot.progress is not None:
-            slot.past = sum_progress([part for part in (slot.past, slot.progress) if part is not None], [])
-        slot.progress = slot.summary = slot.hello = None
+        slot.retire_engine()
+        slot.summary = slot.hello = None
         slot.starts += 1
         slot.jobs.submit(self._make_job(slot.number, job_token, self._address))
 
     def _admit(self, slot: SupervisedSlot, run_token: int) -> None:
         link = slot.links[run_token]
-        slot.hello = hello = self._callers[link].hello
+        hello = self._callers[link].hello
+        slot.admit(run_token, hello)
         slot.last_seen = time.monotonic()
         self._server.send(link, Welcome(run_token))
         # One that reconnects may have missed a command to all.

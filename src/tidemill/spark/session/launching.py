@@ -15,7 +15,7 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -87,9 +87,9 @@ class JvmLaunch:
             self._begun = True
             threading.Thread(target=self._run, name="tidemill-launch", daemon=True).start()
 
-    def serves(self, conf: Mapping[str, str]) -> bool:
-        """Tell whether a JVM launched now, for this configuration, would be launched in the same way."""
-        return self._described == _describe_launch(conf, dict(os.environ))
+    def find_changes(self, conf: Mapping[str, str]) -> list[str]:
+        """Return the names of what a JVM launched now, for this configuration, would be given in another way."""
+        return self._described.find_changes(_describe_launch(conf, dict(os.environ)))
 
     def open_gateway(self) -> Any:
         """Return pyspark's gateway to the JVM, once it listens.
@@ -197,9 +197,29 @@ def _launch_conf(conf: Mapping[str, str]) -> dict[str, str]:
     return launch
 
 
-def _describe_launch(conf: Mapping[str, str], environ: Mapping[str, str]) -> object:
-    """Return what a JVM launched now would be given: options, environment, current folder."""
+class _Description(NamedTuple):
+    """What a JVM is given: options, environment, current folder."""
+
+    conf: Mapping[str, str]
+    environ: Mapping[str, str]
+    folder: Path | None
+
+    def find_changes(self, now: _Description) -> list[str]:
+        """Return the names, never the values, of what is different now."""
+        names = [
+            *_find_differences(self.conf, now.conf),
+            *(f"environment variable {name}" for name in _find_differences(self.environ, now.environ)),
+        ]
+        return names if self.folder == now.folder else [*names, "current folder"]
+
+
+def _find_differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+
+
+def _describe_launch(conf: Mapping[str, str], environ: Mapping[str, str]) -> _Description:
+    """Return what a JVM launched now would be given."""
     folder: Path | None = None
     with contextlib.suppress(OSError):  # it has been removed
         folder = Path.cwd()
-    return _launch_conf(conf), environ, folder
+    return _Description(_launch_conf(conf), environ, folder)

@@ -100,18 +100,17 @@ class Spark:
         finally:
             self.abandon()
 
-    def configure(self, settings: SparkSettings, app_name: str, engines: int) -> bool:
+    def configure(self, settings: SparkSettings, app_name: str, engines: int) -> list[str]:
         """Use another configuration from `start` on, if the JVM that was launched can serve it. Does not block.
 
         Returns:
-            False if this process would launch its JVM in another way now, since its configuration, environment or
-            current folder has changed; then nothing is changed here.
+            Why it cannot, as names of options, of environment variables, or of the current folder: this process would
+            launch its JVM in another way now. Then nothing is changed here. Empty if it can.
         """
         conf = spark_conf(settings, app_name, engines)
-        if not self._launch.serves(conf):
-            return False
-        self._settings, self._conf = settings, conf
-        return True
+        if not (changes := self._launch.find_changes(conf)):
+            self._settings, self._conf = settings, conf
+        return changes
 
     def abandon(self) -> None:
         """End a JVM that was launched but not started; does nothing after `start`."""

@@ -83,7 +83,7 @@ class AckStream:
         self._room = Bell()
         self._deadlines = Bell()
         self._held = False
-        self._advancer = Advancer(key, self.group, self._room, self.abandon, log)
+        self._advancer = Advancer(key, self.group, self._room, self.abandon, log, settings.counts)
         #: Rung when an event may have been resolved.
         self.pump = self._advancer.pump
         self._advancing: asyncio.Task[None] | None = None

@@ -21,6 +21,7 @@ from tidemill.triggers.stream_api import (
     SubscriberObserver,
 )
 from tidemill.triggers.streams.bell import Bell
+from tidemill.triggers.streams.life import StreamCounts
 
 
 class Advancer:
@@ -32,6 +33,7 @@ class Advancer:
         room: Rung when the group is no longer full.
         on_failed: Called when `advance` raised, with what every subscriber gets.
         log: A structlog logger.
+        counts: Where advanced events are counted.
 
     Attributes:
         pump: Rung when an event may have been resolved.
@@ -44,6 +46,7 @@ class Advancer:
         room: Bell,
         on_failed: Callable[[BaseException], None],
         log: Any,
+        counts: StreamCounts,
     ) -> None:
         """Advance nothing yet."""
         self.pump = Bell()
@@ -52,6 +55,7 @@ class Advancer:
         self._room = room
         self._on_failed = on_failed
         self._log = log
+        self._counts = counts
         self._drained = Bell()
         # Nothing more is advanced.
         self._abandoned = False
@@ -78,6 +82,7 @@ class Advancer:
                     return
                 full = group.full_since is not None
                 group.settle(batch)
+                self._counts.advanced += len(batch.entries)
                 if full:
                     self._room.ring()
             if final:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from tidemill.core.streams.members import StreamLimits
@@ -34,6 +34,17 @@ async def at_once() -> None:
     """Wait for nothing."""
 
 
+@dataclass(slots=True)
+class StreamCounts:
+    """What happened in all shared streams of a process, for metrics.
+
+    Attributes:
+        advanced: Events that producers were told about.
+    """
+
+    advanced: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
     """The limits of a shared stream, as `SharedStreamManager` describes them."""
@@ -46,6 +57,7 @@ class StreamSettings:
     seat_seconds: float = 0.0
     step_seconds: float = STEP_SECONDS
     may_open: Callable[[], Awaitable[None]] = at_once
+    counts: StreamCounts = field(default_factory=StreamCounts)
 
     @property
     def burst(self) -> int:

@@ -27,7 +27,7 @@ from tidemill.triggers.base import BaseEventTrigger
 from tidemill.triggers.stream_api import StreamEnded
 from tidemill.triggers.streams.ack import AckStream
 from tidemill.triggers.streams.fast import FastStream
-from tidemill.triggers.streams.life import STEP_SECONDS, Stream, StreamSettings, at_once
+from tidemill.triggers.streams.life import STEP_SECONDS, Stream, StreamCounts, StreamSettings, at_once
 from tidemill.triggers.streams.report import StreamReport, report_stream
 from tidemill.triggers.streams.subscription import AckSubscription, FastSubscription
 
@@ -50,6 +50,7 @@ class SharedStreamManager:
         list_name: The value of `LIST_NAME` for the producers.
         step_seconds: How long each step of the end of a stream may take.
         may_open: Awaited before a producer's stream is opened; returns when this process may read from upstream.
+        counts: Where events are counted; None: in an object of its own.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class SharedStreamManager:
         list_name: str = "",
         step_seconds: float = STEP_SECONDS,
         may_open: Callable[[], Awaitable[None]] = at_once,
+        counts: StreamCounts | None = None,
         _now: Callable[[], float] | None = None,
     ) -> None:
         """Start without streams."""
@@ -83,6 +85,7 @@ class SharedStreamManager:
             seat_seconds,
             step_seconds,
             may_open,
+            counts or StreamCounts(),
         )
         self._list_name = list_name
         self._pending_events = PendingEvents()

@@ -1,0 +1,176 @@
+"""Answers `/metrics`, `/healthz` and `/readyz` over HTTP, on threads of its own.
+
+Invariants: nothing of the process waits for it, and it keeps no process from ending; a client that is slow, silent or
+one of too many holds up no other for longer than the timeout. It has no login, so that nothing it answers may be
+secret.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from wsgiref.types import StartResponse, WSGIEnvironment
+
+import structlog
+from prometheus_client import CollectorRegistry, Metric, ProcessCollector, make_wsgi_app
+from prometheus_client.registry import Collector
+
+from tidemill.core.errors import describe_error
+from tidemill.runtime.log import throttle
+from tidemill.runtime.metrics.listening import format_address
+
+log = structlog.get_logger(__name__)
+
+#: How long a client may take to send its request, and to receive the answer.
+CLIENT_SECONDS = 10.0
+#: How many clients may be connected; further ones are disconnected.
+MAX_CLIENTS = 32
+_PAUSE_SECONDS = 0.2
+
+#: Returns why something is not as it should be; nothing: it is.
+Check = Callable[[], list[str]]
+Headers = list[tuple[str, str]]
+ValueT = TypeVar("ValueT")
+
+
+class _Collected(Collector):
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self._collect = collect
+
+    def collect(self) -> Iterable[Metric]:
+        return self._collect()
+
+
+class _RequestHandler(WSGIRequestHandler):
+    timeout = CLIENT_SECONDS
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: probes come every few seconds."""
+
+    def address_string(self) -> str:
+        """Return the client's address; its name would have to be looked up."""
+        return str(self.client_address[0])
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, listener: socket.socket) -> None:
+        super().__init__(listener.getsockname()[:2], _RequestHandler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
+        self.server_name, self.server_port = "localhost", listener.getsockname()[1]
+        self.setup_environ()
+        self._free = threading.BoundedSemaphore(MAX_CLIENTS)
+        self.ended = threading.Event()
+
+    def get_request(self) -> Any:
+        """Accept a client; without a free descriptor, the next attempt is a moment later."""
+        try:
+            return super().get_request()
+        except OSError:
+            self.ended.wait(_PAUSE_SECONDS)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore what goes wrong with a client; it has gone, or was too slow."""
+
+
+class MetricsEndpoint:
+    """Answers while the block runs.
+
+    Args:
+        listener: A listening socket; it is closed at the end.
+        collect: Returns the metrics; called for each scrape, on any thread.
+        find_dead: Why the process should be restarted, for `/healthz`.
+        find_unready: Why it is not ready, for `/readyz`.
+
+    Attributes:
+        address: The URL without a path.
+    """
+
+    def __init__(
+        self, listener: socket.socket, collect: Callable[[], Iterable[Metric]], find_dead: Check, find_unready: Check
+    ) -> None:
+        """Answer nothing yet."""
+        self.address = format_address(listener)
+        self._listener = listener
+        registry = CollectorRegistry()
+        registry.register(_Collected(collect))
+        ProcessCollector(registry=registry)
+        self._write_metrics = make_wsgi_app(registry)
+        self._checks = {"/healthz": find_dead, "/readyz": find_unready}
+        self._server = _Server(listener)
+        self._server.set_app(self._answer)
+        self._thread = threading.Thread(target=self._serve, name="tidemill-metrics", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Begin to answer."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop answering; does not wait for clients."""
+        self._server.ended.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._thread.join()
+        self._server.server_close()
+
+    def _serve(self) -> None:
+        while not self._server.ended.is_set():
+            try:
+                self._server.handle_request()
+            except Exception as error:  # no more descriptors or threads, for example
+                throttle(log, 60.0).warning("a client of the metrics could not be served", error=describe_error(error))
+
+    def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        path, method = environ.get("PATH_INFO", ""), environ["REQUEST_METHOD"]
+        if method not in ("GET", "HEAD"):
+            return _answer_text(start_response, "405 Method Not Allowed", "use GET\n", [("Allow", "GET, HEAD")])
+        try:
+            if path == "/metrics":
+                body = self._write_metrics({**environ, "REQUEST_METHOD": "GET"}, start_response)
+            elif path in self._checks:
+                body = _answer_check(start_response, self._checks[path]())
+            else:
+                text = "tidemill: /metrics, /healthz, /readyz\n"
+                body = _answer_text(start_response, "200 OK" if path in ("", "/") else "404 Not Found", text)
+        except Exception as error:
+            throttle(log, 60.0).error("a request could not be answered", path=path, error=describe_error(error))
+            body = _answer_text(start_response, "500 Internal Server Error", "see the log of the process\n")
+        return [] if method == "HEAD" else body
+
+
+def _answer_check(start_response: StartResponse, reasons: list[str]) -> list[bytes]:
+    body = json.dumps({"ok": not reasons, "reasons": reasons}).encode() + b"\n"
+    headers = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
+    start_response("503 Service Unavailable" if reasons else "200 OK", headers)
+    return [body]
+
+
+def _answer_text(start_response: StartResponse, status: str, text: str, headers: Headers | None = None) -> list[bytes]:
+    start_response(status, [("Content-Type", "text/plain; charset=utf-8"), *(headers or [])])
+    return [text.encode()]

@@ -1,0 +1,95 @@
+"""Finds the port that an endpoint listens on.
+
+A port that the user chose is the one, or the process does not start; the default one is a wish, since several pipelines
+may run on one machine.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import structlog
+
+from tidemill.config.metrics_settings import MetricsSettings
+from tidemill.core.errors import ConfigError
+
+log = structlog.get_logger(__name__)
+
+#: This many ports are tried, from the default one on.
+TRIED_PORTS = 20
+_BACKLOG = 64
+
+
+def is_port_chosen(configured: MetricsSettings, changed: MetricsSettings) -> bool:
+    """Tell whether the user chose the port, in the configuration or in `on_startup`.
+
+    Args:
+        configured: The section as it was read.
+        changed: The section as `on_startup` left it.
+    """
+    return "port" in configured.model_fields_set or changed.port != configured.port
+
+
+def listen(settings: MetricsSettings, *, is_chosen: bool) -> socket.socket | None:
+    """Return a listening socket; None: all ports that may be tried are in use, which is logged.
+
+    Args:
+        settings: Where to listen.
+        is_chosen: Whether the user chose the port: then no other one is tried.
+
+    Raises:
+        ConfigError: This machine does not have the address, or the chosen port cannot be used.
+    """
+    last = settings.port if is_chosen or not settings.port else min(settings.port + TRIED_PORTS - 1, 65535)
+    for port in range(settings.port, last + 1):
+        try:
+            return _open_socket(settings.host, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or is_chosen:
+                raise ConfigError(_describe_refusal(settings.host, port, error)) from error
+    log.warning(
+        "no metrics and no health endpoint: all ports that were tried are in use; set metrics.port, 0 for any free one",
+        host=settings.host,
+        ports=f"{settings.port} to {last}",
+    )
+    return None
+
+
+def _open_socket(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        # Otherwise connections of an earlier process would keep the port for a minute.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _describe_refusal(host: str, port: int, error: OSError) -> str:
+    why = error.strerror or str(error)
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"metrics.port: port {port} of {host} is in use by another process; set another port, 0 for any free one, "
+            "or metrics.enabled to false"
+        )
+    if error.errno == errno.EACCES:
+        return f"metrics.port: this user may not listen on port {port} of {host} ({why}); set one above 1023"
+    return (
+        f"metrics.host: cannot listen on {host!r} ({why}); set an address of this machine, 127.0.0.1 for this machine "
+        "only, or 0.0.0.0 for all of its addresses"
+    )
+
+
+def format_address(listener: socket.socket) -> str:
+    """Return the URL under which a listener's process is reached from this machine."""
+    host, port = listener.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):  # noqa: S104 - it is compared, not bound
+        host = "127.0.0.1" if host == "0.0.0.0" else "::1"  # noqa: S104
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,140 @@
+"""Serves the metrics and the health of a trigger host; nothing of it is imported if they are off.
+
+The state of a host belongs to its event loop. The endpoint's threads ask the loop for it, so that a loop that does not
+answer shows, too: in `/healthz`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tidemill.config.metrics_settings import MetricsSettings
+from tidemill.core.triggers.group_commit import Standing
+from tidemill.runtime.log import version
+from tidemill.services.triggerer.replica import Replica
+from tidemill.triggers.shared_stream import StreamCounts
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+    from tidemill.services.triggerer.host_metrics import HostState
+
+log = structlog.get_logger(__name__)
+
+#: A loop that does not answer for this long hangs: triggers that block it are named after a fraction of a second.
+LOOP_SECONDS = 5.0
+_HANGS = f"the event loop has not answered for {LOOP_SECONDS:g} s; the log names the trigger that blocks it"
+
+
+class HostMonitor:
+    """The endpoint of a trigger host.
+
+    Args:
+        settings: Where it listens.
+        worker: The worker's name.
+        list_name: The name of the trigger list.
+
+    Attributes:
+        counts: What happens in streams; the host counts it there.
+        replica: What runs the list, or waits for it; None: the store is not open yet.
+        address: The URL; None: there is no endpoint.
+    """
+
+    def __init__(self, settings: MetricsSettings, worker: str, list_name: str) -> None:
+        """Serve nothing yet."""
+        self._settings = settings
+        self._about = (worker, version(), list_name)
+        self.counts = StreamCounts()
+        self.replica: Replica | None = None
+        self.address: str | None = None
+
+    @contextlib.contextmanager
+    def serve(self) -> Iterator[None]:
+        """Answer while the block runs, about what happens on the running loop.
+
+        Raises:
+            ConfigError: The address cannot be listened on.
+        """
+        if not self._settings.enabled:
+            yield
+            return
+        from tidemill.runtime.metrics.endpoint import MetricsEndpoint
+        from tidemill.runtime.metrics.listening import is_port_chosen, listen
+        from tidemill.services.triggerer.host_metrics import collect_metrics
+
+        listener = listen(self._settings, is_chosen=is_port_chosen(self._settings, self._settings))
+        if listener is None:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+
+        def collect() -> Iterator[Metric]:
+            return collect_metrics(self._about, self._ask(loop))
+
+        def find_dead() -> list[str]:
+            try:
+                self._ask(loop)
+            except TimeoutError:
+                return [_HANGS]
+            return []
+
+        def find_unready() -> list[str]:
+            try:
+                return find_reasons(self._ask(loop))
+            except TimeoutError:
+                return [_HANGS]
+
+        with MetricsEndpoint(listener, collect, find_dead, find_unready) as endpoint:
+            self.address = endpoint.address
+            log.info("metrics and health are served", metrics=f"{endpoint.address}/metrics")
+            yield
+
+    def _ask(self, loop: asyncio.AbstractEventLoop) -> HostState:
+        """Return the state, from another thread.
+
+        Raises:
+            TimeoutError: The loop does not answer.
+        """
+        answer: concurrent.futures.Future[HostState] = concurrent.futures.Future()
+
+        def read() -> None:
+            try:
+                answer.set_result(self.read_state())
+            except BaseException as error:
+                answer.set_exception(error)
+
+        loop.call_soon_threadsafe(read)
+        return answer.result(LOOP_SECONDS)
+
+    def read_state(self) -> HostState:
+        """Return the state; call it on the loop."""
+        from tidemill.services.triggerer.host_metrics import HostState
+
+        if self.replica is None:
+            return HostState()
+        host, standby = self.replica.host, self.replica.report()["waits_for"] is not None
+        if host is None or standby:
+            return HostState(standby=standby, advanced=self.counts.advanced)
+        return HostState(
+            active=True,
+            store_open=host.events.standing is not Standing.DOWN,
+            triggers=host.running,
+            streams=host.report(),
+            now=host.now(),
+            advanced=self.counts.advanced,
+        )
+
+
+def find_reasons(state: HostState) -> list[str]:
+    """Return why a trigger host is not ready; one that stands by for another one is."""
+    if state.standby:
+        return []
+    if not state.active:
+        return ["it is starting"]
+    return [] if state.store_open else ["its store cannot be reached"]

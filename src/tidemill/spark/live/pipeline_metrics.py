@@ -1,0 +1,262 @@
+"""The metrics of a pipeline, from the state that its engines send to the driver.
+
+Invariants: counters of an engine include what earlier engines of its slot did, so that they never go back when one is
+replaced; gauges are those of the engine that runs now. Nothing here is called unless somebody asks for metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from prometheus_client import Metric
+
+from tidemill.deadletters.letter import LetterKind
+from tidemill.runtime.metrics.definitions import Definition, Kind
+from tidemill.runtime.metrics.families import Distribution, Sample, build_family
+from tidemill.runtime.progress import DURATION_BOUNDS, EngineProgress, SinkStats, find_stalled_partitions
+from tidemill.spark.progress import EngineStatus, PipelineProgress, sum_progress
+
+#: What a sink's place in the configuration begins with.
+_SINKS = "sinks."
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """One slot as metrics see it.
+
+    Attributes:
+        name: The value of the label `engine`.
+        status: The slot.
+        total: What all of its engines did.
+        now: The state of the current one; empty if there is none.
+    """
+
+    name: str
+    status: EngineStatus
+    total: EngineProgress
+    now: EngineProgress
+
+
+Read = Callable[[EngineView], Iterable[Sample]]
+
+
+def _count(field: str) -> Read:
+    return lambda view: [((view.name,), getattr(view.total, field))]
+
+
+def _gauge(field: str) -> Read:
+    return lambda view: [((view.name,), getattr(view.now, field))]
+
+
+def _count_at_sinks(field: str) -> Read:
+    def read(view: EngineView) -> Iterator[Sample]:
+        for place, stats in view.total.sinks.items():
+            yield (view.name, place.removeprefix(_SINKS)), getattr(stats, field)
+
+    return read
+
+
+def _by_partition(view: EngineView, values: Mapping[str, float]) -> list[Sample]:
+    return [((view.name, partition), value) for partition, value in values.items()]
+
+
+def _read_breakers(view: EngineView) -> list[Sample]:
+    states = dict.fromkeys(view.total.sinks, 0) | {
+        place: stats.breaker_state for place, stats in view.now.sinks.items()
+    }
+    return [((view.name, place.removeprefix(_SINKS)), state) for place, state in states.items()]
+
+
+def _read_send_durations(view: EngineView) -> list[Sample]:
+    return [
+        ((view.name, place.removeprefix(_SINKS)), Distribution(DURATION_BOUNDS, stats.send_counts, stats.send_seconds))
+        for place, stats in view.total.sinks.items()
+        if stats.send_counts
+    ]
+
+
+def _read_durations(view: EngineView) -> list[Sample]:
+    total = view.total
+    if not total.attempt_counts:
+        return []
+    return [((view.name,), Distribution(DURATION_BOUNDS, total.attempt_counts, total.attempt_seconds))]
+
+
+def _read_uncommitted(view: EngineView) -> list[Sample]:
+    flow = view.now.flow
+    open_messages = {name: taken - committed - given_up for name, (taken, committed, given_up) in flow.items()}
+    return [((view.name, partition), open_messages.get(partition, 0)) for partition in view.now.partitions]
+
+
+def _read_stalled(view: EngineView) -> list[Sample]:
+    stalled = find_stalled_partitions(view.now.stalled)
+    return [((view.name, partition), partition in stalled) for partition in view.now.partitions]
+
+
+def _counter(name: str, text: str, *labels: str) -> Definition:
+    return Definition(name, Kind.COUNTER, text, ("engine", *labels))
+
+
+def _gauge_of(name: str, text: str, *labels: str) -> Definition:
+    return Definition(name, Kind.GAUGE, text, ("engine", *labels))
+
+
+WORKER = Definition(
+    "worker_info",
+    Kind.INFO,
+    "The worker: the value is always 1.",
+    ("worker_id", "version", "consumer_group"),
+)
+POOL_MAX = _gauge_of("executor_pool_max", "How many tasks may run at a time.")
+
+#: All metrics of engines, and how each is read.
+ENGINE_METRICS: tuple[tuple[Definition, Read], ...] = (
+    (
+        _gauge_of("engine_running", "1: the engine runs; 0: it is starting, being replaced, or has ended."),
+        lambda view: [((view.name,), view.status.state == "running")],
+    ),
+    (
+        _counter("engine_starts_total", "How often an engine was started in this slot."),
+        lambda view: [((view.name,), view.status.starts)],
+    ),
+    (
+        _counter(
+            "executor_tasks_total", "Tasks that ended: succeeded, or failed after all of their attempts.", "status"
+        ),
+        lambda view: [
+            ((view.name, "succeeded"), view.total.tasks_done),
+            ((view.name, "failed"), view.total.tasks_failed),
+        ],
+    ),
+    (
+        _counter("messages_consumed_total", "Messages that were read.", "partition"),
+        lambda view: _by_partition(view, {name: counts[0] for name, counts in view.total.flow.items()}),
+    ),
+    (
+        _counter("offsets_committed_total", "Messages whose offsets were committed.", "partition"),
+        lambda view: _by_partition(view, {name: counts[1] for name, counts in view.total.flow.items()}),
+    ),
+    (
+        _gauge_of("uncommitted", "Messages that were read and whose offsets are not committed.", "partition"),
+        _read_uncommitted,
+    ),
+    (
+        Definition("executor_duration_seconds", Kind.HISTOGRAM, "How long attempts of tasks ran.", ("engine",)),
+        _read_durations,
+    ),
+    (_counter("executor_timeouts_total", "Attempts that were ended because they took too long."), _count("timeouts")),
+    (_gauge_of("executor_pool_active", "Tasks that run now."), _gauge("tasks_running")),
+    (
+        _counter("task_retries_total", "Attempts that failed and were followed by another one."),
+        _count("tasks_retried"),
+    ),
+    (
+        _gauge_of("offset_lag", "The partition's end minus its committed offset, in messages.", "partition"),
+        lambda view: _by_partition(view, view.now.lag),
+    ),
+    (
+        _gauge_of("partition_stalled", "1: the partition stands still; 0: it does not, or has no work.", "partition"),
+        _read_stalled,
+    ),
+    (
+        _gauge_of("assigned_partitions", "Partitions that the engine owns."),
+        lambda view: [((view.name,), len(view.now.partitions))],
+    ),
+    (
+        _gauge_of("backpressure_active", "1: at least one partition waits for room; 0: none does."),
+        lambda view: [((view.name,), bool(view.now.paused))],
+    ),
+    (
+        _counter("sink_payloads_delivered_total", "Payloads that the sink confirmed.", "sink"),
+        _count_at_sinks("delivered_payloads"),
+    ),
+    (
+        _counter(
+            "sink_deliver_errors_total", "Batches that failed, and answers that refused at least one payload.", "sink"
+        ),
+        _count_at_sinks("error_count"),
+    ),
+    (
+        Definition(
+            "sink_deliver_duration_seconds",
+            Kind.HISTOGRAM,
+            "How long the sink took for a batch, confirmed or not.",
+            ("engine", "sink"),
+        ),
+        _read_send_durations,
+    ),
+    (
+        _gauge_of("sink_breaker_state", "The circuit breaker: 0 closed, 1 half-open, 2 open.", "sink"),
+        _read_breakers,
+    ),
+    (
+        _counter("sink_deliveries_skipped_total", "Payloads that `on_delivery_error` chose to skip.", "sink"),
+        _count_at_sinks("skipped"),
+    ),
+    (
+        _counter("sink_dlq_messages_total", "Payloads that were dead-lettered.", "sink"),
+        _count_at_sinks("dead_lettered"),
+    ),
+    (
+        _gauge_of("in_flight_messages", "Messages that were read and have not left the pipeline."),
+        _gauge("in_flight"),
+    ),
+    (
+        _gauge_of("in_flight_bytes", "Keys and values of messages with unfinished work."),
+        _gauge("in_flight_bytes"),
+    ),
+    (
+        _counter("dead_letters_total", "Dead letters that the broker confirmed, by what failed.", "kind"),
+        lambda view: [((view.name, kind), count) for kind, count in view.total.letter_kinds.items()],
+    ),
+    (
+        _counter("letters_dropped_total", "Dead letters that were given up (`dlq.on_send_failure: drop`)."),
+        _count("letters_dropped"),
+    ),
+    (_counter("cache_hits_total", "Reads of the handler's cache that found a value."), _count("cache_hits")),
+    (_counter("cache_misses_total", "Reads of the handler's cache that found none."), _count("cache_misses")),
+)
+
+#: All metrics of a pipeline.
+DEFINITIONS: tuple[Definition, ...] = (WORKER, POOL_MAX, *(definition for definition, _ in ENGINE_METRICS))
+
+
+class PipelineMetrics:
+    """Collects the metrics of a pipeline; any thread may.
+
+    Args:
+        worker: The values of the labels of `worker_info`.
+        max_executors: How many tasks an engine may run at a time.
+        progress: Returns the sums over all engines, and each of them.
+        sinks: The places of all sinks in the configuration.
+    """
+
+    def __init__(
+        self,
+        worker: tuple[str, str, str],
+        max_executors: int,
+        progress: Callable[[], PipelineProgress],
+        sinks: Iterable[str] = (),
+    ) -> None:
+        """Collect nothing yet."""
+        self._worker = worker
+        self._max_executors = max_executors
+        self._progress = progress
+        # A counter that is there from the start has its first increase counted by `rate`.
+        self._zero = EngineProgress(
+            sinks={place: SinkStats() for place in sinks}, letter_kinds={kind.value: 0 for kind in LetterKind}
+        )
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics as they are now."""
+        views = [self._view(status) for status in self._progress().engines]
+        yield build_family(WORKER, [(self._worker, 1)])
+        yield build_family(POOL_MAX, [((view.name,), self._max_executors) for view in views])
+        for definition, read in ENGINE_METRICS:
+            yield build_family(definition, [sample for view in views for sample in read(view)])
+
+    def _view(self, status: EngineStatus) -> EngineView:
+        past = [self._zero] if status.past is None else [self._zero, status.past]
+        now = status.progress or EngineProgress()
+        return EngineView(str(status.slot), status, sum_progress(past, [now]), now)

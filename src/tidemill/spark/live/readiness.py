@@ -1,0 +1,42 @@
+"""Why a pipeline is not ready: what `/readyz` answers, which anybody who reaches the port may read.
+
+So it names what is wrong and never quotes an error: a sink's answer may contain data. `tidemill status` has the texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidemill.runtime.progress import find_stalled_partitions
+from tidemill.spark.live.status_report import find_problems, is_starting
+from tidemill.spark.progress import PipelineProgress
+from tidemill.spark.run_state import Phase, RunState
+
+#: What an engine waits for outside, by the name under which it reports that.
+_OUTSIDE = {"kafka": "the brokers cannot be reached", "dead letters": "the broker does not accept dead letters"}
+
+
+def find_unready(state: RunState, progress: PipelineProgress, orphans: Sequence[int] = ()) -> list[str]:
+    """Return the reasons; none: it is ready.
+
+    Args:
+        state: The moment.
+        progress: The sums over its engines.
+        orphans: Partitions of the source topic that no engine of the group owns.
+
+    Example:
+        >>> find_unready(RunState(Phase.STOPPING), PipelineProgress())
+        ['it is stopping']
+    """
+    problems = find_problems(state, progress)
+    if is_starting(state, progress) or state.phase is Phase.STOPPING:
+        return problems
+    if state.phase is Phase.DRAINING:
+        return ["it is draining", *problems]
+    if not progress.partitions:
+        problems.append("no partition is assigned to it")
+    problems += [text for name, text in _OUTSIDE.items() if name in progress.stalled]
+    problems += [f"{name} is down" for name in sorted(progress.stalled) if name.startswith("sinks.")]
+    problems += [f"partition {name} stands still" for name in sorted(find_stalled_partitions(progress.stalled))]
+    problems += [f"partition {partition} has no owner" for partition in orphans]
+    return problems

@@ -1,0 +1,119 @@
+"""The metrics and the health of a trigger host, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.registry import Collector
+from tests.runtime.metrics.asking import ask, parse, scrape
+
+from tidemill.config.metrics_settings import MetricsSettings
+from tidemill.core.streams.members import LaneReport
+from tidemill.core.triggers.group_commit import Standing
+from tidemill.services.triggerer import monitoring
+from tidemill.services.triggerer.host_metrics import DEFINITIONS, HostState, collect_metrics
+from tidemill.services.triggerer.monitoring import HostMonitor, find_reasons
+from tidemill.triggers.shared_stream import StreamReport
+
+
+def lane(name: Any, since: float) -> LaneReport[Any]:
+    return LaneReport(name, 1, 0, since, ())
+
+
+STREAMS = (
+    StreamReport(("orders", "eu"), ("a", "b"), {}, 3, None, (lane(("orders", 0), 90.0), lane(None, 50.0))),
+    StreamReport(("orders", "us"), ("c",), {}, 4, None, (lane(("orders", 0), 80.0), lane("/home/me/secret", 40.0))),
+)
+BUSY = HostState(True, True, 5, STREAMS, 100.0, 17)
+
+
+def collected(state: HostState) -> dict[str, dict[tuple[str, ...], float]]:
+    class Collected(Collector):
+        def collect(self):
+            return collect_metrics(("w", "1.0", "list"), state)
+
+    registry = CollectorRegistry()
+    registry.register(Collected())
+    return parse(generate_latest(registry).decode())
+
+
+def test_each_metric_has_the_number_of_the_report_and_no_label_has_a_users_key() -> None:
+    found = collected(BUSY)
+
+    assert found["tidemill_triggers"] == {(): 5}
+    assert found["tidemill_stream_subscribers"] == {(): 3}
+    assert found["tidemill_stream_outstanding"] == {(): 7}
+    assert found["tidemill_stream_advances_total"] == {(): 17}
+    assert found["tidemill_stream_head_age_seconds"] == {("orders/0",): 20.0, ("",): 60.0}
+    assert (found["tidemill_triggerer_active"], found["tidemill_store_open"]) == ({(): 1}, {(): 1})
+    assert set(found) >= {name for definition in DEFINITIONS for name in definition.list_series()}
+
+
+@pytest.mark.parametrize(
+    ("state", "reasons"),
+    [
+        (BUSY, []),
+        (HostState(), ["it is starting"]),
+        (HostState(standby=True), []),
+        (HostState(active=True), ["its store cannot be reached"]),
+    ],
+)
+def test_why_a_host_is_not_ready(state: HostState, reasons: list[str]) -> None:
+    assert find_reasons(state) == reasons
+
+
+class Scripted:
+    """A replica with a host whose store is open."""
+
+    running = 5
+    standing = Standing.OPEN
+
+    @property
+    def host(self) -> Any:
+        return self
+
+    events = property(lambda self: self)
+
+    def now(self) -> float:
+        return 100.0
+
+    def report(self) -> Any:
+        return Reported(STREAMS)
+
+
+class Reported(tuple):
+    """The report of a host, and of a replica."""
+
+    def __getitem__(self, name: Any) -> Any:
+        return None if name == "waits_for" else super().__getitem__(name)
+
+
+async def test_the_endpoint_asks_the_loop_and_says_if_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitoring, "LOOP_SECONDS", 0.2)
+    monitor = HostMonitor(MetricsSettings(port=0), "w", "list")
+    with monitor.serve():
+        address = monitor.address
+        assert address is not None
+        assert await asyncio.to_thread(ask, f"{address}/readyz") == (503, ["it is starting"])
+        monitor.replica = Scripted()  # type: ignore[assignment]
+        assert await asyncio.to_thread(ask, f"{address}/readyz") == (200, [])
+        assert (await asyncio.to_thread(scrape, address))["tidemill_stream_outstanding"] == {(): 7}
+        asking = asyncio.ensure_future(asyncio.to_thread(ask, f"{address}/healthz"))
+        await asyncio.sleep(0)
+        # The answer comes from another thread; this one blocks the loop until then.
+        deadline = time.monotonic() + 60
+        while not asking.done() and time.monotonic() < deadline:
+            time.sleep(0.3)
+            await asyncio.sleep(0)
+        status, [reason] = asking.result()
+        assert (status, "the event loop has not answered" in reason) == (503, True)
+
+
+async def test_off_means_no_endpoint() -> None:
+    monitor = HostMonitor(MetricsSettings(enabled=False), "w", "list")
+    with monitor.serve():
+        assert monitor.address is None
