@@ -16,7 +16,7 @@ from tests.chaos.conftest import ROOT, Site
 from tests.spark.cluster import EXECUTOR_MEMORY, Cluster
 from tests.until import wait_until
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,8 @@ def assert_shipped(site: Site, engines: int) -> None:
 def test_a_live_pipeline_has_engines_on_both_workers_and_survives_the_loss_of_one(site: Site, cluster: Cluster):
     site.feed(400)
     pipeline = site.start(spark=cluster.spark(), handler="Shipped")
-    pipeline.wait_working(120)
-    wait_until(lambda: site.shares() == [2, 2], 90, what="two engines that share the partitions")
+    pipeline.wait_working(300)
+    wait_until(lambda: site.shares() == [2, 2], 300, what="two engines that share the partitions")
     assert cluster.busy() == 2, cluster.state()
     site.feed(3_000)
     wait_until(lambda: sum(site.committed().values()) > 600, 60, what="work under way")
@@ -47,10 +47,10 @@ def test_a_live_pipeline_has_engines_on_both_workers_and_survives_the_loss_of_on
     site.wait_all_committed(150)
     again = site.assert_nothing_lost()
     print("reprocessed", sum(again.values()))
-    wait_until(lambda: site.shares() == [2, 2], 90, what="two engines on the worker that is left")
+    wait_until(lambda: site.shares() == [2, 2], 300, what="two engines on the worker that is left")
     assert cluster.busy() == 1 or len(cluster.alive()) == 2, "the master has not noticed yet"
     pipeline.process.terminate()
-    assert pipeline.wait(90) == 0, pipeline.log
+    assert pipeline.wait(300) == 0, pipeline.log
     assert_shipped(site, 3)
     cluster.replace_worker(0)
 
@@ -68,13 +68,13 @@ def local_cluster() -> dict[str, Any]:
 def test_a_live_pipeline_runs_in_a_local_cluster(site: Site):
     site.feed(400)
     pipeline = site.start(spark=local_cluster())
-    pipeline.wait_working(120)
-    wait_until(lambda: site.shares() == [2, 2], 90, what="two engines that share the partitions")
+    pipeline.wait_working(300)
+    wait_until(lambda: site.shares() == [2, 2], 300, what="two engines that share the partitions")
     site.feed(400)
     site.wait_all_committed(60)
     site.assert_nothing_lost()
     pipeline.process.terminate()
-    assert pipeline.wait(90) == 0, pipeline.log
+    assert pipeline.wait(300) == 0, pipeline.log
 
 
 def backfill(site: Site, spark: dict[str, Any]) -> subprocess.Popen[bytes]:
