@@ -267,6 +267,8 @@ async def test_an_error_in_the_list_s_own_words_names_the_trigger_that_has_it(ho
 async def test_a_stop_does_not_interrupt_a_cleanup_that_has_begun(hosts):
     host = await hosts.start(spec("tidies", hosted.Tidying))
     await until(lambda: "cleaning" in DID["tidies"])
+    # A stop does not wait for the store: the next host would run it again.
+    await until(lambda: not host._runs or not host._runs["tidies"]._pending)
 
     await hosts.stop(host)
 
