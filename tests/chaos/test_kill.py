@@ -21,6 +21,7 @@ def longest_silence(times: list[float]) -> float:
     return max((b - a for a, b in itertools.pairwise(ordered)), default=0.0)
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_sigkill_of_an_engine_at_full_load_loses_nothing_and_disturbs_nobody(site):
     site.feed(200)
@@ -137,7 +138,8 @@ def test_an_engine_whose_place_was_taken_while_it_was_stopped_ends(site):
         thief.close()
 
 
-@pytest.mark.parametrize("how", [pytest.param("stopped", marks=pytest.mark.long), "blocked"])
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["stopped", "blocked"])
 def test_an_engine_that_hangs_is_replaced_and_its_partitions_idle_for_less_than_a_minute(site, how):
     site.feed(40)
     pipeline = site.start(engines=1, handler="BlockOnce")

@@ -213,6 +213,7 @@ def play(group: Group, seconds: float) -> None:
         assert "ended: fenced" not in group.members[worker].log_path.read_text(), "nobody had taken its place"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_rebalances_and_slow_coordinators_repeat_nothing(group: Group) -> None:
     play(group, 12.0)

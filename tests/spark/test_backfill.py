@@ -199,6 +199,7 @@ def test_a_backfill_of_which_too_much_fails_ends_and_is_not_tried_again(site: Si
     assert site.parts() == []
 
 
+@pytest.mark.long
 def test_a_killed_backfill_is_resumed_without_doing_finished_ranges_again(site: Site) -> None:
     site.feed(3_000)
     site.config(executor={"max_executors": 8})

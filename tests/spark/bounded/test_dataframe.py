@@ -291,6 +291,7 @@ def test_rows_and_their_dead_letters_need_no_broker(session, brokerless, tmp_pat
     assert not [path.name for path in Path(brokerless.dlq.path).iterdir() if path.name.startswith("_")]
 
 
+@pytest.mark.long
 def test_a_part_that_spark_starts_again_has_its_letters_once(session, brokerless, tmp_path, monkeypatch):
     monkeypatch.setattr("tidemill.spark.bounded.run.SILENT_SECONDS", 4.0)
     marker = tmp_path / "hung"

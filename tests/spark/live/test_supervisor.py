@@ -330,6 +330,7 @@ def test_exit_now_ends_the_processes_at_once(running: Callable[..., Running]) ->
     wait_until(lambda: not is_running(pid), 3.0)
 
 
+@pytest.mark.long
 def test_spark_sql_reads_the_history_while_it_grows(spark: Spark, tmp_path: Path) -> None:
     async def write() -> None:
         writer = HistoryWriter(tmp_path, Identity("w", 0, "e" * 32, "g"), max_rows=2)

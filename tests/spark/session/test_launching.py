@@ -156,6 +156,7 @@ def test_what_a_start_that_failed_has_used_is_forgotten_unless_the_start_was_abo
     assert (kept.command([]) is not None) is (end == "it is aborted")
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_what_an_earlier_launch_left_is_used_and_a_broken_one_only_costs_time(cache: Path) -> None:
     assert not is_given()
