@@ -40,7 +40,7 @@ class CommitStatistics(msgspec.Struct, frozen=True):
 
 
 class PartitionFlow:
-    """How many messages of each partition were taken, committed, and given up uncommitted, whoever owns it by now.
+    """How many messages of each partition were taken, committed, and given up uncommitted, since the engine started.
 
     Attributes:
         totals: The counts by the partition's name; changes with every call.

@@ -144,6 +144,33 @@ def test_silent_clients_hold_up_no_other_one(start: Start, monkeypatch: pytest.M
             one.close()
 
 
+def test_clients_that_say_nothing_give_way_to_one_that_asks(start: Start) -> None:
+    endpoint = start()
+    host, port = endpoint.address.removeprefix("http://").split(":")
+    silent = [socket.create_connection((host, int(port))) for _ in range(3 * endpoint_module.MAX_CLIENTS)]
+    try:
+        # A probe that is refused has a pipeline restarted that works.
+        assert [ask(f"{endpoint.address}/healthz") for _ in range(10)] == [(200, [])] * 10
+        assert is_disconnected(silent[0])
+    finally:
+        for one in silent:
+            one.close()
+
+
+def test_a_client_that_gets_no_thread_takes_no_place(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = start()
+
+    def fail(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        for _ in range(endpoint_module.MAX_CLIENTS + 1):
+            with pytest.raises(OSError):
+                ask(f"{endpoint.address}/healthz")
+    assert ask(f"{endpoint.address}/healthz") == (200, [])
+
+
 def test_it_ends_at_once_and_its_port_is_free_again_though_a_client_waits(start: Start) -> None:
     asked, go_on = threading.Event(), threading.Event()
 

@@ -1,8 +1,8 @@
 """Answers `/metrics`, `/healthz` and `/readyz` over HTTP, on threads of its own.
 
-Invariants: nothing of the process waits for it, and it keeps no process from ending; a client that is slow, silent or
-one of too many holds up no other for longer than the timeout. It has no login, so that nothing it answers may be
-secret.
+Invariants: nothing of the process waits for it, and it keeps no process from ending; a client that is slow holds up no
+other for longer than the timeout; clients that have not asked anything yet give way to later ones, so that connections
+that are merely open make no health check fail. It has no login, so that nothing it answers may be secret.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ log = structlog.get_logger(__name__)
 
 #: How long a client may take to send its request, and to receive the answer.
 CLIENT_SECONDS = 10.0
-#: How many clients may be connected; further ones are disconnected.
+#: How many clients may be connected. A further one takes the place of the one that has been silent for longest; if all
+#: of them are being answered, it is disconnected.
 MAX_CLIENTS = 32
+#: How long a silent client may take to give way.
+_GIVE_WAY_SECONDS = 1.0
 _PAUSE_SECONDS = 0.2
 
 #: Returns why something is not as it should be; nothing: it is.
@@ -50,6 +53,13 @@ class _Collected(Collector):
 
 class _RequestHandler(WSGIRequestHandler):
     timeout = CLIENT_SECONDS
+
+    def parse_request(self) -> bool:
+        """Read the request; from then on, the client is answered and does not give way."""
+        is_valid = super().parse_request()
+        assert isinstance(self.server, _Server)
+        self.server.note_asked(self.connection)
+        return is_valid
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing: probes come every few seconds."""
@@ -70,6 +80,8 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.server_name, self.server_port = "localhost", listener.getsockname()[1]
         self.setup_environ()
         self._free = threading.BoundedSemaphore(MAX_CLIENTS)
+        # Those that have not asked yet, the oldest one first; every access is one call, which is atomic.
+        self._silent: dict[socket.socket, None] = {}
         self.ended = threading.Event()
 
     def get_request(self) -> Any:
@@ -81,8 +93,13 @@ class _Server(ThreadingMixIn, WSGIServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
+        if self._free.acquire(blocking=False) or self._make_room():
+            self._silent[request] = None
+            try:
+                super().process_request(request, client_address)
+            except BaseException:  # no thread can be started
+                self._forget(request)
+                raise
         else:
             self.shutdown_request(request)
 
@@ -90,7 +107,24 @@ class _Server(ThreadingMixIn, WSGIServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            self._forget(request)
+
+    def _forget(self, request: socket.socket) -> None:
+        self._silent.pop(request, None)
+        self._free.release()
+
+    def note_asked(self, request: socket.socket) -> None:
+        """Note that a client has sent its request."""
+        self._silent.pop(request, None)
+
+    def _make_room(self) -> bool:
+        """Disconnect the client that has been silent for longest; tell whether there was one, and it is gone."""
+        for client in list(self._silent):
+            self._silent.pop(client, None)
+            with contextlib.suppress(OSError):  # it has gone by itself
+                client.shutdown(socket.SHUT_RDWR)  # wakes its thread
+            return self._free.acquire(timeout=_GIVE_WAY_SECONDS)
+        return False
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore what goes wrong with a client; it has gone, or was too slow."""

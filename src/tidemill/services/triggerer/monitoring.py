@@ -43,7 +43,7 @@ class HostMonitor:
     Attributes:
         counts: What happens in streams; the host counts it there.
         replica: What runs the list, or waits for it; None: the store is not open yet.
-        address: The URL; None: there is no endpoint.
+        address: The URL, or None if there is no endpoint.
     """
 
     def __init__(self, settings: MetricsSettings, worker: str, list_name: str) -> None:

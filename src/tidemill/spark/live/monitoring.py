@@ -37,7 +37,7 @@ class Monitored:
 def serve_metrics(
     configured: MetricsSettings, settings: Settings, worker: str, what: Monitored
 ) -> Iterator[str | None]:
-    """Answer while the block runs; yields the URL, None: there is no endpoint.
+    """Answer while the block runs; yields the URL, or None if there is no endpoint.
 
     Args:
         configured: The section as it was read, before `on_startup`.
