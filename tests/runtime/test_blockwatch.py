@@ -74,16 +74,22 @@ async def test_a_callback_that_blocks_has_no_task(found):
 STARVED = """
 import asyncio, os, sys, time
 from tidemill.runtime.blockwatch import BlockWatch
-os.sched_setaffinity(0, {int(sys.argv[1])})
-os.nice(19)
+found = 0
+def tell(block):
+    global found
+    found += 1
+    print(block.cause.value, flush=True)
 async def main():
-    watch = BlockWatch(0.05, lambda block: print(block.cause.value, flush=True))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    os.nice(19)  # only now: what starves is the loop, not the start of Python
+    watch = BlockWatch(0.05, tell)
     watch.start()
-    end = time.monotonic() + 2
-    while time.monotonic() < end:  # short steps: no step of its own is long
+    while found < 5:  # short steps: no step of its own is long
         sum(range(20000))
         await asyncio.sleep(0)
-    watch.close()
+    os._exit(0)  # at this priority Python takes seconds to end
+os.sched_setaffinity(0, {int(sys.argv[1])})
 asyncio.run(main())
 """
 
@@ -92,17 +98,29 @@ def test_a_loop_that_gets_no_cpu_blames_nobody():
     """Busy processes of normal priority share one CPU with a loop of the lowest."""
     cpu = min(os.sched_getaffinity(0))
     hog = f"import os; os.sched_setaffinity(0, {{{cpu}}}); print(flush=True)\nwhile True: pass"
-    hogs = [subprocess.Popen([sys.executable, "-c", hog], stdout=subprocess.PIPE) for _ in range(2)]
+    starved = subprocess.Popen(
+        [sys.executable, "-c", STARVED, str(cpu)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    hogs: list[subprocess.Popen[bytes]] = []
     try:
+        assert starved.stdout is not None
+        assert starved.stdout.readline() == "ready\n"
+        hogs += [subprocess.Popen([sys.executable, "-c", hog], stdout=subprocess.PIPE) for _ in range(2)]
         for process in hogs:  # they run by now
             assert process.stdout is not None
             process.stdout.readline()
-        done = subprocess.run([sys.executable, "-c", STARVED, str(cpu)], capture_output=True, text=True, timeout=60)
+        out, err = starved.communicate("go\n", timeout=100)
     finally:
+        starved.kill()
+        starved.wait()
         for process in hogs:
             process.kill()
             process.wait()
-    causes = done.stdout.split()
-    assert done.returncode == 0, done.stderr
+    causes = out.split()
+    assert starved.returncode == 0, err
     assert "computing" not in causes
     assert causes.count("starved") > len(causes) / 2, causes
