@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import time
 from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -55,6 +57,9 @@ class TaskOwner(Protocol):
     def group(self) -> TaskGroup:
         """The group that its tasks belong to."""
 
+    def find_task_offsets(self, run: TaskRun) -> tuple[tuple[str, int], Sequence[int]]:
+        """Return topic and partition of a task that is not terminal, and the offsets of its messages."""
+
     def park(self, run: TaskRun) -> None:
         """Take back a task that may not start; the owner submits it again when it may."""
 
@@ -71,13 +76,18 @@ class TaskRun:
     __slots__ = (
         "age",
         "attempts",
+        "ended_at",
         "error",
+        "failure",
         "generation",
         "key",
         "owner",
+        "payloads",
         "process",
+        "queued_at",
         "replaced",
         "result",
+        "slot",
         "task",
         "timer",
     )
@@ -89,6 +99,12 @@ class TaskRun:
         self.age = age
         self.key: object = task.task_id
         self.attempts = 0
+        #: When its last try ended, in microseconds since the epoch; 0: it was known when its window was arranged.
+        self.ended_at = 0
+        #: How many payloads its hook returned.
+        self.payloads = 0
+        #: How it failed for good, in words, if it did.
+        self.failure: str | None = None
         #: How many tasks it replaces, each of which replaced the one before.
         self.generation = 0
         self.result: ExecutorResult | None = None
@@ -96,6 +112,9 @@ class TaskRun:
         self.replaced = False
         self.process: object | None = None
         self.timer: asyncio.TimerHandle | None = None
+        #: When it was queued for its last try, in microseconds since the epoch, and its place in the pool meanwhile.
+        self.queued_at = 0
+        self.slot: int | None = None
 
 
 class PoolStatistics(msgspec.Struct, frozen=True):
@@ -135,6 +154,9 @@ class TaskPool:
         self._executor = executor
         self._settings = settings
         self._slots = executor.capacity
+        self._free_slots = list(range(executor.capacity))
+        #: Called with every try that has ended.
+        self.on_attempt: Callable[[TaskRun, ProcessOutcome], None] | None = None
         self._queue: list[tuple[float, int, TaskRun]] = []
         self._order = itertools.count()
         self._running: set[TaskRun] = set()
@@ -170,6 +192,7 @@ class TaskPool:
         if run.owner.group.leaving:
             run.owner.park(run)
             return
+        run.queued_at = time.time_ns() // 1000
         heapq.heappush(self._queue, (run.age, next(self._order), run))
         self._dispatch_soon()
 
@@ -211,6 +234,7 @@ class TaskPool:
     def _start(self, run: TaskRun) -> None:
         task = run.task
         run.attempts += 1
+        run.slot = heapq.heappop(self._free_slots)
         self._running.add(run)
         try:
             stdin = task.stdin.encode() if isinstance(task.stdin, str) else task.stdin or b""
@@ -227,8 +251,12 @@ class TaskPool:
         )
 
     def _ended(self, run: TaskRun, outcome: ProcessOutcome) -> None:
-        self._running.discard(run)
+        if run in self._running:  # else it was abandoned with its group
+            self._release(run)
         run.process = None
+        run.ended_at = time.time_ns() // 1000
+        if self.on_attempt is not None and not (outcome.kind is None and outcome.exit_code is None):
+            self.on_attempt(run, outcome)
         if outcome.pid is not None:
             self._attempt_counts[bisect_left(DURATION_BOUNDS, outcome.duration_seconds)] += 1
             self._attempt_seconds += outcome.duration_seconds
@@ -254,6 +282,11 @@ class TaskPool:
             run.owner.failed(run, _make_error(run.task, outcome, outcome.kind))
         if self._queue:
             self._dispatch()
+
+    def _release(self, run: TaskRun) -> None:
+        self._running.discard(run)
+        if run.slot is not None:
+            heapq.heappush(self._free_slots, run.slot)
 
     def _cannot_spawn(self, run: TaskRun, outcome: ProcessOutcome) -> None:
         """Queue the task again in its place: the machine is short of something, which is not the task's fault."""
@@ -284,7 +317,8 @@ class TaskPool:
         assert group.closed
         theirs = [run for run in self._running if run.owner.group is group]
         if theirs:
-            self._running.difference_update(theirs)
+            for run in theirs:
+                self._release(run)
             processes = [run.process for run in theirs if run.process is not None]
             course = self._executor.kill(processes, self._settings.term_grace_seconds)
             killing = self._tasks.run(f"the end of the tasks of {group.name}", course)
