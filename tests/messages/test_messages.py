@@ -207,6 +207,7 @@ COMMANDS = (
     "doctor missing.yaml --jsno",
     "init",
     "init .",
+    "init ''",
     "broker --topic a/b",
     "broker --topic a:many",
     "broker --topic a:0",
