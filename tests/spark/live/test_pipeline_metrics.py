@@ -62,7 +62,7 @@ def collected(*engines: EngineStatus) -> dict[str, dict[tuple[str, ...], float]]
 
 
 def collect(progress) -> dict[str, dict[tuple[str, ...], float]]:
-    metrics = PipelineMetrics(("w", "1.0", "g"), 8, progress, ["sinks.kafka.out", "sinks.http.api"])
+    metrics = PipelineMetrics(("w", "1.0", "g"), lambda: 8, progress, ["sinks.kafka.out", "sinks.http.api"])
 
     class Collected(Collector):
         def collect(self):
@@ -189,7 +189,7 @@ def test_what_is_not_ready_is_named_without_the_texts_of_errors() -> None:
 def test_an_endpoint_answers_from_the_start_to_the_end_of_a_run() -> None:
     settings = Settings.model_validate({"metrics": {"port": 0}, "sinks": {"filesystem": {"out": {"base_path": "/x"}}}})
     state, progress = [RunState(step="Spark is starting")], [PipelineProgress()]
-    asked = Monitored(lambda: progress[0], lambda: state[0], list)
+    asked = Monitored(lambda: progress[0], lambda: state[0], list, lambda: 4)
 
     with (
         capture_logs() as logs,

@@ -259,7 +259,7 @@ class PipelineMetrics:
 
     Args:
         worker: The values of the labels of `worker_info`.
-        max_executors: How many tasks an engine may run at a time.
+        max_executors: Returns how many tasks an engine may run at a time.
         progress: Returns the sums over all engines, and each of them.
         sinks: The places of all sinks in the configuration.
     """
@@ -267,7 +267,7 @@ class PipelineMetrics:
     def __init__(
         self,
         worker: tuple[str, str, str],
-        max_executors: int,
+        max_executors: Callable[[], int],
         progress: Callable[[], PipelineProgress],
         sinks: Iterable[str] = (),
     ) -> None:
@@ -283,8 +283,9 @@ class PipelineMetrics:
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics as they are now."""
         views = [self._view(status) for status in self._progress().engines]
+        most = self._max_executors()
         yield build_family(WORKER, [(self._worker, 1)])
-        yield build_family(POOL_MAX, [((view.name,), self._max_executors) for view in views])
+        yield build_family(POOL_MAX, [((view.name,), most) for view in views])
         for definition, read in ENGINE_METRICS:
             yield build_family(definition, [sample for view in views for sample in read(view)])
 
