@@ -199,6 +199,7 @@ class DevRun:
             "TIDEMILL_KAFKA__BROKERS": f"localhost:{port}",
             "TIDEMILL_SPARK__ENGINES": "2",
             "TIDEMILL_METRICS__PORT": f"{free_port()}",
+            "TIDEMILL_DEBUG__ENABLED": "false",
             "WORKER_ID": f"dev-{port}",
         }
         self.sent = 0

@@ -102,6 +102,7 @@ class EngineProgress(msgspec.Struct):
         delivered: Payloads that a sink confirmed.
         dead_lettered: Letters that the broker confirmed.
         letter_kinds: The same by kind: parse, task, hook ...
+        recorder_dropped: Rows and events that were recorded, and lost before they were stored.
         letters_dropped: Letters that were given up, by `dlq.on_send_failure: drop`.
         skipped: Failures and payloads that a hook chose to skip.
         warnings: Wrong but harmless things that handlers did (a task id twice, foreign offsets).
@@ -146,6 +147,7 @@ class EngineProgress(msgspec.Struct):
     delivered: int = 0
     dead_lettered: int = 0
     letter_kinds: dict[str, int] = {}
+    recorder_dropped: int = 0
     letters_dropped: int = 0
     skipped: int = 0
     warnings: int = 0

@@ -62,6 +62,7 @@ _COUNTED = (
     "delivered",
     "dead_lettered",
     "letters_dropped",
+    "recorder_dropped",
     "skipped",
     "warnings",
     "gap",
