@@ -81,7 +81,7 @@ class TaskRows:
             outcome.pid,
             run.slot,
             (
-                run.queued_at,
+                run.ended_at - int((time.monotonic() - run.queued_at) * 1_000_000),
                 None if outcome.pid is None else run.ended_at - int(outcome.duration_seconds * 1_000_000),
                 run.ended_at,
             ),

@@ -10,7 +10,6 @@ import asyncio
 import heapq
 import itertools
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -20,9 +19,9 @@ import structlog
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorResult, ExecutorTask
 from tidemill.pipeline.tasks.process import ProcessOutcome, TaskExecutor
+from tidemill.runtime.durations import Durations
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import throttle
-from tidemill.runtime.progress import DURATION_BOUNDS
 
 log = structlog.get_logger(__name__)
 
@@ -105,6 +104,8 @@ class TaskRun:
         self.payloads = 0
         #: How it failed for good, in words, if it did.
         self.failure: str | None = None
+        #: When its latest attempt was queued; seconds, monotonic.
+        self.queued_at = 0.0
         #: How many tasks it replaces, each of which replaced the one before.
         self.generation = 0
         self.result: ExecutorResult | None = None
@@ -112,8 +113,7 @@ class TaskRun:
         self.replaced = False
         self.process: object | None = None
         self.timer: asyncio.TimerHandle | None = None
-        #: When it was queued for its last try, in microseconds since the epoch, and its place in the pool meanwhile.
-        self.queued_at = 0
+        #: Its place in the pool in its last try.
         self.slot: int | None = None
 
 
@@ -126,8 +126,9 @@ class PoolStatistics(msgspec.Struct, frozen=True):
         retrying: Tasks that wait for their next try.
         retried: How often a task that failed was queued again.
         timeouts: Attempts that took too long.
-        attempt_counts: Attempts that ran, by their duration; see `DURATION_BOUNDS`.
-        attempt_seconds: How long they took together.
+        attempts: How long attempts ran.
+        queue_waits: How long tasks waited for a slot.
+        spawns: How long it took to start an attempt.
     """
 
     running: int
@@ -135,8 +136,9 @@ class PoolStatistics(msgspec.Struct, frozen=True):
     retrying: int
     retried: int
     timeouts: int
-    attempt_counts: list[int]
-    attempt_seconds: float
+    attempts: Durations
+    queue_waits: Durations
+    spawns: Durations
 
 
 class TaskPool:
@@ -164,8 +166,7 @@ class TaskPool:
         #: How many times a task that failed was queued again.
         self._retried = 0
         self._timeouts = 0
-        self._attempt_counts = [0] * (len(DURATION_BOUNDS) + 1)
-        self._attempt_seconds = 0.0
+        self._attempts, self._queue_waits, self._spawns = Durations(), Durations(), Durations()
         self._killing: set[asyncio.Future[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
         self._dispatching = False
@@ -179,8 +180,9 @@ class TaskPool:
             len(self._retrying),
             self._retried,
             self._timeouts,
-            self._attempt_counts.copy(),
-            self._attempt_seconds,
+            self._attempts.copy(),
+            self._queue_waits.copy(),
+            self._spawns.copy(),
         )
 
     def is_queued(self, run: TaskRun) -> bool:
@@ -192,7 +194,7 @@ class TaskPool:
         if run.owner.group.leaving:
             run.owner.park(run)
             return
-        run.queued_at = time.time_ns() // 1000
+        run.queued_at = time.monotonic()
         heapq.heappush(self._queue, (run.age, next(self._order), run))
         self._dispatch_soon()
 
@@ -232,7 +234,8 @@ class TaskPool:
                 run.owner.park(run)
 
     def _start(self, run: TaskRun) -> None:
-        task = run.task
+        task, started_at = run.task, time.monotonic()
+        self._queue_waits.add(started_at - run.queued_at)
         run.attempts += 1
         run.slot = heapq.heappop(self._free_slots)
         self._running.add(run)
@@ -249,6 +252,7 @@ class TaskPool:
             self._settings.task_timeout_seconds if task.timeout_seconds is None else task.timeout_seconds,
             lambda outcome: self._ended(run, outcome),
         )
+        self._spawns.add(time.monotonic() - started_at)
 
     def _ended(self, run: TaskRun, outcome: ProcessOutcome) -> None:
         if run in self._running:  # else it was abandoned with its group
@@ -258,8 +262,7 @@ class TaskPool:
         if self.on_attempt is not None and not (outcome.kind is None and outcome.exit_code is None):
             self.on_attempt(run, outcome)
         if outcome.pid is not None:
-            self._attempt_counts[bisect_left(DURATION_BOUNDS, outcome.duration_seconds)] += 1
-            self._attempt_seconds += outcome.duration_seconds
+            self._attempts.add(outcome.duration_seconds)
             self._timeouts += outcome.kind is ErrorKind.TIMEOUT
         if run.owner.group.closed or self._closed:
             pass  # another engine owns the work by now
