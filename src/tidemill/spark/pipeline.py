@@ -111,6 +111,8 @@ class Pipeline:
         self._linked: Supervisor | None = None
         self._group_watch: GroupWatch | None = None
         self._metrics_address: str | None = None
+        #: What the engines run; with `--dev`, other code may follow.
+        self._code: Code | None = None
         self._finished: RunFinished | None = None
         self._drained_at: float | None = None
 
@@ -127,8 +129,8 @@ class Pipeline:
     def run(self, *, tell: bool = True) -> ExitCode:
         """Run until drained, stopped or failed; say which by an exit code.
 
-        In the main thread, SIGTERM and SIGINT are handled: the first one ends the start, or drains; a second one stops
-        at once. What went wrong is logged, and is `error` afterwards.
+        In the main thread, SIGTERM, SIGINT and SIGHUP (unless it is ignored) are handled: the first one ends the start,
+        or drains; a second one stops at once. What went wrong is logged, and is `error` afterwards.
 
         Args:
             tell: Whether to report an error at once; False: the caller does, with `tell_failure`.
@@ -198,18 +200,21 @@ class Pipeline:
                 name_env=settings.worker_name_env,
             ),
             self._open_desk(settings, worker),
-            serve_metrics(configured.metrics, settings, worker, self._monitored()) as self._metrics_address,
+            serve_metrics(configured.metrics, settings, worker, self._monitored(settings)) as self._metrics_address,
         ):
             with foreground.wait_for_brokers(kafka.brokers):
                 partitions = foreground.unless_stopped(lambda: look_up_partitions(settings))
                 foreground.unless_stopped(lambda: refuse_shared_group(settings, worker))
             return self._run_on_spark(spark, settings, worker, packed, partitions)
 
-    def _monitored(self) -> Monitored:
+    def _monitored(self, first: Settings) -> Monitored:
         def find_orphans() -> list[int]:
             return self._group_watch.orphans if self._group_watch is not None else []
 
-        return Monitored(self.progress, self.state, find_orphans)
+        def find_max_executors() -> int:
+            return (self._code.settings if self._code is not None else first).executor.max_executors
+
+        return Monitored(self.progress, self.state, find_orphans, find_max_executors)
 
     def _open_desk(self, settings: Settings, worker: str) -> ControlDesk:
         def report(progress: PipelineProgress, rate: float) -> dict[str, Any]:
@@ -278,6 +283,7 @@ class Pipeline:
         return code
 
     def _job_maker(self, worker: str, code: Code) -> JobMaker:
+        self._code = code
         folders, log_context, factory = list_own_folders(), self._foreground.log_context, self._factory
 
         def make_job(slot: int, job_token: int, address: LinkAddress) -> EngineJob:
