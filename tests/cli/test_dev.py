@@ -197,6 +197,7 @@ class DevRun:
             "TIDEMILL_KAFKA__BROKERS": f"localhost:{port}",
             "TIDEMILL_SPARK__ENGINES": "2",
             "TIDEMILL_METRICS__ENABLED": "false",
+            "TIDEMILL_DEBUG__ENABLED": "false",
             "WORKER_ID": f"dev-{port}",
         }
         self.sent = 0

@@ -60,7 +60,7 @@ def wait_until(reached: Callable[[], bool], process: subprocess.Popen[bytes], fo
 def without_settings() -> dict[str, str]:
     """Return this process's environment without settings."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMILL_")}
-    return {**clean, "TIDEMILL_METRICS__ENABLED": "false"}
+    return {**clean, "TIDEMILL_METRICS__ENABLED": "false", "TIDEMILL_DEBUG__ENABLED": "false"}
 
 
 @pytest.fixture
