@@ -44,6 +44,7 @@ from tidemill.spark.live.recording import record_run
 from tidemill.spark.live.reloader import Code, CodeFiles, Reloader
 from tidemill.spark.live.status_report import build_report
 from tidemill.spark.live.supervisor import JobMaker, Supervisor
+from tidemill.spark.live.web_ui import Watched, WebUi, serve_web
 from tidemill.spark.preflight import (
     StartUp,
     choose_engine_count,
@@ -64,7 +65,6 @@ if TYPE_CHECKING:  # loaded only where something is recorded
     from tidemill.spark.live.run_recorder import RunRecorder
 
 log = structlog.get_logger(__name__)
-
 
 #: A stop takes at most its drain timeout and this, whatever is unreachable; the rest of 5 s is for Spark.
 STOP_SECONDS = 4.0
@@ -119,6 +119,7 @@ class Pipeline:
         self._recorder: RunRecorder | None = None
         #: What the engines run; with `--dev`, other code may follow.
         self._code: Code | None = None
+        self._web: WebUi | None = None
         self._finished: RunFinished | None = None
         self._drained_at: float | None = None
 
@@ -126,6 +127,11 @@ class Pipeline:
     def metrics_address(self) -> str | None:
         """The URL of metrics and health; None: there are none, or none yet."""
         return self._metrics_address
+
+    @property
+    def web_address(self) -> str | None:
+        """Where the web UI is opened, with the key if one is needed; None: there is none, or none yet."""
+        return self._web.address if self._web is not None else None
 
     @property
     def error(self) -> BaseException | None:
@@ -196,7 +202,7 @@ class Pipeline:
         refuse_unrunnable(settings)
         warn_without_topic(configured, settings)
         packed = pack_handler(handler)
-        kafka = settings.kafka
+        kafka, monitored = settings.kafka, self._monitored(settings)
         with (
             WorkerLock(
                 kafka.consumer_group,
@@ -206,8 +212,11 @@ class Pipeline:
                 name_env=settings.worker_name_env,
             ),
             self._open_desk(settings, worker),
-            serve_metrics(configured.metrics, settings, worker, self._monitored(settings)) as self._metrics_address,
+            serve_metrics(configured.metrics, settings, worker, monitored) as self._metrics_address,
             record_run(settings, worker, self.progress) as self._recorder,
+            serve_web(
+                Watched(monitored, settings, configured, worker, self._release, self.drain, self._metrics_address)
+            ) as self._web,
         ):
             with foreground.wait_for_brokers(kafka.brokers):
                 partitions = foreground.unless_stopped(lambda: look_up_partitions(settings))
@@ -223,14 +232,18 @@ class Pipeline:
 
         return Monitored(self.progress, self.state, find_orphans, find_max_executors)
 
+    def _release(self) -> list[dict[str, Any]]:
+        live = self._linked
+        return live.release() if live is not None else []
+
     def _open_desk(self, settings: Settings, worker: str) -> ControlDesk:
         def report(progress: PipelineProgress, rate: float) -> dict[str, Any]:
-            return build_report(settings, worker, self.state(), progress, rate, self._metrics_address)
+            addresses = {"metrics": self._metrics_address, "web": self.web_address}
+            return build_report(settings, worker, self.state(), progress, rate, addresses)
 
         async def release(request: dict[str, Any]) -> dict[str, Any]:
-            live = self._linked
             try:
-                return {"engines": await asyncio.to_thread(live.release) if live is not None else []}
+                return {"engines": await asyncio.to_thread(self._release)}
             except RemoteError as error:
                 return {"error": str(error)}
 
@@ -262,9 +275,10 @@ class Pipeline:
         spark.watch(lambda: self._foreground.wakes.put(Wake.SPARK_LOST))
         self._live = live
         try:
-            open_link = LinkServer if self._recorder is None else self._recorder.open_link
-            live.start(bind_host=host, open_link=open_link)
+            live.start(bind_host=host, open_link=self._recorder.open_link if self._recorder else LinkServer)
             self._linked = live
+            if self._web is not None:
+                self._web.begin()
             self._foreground.states.enter(Phase.RUNNING)
             self._group_watch = GroupWatch(settings)
             with self._group_watch, self._reloader.attach(live) if self._reloader else nullcontext():
@@ -326,11 +340,8 @@ class Pipeline:
                     self._stop_reloads()
                     self._drained_at = self._drained_at or time.monotonic()
                     now = live.progress()
-                    log.info(
-                        "draining: no more messages are read; a second signal stops at once",
-                        **lag_fields(now),
-                        in_flight=now.in_flight,
-                    )
+                    text = "draining: no more messages are read; a second signal stops at once"
+                    log.info(text, **lag_fields(now), in_flight=now.in_flight)
                     self._foreground.states.enter(Phase.DRAINING, drain_seconds)
                     live.drain()
                 case Wake.STOP:
