@@ -191,12 +191,12 @@ class EngineRecorder:
             errors, refused, skipped = self._sinks.get(place, (0, 0, 0))
             if stats.error_count > errors:
                 data: dict[str, str | int | float] = {
-                    "errors": stats.error_count - errors,
+                    "count": stats.error_count - errors,
                     "payloads": stats.refused - refused,
                 }
                 self.events.add(EventKind.SINK_ERROR, stats.last_error or "", sink=place, data=data)
             if stats.skipped > skipped:
-                text, data = stats.last_error or "", {"payloads": stats.skipped - skipped}
+                text, data = stats.last_error or "", {"count": stats.skipped - skipped}
                 self.events.add(EventKind.SINK_SKIPPED, text, sink=place, data=data)
             self._sinks[place] = (stats.error_count, stats.refused, stats.skipped)
 
