@@ -113,9 +113,8 @@ class EngineRecorder:
         self._note_task(lambda now: self._tasks.add(run, outcome, now))
 
     def note_known(self, run: TaskRun, exit_code: int, output_bytes: int) -> None:
-        """Record a task whose result was known, if it is worth a row of its own."""
-        if exit_code or run.task.labels:
-            self._note_task(lambda now: self._tasks.add_known(run, exit_code, output_bytes))
+        """Record a task whose result was known; for those with a label or an exit code only."""
+        self._note_task(lambda now: self._tasks.add_known(run, exit_code, output_bytes))
 
     def _note_task(self, add: Callable[[float], None]) -> None:
         now = self._clock()
