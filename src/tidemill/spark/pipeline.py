@@ -45,7 +45,6 @@ from tidemill.spark.live.supervisor import JobMaker, Supervisor
 from tidemill.spark.preflight import (
     StartUp,
     choose_engine_count,
-    look_up_partitions,
     make_handler,
     refuse_shared_group,
     refuse_unrunnable,
@@ -202,8 +201,8 @@ class Pipeline:
             self._open_desk(settings, worker),
             serve_metrics(configured.metrics, settings, worker, self._monitored(settings)) as self._metrics_address,
         ):
+            partitions = foreground.unless_stopped(lambda: foreground.look_up_partitions(settings))
             with foreground.wait_for_brokers(kafka.brokers):
-                partitions = foreground.unless_stopped(lambda: look_up_partitions(settings))
                 foreground.unless_stopped(lambda: refuse_shared_group(settings, worker))
             return self._run_on_spark(spark, settings, worker, packed, partitions)
 
