@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests import prepared
 from tests.runtime.metrics.asking import scrape
 from tests.until import wait_until
 
@@ -198,6 +199,7 @@ class DevRun:
             "TIDEMILL_KAFKA__BROKERS": f"localhost:{port}",
             "TIDEMILL_SPARK__ENGINES": "2",
             "TIDEMILL_METRICS__PORT": f"{free_port()}",
+            "TIDEMILL_DEBUG__ENABLED": "false",
             "WORKER_ID": f"dev-{port}",
         }
         self.sent = 0
@@ -243,8 +245,7 @@ class DevRun:
     def send(self, count: int = 20) -> list[str]:
         lines = [f"line {self.sent + n}" for n in range(count)]
         self.sent += count
-        command = [sys.executable, "-c", MAIN, "send", "lines"]
-        done = subprocess.run(command, env=self.env, input="\n".join(lines), capture_output=True, text=True, timeout=60)
+        done = prepared.run(["send", "lines"], cwd=self.folder, env=self.env, stdin="\n".join(lines).encode())
         assert done.returncode == 0, done.stderr
         return lines
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests import prepared
 from tests.spark.terminal import running as on_terminal
 from tests.until import wait_until as wait_for
 
@@ -61,7 +62,7 @@ def wait_until(reached: Callable[[], bool], process: subprocess.Popen[bytes], fo
 def without_settings() -> dict[str, str]:
     """Return this process's environment without settings."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMILL_")}
-    return {**clean, "TIDEMILL_METRICS__ENABLED": "false"}
+    return {**clean, "TIDEMILL_METRICS__ENABLED": "false", "TIDEMILL_DEBUG__ENABLED": "false"}
 
 
 @pytest.fixture
@@ -88,10 +89,7 @@ def env(project: Path, embedded_kafka: EmbeddedBroker) -> dict[str, str]:
 
 def send(project: Path, env: dict[str, str], lines: list[str]) -> None:
     text = "".join(f"{line}\n" for line in lines)
-    done = subprocess.run(
-        [sys.executable, "-c", MAIN, "send", env["TIDEMILL_KAFKA__SOURCE_TOPIC"]],
-        cwd=project, env=env, input=text, capture_output=True, text=True, timeout=30,
-    )  # fmt: skip
+    done = prepared.run(["send", env["TIDEMILL_KAFKA__SOURCE_TOPIC"]], cwd=project, env=env, stdin=text.encode())
     assert done.returncode == 0, done.stderr
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.cli.sites import MAIN
+from tests.prepared import TIDEMILL
 
 from tidemill.runtime.exitcode import ExitCode
 
@@ -195,7 +195,7 @@ def test_a_table_has_one_line_of_plain_text_for_each_row_and_stops_when_nobody_r
     assert narrow[0].split() == ["NAME", "STATE", "EVENTS", "AGE"]
     assert "\x1b" not in site.ask("events", "spec.yaml", "--limit", "3").stdout
 
-    command = [sys.executable, "-c", MAIN, "triggers", "events", "spec.yaml"]
+    command = [sys.executable, "-c", TIDEMILL, "triggers", "events", "spec.yaml"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=site.folder, env=site.env, **pipes) as events:
         events.stdout.readline()

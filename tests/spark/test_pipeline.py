@@ -96,6 +96,7 @@ def settings(embedded_kafka: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest
             "executor": {"drain_timeout_seconds": 2},
             "sinks": {"filesystem": {"out": {"base_path": str(tmp_path)}}},
             "metrics": {"enabled": False},
+            "debug": {"enabled": False},
             "spark": {"engines": 2},
         }
     )

@@ -40,6 +40,7 @@ def settings(embedded_kafka: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
             "kafka": {"brokers": embedded_kafka.bootstrap, "source_topic": mine, "consumer_group": f"{mine}-{other}"},
             "sinks": {"filesystem": {"out": {"base_path": str(tmp_path)}}},
             "metrics": {"enabled": False},
+            "debug": {"enabled": False},
         }
     )
 
