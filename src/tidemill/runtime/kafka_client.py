@@ -224,8 +224,9 @@ class TopicAdmin:
             return ConfigError(f"{self._what}: {text}: {said}; grant the rights or check client_config")
         if error.code() in _UNREACHABLE:
             self._client.poll(0)  # calls _on_error
-            heard = f" ({self._heard})" if self._heard else ""
-            return RemoteError(f"{self._what}: no answer from Kafka at {self._brokers}: {said}{heard}; {KAFKA_ADVICE}")
+            # What the client heard says why; the answer to the call says only that it timed out.
+            why = self._heard or said
+            return RemoteError(f"{self._what}: no answer from Kafka at {self._brokers}: {why}; {KAFKA_ADVICE}")
         return RemoteError(f"{self._what}: {text} at {self._brokers}: {said}", retryable=error.retriable())
 
     def _on_error(self, error: ck.KafkaError) -> None:
