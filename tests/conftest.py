@@ -6,12 +6,16 @@ import os
 
 import pytest
 import structlog
+from tests.archives import use_broker_archive
 
 # Where nothing configures the log, tracebacks are plain: a rich one, with all locals, costs half a second of CPU.
 structlog.get_config()["processors"][-1].exception_formatter = structlog.dev.plain_traceback
 
 # For processes that tests start; it is read from the environment with the rest of the configuration.
 os.environ.setdefault("TIDEMILL_METRICS__ENABLED", "false")
+
+
+use_broker_archive()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
