@@ -57,10 +57,7 @@ def clean_worker(
 
 def _measure(period: Period) -> PeriodSize:
     size, ended_at = 0, 0.0
-    files = [period.database.with_name(f"{period.database.name}{ending}") for ending in ("", "-wal", "-shm")]
-    with contextlib.suppress(OSError):
-        files += [Path(entry.path) for entry in os.scandir(period.folder)]
-    for path in files:
+    for path in period.list_files():
         with contextlib.suppress(OSError):
             status = path.lstat()
             size += status.st_size

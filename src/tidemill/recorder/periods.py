@@ -153,6 +153,14 @@ class Period(msgspec.Struct, frozen=True):
                     found[name.number, name.table] = name
         return sorted(found.values())
 
+    def list_files(self) -> list[Path]:
+        """Return all of its files."""
+        files = [self.database.with_name(f"{self.database.name}{ending}") for ending in ("", "-wal", "-shm")]
+        with contextlib.suppress(OSError):
+            check_private_folder(self.folder)
+            files += [Path(entry.path) for entry in os.scandir(self.folder)]
+        return files
+
     def path_of(self, segment: SegmentName, ending: str) -> Path:
         """Return a file of a segment."""
         return self.folder / f"{segment.stem}.{ending}"

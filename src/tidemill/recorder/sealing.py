@@ -99,7 +99,7 @@ def _summarize(table: RowTable, rows: pa.Table) -> SegmentSummary:
     messages = table is RowTable.MESSAGES
     first, last = ("offset", "offset") if messages else ("first_offset", "last_offset")
     start, end = ("consumed_at", "resolved_at") if messages else ("started_at", "ended_at")
-    times = pc.min_max(rows[end]).as_py()
+    times = pc.min_max(pc.coalesce(rows[end], 0)).as_py()
     longest = pc.max(pc.subtract(rows[end], rows[start])).as_py()
     groups = rows.select(["topic", "partition"]).append_column("first", rows[first]).append_column("last", rows[last])
     spans = groups.group_by(["topic", "partition"]).aggregate([("first", "min"), ("last", "max"), ("first", "count")])
@@ -107,8 +107,8 @@ def _summarize(table: RowTable, rows: pa.Table) -> SegmentSummary:
     return SegmentSummary(
         table,
         len(rows),
-        times["min"] or 0,
-        times["max"] or 0,
+        times["min"],
+        times["max"],
         longest or 0,
         {kind["values"]: kind["counts"] for kind in kinds},
         [
