@@ -42,6 +42,7 @@ from tidemill.spark.live.monitoring import Monitored, serve_metrics
 from tidemill.spark.live.reloader import Code, CodeFiles, Reloader
 from tidemill.spark.live.status_report import build_report
 from tidemill.spark.live.supervisor import JobMaker, Supervisor
+from tidemill.spark.live.web_ui import Watched, WebUi, serve_web
 from tidemill.spark.preflight import (
     StartUp,
     choose_engine_count,
@@ -113,6 +114,7 @@ class Pipeline:
         self._metrics_address: str | None = None
         #: What the engines run; with `--dev`, other code may follow.
         self._code: Code | None = None
+        self._web: WebUi | None = None
         self._finished: RunFinished | None = None
         self._drained_at: float | None = None
 
@@ -120,6 +122,11 @@ class Pipeline:
     def metrics_address(self) -> str | None:
         """The URL of metrics and health; None: there are none, or none yet."""
         return self._metrics_address
+
+    @property
+    def web_address(self) -> str | None:
+        """Where the web UI is opened, with the key if one is needed; None: there is none, or none yet."""
+        return self._web.address if self._web is not None else None
 
     @property
     def error(self) -> BaseException | None:
@@ -190,7 +197,7 @@ class Pipeline:
         refuse_unrunnable(settings)
         warn_without_topic(configured, settings)
         packed = pack_handler(handler)
-        kafka = settings.kafka
+        kafka, monitored = settings.kafka, self._monitored(settings)
         with (
             WorkerLock(
                 kafka.consumer_group,
@@ -200,7 +207,10 @@ class Pipeline:
                 name_env=settings.worker_name_env,
             ),
             self._open_desk(settings, worker),
-            serve_metrics(configured.metrics, settings, worker, self._monitored(settings)) as self._metrics_address,
+            serve_metrics(configured.metrics, settings, worker, monitored) as self._metrics_address,
+            serve_web(
+                Watched(monitored, settings, configured, worker, self._release, self.drain, self._metrics_address)
+            ) as self._web,
         ):
             with foreground.wait_for_brokers(kafka.brokers):
                 partitions = foreground.unless_stopped(lambda: look_up_partitions(settings))
@@ -216,14 +226,18 @@ class Pipeline:
 
         return Monitored(self.progress, self.state, find_orphans, find_max_executors)
 
+    def _release(self) -> list[dict[str, Any]]:
+        live = self._linked
+        return live.release() if live is not None else []
+
     def _open_desk(self, settings: Settings, worker: str) -> ControlDesk:
         def report(progress: PipelineProgress, rate: float) -> dict[str, Any]:
-            return build_report(settings, worker, self.state(), progress, rate, self._metrics_address)
+            addresses = {"metrics": self._metrics_address, "web": self.web_address}
+            return build_report(settings, worker, self.state(), progress, rate, addresses)
 
         async def release(request: dict[str, Any]) -> dict[str, Any]:
-            live = self._linked
             try:
-                return {"engines": await asyncio.to_thread(live.release) if live is not None else []}
+                return {"engines": await asyncio.to_thread(self._release)}
             except RemoteError as error:
                 return {"error": str(error)}
 
@@ -257,6 +271,8 @@ class Pipeline:
         try:
             live.start(bind_host=host)
             self._linked = live
+            if self._web is not None:
+                self._web.begin()
             self._foreground.states.enter(Phase.RUNNING)
             self._group_watch = GroupWatch(settings)
             with self._group_watch, self._reloader.attach(live) if self._reloader else nullcontext():

@@ -1,0 +1,45 @@
+"""Builds the web UI of a pipeline's driver; `spark.live.web_ui` finds it by its name."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from tidemill.runtime.log import version
+from tidemill.spark.live.readiness import find_unready
+from tidemill.spark.live.web_ui import Watched
+from tidemill.web.pages import Pages
+from tidemill.web.pipeline.section import PipelineView, build_section
+from tidemill.web.sections import About, Health, Section
+from tidemill.web.server import WebServer
+
+
+def describe_about(watched: Watched) -> About:
+    """Return what the head of every page says."""
+    settings = watched.settings
+    links = [(link.name, link.url) for link in settings.debug.custom_links]
+    if watched.metrics_address is not None:
+        links.append(("Metrics", f"{watched.metrics_address}/metrics"))
+    group = settings.kafka.consumer_group
+    return About("pipeline", group, watched.worker, version(), links, settings.cluster_name)
+
+
+def build_server(listener: socket.socket, key: str | None, watched: Watched) -> WebServer:
+    """Return the server.
+
+    Args:
+        listener: A listening socket.
+        key: Of the address; None: there are users or tokens.
+        watched: The pipeline.
+    """
+
+    def mount(pages: Pages) -> Sequence[Section]:
+        view = PipelineView(watched, pages)
+        view.start()
+        return [build_section(view, pages)]
+
+    def find_reasons() -> list[str]:
+        return find_unready(watched.asked.state(), watched.asked.progress(), watched.asked.find_orphans())
+
+    health = Health(find_dead=list, find_unready=find_reasons)
+    return WebServer(listener, watched.settings.debug, key, describe_about(watched), health, mount)
