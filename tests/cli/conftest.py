@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests import prepared
 from tests.cli.sites import Site
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -20,15 +20,7 @@ def tidemill(tmp_path: Path) -> Run:
 
     def run(*arguments: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMILL_")}
-        return subprocess.run(
-            [sys.executable, "-c", "from tidemill.cli.main import main; main()", *map(str, arguments)],
-            cwd=tmp_path,
-            env={**clean, "COLUMNS": "200", **(env or {})},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            stdin=subprocess.DEVNULL,
-        )
+        return prepared.run_text(arguments, cwd=tmp_path, env={**clean, "COLUMNS": "200", **(env or {})})
 
     return run
 

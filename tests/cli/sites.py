@@ -9,9 +9,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from tests import prepared
 from tests.until import LIMIT_SECONDS, wait_until
-
-MAIN = "from tidemill.cli.main import main; main()"
 
 TRIGGERS = """
 import asyncio, os, time
@@ -95,17 +94,27 @@ class Site:
         self.env = {**os.environ, "XDG_RUNTIME_DIR": str(folder / "runtime"), "PYTHONWARNINGS": "ignore"}
         (folder / "runtime").mkdir(mode=0o700)
         (folder / "mine.py").write_text(TRIGGERS)
-        self.hosts: list[subprocess.Popen[bytes]] = []
+        self.hosts: list[prepared.Forked | subprocess.Popen[bytes]] = []
 
     def write(self, *entries: str) -> None:
         (self.folder / "spec.yaml").write_text("".join(f"- {{{entry}}}\n" for entry in entries) or "[]\n")
 
-    def host(self, **env: str) -> subprocess.Popen[bytes]:
+    def host(self, **env: str) -> prepared.Forked:
+        """Start a host."""
+        with (self.folder / "log.txt").open("ab") as log:
+            process = prepared.start(
+                ["triggers", "run", "spec.yaml"], cwd=self.folder, env={**self.env, **env}, stdout=log, stderr=log
+            )
+        self.hosts.append(process)
+        return process
+
+    def new_host(self) -> subprocess.Popen[bytes]:
+        """Start a host from nothing, with all that it imports."""
         with (self.folder / "log.txt").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-c", MAIN, "triggers", "run", "spec.yaml"],
+                [sys.executable, "-m", "tidemill", "triggers", "run", "spec.yaml"],
                 cwd=self.folder,
-                env={**self.env, **env},
+                env=self.env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -114,10 +123,7 @@ class Site:
         return process
 
     def ask(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", MAIN, "triggers", *words],
-            cwd=self.folder, env={**self.env, **env}, capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
+        return prepared.run_text(["triggers", *words], cwd=self.folder, env={**self.env, **env})
 
     def rows(self, *words: str) -> list[dict[str, object]]:
         done = self.ask(*words, "--json")

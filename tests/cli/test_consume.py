@@ -17,6 +17,7 @@ import confluent_kafka as ck
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
+from tests import prepared
 from tests.cli.notices import drop_notices
 from tests.until import wait_until
 
@@ -38,10 +39,7 @@ def show(tmp_path: Path, embedded_kafka: EmbeddedBroker) -> Callable[..., subpro
     """Run the command to its end; the output is bytes."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            [sys.executable, "-c", MAIN, "consume", *arguments],
-            cwd=tmp_path, env=environment(embedded_kafka), capture_output=True, timeout=60, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        return prepared.run(["consume", *arguments], cwd=tmp_path, env=environment(embedded_kafka))
 
     return run
 

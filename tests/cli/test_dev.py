@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests import prepared
+from tests.runtime.metrics.asking import scrape
 from tests.until import wait_until
 
 from tidemill.cli.dev import DevFiles, find_free_address, importing_again, list_topics
@@ -196,7 +198,7 @@ class DevRun:
             **clean,
             "TIDEMILL_KAFKA__BROKERS": f"localhost:{port}",
             "TIDEMILL_SPARK__ENGINES": "2",
-            "TIDEMILL_METRICS__ENABLED": "false",
+            "TIDEMILL_METRICS__PORT": f"{free_port()}",
             "TIDEMILL_DEBUG__ENABLED": "false",
             "WORKER_ID": f"dev-{port}",
         }
@@ -230,11 +232,20 @@ class DevRun:
         path.with_name("handler.py~").write_text(text.replace(old, new))
         path.with_name("handler.py~").replace(path)
 
+    def configure(self, old: str, new: str) -> None:
+        path = self.folder / "tidemill.yaml"
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+
+    def max_executors(self) -> list[float]:
+        """Return what the metrics say about each engine."""
+        address = f"http://127.0.0.1:{self.env['TIDEMILL_METRICS__PORT']}"
+        return list(scrape(address)["tidemill_executor_pool_max"].values())
+
     def send(self, count: int = 20) -> list[str]:
         lines = [f"line {self.sent + n}" for n in range(count)]
         self.sent += count
-        command = [sys.executable, "-c", MAIN, "send", "lines"]
-        done = subprocess.run(command, env=self.env, input="\n".join(lines), capture_output=True, text=True, timeout=60)
+        done = prepared.run(["send", "lines"], cwd=self.folder, env=self.env, stdin="\n".join(lines).encode())
         assert done.returncode == 0, done.stderr
         return lines
 
@@ -272,6 +283,9 @@ def test_saved_code_replaces_the_running_one_and_nothing_is_lost_or_repeated(dev
     assert dev.processed(lines) <= {"LINE", "mjof"}
     assert dev.processed(dev.send()) == {"mjof"}
     assert "partitions revoked" not in dev.log()[before:], "its engines take the places in the group over"
+
+    dev.configure("executor:", "executor:\n  max_executors: 7")
+    wait_until(lambda: dev.max_executors() == [7, 7], 60, what=dev.log)
 
     dev.change("class Capitals(", "class Capitals((")
     dev.wait_for("cannot be loaded")

@@ -6,12 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import prepared
 from tests.letters import letter, write
 from tests.until import wait_until
 from typer.testing import CliRunner
@@ -52,15 +52,10 @@ class Dlq:
     def json(self, *arguments: object, code: int = 0) -> list[Any]:
         return [json.loads(line) for line in self(*arguments, "--json", code=code).stdout.splitlines()]
 
-    def start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-c", MAIN, "dlq", "redrive", "tidemill.yaml", "--to", "sink", "--rate", "400"],
-            cwd=self.folder,
-            env={name: value for name, value in os.environ.items() if not name.startswith("TIDEMILL_")},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.STDOUT,
-        )
+    def start(self) -> prepared.Forked:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMILL_")}
+        arguments = ["dlq", "redrive", "tidemill.yaml", "--to", "sink", "--rate", "400"]
+        return prepared.start(arguments, cwd=self.folder, env=clean)
 
     def sent(self) -> Counter[int]:
         path = self.folder / "out" / "out.jsonl"

@@ -78,7 +78,10 @@ def test_what_is_missing_says_what_to_do(tidemill: Run, tmp_path: Path, embedded
     text = done.stdout
     assert "FAIL  worker name: " in text
     assert "FAIL  source topic: topic not-there does not exist" in text
-    assert "create it or change kafka.source_topic" in text
+    assert (
+        "--create --topic not-there --partitions 4; or start `tidemill broker` again with --topic not-there:4" in text
+    )
+    assert "), or change kafka.source_topic" in text
     assert "FAIL  sinks.kafka.out: topic neither does not exist" in text
     assert "change sinks.kafka.out.topic" in text
     assert "FAIL  sinks.filesystem.files.base_path: " in text

@@ -51,12 +51,13 @@ def test_the_help_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.alone
-def test_the_help_is_there_at_once(tidemill: Run) -> None:
-    tidemill("--help")
+def test_the_help_is_there_at_once() -> None:
+    command = [sys.executable, "-m", "tidemill", "--help"]
+    subprocess.run(command, check=True, capture_output=True)
     times = []
     for _ in range(5):
         started = time.perf_counter()
-        assert tidemill("--help").returncode == 0
+        subprocess.run(command, check=True, capture_output=True)
         times.append(time.perf_counter() - started)
 
     # 0.2 s on a quiet machine; the best of five is what the program itself takes on a busy one.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests import prepared
 from tests.cli.test_run import MAIN, env, project, running, send, wait_until  # noqa: F401  # two are fixtures
 
 from tidemill.cli.release import describe_release
@@ -49,8 +49,7 @@ def test_what_a_brake_holds_is_dead_lettered_by_a_user_and_not_before(
     topic = env["TIDEMILL_KAFKA__SOURCE_TOPIC"]
 
     def release() -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", MAIN, "release", "tidemill.yaml"]
-        return subprocess.run(command, cwd=project, env=environ, capture_output=True, text=True, timeout=60)
+        return prepared.run_text(["release", "tidemill.yaml"], cwd=project, env=environ)
 
     def committed() -> int:
         return sum(max(0, offset) for offset in committed_offsets(embedded_kafka.bootstrap, topic, topic).values())

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import confluent_kafka as ck
 import pytest
 import typer
+from tests import prepared
 from tests.cli.notices import drop_notices
 from tests.until import wait_until
 
@@ -63,10 +64,8 @@ def test_the_brokers_of_a_configuration_and_standard_input_are_used(
     topic = embedded_kafka.create_topic(unique_name())
     (tmp_path / "c.yaml").write_text(f"kafka: {{brokers: '{embedded_kafka.bootstrap}'}}")
 
-    done = subprocess.run(
-        [sys.executable, "-c", MAIN, "send", topic, "--config", "c.yaml"],
-        cwd=tmp_path, input=b"tide\nmill\n", capture_output=True, timeout=60,
-    )  # fmt: skip
+    arguments = ["send", topic, "--config", "c.yaml"]
+    done = prepared.run(arguments, cwd=tmp_path, env=os.environ, stdin=b"tide\nmill\n")
 
     assert done.returncode == 0, done.stderr
     assert values(embedded_kafka, topic, 2) == [b"mill", b"tide"]

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.cli.sites import MAIN
+from tests.prepared import TIDEMILL
 
 from tidemill.runtime.exitcode import ExitCode
 
@@ -80,7 +80,7 @@ def test_streams_shows_who_holds_what(site):
     )
     text = site.ask("streams", "spec.yaml").stdout
     assert f"process {host.pid}: 2 triggers, store open" in text
-    assert "'upstream': 2 subscribers, 1 outstanding" in text
+    assert "\nupstream: 2 subscribers, 1 outstanding" in text
     table = text.splitlines()[2:]
     assert table[0].split() == ["LANE", "OUTSTANDING", "OLDEST", "AGE", "HELD", "BY"]
     assert table[1].endswith("holds, holds-too")
@@ -195,7 +195,7 @@ def test_a_table_has_one_line_of_plain_text_for_each_row_and_stops_when_nobody_r
     assert narrow[0].split() == ["NAME", "STATE", "EVENTS", "AGE"]
     assert "\x1b" not in site.ask("events", "spec.yaml", "--limit", "3").stdout
 
-    command = [sys.executable, "-c", MAIN, "triggers", "events", "spec.yaml"]
+    command = [sys.executable, "-c", TIDEMILL, "triggers", "events", "spec.yaml"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=site.folder, env=site.env, **pipes) as events:
         events.stdout.readline()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests import prepared
 from tests.cli.sites import Site
 from tests.store.server import PostgresServer
 
@@ -87,12 +86,9 @@ def sites(tmp_path: Path, server: PostgresServer) -> Iterator[Callable[[str], Si
                 process.wait()
 
 
-def quick(site: Site, lease: float = LEASE) -> subprocess.Popen[bytes]:
+def quick(site: Site, lease: float = LEASE) -> prepared.Forked:
     with (site.folder / "log.txt").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-c", QUICK, str(lease)],
-            cwd=site.folder, env=site.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-        )  # fmt: skip
+        process = prepared.start([lease], cwd=site.folder, env=site.env, code=QUICK, stdout=log, stderr=log)
     site.hosts.append(process)
     return process
 

@@ -59,7 +59,7 @@ NAMES = ["ticks-0", "ticks-1", "ticks-2"]
 
 
 def test_hangups_from_the_first_moment_on_run_nothing_twice(ticking):
-    host = ticking.host()
+    host = ticking.new_host()
     ticking.until(lambda: hears_hangups(host))
 
     def read_again() -> bool:
@@ -84,7 +84,7 @@ def moments(first: int, end: int) -> list[Any]:
 
 @pytest.mark.parametrize("tenths", moments(0, 24))
 def test_a_stop_at_any_moment_of_the_start_ends_the_host_in_good_order(ticking, tenths):
-    host = ticking.host()
+    host = ticking.new_host()
     time.sleep(tenths / 10)  # the moment is what is tested
     host.terminate()
     code = host.wait(30)

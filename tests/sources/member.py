@@ -11,13 +11,13 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 import sys
 import uuid
 from pathlib import Path
 from typing import Any
 
-import tidemill
+from tests import prepared
+
 from tidemill.config.settings import Settings
 from tidemill.pipeline.build import build_engine
 from tidemill.pipeline.delivery import modes
@@ -26,8 +26,6 @@ from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
 from tidemill.runtime.identity import Identity
 from tidemill.sinks.payloads import CollectResult, KafkaPayload
 from tidemill.sources import transactional_producer
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 class Copy(Handler[Any, Any]):
@@ -57,11 +55,11 @@ class MemberProcess:
         self.worker = worker
         self.log_path = folder / f"{worker}.log"
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.sources.member", json.dumps({"settings": settings, "worker": worker})],
-                env={**os.environ, "PYTHONPATH": f"{Path(tidemill.__file__).parent.parent}:{ROOT}"},
+            self.process = prepared.start(
+                ["tests.sources.member", json.dumps({"settings": settings, "worker": worker})],
+                code=prepared.MODULE,
                 cwd=folder,
-                stdin=subprocess.DEVNULL,
+                env=os.environ,
                 stdout=log,
                 stderr=log,
             )

@@ -136,10 +136,11 @@ def test_a_revoke_that_may_take_longer_than_the_poll_interval_is_refused_before_
     assert "kafka.max_poll_interval_ms (30000)" in str(pipeline.error)
 
 
-def test_ctrl_c_for_the_whole_process_group_drains(start: Callable[..., Driver]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["ctrl-c", "the end of a terminal"])
+def test_a_signal_for_the_whole_process_group_drains(start: Callable[..., Driver], number: int) -> None:
     driver = start(DRAIN_SECONDS="0.5")
     driver.engines()
-    os.killpg(driver.process.pid, signal.SIGINT)
+    os.killpg(driver.process.pid, number)
     signalled_at = time.monotonic()
     assert driver.process.wait(30) == ExitCode.OK
     print(f"drained in {time.monotonic() - signalled_at:.2f} s")
@@ -301,6 +302,16 @@ def test_a_port_that_was_set_and_is_in_use_is_refused(settings: Settings) -> Non
         pipeline = Pipeline(Nothing, settings=settings)
         assert pipeline.run() is ExitCode.CONFIG
     assert "is in use by another process; set another port" in str(pipeline.error)
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_a_pipeline_whose_program_is_missing_is_refused_before_spark(settings: Settings) -> None:
+    settings.executor.binary_path = "no-such-program"
+    pipeline = Pipeline(Nothing, settings=settings)
+    assert pipeline.run() == ExitCode.CONFIG
+    assert str(pipeline.error) == (
+        "no executable program 'no-such-program' was found; install it or change executor.binary_path"
+    )
 
 
 @pytest.mark.usefixtures("no_spark")

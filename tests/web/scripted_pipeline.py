@@ -128,7 +128,7 @@ class ScriptedPipeline:
             "settings": self.settings,
             "configured": self.settings,
             "worker": "worker-1",
-            "asked": Monitored(self.progress, lambda: self.run, lambda: self.orphans),
+            "asked": Monitored(self.progress, lambda: self.run, lambda: self.orphans, lambda: 8),
             "release": self.release,
             "drain": lambda: self.actions.append("drain"),
         }

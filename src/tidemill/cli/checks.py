@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from tidemill.config.executor_settings import ExecutorSettings
+from tidemill.config.kafka_names import describe_creation
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.redaction import redact_text
 from tidemill.config.settings import Settings
@@ -24,6 +24,7 @@ from tidemill.core.errors import ConfigError, HandlerError, RemoteError, Tidemil
 from tidemill.core.wording import format_count
 from tidemill.runtime.folders import user_cache_folder, writable_cache_folder
 from tidemill.runtime.java import find_java
+from tidemill.runtime.programs import find_program
 
 CHECK_SECONDS = 5.0
 #: Requests to brokers end shortly before the check itself would time out.
@@ -116,12 +117,7 @@ def check_worker(settings: Settings) -> str:
 
 def check_program(settings: ExecutorSettings) -> str:
     """Check that the default program of tasks can be run."""
-    found = shutil.which(settings.binary_path, path=settings.env.get("PATH"))
-    if found is None:
-        raise ConfigError(
-            f"no executable program {settings.binary_path!r} was found; install it or change executor.binary_path"
-        )
-    return found
+    return find_program(settings)
 
 
 class Cluster:
@@ -194,7 +190,8 @@ class Cluster:
         """Check that a topic exists."""
         partitions = self.topics().get(topic)
         if partitions is None:
-            raise RemoteError(f"topic {topic} does not exist at {self.brokers}; create it or change {setting}")
+            how = describe_creation(topic, self.brokers)
+            raise RemoteError(f"topic {topic} does not exist at {self.brokers}; {how}, or change {setting}")
         return f"topic {topic}, {format_count(partitions, 'partition')}"
 
     def check_dead_letters(self, topic: str) -> str:
@@ -227,11 +224,12 @@ def find_refusals(settings: Settings) -> list[str]:
     from tidemill.cli.folder_checks import check_folder, list_folders
     from tidemill.runtime.identity import find_worker_name
     from tidemill.sinks.build import build_sinks
-    from tidemill.spark.preflight import check_client_config
+    from tidemill.spark.preflight import check_client_config, refuse_missing_program
 
     checks: list[Callable[[], object]] = [
         lambda: check_client_config(settings),
         lambda: find_worker_name(settings),
+        lambda: refuse_missing_program(settings),
         lambda: build_sinks(settings),
         *(lambda folder=folder: check_folder(folder) for folder in list_folders(settings)),
     ]

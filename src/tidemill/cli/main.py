@@ -21,7 +21,7 @@ from tidemill.runtime.log_start import log_to_stderr
 
 EXIT_CODES = "\n".join(
     (
-        "0  done, or drained after a first SIGTERM or SIGINT",
+        "0  done, or drained after a first SIGTERM, SIGINT or SIGHUP",
         "1  an error inside tidemill",
         "2  wrong configuration or command line",
         "3  wrong handler",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from tidemill.config.section import NonEmpty, Section
 from tidemill.config.web_settings import LinkSettings, TokenSettings, UserSettings, WebUrl, is_loopback
@@ -39,6 +39,7 @@ class DebugSettings(Section):
     tokens: dict[NonEmpty, TokenSettings] = Field(
         default_factory=dict, description="Programs that may send `Authorization: Bearer TOKEN`."
     )
+    max_ui_rows: PositiveInt = Field(5000, description="The most rows that one answer of the web UI has.")
     custom_links: list[LinkSettings] = Field(default_factory=list, description="Links that the web UI shows.")
     db_dir: str = Field(
         "~/.local/state/tidemill",

@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tidemill.config.document import Document, Problem, find_nearest_yaml, read_yaml
+from tidemill.config.document import Document, Problem, find_nearest_yaml, read_text, read_yaml
 from tidemill.config.environment import apply_environment, fill_empty_sections, merge
 from tidemill.config.problems import explain
 from tidemill.config.settings import Settings
@@ -99,7 +99,7 @@ def revalidate(settings: Settings, source: str = "on_startup") -> Settings:
 
 def _read(path: Path, named_by: str) -> Document:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path)
     except FileNotFoundError:
         raise ConfigError(f"the configuration file {path}{named_by} does not exist; {_suggest(path)}") from None
     except UnicodeDecodeError as error:

@@ -61,7 +61,7 @@ class BoundedEngine:
         if self._engine.brake is not None:
             self._engine.brake.fails = True
         outcomes.committed = source.committed
-        outcomes.on_finished = self._look
+        self._engine.on_idle = self._look
         outcomes.on_error = self._refused
         source.on_end = self._look
 
@@ -127,7 +127,8 @@ class BoundedEngine:
         return self._engine.beat(whole=whole)
 
     def _look(self) -> None:
-        if self._source.ended and self._source.is_empty and self._outcomes.count == self._source.taken:
+        done = self._engine.counters.messages_done
+        if self._source.ended and self._source.is_empty and done == self._source.taken:
             self._outcomes.complete = True
             self._engine.drain()
 

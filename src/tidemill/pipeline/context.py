@@ -22,8 +22,8 @@ from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.delivery.routing import Routed
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.hooks import HookRunner, call_hook
+from tidemill.pipeline.reports.collector import FinishedMessages
 from tidemill.pipeline.reports.counters import Counters, Overridden, Slowest
-from tidemill.pipeline.reports.report import Report
 from tidemill.pipeline.tasks.pool import TaskPool
 from tidemill.runtime.log import throttle
 from tidemill.sources.base import TopicPartition, name_partitions
@@ -50,7 +50,7 @@ class EngineContext:
         brake: Holds failures when there are too many; None: no brake is configured.
         counters: What is counted.
         slowest: The slowest tasks.
-        report: Where finished messages are reported, if anywhere.
+        finished: Collects messages that left the pipeline, for reports; None: there are none.
         backoff: The waits between the tries of a task.
         log: The engine's logger.
         holds_windows: Whether the messages of a window are resolved only together, after its own hook.
@@ -71,7 +71,7 @@ class EngineContext:
     brake: EngineBrake | None
     counters: Counters
     slowest: Slowest
-    report: Report | None
+    finished: FinishedMessages | None
     backoff: Backoff
     log: Any
     holds_windows: bool

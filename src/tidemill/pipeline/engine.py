@@ -30,6 +30,7 @@ from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.hooks import HookRunner, call_hook
 from tidemill.pipeline.intake import Intake
 from tidemill.pipeline.leaving import Stopping, hand_over
+from tidemill.pipeline.reports.collector import FinishedMessages
 from tidemill.pipeline.reports.counters import Counters, Overridden, Slowest
 from tidemill.pipeline.reports.report import Report as Report
 from tidemill.pipeline.reports.snapshots import ReportingParts, Snapshots
@@ -93,9 +94,11 @@ class Engine:
         outbox.calls = hooks.calls
         if report is not None:
             report.tasks = self.tasks
-        idle = asyncio.Event()
-        self.intake = Intake(settings.executor, source, idle)
-        self.context = self._build_context(handler, hooks, report, idle)
+        self._idle = asyncio.Event()
+        #: Called whenever a partition has nothing left to wait for.
+        self.on_idle: Callable[[], None] = _do_nothing
+        self.intake = Intake(settings.executor, source, self._idle)
+        self.context = self._build_context(handler, hooks, [report] if report is not None else [])
         self.intake.attach(self.context)
         self.services = Services(settings, handler, identity, self.tasks, hooks.calls)
         outbox.mode.attach(self._charge, self.context.commits.send_soon)
@@ -106,9 +109,7 @@ class Engine:
         self._keep_place = False
         self._fatal: tuple[StopReason, str] | None = None
 
-    def _build_context(
-        self, handler: Handler[Any, Any], hooks: HookRunner, report: Report | None, idle: asyncio.Event
-    ) -> EngineContext:
+    def _build_context(self, handler: Handler[Any, Any], hooks: HookRunner, reports: Sequence[Report]) -> EngineContext:
         settings, limits, outbox = self.settings, self.settings.executor, self.outbox
         bound, overridden = log.bind(engine=self.identity.slot), Overridden(handler)
         load: Backpressure[TopicPartition] = Backpressure(
@@ -134,13 +135,17 @@ class Engine:
             brake=self._build_brake(bound, overridden),
             counters=Counters(),
             slowest=Slowest(),
-            report=report,
+            finished=FinishedMessages(reports) if reports else None,
             backoff=Backoff(backoff.initial_seconds, backoff.max_seconds, backoff.multiplier),
             log=bound,
             holds_windows=limits.commit == "window" or (outbox.mode.binds_windows and overridden.on_window_complete),
             room_freed=self.intake.refill,
-            became_idle=idle.set,
+            became_idle=self._became_idle,
         )
+
+    def _became_idle(self) -> None:
+        self._idle.set()
+        self.on_idle()
 
     def _build_brake(self, bound: Any, overridden: Overridden) -> EngineBrake | None:
         max_ratio = self.settings.executor.max_failure_ratio
@@ -353,6 +358,10 @@ class Engine:
             if text is not None:
                 stalled[name] = text
         return {name: escape_surrogates(text) for name, text in stalled.items()}
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _find_unexpected(error: BaseException) -> BaseException | None:

@@ -131,7 +131,7 @@ class Stopping:
         await asyncio.gather(
             self._try("sinks", context.outbox.close()),
             self._try("dead letters", context.letters.close()),
-            self._try("report", context.report.close()) if context.report is not None else asyncio.sleep(0),
+            self._try("report", context.finished.close()) if context.finished is not None else asyncio.sleep(0),
         )
         if self._warden is not None:
             self._warden.close()

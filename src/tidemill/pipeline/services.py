@@ -29,6 +29,7 @@ from tidemill.pipeline.handler.cache import NO_CACHE_STATISTICS, Cache, CacheSta
 from tidemill.pipeline.handler.periodic import PeriodicRunner, PeriodicStatistics, find_periodic_hooks
 from tidemill.pipeline.hooks import Calls, latest
 from tidemill.runtime.blockwatch import Block, BlockWatch
+from tidemill.runtime.durations import Durations
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
 
@@ -42,11 +43,15 @@ class ServiceStatistics(msgspec.Struct, frozen=True):
         periodic: The runs of its periodic hooks.
         cache: The uses of its cache; zeros without one.
         loop_blocks: How often something blocked the event loop for too long.
+        hooks: How long the calls of each hook took.
+        loop_lags: How late the event loop was; none are measured if blocks are not watched for.
     """
 
     periodic: PeriodicStatistics
     cache: CacheStatistics
     loop_blocks: int
+    hooks: dict[str, Durations]
+    loop_lags: Durations
 
 
 class Services:
@@ -70,6 +75,7 @@ class Services:
     ) -> None:
         """Start nothing yet."""
         self._handler = handler
+        self._calls = calls
         self._offload = Offload(settings.executor.offload_threads)
         self._periodic = PeriodicRunner(handler, identity.slot, tasks, calls)
         self._cache = Cache(settings.cache, identity.instance_id, tasks) if settings.cache.enabled else None
@@ -122,6 +128,8 @@ class Services:
             self._periodic.statistics(),
             self._cache.statistics() if self._cache is not None else NO_CACHE_STATISTICS,
             self._watch.blocks if self._watch is not None else 0,
+            {name: durations.copy() for name, durations in self._calls.durations.items()},
+            self._watch.lags.copy() if self._watch is not None else Durations(),
         )
 
 
@@ -171,6 +179,11 @@ class HookWatch:
         self._hook: str | None = None
         #: How often something that runs in the loop blocked it.
         self.blocks = 0
+
+    @property
+    def lags(self) -> Durations:
+        """How late the loop was."""
+        return self._watch.lags
 
     def start(self) -> None:
         """Start watching; call it in the loop."""

@@ -137,7 +137,7 @@ class KafkaSource:
 
     def statistics(self) -> SourceStatistics:
         """Return what the brokers had deleted, and the lag of owned partitions for which they have answered."""
-        return SourceStatistics(self._gap, self._lag.lag)
+        return SourceStatistics(self._gap, self._lag.lag, self._brokers.errors)
 
     def describe_stall(self) -> str | None:
         """Say why nothing comes, while the brokers are unreachable."""

@@ -30,6 +30,7 @@ from tidemill.runtime.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.identity import cluster_name
 from tidemill.runtime.kafka_client import CALL_SECONDS
 from tidemill.runtime.log import configure, tell_failure
+from tidemill.runtime.stop_signals import find_stop_signals
 from tidemill.spark.run_state import Phase, RunStates
 from tidemill.spark.session.session import Spark
 
@@ -44,7 +45,6 @@ END_SECONDS = 1.0
 KILLED_SECONDS = 0.3
 #: A signal is noticed after this long at the latest.
 WAIT_SECONDS = 0.25
-NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Wake(enum.Enum):
@@ -185,7 +185,7 @@ def running(spark: Spark, words: queue.SimpleQueue[WordT], done: WordT, ignored:
 
 @contextlib.contextmanager
 def note_signals(note: Callable[[], None]) -> Iterator[None]:
-    """Call a function at every SIGTERM and SIGINT while the block runs, if this is the main thread.
+    """Call a function at every signal to stop while the block runs, if this is the main thread.
 
     Args:
         note: Must do no more than a `SimpleQueue.put`, the one call that is safe wherever a signal arrives.
@@ -197,7 +197,7 @@ def note_signals(note: Callable[[], None]) -> Iterator[None]:
     def handle(number: int, frame: FrameType | None) -> None:
         note()
 
-    before = {number: signal.signal(number, handle) for number in NUMBERS}
+    before = {number: signal.signal(number, handle) for number in find_stop_signals()}
     try:
         yield
     finally:

@@ -113,6 +113,8 @@ class Pipeline:
         self._group_watch: GroupWatch | None = None
         self._metrics_address: str | None = None
         self._web: WebUi | None = None
+        #: What the engines run; with `--dev`, other code may follow.
+        self._code: Code | None = None
         self._finished: RunFinished | None = None
         self._drained_at: float | None = None
 
@@ -134,8 +136,8 @@ class Pipeline:
     def run(self, *, tell: bool = True) -> ExitCode:
         """Run until drained, stopped or failed; say which by an exit code.
 
-        In the main thread, SIGTERM and SIGINT are handled: the first one ends the start, or drains; a second one stops
-        at once. What went wrong is logged, and is `error` afterwards.
+        In the main thread, SIGTERM, SIGINT and SIGHUP (unless it is ignored) are handled: the first one ends the start,
+        or drains; a second one stops at once. What went wrong is logged, and is `error` afterwards.
 
         Args:
             tell: Whether to report an error at once; False: the caller does, with `tell_failure`.
@@ -195,7 +197,7 @@ class Pipeline:
         refuse_unrunnable(settings)
         warn_without_topic(configured, settings)
         packed = pack_handler(handler)
-        kafka = settings.kafka
+        kafka, monitored = settings.kafka, self._monitored(settings)
         with (
             WorkerLock(
                 kafka.consumer_group,
@@ -205,11 +207,9 @@ class Pipeline:
                 name_env=settings.worker_name_env,
             ),
             self._open_desk(settings, worker),
-            serve_metrics(configured.metrics, settings, worker, self._monitored()) as self._metrics_address,
+            serve_metrics(configured.metrics, settings, worker, monitored) as self._metrics_address,
             serve_web(
-                Watched(
-                    self._monitored(), settings, configured, worker, self._release, self.drain, self._metrics_address
-                )
+                Watched(monitored, settings, configured, worker, self._release, self.drain, self._metrics_address)
             ) as self._web,
         ):
             with foreground.wait_for_brokers(kafka.brokers):
@@ -217,11 +217,14 @@ class Pipeline:
                 foreground.unless_stopped(lambda: refuse_shared_group(settings, worker))
             return self._run_on_spark(spark, settings, worker, packed, partitions)
 
-    def _monitored(self) -> Monitored:
+    def _monitored(self, first: Settings) -> Monitored:
         def find_orphans() -> list[int]:
             return self._group_watch.orphans if self._group_watch is not None else []
 
-        return Monitored(self.progress, self.state, find_orphans)
+        def find_max_executors() -> int:
+            return (self._code.settings if self._code is not None else first).executor.max_executors
+
+        return Monitored(self.progress, self.state, find_orphans, find_max_executors)
 
     def _release(self) -> list[dict[str, Any]]:
         live = self._linked
@@ -296,6 +299,7 @@ class Pipeline:
         return code
 
     def _job_maker(self, worker: str, code: Code) -> JobMaker:
+        self._code = code
         folders, log_context, factory = list_own_folders(), self._foreground.log_context, self._factory
 
         def make_job(slot: int, job_token: int, address: LinkAddress) -> EngineJob:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from markupsafe import Markup
@@ -101,6 +102,32 @@ def format_ago(at: float | None) -> str:
     return "–" if at is None else f"{format_duration(max(0.0, time.time() - at))} ago"
 
 
+#: The small chart of a group of failures.
+_SPARK_BARS, _SPARK_STEP, _SPARK_HEIGHT = 40, 3, 20
+
+
+def spread_minutes(minutes: Sequence[tuple[int, int]], begin: float, end: float) -> list[tuple[int, int]]:
+    """Return bars of a small chart: where each begins and how high it is.
+
+    Args:
+        minutes: Minutes since the epoch, and how many in each.
+        begin: The left end, in seconds since the epoch; 0: the first of these minutes.
+        end: The right end.
+
+    Example:
+        >>> spread_minutes([(10, 4), (19, 2)], 600, 1200)
+        [(0, 20), (108, 10)]
+    """
+    first = begin / _MINUTE if begin else min((minute for minute, _ in minutes), default=0)
+    width = max(1.0, end / _MINUTE - first) / _SPARK_BARS
+    bars: dict[int, int] = {}
+    for minute, count in minutes:
+        place = min(_SPARK_BARS - 1, max(0, int((minute - first) / width)))
+        bars[place] = bars.get(place, 0) + count
+    highest = max(bars.values(), default=1)
+    return [(place * _SPARK_STEP, max(2, _SPARK_HEIGHT * count // highest)) for place, count in sorted(bars.items())]
+
+
 FILTERS = {
     "number": format_number,
     "short": format_short,
@@ -109,4 +136,5 @@ FILTERS = {
     "minutes": format_minutes,
     "time": format_time,
     "ago": format_ago,
+    "spread": spread_minutes,
 }

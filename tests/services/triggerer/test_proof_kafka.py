@@ -8,8 +8,6 @@ import os
 import random
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import prepared
 from tests.services.triggerer.proof_topic import PARTITIONS, NumberedTopic, Trio
 from tests.until import wait_until
 
@@ -30,7 +29,7 @@ class Proof(NumberedTopic):
     def __init__(self, folder: Path, broker: Any) -> None:
         super().__init__(folder / "notes", broker)
         self.folder = folder
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: prepared.Forked | None = None
         runtime = folder / "run"
         runtime.mkdir(mode=0o700)
         self.env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
@@ -41,11 +40,11 @@ class Proof(NumberedTopic):
     def triggers(self, entries: dict[str, dict[str, Any]]) -> None:
         self.write_list(self.folder, "Noting", entries, {})
 
-    def start(self, module: str = "tidemill", **env: str) -> subprocess.Popen[bytes]:
+    def start(self, module: str = "tidemill", **env: str) -> prepared.Forked:
         with (self.folder / "log.txt").open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", module, "triggers", "run", "spec.yaml"],
-                cwd=self.folder, env={**self.env, **env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            self.process = prepared.start(
+                [module, "triggers", "run", "spec.yaml"],
+                code=prepared.MODULE, cwd=self.folder, env={**self.env, **env}, stdout=log, stderr=log,
             )  # fmt: skip
         return self.process
 

@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +14,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from tests import prepared
 from tests.services.triggerer.proof_topic import NumberedTopic, Trio
 from tests.sinks.conftest import proxy
 from tests.store.server import PostgresServer
@@ -36,7 +35,7 @@ class Machine:
     def __init__(self, folder: Path, trio: Trio, env: dict[str, str]) -> None:
         self.folder = folder
         self.log_path = folder / "log.txt"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: prepared.Forked | None = None
         runtime = folder / "run"
         runtime.mkdir(mode=0o700, parents=True)
         trio.write(folder)
@@ -45,11 +44,11 @@ class Machine:
                     "TIDEMILL_TRIGGERER__LIST_NAME": "proof", **env}  # fmt: skip
         self.env.pop("TIDEMILL_CONFIG", None)
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self) -> prepared.Forked:
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.services.triggerer.quick_host", "triggers", "run", "spec.yaml"],
-                cwd=self.folder, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            self.process = prepared.start(
+                ["tests.services.triggerer.quick_host", "triggers", "run", "spec.yaml"],
+                code=prepared.MODULE, cwd=self.folder, env=self.env, stdout=log, stderr=log,
             )  # fmt: skip
         return self.process
 

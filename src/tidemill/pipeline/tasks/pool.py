@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from bisect import bisect_left
+import time
 from typing import Protocol
 
 import msgspec
@@ -18,9 +18,9 @@ import structlog
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorResult, ExecutorTask
 from tidemill.pipeline.tasks.process import ProcessOutcome, TaskExecutor
+from tidemill.runtime.durations import Durations
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import throttle
-from tidemill.runtime.progress import DURATION_BOUNDS
 
 log = structlog.get_logger(__name__)
 
@@ -76,6 +76,7 @@ class TaskRun:
         "key",
         "owner",
         "process",
+        "queued_at",
         "replaced",
         "result",
         "task",
@@ -89,6 +90,8 @@ class TaskRun:
         self.age = age
         self.key: object = task.task_id
         self.attempts = 0
+        #: When its latest attempt was queued; seconds, monotonic.
+        self.queued_at = 0.0
         #: How many tasks it replaces, each of which replaced the one before.
         self.generation = 0
         self.result: ExecutorResult | None = None
@@ -107,8 +110,9 @@ class PoolStatistics(msgspec.Struct, frozen=True):
         retrying: Tasks that wait for their next try.
         retried: How often a task that failed was queued again.
         timeouts: Attempts that took too long.
-        attempt_counts: Attempts that ran, by their duration; see `DURATION_BOUNDS`.
-        attempt_seconds: How long they took together.
+        attempts: How long attempts ran.
+        queue_waits: How long tasks waited for a slot.
+        spawns: How long it took to start an attempt.
     """
 
     running: int
@@ -116,8 +120,9 @@ class PoolStatistics(msgspec.Struct, frozen=True):
     retrying: int
     retried: int
     timeouts: int
-    attempt_counts: list[int]
-    attempt_seconds: float
+    attempts: Durations
+    queue_waits: Durations
+    spawns: Durations
 
 
 class TaskPool:
@@ -142,8 +147,7 @@ class TaskPool:
         #: How many times a task that failed was queued again.
         self._retried = 0
         self._timeouts = 0
-        self._attempt_counts = [0] * (len(DURATION_BOUNDS) + 1)
-        self._attempt_seconds = 0.0
+        self._attempts, self._queue_waits, self._spawns = Durations(), Durations(), Durations()
         self._killing: set[asyncio.Future[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
         self._dispatching = False
@@ -157,8 +161,9 @@ class TaskPool:
             len(self._retrying),
             self._retried,
             self._timeouts,
-            self._attempt_counts.copy(),
-            self._attempt_seconds,
+            self._attempts.copy(),
+            self._queue_waits.copy(),
+            self._spawns.copy(),
         )
 
     def is_queued(self, run: TaskRun) -> bool:
@@ -170,6 +175,7 @@ class TaskPool:
         if run.owner.group.leaving:
             run.owner.park(run)
             return
+        run.queued_at = time.monotonic()
         heapq.heappush(self._queue, (run.age, next(self._order), run))
         self._dispatch_soon()
 
@@ -209,7 +215,8 @@ class TaskPool:
                 run.owner.park(run)
 
     def _start(self, run: TaskRun) -> None:
-        task = run.task
+        task, started_at = run.task, time.monotonic()
+        self._queue_waits.add(started_at - run.queued_at)
         run.attempts += 1
         self._running.add(run)
         try:
@@ -225,13 +232,13 @@ class TaskPool:
             self._settings.task_timeout_seconds if task.timeout_seconds is None else task.timeout_seconds,
             lambda outcome: self._ended(run, outcome),
         )
+        self._spawns.add(time.monotonic() - started_at)
 
     def _ended(self, run: TaskRun, outcome: ProcessOutcome) -> None:
         self._running.discard(run)
         run.process = None
         if outcome.pid is not None:
-            self._attempt_counts[bisect_left(DURATION_BOUNDS, outcome.duration_seconds)] += 1
-            self._attempt_seconds += outcome.duration_seconds
+            self._attempts.add(outcome.duration_seconds)
             self._timeouts += outcome.kind is ErrorKind.TIMEOUT
         if run.owner.group.closed or self._closed:
             pass  # another engine owns the work by now

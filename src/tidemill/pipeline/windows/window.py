@@ -22,7 +22,8 @@ from tidemill.pipeline.handler.models import ErrorAction, ExecutorError, Executo
 from tidemill.pipeline.hooks import call_hook
 from tidemill.pipeline.key_order import KeptPlace
 from tidemill.pipeline.partition import OwnedPartition
-from tidemill.pipeline.reports.finished import make_message_group
+from tidemill.pipeline.reports.message_group import make_message_group
+from tidemill.pipeline.reports.report import WindowTimes
 from tidemill.pipeline.tasks.pool import TaskRun
 from tidemill.pipeline.windows import failures
 from tidemill.pipeline.windows.failures import Hooked, name_hook
@@ -39,7 +40,7 @@ class WindowRun:
         messages: Its messages, in order.
         entries: Their entries in the ledger.
         arrived: The loop's time when its first message came.
-        started_at: Seconds since the epoch when `arrange` was called for it.
+        times: When it was arranged.
 
     Attributes:
         causes: What failed of its messages, by index, if there is a brake.
@@ -56,7 +57,7 @@ class WindowRun:
         "partition",
         "results",
         "runs_of",
-        "started_at",
+        "times",
     )
 
     def __init__(
@@ -66,7 +67,7 @@ class WindowRun:
         messages: list[SourceMessage],
         entries: Sequence[LedgerEntry[TopicPartition, int]],
         arrived: float,
-        started_at: float,
+        times: WindowTimes,
     ) -> None:
         """Prepare; nothing runs before `start`."""
         self.context = context
@@ -77,7 +78,7 @@ class WindowRun:
         self.graph = Arrangement(len(messages))
         self.runs_of: list[list[TaskRun]] = [[] for _ in messages]
         self.results: list[ExecutorResult | ExecutorError] = []
-        self.started_at = started_at
+        self.times = times
         self.held_for_window = False
         self.causes: dict[int, str] = {}
 
@@ -150,6 +151,8 @@ class WindowRun:
         context = self.context
         context.counters.tasks_done += 1
         context.slowest.add(result)
+        if context.finished is not None:
+            context.finished.note_output(len(result.stdout_bytes) + len(result.stderr))
         # Even without a hook the turn is given back first: a window of a hundred known results must not recurse.
         context.hooks.submit(self.collect if context.overridden.on_task_complete else self._end_task, run)
 
@@ -273,7 +276,7 @@ class WindowRun:
             return handler.on_task_complete(of.result)
         if of is None:
             return handler.on_window_complete(list(self.results), list(self.messages))
-        return handler.on_message_complete(make_message_group(self.messages[of], self.runs_of[of], self.started_at))
+        return handler.on_message_complete(make_message_group(self.messages[of], self.runs_of[of], self.times))
 
     # -- failures: see `failures.FailingWindow` ---------------------------------------------------------------
 
@@ -320,7 +323,7 @@ class WindowRun:
                 self._message_complete(effect.index)
             elif isinstance(effect, MessageResolved):
                 index = effect.index
-                self.partition.resolve(self.messages[index], self.entries[index], self.runs_of[index], self.started_at)
+                self.partition.resolve(self.messages[index], self.entries[index], self.runs_of[index], self.times)
             else:
                 self._window_complete()
 

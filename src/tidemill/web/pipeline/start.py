@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 
+from tidemill.recorder.reader import Reader
 from tidemill.runtime.log import version
 from tidemill.spark.live.readiness import find_unready
 from tidemill.spark.live.web_ui import Watched
 from tidemill.web.pages import Pages
 from tidemill.web.pipeline.section import PipelineView, build_section
+from tidemill.web.recorded.archive import Archive
+from tidemill.web.recorded.section import build_section as build_recorded_section
 from tidemill.web.sections import About, Health, Section
 from tidemill.web.server import WebServer
 
@@ -24,6 +28,13 @@ def describe_about(watched: Watched) -> About:
     return About("pipeline", group, watched.worker, version(), links, settings.cluster_name)
 
 
+def open_archive(watched: Watched) -> Archive:
+    """Return what was recorded by this pipeline, and by others below the same folder."""
+    debug = watched.settings.debug
+    folder = Path(debug.db_dir).expanduser() if debug.db_dir else None
+    return Archive(Reader(folder), debug.max_ui_rows)
+
+
 def build_server(listener: socket.socket, key: str | None, watched: Watched) -> WebServer:
     """Return the server.
 
@@ -36,7 +47,7 @@ def build_server(listener: socket.socket, key: str | None, watched: Watched) -> 
     def mount(pages: Pages) -> Sequence[Section]:
         view = PipelineView(watched, pages)
         view.start()
-        return [build_section(view, pages)]
+        return [build_section(view, pages), build_recorded_section(open_archive(watched), pages)]
 
     def find_reasons() -> list[str]:
         return find_unready(watched.asked.state(), watched.asked.progress(), watched.asked.find_orphans())

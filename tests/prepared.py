@@ -1,0 +1,241 @@
+"""Processes of Python that need not import what the command line needs: forks of one interpreter that has done so.
+
+Most of the processor time of a short command goes into its imports. A fork is a process of its own in everything that
+tests look at (streams, folder, environment, signals, exit code); only `/proc/PID/environ` and `/proc/PID/cmdline` are
+those of the interpreter that was forked. Tests of the start itself use a process that starts from nothing.
+
+Invariants: the interpreter that is forked has one thread and ends with this process; nothing but `tidemill` and what
+it imports is in it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+#: What most commands import, each with all that it imports itself.
+_MODULES = (
+    *("tidemill.cli.main", "tidemill.cli.tables", "tidemill.config.loading", "tidemill.runtime.log"),
+    *("tidemill.services.triggerer.process", "tidemill.store.opening", "tidemill.store.migrate", "alembic.command"),
+    *("sqlalchemy.dialects.sqlite", "sqlalchemy.dialects.postgresql.asyncpg", "asyncpg"),
+    *("tidemill.deadletters.redrive.run", "tidemill.sinks.build", "tidemill.runtime.topics", "confluent_kafka.admin"),
+    *("tidemill.cli.checks", "tidemill.cli.dlq_redrive", "tidemill.cli.triggers_view", "tidemill.spark.preflight"),
+    *("pydantic.type_adapter", "pyspark.sql", "rich.console", "rich.table", "rich.live"),
+)
+_LARGEST_REQUEST = 150_000
+TIDEMILL = "from tidemill.cli.main import main; main()"
+#: What `python -m` does, with the module as the first argument.
+MODULE = "import runpy, sys; del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+
+
+class Forked:
+    """A process that was forked; has what tests use of `subprocess.Popen`."""
+
+    def __init__(self, told: socket.socket) -> None:
+        """Read its number, which is told first."""
+        self._told = told
+        self.pid = int(told.recv(32))
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code, as `subprocess` has it; None while it runs."""
+        return self._read(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end and return the exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: It runs longer.
+        """
+        code = self._read(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+        return code
+
+    def _read(self, timeout: float | None) -> int | None:
+        if self.returncode is None:
+            self._told.settimeout(timeout)
+            try:
+                self.returncode = int(self._told.recv(32))
+            except (BlockingIOError, TimeoutError):
+                return None
+            self._told.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it has not ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+def start(
+    arguments: Sequence[object],
+    *,
+    cwd: Path,
+    env: Mapping[str, str],
+    code: str = TIDEMILL,
+    stdin: Any = None,
+    stdout: Any = None,
+    stderr: Any = None,
+) -> Forked:
+    """Do what `subprocess.Popen([sys.executable, "-c", code, *arguments])` does.
+
+    Args:
+        arguments: Of the command.
+        cwd: Its folder.
+        env: Its whole environment.
+        code: What it runs.
+        stdin: An open file; None: the null device, here and below.
+        stdout: An open file.
+        stderr: An open file.
+    """
+    request = json.dumps([code, [str(each) for each in arguments], str(cwd), dict(env)]).encode()
+    assert len(request) < _LARGEST_REQUEST
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with open(os.devnull, "r+b") as null, theirs:
+        files = [(null if file is None else file).fileno() for file in (stdin, stdout, stderr)]
+        socket.send_fds(_server(), [request], [*files, theirs.fileno()])
+    return Forked(ours)
+
+
+def run(
+    arguments: Sequence[object],
+    *,
+    cwd: Path,
+    env: Mapping[str, str],
+    code: str = TIDEMILL,
+    timeout: float = 60.0,
+    stdin: bytes = b"",
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a command to its end and return what it wrote."""
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        given.write(stdin)
+        given.seek(0)
+        process = start(arguments, cwd=cwd, env=env, code=code, stdin=given, stdout=out, stderr=err)
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess([code, *arguments], process.wait(), out.read(), err.read())
+
+
+def run_text(
+    arguments: Sequence[object], *, cwd: Path, env: Mapping[str, str], code: str = TIDEMILL, timeout: float = 60.0
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end and return what it wrote as text."""
+    done = run(arguments, cwd=cwd, env=env, code=code, timeout=timeout)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+@functools.cache
+def _server() -> socket.socket:
+    """Start the interpreter that is forked; it ends when this process does, however it does."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMILL_")}
+    process = subprocess.Popen(
+        [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()], env=clean, cwd="/"
+    )
+    theirs.close()
+
+    def end() -> None:
+        ours.close()
+        process.wait()
+
+    atexit.register(end)
+    return ours
+
+
+def _serve(requests: socket.socket) -> str | None:
+    """Fork for each request; return the code in the fork, and None at the end."""
+    for module in _MODULES:
+        importlib.import_module(module)
+    assert len(os.listdir("/proc/self/task")) == 1, "a fork has only the thread that forks"
+    gc.collect()
+    gc.freeze()
+    selector = selectors.DefaultSelector()
+    selector.register(requests, selectors.EVENT_READ)
+    told: dict[int, tuple[int, socket.socket]] = {}
+    while True:
+        for key, _ in selector.select():
+            if key.fd in told:
+                pid, reply = told.pop(key.fd)
+                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                selector.unregister(key.fd)
+                os.close(key.fd)
+                with reply:
+                    _tell(reply, status)
+                continue
+            request, files, _, _ = socket.recv_fds(requests, _LARGEST_REQUEST, 4)
+            if not request:
+                return None
+            reply = socket.socket(fileno=files.pop())
+            if not (pid := os.fork()):
+                selector.close()
+                for opened in (requests, reply, *(other for _, other in told.values())):
+                    opened.close()
+                for fd in told:
+                    os.close(fd)
+                return _become(json.loads(request), files)
+            _tell(reply, pid)
+            for fd in files:
+                os.close(fd)
+            watch = os.pidfd_open(pid)
+            told[watch] = pid, reply
+            selector.register(watch, selectors.EVENT_READ)
+
+
+def _tell(reply: socket.socket, number: int) -> None:
+    try:
+        reply.send(str(number).encode())
+    except OSError:
+        pass  # the test has ended
+
+
+def _become(request: tuple[str, list[str], str, dict[str, str]], files: list[int]) -> str:
+    """Make this fork the process that was asked for."""
+    code, arguments, folder, environment = request
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    time.tzset()
+    for number, fd in enumerate(files):
+        os.dup2(fd, number)
+        os.close(fd)
+    # Never closed, as those of Python itself.
+    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False, buffering=1)  # noqa: SIM115
+    sys.argv[:] = ["-c", *arguments]
+    return code
+
+
+if __name__ == "__main__":
+    sys.path[0] = ""  # as with `python -c`: the folder it is in, whichever that is
+    sys.path.append(str(Path(__file__).parent.parent))  # for modules of the tests
+    if (_code := _serve(socket.socket(fileno=int(sys.argv[1])))) is not None:
+        exec(_code, {"__name__": "__main__"})
