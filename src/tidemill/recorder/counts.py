@@ -34,7 +34,7 @@ class PartitionCounts(msgspec.Struct, array_like=True):
 
 
 class SinkCounts(msgspec.Struct, array_like=True):
-    """What happened at a sink; the buckets are batches by duration, by `runtime.progress.DURATION_BOUNDS`."""
+    """What happened at a sink; the buckets are batches by duration, by `runtime.durations.DURATION_BOUNDS`."""
 
     delivered: int = 0
     errors: int = 0
@@ -48,7 +48,7 @@ class Counts(msgspec.Struct, omit_defaults=True):
     Attributes:
         lag: The lag of all partitions at the end; None: not known.
         in_flight: The messages in flight at the end.
-        attempt_counts: Attempts of tasks by duration, by `runtime.progress.DURATION_BOUNDS`.
+        attempt_counts: Attempts of tasks by duration, by `runtime.durations.DURATION_BOUNDS`.
         partitions: By "topic/partition"; of many partitions not every second.
         sinks: By place in the configuration.
     """
@@ -116,8 +116,8 @@ class CountSampler:
         counts = Counts(at, in_flight=now.in_flight, lag=sum(now.lag.values()) if now.lag else None)
         for name in _COUNTED:
             setattr(counts, name, subtract_count(getattr(now, name), getattr(before, name)))
-        counts.attempt_counts = subtract_buckets(now.attempt_counts, before.attempt_counts)
-        counts.attempt_seconds = max(0.0, now.attempt_seconds - before.attempt_seconds)
+        counts.attempt_counts = subtract_buckets(now.attempts.counts, before.attempts.counts)
+        counts.attempt_seconds = max(0.0, now.attempts.seconds - before.attempts.seconds)
         counts.sinks = {
             name: _subtract_sink(stats, before.sinks.get(name, SinkStats()))
             for name, stats in now.sinks.items()
@@ -149,6 +149,6 @@ def _subtract_sink(now: SinkStats, before: SinkStats) -> SinkCounts:
     return SinkCounts(
         subtract_count(now.delivered_payloads, before.delivered_payloads),
         subtract_count(now.error_count, before.error_count),
-        subtract_buckets(now.send_counts, before.send_counts),
-        max(0.0, now.send_seconds - before.send_seconds),
+        subtract_buckets(now.sends.counts, before.sends.counts),
+        max(0.0, now.sends.seconds - before.sends.seconds),
     )
