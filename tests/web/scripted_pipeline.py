@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from tidemill.config.settings import Settings
+from tidemill.runtime.durations import Durations
 from tidemill.runtime.progress import EngineProgress, SinkStats
 from tidemill.spark.live.monitoring import Monitored
 from tidemill.spark.live.web_ui import Watched
@@ -60,14 +61,16 @@ def make_engine(slot: int, **changes: Any) -> EngineProgress:
         cpu_seconds=300.0,
         rss_bytes=92 * 1024 * 1024,
         timeouts=5,
-        attempt_counts=[0, 0, 5_000, 20_000, 12_000, 3_000, 800, 150, 40, 8, 2, 0, 0, 0, 0],
-        attempt_seconds=4_000.0,
+        attempts=Durations([0, 0, 5_000, 20_000, 12_000, 3_000, 800, 150, 40, 8, 2, 0, 0, 0, 0], 4_000.0),
         slowest=[(7.25, f"task-{slot}-{SCRIPT}", "invoice"), (6.5, f"orders/{2 * slot}:4711:a", SCRIPT)],
         periodic_runs=88,
         loop_blocks=1,
         sinks={
             "sinks.kafka.results": SinkStats(
-                4_000, 40_500, send_counts=[3_000, 800, 150, 40, 10, *[0] * 10], last_delivered_at=1_790_000_000.0
+                4_000,
+                40_500,
+                sends=Durations([3_000, 800, 150, 40, 10, *[0] * 10], 9.0),
+                last_delivered_at=1_790_000_000.0,
             ),
             "sinks.postgres.db": SinkStats(
                 3_900,
@@ -77,7 +80,7 @@ def make_engine(slot: int, **changes: Any) -> EngineProgress:
                 dead_lettered=7,
                 breaker_opened=1,
                 breaker_state=2,
-                send_counts=[0, 0, 3_000, 800, 90, 10, *[0] * 9],
+                sends=Durations([0, 0, 3_000, 800, 90, 10, *[0] * 9], 9.0),
                 last_error=f"refused {SCRIPT}: password={SECRET}",
                 last_error_at=1_790_000_100.0,
                 last_delivered_at=1_790_000_050.0,

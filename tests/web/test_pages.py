@@ -11,6 +11,7 @@ import pytest
 from tests.web.scripted_pipeline import SCRIPT, SECRET, ScriptedPipeline
 from tests.web.serving import connect, log_in
 
+from tidemill.runtime.durations import Durations
 from tidemill.runtime.progress import EngineProgress
 from tidemill.spark.progress import EngineStatus, PipelineProgress
 from tidemill.spark.run_state import Phase, RunState
@@ -154,7 +155,7 @@ def test_samples_give_rates_trends_and_quantiles() -> None:
         counts = [0, 0, 10 * second, *[0] * 12]
         engine = EngineStatus(0, "running", progress=EngineProgress(cpu_seconds=second / 2))
         progress = PipelineProgress(
-            messages_done=100 * second, lag={"t/0": 1000 - 50 * second}, attempt_counts=counts, engines=[engine]
+            messages_done=100 * second, lag={"t/0": 1000 - 50 * second}, attempts=Durations(counts), engines=[engine]
         )
         sampler.add(1000.0 + second, progress)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from tidemill.runtime.progress import DURATION_BOUNDS
+from tidemill.runtime.durations import DURATION_BOUNDS
 from tidemill.spark.progress import PipelineProgress
 from tidemill.web.pipeline.models import Lag, Series
 
@@ -90,7 +90,7 @@ class Sampler:
             progress.dead_lettered,
             sum(progress.lag.values()) if progress.lag else None,
             progress.in_flight,
-            tuple(progress.attempt_counts),
+            tuple(progress.attempts.counts),
             cpu,
         )
         self._samples.append(sample)
