@@ -180,6 +180,7 @@ async def test_a_message_tells_its_whole_story(pipeline: ScriptedPipeline) -> No
     ):
         assert text in page
     assert page.count('<svg class="bar') >= 10
+    assert page.index("task-240, try 2") < page.index("task failed") < page.index("dead lettered")
 
 
 async def test_what_is_not_recorded_says_what_is_kept(pipeline: ScriptedPipeline) -> None:

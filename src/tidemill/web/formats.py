@@ -90,11 +90,21 @@ def format_minutes(seconds: float) -> str:
 
 def format_time(at: float | None) -> Markup | str:
     """Return a time in UTC as an element that the page's script shows in the reader's zone."""
+    return _format_moment(at, "seconds")
+
+
+def format_moment(at: float | None) -> Markup | str:
+    """Return a time to the millisecond, otherwise as `format_time` does."""
+    return _format_moment(at, "milliseconds")
+
+
+def _format_moment(at: float | None, precision: str) -> Markup | str:
     if at is None:
         return "–"
     moment = datetime.fromtimestamp(at, UTC)
-    text = moment.strftime("%Y-%m-%d %H:%M:%S")
-    return Markup('<time datetime="{}">{} UTC</time>').format(moment.isoformat(timespec="milliseconds"), text)
+    text = moment.replace(tzinfo=None).isoformat(" ", precision)
+    whole = moment.isoformat(timespec="milliseconds")
+    return Markup('<time datetime="{}" data-precision="{}">{} UTC</time>').format(whole, precision, text)
 
 
 def format_ago(at: float | None) -> str:
@@ -135,6 +145,7 @@ FILTERS = {
     "duration": format_duration,
     "minutes": format_minutes,
     "time": format_time,
+    "moment": format_moment,
     "ago": format_ago,
     "spread": spread_minutes,
 }

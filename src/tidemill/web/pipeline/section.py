@@ -84,7 +84,7 @@ class PipelineView:
 
 def build_section(view: PipelineView, pages: Pages) -> Section:
     """Return the section of a pipeline."""
-    links = [Link("Overview", "/"), Link("Configuration", "/configuration")]
+    links = [Link("Overview", "/"), Link("Configuration", "/configuration", is_last=True)]
     return Section(links, _build_pages(view, pages), _build_api(view))
 
 

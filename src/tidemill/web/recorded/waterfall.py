@@ -74,6 +74,16 @@ def _list_spans(told: Told) -> Iterator[_Span]:
         yield _Span("window and arrange", "stage", consumed, arranged or message.resolved_at)
     if arranged is not None and tasks_done is not None:
         yield _Span("tasks", "stage", arranged, tasks_done)
+    yield from sorted(_list_details(told), key=lambda span: span.start)
+    if tasks_done is not None and message.resolved_at is not None:
+        yield _Span("hooks and delivery", "stage", tasks_done, message.resolved_at)
+    if told.committed_at is not None and message.resolved_at is not None:
+        yield _Span("waiting for the commit", "wait", message.resolved_at, told.committed_at)
+        note = "" if told.committed_exactly else "seen at the latest then"
+        yield _Span("committed", "mark", told.committed_at, None, note)
+
+
+def _list_details(told: Told) -> Iterator[_Span]:
     for task in told.tasks:
         name = f"{task.task_id}, try {task.attempt}" if task.attempt > 1 else task.task_id
         if task.queued_at is not None and task.started_at is not None:
@@ -85,9 +95,3 @@ def _list_spans(told: Told) -> Iterator[_Span]:
     for event in told.events:
         what = event.sink.removeprefix("sinks.") if event.sink else event.task_id or ""
         yield _Span(event.kind.replace("_", " "), "bad", event.at, None, what, 1)
-    if tasks_done is not None and message.resolved_at is not None:
-        yield _Span("hooks and delivery", "stage", tasks_done, message.resolved_at)
-    if told.committed_at is not None and message.resolved_at is not None:
-        yield _Span("waiting for the commit", "wait", message.resolved_at, told.committed_at)
-        note = "" if told.committed_exactly else "seen at the latest then"
-        yield _Span("committed", "mark", told.committed_at, None, note)
