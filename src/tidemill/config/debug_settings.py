@@ -57,6 +57,21 @@ class DebugSettings(Section):
     retention_max_bytes: NonNegativeInt = Field(
         2 * 1024**3, description="The most that recordings of one worker may take on disk; 0: no limit."
     )
+    max_buffer: PositiveInt = Field(
+        50_000, description="How many events an engine keeps for a driver that does not take them; older ones are lost."
+    )
+    max_buffer_bytes: PositiveInt = Field(
+        32 * 1024**2, description="How much an engine keeps for a driver that does not take it; older rows are lost."
+    )
+    event_min_duration_ms: NonNegativeFloat = Field(
+        0.0, description="Tasks that ended well in less time leave no row of their own."
+    )
+    store_output: bool = Field(
+        True, description="Whether what tasks write is kept, up to 64 KiB of each stream: its beginning and its end."
+    )
+    output_min_duration_ms: NonNegativeFloat = Field(
+        500.0, description="Tasks that ended well in less time keep no output; failed ones do, up to 100 a second."
+    )
     flush_interval_seconds: NonNegativeFloat = Field(
         5.0, description="How often what was written is forced to the disk (fsync); 0: with every batch."
     )

@@ -18,7 +18,7 @@ import functools
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -32,6 +32,7 @@ from tidemill.runtime.engine_link import RECONNECT_SECONDS
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.link_messages import LinkAddress
+from tidemill.runtime.link_server import LinkServer
 from tidemill.runtime.lock import WorkerLock
 from tidemill.spark.engine.process import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
 from tidemill.spark.foreground import LEFT_OVER, Foreground, StartStoppedError, Wake, take
@@ -39,6 +40,7 @@ from tidemill.spark.live.control_desk import ControlDesk
 from tidemill.spark.live.ending import lag_fields, leave_for, refuse_failure, refuse_uncommitted
 from tidemill.spark.live.group_monitor import GroupWatch
 from tidemill.spark.live.monitoring import Monitored, serve_metrics
+from tidemill.spark.live.recording import record_run
 from tidemill.spark.live.reloader import Code, CodeFiles, Reloader
 from tidemill.spark.live.status_report import build_report
 from tidemill.spark.live.supervisor import JobMaker, Supervisor
@@ -58,6 +60,9 @@ from tidemill.spark.run_state import Phase, RunState
 from tidemill.spark.session.conf import is_local
 from tidemill.spark.session.packaging import list_own_folders, pack_handler
 from tidemill.spark.session.session import Spark
+
+if TYPE_CHECKING:  # loaded only where something is recorded
+    from tidemill.spark.live.run_recorder import RunRecorder
 
 log = structlog.get_logger(__name__)
 
@@ -112,6 +117,7 @@ class Pipeline:
         self._linked: Supervisor | None = None
         self._group_watch: GroupWatch | None = None
         self._metrics_address: str | None = None
+        self._recorder: RunRecorder | None = None
         self._web: WebUi | None = None
         #: What the engines run; with `--dev`, other code may follow.
         self._code: Code | None = None
@@ -208,9 +214,8 @@ class Pipeline:
             ),
             self._open_desk(settings, worker),
             serve_metrics(configured.metrics, settings, worker, monitored) as self._metrics_address,
-            serve_web(
-                Watched(monitored, settings, configured, worker, self._release, self.drain, self._metrics_address)
-            ) as self._web,
+            record_run(settings, worker, self.progress) as self._recorder,
+            serve_web(self._watched(monitored, configured, settings, worker)) as self._web,
         ):
             with foreground.wait_for_brokers(kafka.brokers):
                 partitions = foreground.unless_stopped(lambda: look_up_partitions(settings))
@@ -225,6 +230,11 @@ class Pipeline:
             return (self._code.settings if self._code is not None else first).executor.max_executors
 
         return Monitored(self.progress, self.state, find_orphans, find_max_executors)
+
+    def _watched(self, monitored: Monitored, configured: Settings, settings: Settings, worker: str) -> Watched:
+        writer = self._recorder.writer if self._recorder is not None else None
+        address = self._metrics_address
+        return Watched(monitored, settings, configured, worker, self._release, self.drain, address, writer)
 
     def _release(self) -> list[dict[str, Any]]:
         live = self._linked
@@ -269,7 +279,8 @@ class Pipeline:
         spark.watch(lambda: self._foreground.wakes.put(Wake.SPARK_LOST))
         self._live = live
         try:
-            live.start(bind_host=host)
+            open_link = LinkServer if self._recorder is None else self._recorder.open_link
+            live.start(bind_host=host, open_link=open_link)
             self._linked = live
             if self._web is not None:
                 self._web.begin()

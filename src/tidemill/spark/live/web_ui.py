@@ -14,7 +14,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
@@ -23,6 +23,9 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import describe_error
 from tidemill.runtime.listening import Purpose, format_address, is_port_chosen, listen
 from tidemill.spark.live.monitoring import Monitored
+
+if TYPE_CHECKING:  # loaded only where something is recorded
+    from tidemill.recorder.writer import RecordWriter
 
 log = structlog.get_logger(__name__)
 
@@ -45,6 +48,7 @@ class Watched:
         release: Releases the brakes, and returns what each of those engines holds; blocks.
         drain: Asks for a clean end.
         metrics_address: The URL of the metrics; None: there is none.
+        recorder: What writes the recording; None: nothing is recorded.
     """
 
     asked: Monitored
@@ -54,6 +58,7 @@ class Watched:
     release: Callable[[], list[dict[str, Any]]]
     drain: Callable[[], None]
     metrics_address: str | None = None
+    recorder: RecordWriter | None = None
 
 
 class Server(Protocol):

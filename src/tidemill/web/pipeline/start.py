@@ -6,6 +6,8 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
+from tidemill.recorder.memory_recording import MemoryRecording
+from tidemill.recorder.periods import name_worker_folder
 from tidemill.recorder.reader import Reader
 from tidemill.runtime.log import version
 from tidemill.spark.live.readiness import find_unready
@@ -30,9 +32,14 @@ def describe_about(watched: Watched) -> About:
 
 def open_archive(watched: Watched) -> Archive:
     """Return what was recorded by this pipeline, and by others below the same folder."""
-    debug = watched.settings.debug
+    settings = watched.settings
+    debug = settings.debug
     folder = Path(debug.db_dir).expanduser() if debug.db_dir else None
-    return Archive(Reader(folder), debug.max_ui_rows)
+    memory = {}
+    if watched.recorder is not None and isinstance(watched.recorder.recording, MemoryRecording):
+        name = name_worker_folder(settings.kafka.consumer_group, watched.worker)
+        memory[name] = watched.recorder.recording
+    return Archive(Reader(folder, memory), debug.max_ui_rows)
 
 
 def build_server(listener: socket.socket, key: str | None, watched: Watched) -> WebServer:
