@@ -37,7 +37,7 @@ from tidemill.runtime.lock import WorkerLock
 from tidemill.spark.engine.process import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
 from tidemill.spark.foreground import LEFT_OVER, Foreground, StartStoppedError, Wake, take
 from tidemill.spark.live.control_desk import ControlDesk
-from tidemill.spark.live.ending import lag_fields, leave_for, refuse_failure, refuse_uncommitted
+from tidemill.spark.live.ending import lag_fields, leave_for, log_drained, refuse_failure, refuse_uncommitted
 from tidemill.spark.live.group_monitor import GroupWatch
 from tidemill.spark.live.monitoring import Monitored, serve_metrics
 from tidemill.spark.live.recording import record_run
@@ -215,7 +215,10 @@ class Pipeline:
             self._open_desk(settings, worker),
             serve_metrics(configured.metrics, settings, worker, monitored) as self._metrics_address,
             record_run(settings, worker, self.progress) as self._recorder,
-            serve_web(self._watched(monitored, configured, settings, worker)) as self._web,
+            serve_web(
+                Watched(monitored, settings, configured, worker, self._release, self.drain, self._metrics_address),
+                self._recorder,
+            ) as self._web,
         ):
             with foreground.wait_for_brokers(kafka.brokers):
                 partitions = foreground.unless_stopped(lambda: look_up_partitions(settings))
@@ -230,11 +233,6 @@ class Pipeline:
             return (self._code.settings if self._code is not None else first).executor.max_executors
 
         return Monitored(self.progress, self.state, find_orphans, find_max_executors)
-
-    def _watched(self, monitored: Monitored, configured: Settings, settings: Settings, worker: str) -> Watched:
-        writer = self._recorder.writer if self._recorder is not None else None
-        address = self._metrics_address
-        return Watched(monitored, settings, configured, worker, self._release, self.drain, address, writer)
 
     def _release(self) -> list[dict[str, Any]]:
         live = self._linked
@@ -298,15 +296,7 @@ class Pipeline:
                 self._leave_for(settings, worker, live.find_left_behind())
             self._raise_failure(settings, worker)
             refuse_uncommitted(done)
-            left = "; what did not finish in time is redelivered to the next run" if done.in_flight else ""
-            (log.warning if left else log.info)(
-                f"the pipeline is drained{left}",
-                messages_done=done.messages_done,
-                **lag_fields(done),
-                in_flight=done.in_flight,
-                dead_lettered=done.dead_lettered,
-                letters_dropped=done.letters_dropped,
-            )
+            log_drained(done)
         return code
 
     def _job_maker(self, worker: str, code: Code) -> JobMaker:

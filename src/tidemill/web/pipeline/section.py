@@ -16,6 +16,7 @@ from starlette.requests import Request
 from tidemill.core.errors import RemoteError
 from tidemill.core.wording import format_count
 from tidemill.recorder.events import EventKind, RecordedEvent
+from tidemill.recorder.writer import RecordWriter
 from tidemill.spark.live.web_ui import Watched
 from tidemill.web.live import LiveUpdates
 from tidemill.web.pages import Pages
@@ -42,14 +43,16 @@ class PipelineView:
     Args:
         watched: The pipeline.
         pages: Renders parts of pages.
+        writer: Where actions are recorded; None: nowhere.
     """
 
-    def __init__(self, watched: Watched, pages: Pages) -> None:
+    def __init__(self, watched: Watched, pages: Pages, writer: RecordWriter | None = None) -> None:
         """Sample nothing yet."""
         self.watched = watched
         self.sampler = Sampler()
         self.live = LiveUpdates({"overview": self._describe, "page": self._render})
         self._pages = pages
+        self._writer = writer
         self._ticking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -68,10 +71,10 @@ class PipelineView:
     def note_action(self, action: str, by: str) -> None:
         """Log and record that somebody did something."""
         log.info("an action was carried out for the web UI", action=action, by=by)
-        if self.watched.recorder is not None:
+        if self._writer is not None:
             at_us = int(time.time() * 1_000_000)
             event = RecordedEvent(at_us, EventKind.ACTION, text=action, data={"by": by})
-            self.watched.recorder.add_event(event)
+            self._writer.add_event(event)
 
     async def _tick(self) -> None:
         while True:
