@@ -39,6 +39,7 @@ class DebugSettings(Section):
     tokens: dict[NonEmpty, TokenSettings] = Field(
         default_factory=dict, description="Programs that may send `Authorization: Bearer TOKEN`."
     )
+    max_ui_rows: PositiveInt = Field(5000, description="The most rows that one answer of the web UI has.")
     custom_links: list[LinkSettings] = Field(default_factory=list, description="Links that the web UI shows.")
     db_dir: str = Field(
         "~/.local/state/tidemill",
