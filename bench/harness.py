@@ -147,6 +147,7 @@ class Bench:
         )
         config.setdefault("spark", {}).setdefault("engines", 2)
         config.setdefault("metrics", {"enabled": False})
+        config.setdefault("debug", {"enabled": False})
         path = self.folder / f"{group}.yaml"
         path.write_text(yaml.safe_dump(config))
         env = {**os.environ, "WORKER_ID": f"bench-{group}", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}

@@ -1,4 +1,4 @@
-"""What all tests share: the `--long` switch, and no endpoint for metrics but in their own tests."""
+"""What all tests share: the `--long` switch, and no endpoint for metrics and no recordings but in their own tests."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ structlog.get_config()["processors"][-1].exception_formatter = structlog.dev.pla
 
 # For processes that tests start; it is read from the environment with the rest of the configuration.
 os.environ.setdefault("TIDEMILL_METRICS__ENABLED", "false")
+os.environ.setdefault("TIDEMILL_DEBUG__ENABLED", "false")
 
 
 use_broker_archive()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests import prepared
+from tests.runtime.metrics.asking import scrape
 from tests.until import wait_until
 
 from tidemill.cli.dev import DevFiles, find_free_address, importing_again, list_topics
@@ -197,7 +198,8 @@ class DevRun:
             **clean,
             "TIDEMILL_KAFKA__BROKERS": f"localhost:{port}",
             "TIDEMILL_SPARK__ENGINES": "2",
-            "TIDEMILL_METRICS__ENABLED": "false",
+            "TIDEMILL_METRICS__PORT": f"{free_port()}",
+            "TIDEMILL_DEBUG__ENABLED": "false",
             "WORKER_ID": f"dev-{port}",
         }
         self.sent = 0
@@ -229,6 +231,16 @@ class DevRun:
         assert old in text
         path.with_name("handler.py~").write_text(text.replace(old, new))
         path.with_name("handler.py~").replace(path)
+
+    def configure(self, old: str, new: str) -> None:
+        path = self.folder / "tidemill.yaml"
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+
+    def max_executors(self) -> list[float]:
+        """Return what the metrics say about each engine."""
+        address = f"http://127.0.0.1:{self.env['TIDEMILL_METRICS__PORT']}"
+        return list(scrape(address)["tidemill_executor_pool_max"].values())
 
     def send(self, count: int = 20) -> list[str]:
         lines = [f"line {self.sent + n}" for n in range(count)]
@@ -271,6 +283,9 @@ def test_saved_code_replaces_the_running_one_and_nothing_is_lost_or_repeated(dev
     assert dev.processed(lines) <= {"LINE", "mjof"}
     assert dev.processed(dev.send()) == {"mjof"}
     assert "partitions revoked" not in dev.log()[before:], "its engines take the places in the group over"
+
+    dev.configure("executor:", "executor:\n  max_executors: 7")
+    wait_until(lambda: dev.max_executors() == [7, 7], 60, what=dev.log)
 
     dev.change("class Capitals(", "class Capitals((")
     dev.wait_for("cannot be loaded")

@@ -90,6 +90,15 @@ def test_the_tests_of_all_templates_pass(tmp_path: Path) -> None:
     assert done.stdout.count("2 passed") == len(Template), done.stdout
 
 
+def test_a_folder_without_a_name_is_refused_and_nothing_is_written(tidemill: Run, tmp_path: Path) -> None:
+    before = sorted(tmp_path.iterdir())
+    done = tidemill("init", "")
+
+    assert done.returncode == ExitCode.CONFIG
+    assert "the folder's name is empty; name one, or write . for this folder" in done.stderr
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_an_unknown_template_is_refused_with_the_known_ones(tidemill: Run, tmp_path: Path) -> None:
     done = tidemill("init", "project", "--template", "mongo")
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests import prepared
+from tests.spark.terminal import running as on_terminal
 from tests.until import wait_until as wait_for
 
 from tidemill.cli.init import create_project
@@ -61,7 +62,7 @@ def wait_until(reached: Callable[[], bool], process: subprocess.Popen[bytes], fo
 def without_settings() -> dict[str, str]:
     """Return this process's environment without settings."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMILL_")}
-    return {**clean, "TIDEMILL_METRICS__ENABLED": "false"}
+    return {**clean, "TIDEMILL_METRICS__ENABLED": "false", "TIDEMILL_DEBUG__ENABLED": "false"}
 
 
 @pytest.fixture
@@ -124,6 +125,23 @@ def test_a_new_project_does_its_work_and_ends_cleanly(
     assert states[0] == "starting"
     assert "running" in states
     assert "incubator" not in log
+    topic = env["TIDEMILL_KAFKA__SOURCE_TOPIC"]
+    assert sum(max(0, offset) for offset in committed_offsets(embedded_kafka.bootstrap, topic, topic).values()) == 2
+
+
+@pytest.mark.kafka
+@pytest.mark.spark
+def test_a_terminal_that_is_closed_drains_with_exit_code_0(
+    project: Path, env: dict[str, str], embedded_kafka: EmbeddedBroker
+) -> None:
+    send(project, env, ["hello", "tide mill"])
+    results = project / "output" / "results.jsonl"
+    arguments = ["run", "tidemill.yaml", "--handler", "handler:Capitals"]
+    with on_terminal(arguments, env, project, terminal=True) as command:
+        wait_for(lambda: results.exists() and len(results.read_text().splitlines()) == 2, what=lambda: command.said)
+        command.hang_up()
+        assert command.process.wait(60) == ExitCode.OK
+        command.until_alone()
     topic = env["TIDEMILL_KAFKA__SOURCE_TOPIC"]
     assert sum(max(0, offset) for offset in committed_offsets(embedded_kafka.bootstrap, topic, topic).values()) == 2
 

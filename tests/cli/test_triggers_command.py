@@ -80,7 +80,7 @@ def test_streams_shows_who_holds_what(site):
     )
     text = site.ask("streams", "spec.yaml").stdout
     assert f"process {host.pid}: 2 triggers, store open" in text
-    assert "'upstream': 2 subscribers, 1 outstanding" in text
+    assert "\nupstream: 2 subscribers, 1 outstanding" in text
     table = text.splitlines()[2:]
     assert table[0].split() == ["LANE", "OUTSTANDING", "OLDEST", "AGE", "HELD", "BY"]
     assert table[1].endswith("holds, holds-too")

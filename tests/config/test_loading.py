@@ -387,12 +387,42 @@ def test_a_missing_file_is_named_with_what_named_it(tmp_path: Path) -> None:
         load_settings(None, {"TIDEMILL_CONFIG": str(missing)})
 
 
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("merge", [False, True], ids=["values", "merge keys"])
+def test_aliases_that_expand_to_millions_of_values_are_refused(load: Load, merge: bool) -> None:
+    levels = ["a0: &a0 {x: 1}"]
+    for level in range(1, 12):
+        many = ", ".join([f"*a{level - 1}"] * 9)
+        levels.append(f"a{level}: &a{level} " + (f"{{<<: [{many}]}}" if merge else f"[{many}]"))
+    with pytest.raises(ConfigError, match=r"aliases \(\*name\) expand to more than 10,000 values; write fewer"):
+        load("\n".join(levels))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("dlq: {}\nkafka: " + "[" * 200_000 + "]" * 200_000, 2),
+        ("- " * 200_000, 1),
+        ("\n".join(" " * level + "a:" for level in range(200)), 101),
+    ],
+    ids=["brackets", "dashes", "indentation"],
+)
+def test_what_is_nested_too_deeply_is_refused_with_its_line(load: Load, text: str, line: int) -> None:
+    with pytest.raises(ConfigError, match=rf":{line}: nested more than 100 levels deep"):
+        load(text)
+
+
+def test_a_file_without_an_end_is_refused() -> None:
+    with pytest.raises(ConfigError, match="/dev/zero cannot be read: it is larger than 16 MiB; is it the right file"):
+        load_settings("/dev/zero", {})
+
+
 def test_a_folder_and_a_binary_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\xfa")
 
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="is a folder; give the path of its YAML file"):
         load_settings(tmp_path, {})
-    with pytest.raises(ConfigError, match="is not UTF-8 text"):
+    with pytest.raises(ConfigError, match=r"is not UTF-8 text: .*; save the file as UTF-8"):
         load_settings(tmp_path / "b.yaml", {})
 
 

@@ -33,7 +33,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.ranges import check_order, parse_position
 from tidemill.pipeline.checks import check_action, check_collect_result, check_tasks
 from tidemill.pipeline.delivery.routing import Router
-from tidemill.runtime.metrics.listening import listen
+from tidemill.runtime.listening import listen
 from tidemill.services.triggerer.checking import check_list
 from tidemill.sinks.base import Sink
 from tidemill.sinks.build import build_sink
@@ -207,6 +207,7 @@ COMMANDS = (
     "doctor missing.yaml --jsno",
     "init",
     "init .",
+    "init ''",
     "broker --topic a/b",
     "broker --topic a:many",
     "broker --topic a:0",
@@ -247,7 +248,7 @@ def test_mistakes_on_the_command_line(folder: Path, collector: Collector) -> Non
     (folder / "handler.py").touch()
     (folder / "wrong.yaml").write_text("kafka: {brokerz: x}\nexecutor: {max_executors: many}\n")
     (folder / "folders.yaml").write_text(
-        "kafka: {source_topic: t, client_config: {no.such.key: 1}}\n"
+        "kafka: {source_topic: t, client_config: {no.such.key: 1}}\nexecutor: {binary_path: no-such-program}\n"
         "sinks: {filesystem: {out: {base_path: wrong.yaml}}}\nhistory: {path: /proc/history}\n"
     )
     (folder / "store.yaml").write_text("store: {url: 'mysql://u:hunter2@h/d'}\n")

@@ -41,7 +41,9 @@ def test_attempts_that_failed_and_letters_by_kind_are_counted() -> None:
     assert (progress.tasks_done, progress.tasks_failed, progress.tasks_retried) == (1, 2, 4)
     assert progress.letter_kinds == {"task": 2, "parse": 1}
     # Three tasks; two of them are tried three times.
-    assert (sum(progress.attempt_counts), progress.attempt_seconds > 0) == (7, True)
+    assert (sum(progress.attempts.counts), progress.attempts.seconds > 0) == (7, True)
+    assert sum(progress.queue_waits.counts) == sum(progress.spawns.counts) == 7
+    assert sum(progress.hooks["arrange"].counts) == 1
     assert list(progress.flow.values()) == [(4, 4, 0)]
     assert progress.dead_lettered == 3
 

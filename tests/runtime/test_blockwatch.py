@@ -12,6 +12,7 @@ import pytest
 
 from tidemill.core.blocking import Cause
 from tidemill.runtime.blockwatch import Block, BlockWatch
+from tidemill.runtime.durations import DURATION_BOUNDS
 
 pytestmark = pytest.mark.alone
 
@@ -20,12 +21,13 @@ class Found:
     def __init__(self) -> None:
         self.blocks: list[Block] = []
         self.over: list[Block] = []
+        self.watch = BlockWatch(0.2, self.blocks.append, self.over.append)
 
 
 @pytest.fixture
 async def found():
     found = Found()
-    watch = BlockWatch(0.2, found.blocks.append, found.over.append)
+    watch = found.watch
     watch.start()
     yield found
     watch.close()
@@ -58,6 +60,9 @@ async def test_who_blocks_the_loop_is_named_with_its_stack_while_it_does(found, 
     assert step.__name__ in block.stack
     assert "run_forever" not in block.stack
     assert over.seconds >= 0.75 > block.seconds
+    lags = found.watch.lags
+    assert sum(lags.counts[DURATION_BOUNDS.index(0.5) :]) >= 1, "how late the loop was is counted"
+    assert sum(lags.counts) > 2, "also when it was not late"
 
 
 async def test_a_loop_that_waits_for_something_is_not_blocked(found):

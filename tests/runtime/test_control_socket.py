@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
+from tests.until import until
 
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.errors import RemoteError
@@ -42,6 +44,30 @@ async def test_only_its_user_may_connect_in_a_folder_of_its_own(folder) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     await server.close()
     assert list(folder.iterdir()) == []
+
+
+async def test_a_second_server_of_a_prefix_and_a_client_that_leaves_are_no_reason_to_warn(folder) -> None:
+    asked = asyncio.Event()
+
+    async def answer_at_length(request: dict[str, Any]) -> dict[str, Any]:
+        asked.set()
+        return {"long": "x" * 10_000_000}  # more than a socket takes before it notices
+
+    first, second = ControlSocket("test.", answer_at_length), ControlSocket("test.", echo)
+    with structlog.testing.capture_logs() as logs:
+        await first.start()
+        await second.start()
+        await asyncio.wait_for(asked.wait(), 30)
+        # Its answer to this comes after it has found out that the one before has left.
+        (path,) = set(folder.glob("test.*.sock")) - {second._path}
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write_eof()
+        await asyncio.wait_for(reader.read(), 30)
+        writer.close()
+        await until(lambda: len(asyncio.all_tasks()) == 1)
+    assert logs == []
+    await first.close()
+    await second.close()
 
 
 async def test_a_request_is_answered_and_none_is_an_empty_one(folder) -> None:

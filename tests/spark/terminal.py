@@ -92,6 +92,11 @@ class Command:
         else:
             os.killpg(self.process.pid, signal.SIGINT)
 
+    def hang_up(self) -> None:
+        """Close the terminal, as a user who closes its window."""
+        terminal, self._ours = self._ours, os.open(os.devnull, os.O_RDONLY)
+        os.close(terminal)
+
     def family(self) -> dict[int, str]:
         """Return the command and all that descends from it, with their command lines."""
         return find_marked(self.mark)

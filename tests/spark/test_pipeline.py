@@ -96,6 +96,7 @@ def settings(embedded_kafka: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest
             "executor": {"drain_timeout_seconds": 2},
             "sinks": {"filesystem": {"out": {"base_path": str(tmp_path)}}},
             "metrics": {"enabled": False},
+            "debug": {"enabled": False},
             "spark": {"engines": 2},
         }
     )
@@ -135,11 +136,17 @@ def test_a_revoke_that_may_take_longer_than_the_poll_interval_is_refused_before_
     assert "kafka.max_poll_interval_ms (30000)" in str(pipeline.error)
 
 
-@pytest.mark.long  # tests/cli/test_run.py has it of a command
-def test_ctrl_c_for_the_whole_process_group_drains(start: Callable[..., Driver]) -> None:
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, id="ctrl-c", marks=pytest.mark.long),  # tests/cli/test_run.py has it of a command
+        pytest.param(signal.SIGHUP, id="the end of a terminal"),
+    ],
+)
+def test_a_signal_for_the_whole_process_group_drains(start: Callable[..., Driver], number: int) -> None:
     driver = start(DRAIN_SECONDS="0.5")
     driver.engines()
-    os.killpg(driver.process.pid, signal.SIGINT)
+    os.killpg(driver.process.pid, number)
     signalled_at = time.monotonic()
     assert driver.process.wait(30) == ExitCode.OK
     print(f"drained in {time.monotonic() - signalled_at:.2f} s")
@@ -302,6 +309,16 @@ def test_a_port_that_was_set_and_is_in_use_is_refused(settings: Settings) -> Non
         pipeline = Pipeline(Nothing, settings=settings)
         assert pipeline.run() is ExitCode.CONFIG
     assert "is in use by another process; set another port" in str(pipeline.error)
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_a_pipeline_whose_program_is_missing_is_refused_before_spark(settings: Settings) -> None:
+    settings.executor.binary_path = "no-such-program"
+    pipeline = Pipeline(Nothing, settings=settings)
+    assert pipeline.run() == ExitCode.CONFIG
+    assert str(pipeline.error) == (
+        "no executable program 'no-such-program' was found; install it or change executor.binary_path"
+    )
 
 
 @pytest.mark.usefixtures("no_spark")

@@ -14,6 +14,7 @@ from tidemill.cli.reporting import reporting
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.wording import format_count
 from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.stop_signals import find_stop_signals
 
 if TYPE_CHECKING:
     from tidemill.runtime.broker import EmbeddedBroker
@@ -22,7 +23,7 @@ _CALL_SECONDS = 10.0
 
 
 class _StopRequestedError(Exception):
-    """SIGTERM or SIGINT."""
+    """A signal to stop."""
 
 
 def broker(
@@ -43,7 +44,7 @@ def broker(
         topics = [parse_topic(text) for text in topic or []]
         from tidemill.runtime.broker import EmbeddedBroker
 
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in find_stop_signals():
             signal.signal(number, _stop)
         try:
             with EmbeddedBroker(data_dir, port, progress=_say) as running:
@@ -90,7 +91,7 @@ def _ensure_topic(running: EmbeddedBroker, name: str, partitions: int) -> str:
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
     # A second signal must not interrupt the broker's shutdown.
-    for other in (signal.SIGTERM, signal.SIGINT):
+    for other in find_stop_signals():
         signal.signal(other, signal.SIG_IGN)
     raise _StopRequestedError
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from tidemill.config.executor_settings import ExecutorSettings
+from tidemill.config.kafka_names import describe_creation
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.redaction import redact_text
 from tidemill.config.settings import Settings
@@ -24,10 +25,13 @@ from tidemill.core.errors import ConfigError, HandlerError, RemoteError, Tidemil
 from tidemill.core.wording import format_count
 from tidemill.runtime.folders import user_cache_folder, writable_cache_folder
 from tidemill.runtime.java import find_java
+from tidemill.runtime.programs import find_program
 
 CHECK_SECONDS = 5.0
 #: Requests to brokers end shortly before the check itself would time out.
 _ASK_SECONDS = CHECK_SECONDS - 0.5
+#: After this long it is looked whether no broker can be connected to: then nothing is gained by waiting.
+_LOOK_SECONDS = 1.0
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -116,12 +120,7 @@ def check_worker(settings: Settings) -> str:
 
 def check_program(settings: ExecutorSettings) -> str:
     """Check that the default program of tasks can be run."""
-    found = shutil.which(settings.binary_path, path=settings.env.get("PATH"))
-    if found is None:
-        raise ConfigError(
-            f"no executable program {settings.binary_path!r} was found; install it or change executor.binary_path"
-        )
-    return found
+    return find_program(settings)
 
 
 class Cluster:
@@ -162,27 +161,35 @@ class Cluster:
         return self._topics
 
     def _ask(self) -> dict[str, int]:
-        from confluent_kafka import KafkaException
+        from confluent_kafka import KafkaError, KafkaException
         from confluent_kafka.admin import AdminClient
 
-        from tidemill.runtime.kafka_client import LibraryLog, describe_client_error, scrub
+        from tidemill.runtime.kafka_client import LibraryLog, describe_client_error, describe_connection, scrub
 
-        said: list[str] = []
-        config: dict[str, Any] = {**self.config, "error_cb": lambda error: said.append(error.str())}
+        heard: list[KafkaError] = []
+        config: dict[str, Any] = {**self.config, "error_cb": heard.append}
         try:
             client = AdminClient(config, logger=LibraryLog())
         except (KafkaException, TypeError, ValueError) as error:
             raise ConfigError(
                 f"bad client configuration: {scrub(describe_client_error(error), self.config)}; correct client_config"
             ) from None
-        try:
-            metadata = client.list_topics(timeout=_ASK_SECONDS)
-        except KafkaException as error:
-            text = scrub(said[-1] if said else describe_client_error(error), self.config)
-            raise RemoteError(
-                f"no answer from {self.brokers}: {text}; start Kafka there (to try things out: tidemill broker) "
-                f"or change {self._setting}"
-            ) from None
+        deadline = time.monotonic() + _ASK_SECONDS
+        while True:
+            try:
+                metadata = client.list_topics(timeout=min(_LOOK_SECONDS, max(0.1, deadline - time.monotonic())))
+                break
+            except KafkaException as error:
+                client.poll(0)  # calls error_cb
+                down = any(each.code() == KafkaError._ALL_BROKERS_DOWN for each in heard)
+                if not down and time.monotonic() < deadline:
+                    continue
+                why = [each.str() for each in heard if each.code() != KafkaError._ALL_BROKERS_DOWN]
+                text = describe_connection(why[-1] if why else describe_client_error(error))
+                raise RemoteError(
+                    f"no answer from {self.brokers}: {scrub(text, self.config)}; start Kafka there (to try things out: "
+                    f"tidemill broker) or change {self._setting}"
+                ) from None
         return {name: len(topic.partitions) for name, topic in metadata.topics.items()}
 
     def check(self) -> str:
@@ -194,7 +201,8 @@ class Cluster:
         """Check that a topic exists."""
         partitions = self.topics().get(topic)
         if partitions is None:
-            raise RemoteError(f"topic {topic} does not exist at {self.brokers}; create it or change {setting}")
+            how = describe_creation(topic, self.brokers)
+            raise RemoteError(f"topic {topic} does not exist at {self.brokers}; {how}, or change {setting}")
         return f"topic {topic}, {format_count(partitions, 'partition')}"
 
     def check_dead_letters(self, topic: str) -> str:
@@ -227,11 +235,12 @@ def find_refusals(settings: Settings) -> list[str]:
     from tidemill.cli.folder_checks import check_folder, list_folders
     from tidemill.runtime.identity import find_worker_name
     from tidemill.sinks.build import build_sinks
-    from tidemill.spark.preflight import check_client_config
+    from tidemill.spark.preflight import check_client_config, refuse_missing_program
 
     checks: list[Callable[[], object]] = [
         lambda: check_client_config(settings),
         lambda: find_worker_name(settings),
+        lambda: refuse_missing_program(settings),
         lambda: build_sinks(settings),
         *(lambda folder=folder: check_folder(folder) for folder in list_folders(settings)),
     ]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidemill.cli.reporting import reporting
-from tidemill.cli.topic_access import ConfigOption, Topic, load_for_topic, require_topic, stop_on_signals
+from tidemill.cli.topic_access import ConfigOption, Topic, load_for_topic, open_client, require_topic, stop_on_signals
 from tidemill.core.errors import ConfigError, RemoteError, escape_surrogates
 from tidemill.runtime.exitcode import ExitCode
 
@@ -108,34 +108,23 @@ class TopicViewer:
         """Create the client."""
         import confluent_kafka as ck
 
-        from tidemill.runtime.kafka_client import LibraryLog, describe_client_error, make_client_config, scrub
+        from tidemill.runtime.kafka_client import make_client_config
 
-        secrets = make_client_config(kafka, "", {})
-        settings = make_client_config(
-            kafka,
-            "",
-            {
-                # Brokers are asked for this group's coordinator, but it is not joined: partitions are assigned by hand.
-                "group.id": "tidemill-consume",
-                "enable.auto.commit": False,
-                "enable.auto.offset.store": False,
-                "enable.partition.eof": True,
-                "isolation.level": "read_committed",
-                "auto.offset.reset": "earliest",
-                "fetch.wait.max.ms": 50,
-                "fetch.queue.backoff.ms": 20,
-                "queued.max.messages.kbytes": 16_384,
-                "error_cb": self._on_error,
-            },
-        )
-        try:
-            self._consumer = ck.Consumer(settings, logger=LibraryLog())
-        except (ck.KafkaException, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"bad Kafka client configuration: {scrub(describe_client_error(error), secrets)}"
-            ) from None
+        overrides = {
+            # Brokers are asked for this group's coordinator, but it is not joined: partitions are assigned by hand.
+            "group.id": "tidemill-consume",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 50,
+            "fetch.queue.backoff.ms": 20,
+            "queued.max.messages.kbytes": 16_384,
+            "error_cb": self._on_error,
+        }
+        self._consumer, self._scrub = open_client(ck.Consumer, make_client_config, kafka, overrides)
         self._ck = ck
-        self._scrub: Callable[[str], str] = lambda text: scrub(text, secrets)
         self._brokers = kafka.brokers
         self._topic = topic
         self._describe = describe

@@ -271,6 +271,8 @@ class _Demo:
         self.console.print(f"Configuration:  {folder / 'tidemill.yaml'}", soft_wrap=True)
         if self.keep:
             self.console.print(f"Kafka:          {self.bootstrap}", soft_wrap=True)
+            if self.pipeline.web_address is not None:
+                self.console.print(f"Web UI:         {self.pipeline.web_address}", soft_wrap=True)
             if self.pipeline.metrics_address is not None:
                 self.console.print(f"Metrics:        {self.pipeline.metrics_address}/metrics", soft_wrap=True)
 

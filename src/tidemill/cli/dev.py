@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from tidemill.cli.handlers import load_handler
+from tidemill.config.kafka_names import is_loopback
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.saved_files import FirstFiles, SavedFiles, find_code_folders
+from tidemill.runtime.stop_signals import find_stop_signals
 from tidemill.spark.session.packaging import find_own_modules
 
 if TYPE_CHECKING:
@@ -28,9 +30,7 @@ if TYPE_CHECKING:
 #: How many partitions the source topic of an embedded broker has.
 SOURCE_PARTITIONS = 4
 _CONNECT_SECONDS = 1.0
-_LOOPBACK = ("localhost", "127.", "::1", "[::1]")
 _PLAIN = "plaintext"
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 # -- the broker -----------------------------------------------------------------------------------------------
@@ -59,21 +59,21 @@ def dev_broker(settings: Settings) -> Iterator[None]:
         try:
             yield
         finally:
-            for number in _SIGNALS:
+            for number in find_stop_signals():
                 signal.signal(number, signal.SIG_IGN)
             broker.kill()  # its data is removed, so it need not tidy up
 
 
 @contextlib.contextmanager
 def _ending_on_signals() -> Iterator[None]:
-    """End the command with exit code 0 at SIGTERM and SIGINT, as long as the pipeline does not handle them itself."""
+    """End the command with exit code 0 at a signal to stop, as long as the pipeline does not handle it itself."""
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
-        for other in _SIGNALS:
+        for other in before:
             signal.signal(other, signal.SIG_IGN)
         raise typer.Exit(ExitCode.OK)
 
-    before = {number: signal.signal(number, end) for number in _SIGNALS}
+    before = {number: signal.signal(number, end) for number in find_stop_signals()}
     try:
         yield
     finally:
@@ -89,7 +89,7 @@ def find_free_address(brokers: str) -> int | None:
     """
     places = [address.strip().rpartition(":") for address in brokers.split(",")]
     ports = [int(port) for _, _, port in places if port.isdecimal()]
-    if len(ports) < len(places) or not all(host.startswith(_LOOPBACK) for host, _, _ in places):
+    if len(ports) < len(places) or not all(is_loopback(host) for host, _, _ in places):
         return None
     for host, _, port in places:
         with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS):

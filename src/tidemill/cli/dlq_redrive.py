@@ -20,6 +20,7 @@ from tidemill.core.deadletters.redrive import Target, Why
 from tidemill.core.wording import format_count
 from tidemill.deadletters.redrive.run import Redrive, RedriveOrder
 from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.stop_signals import find_stop_signals
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -33,7 +34,7 @@ _FAILED_SHOWN = 20
 
 
 class _Stop:
-    """Set by the first SIGINT or SIGTERM; the second one interrupts at once."""
+    """Set by the first signal to stop; the second one interrupts at once."""
 
     def __init__(self) -> None:
         self.wanted = False
@@ -54,7 +55,7 @@ def run_redrive(settings: Settings, order: RedriveOrder, *, as_json: bool) -> Ex
         TidemillError: It ended early; the result up to then was printed.
     """
     stop = _Stop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in find_stop_signals():
         signal.signal(number, stop.take)
     ended = "error"
     with _progress() as watch:

@@ -111,7 +111,8 @@ _INSTALLED = ("tidemill", "pytest", "pytest-asyncio")
 
 
 def init(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The new project's folder.")],
+    # Not a Path: that would turn '' into this folder.
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="The new project's folder.")],
     template: Annotated[
         Template,
         typer.Option(
@@ -123,9 +124,11 @@ def init(
 ) -> None:
     """Create a small project: handler, configuration, test. It runs as it is; nothing is overwritten."""
     with reporting():
-        for path in create_project(directory, template):
+        if not directory:
+            raise ConfigError("the folder's name is empty; name one, or write . for this folder")
+        for path in create_project(Path(directory), template):
             typer.echo(f"created {path}")
-        typer.echo(f"\nnow: cd {shlex.quote(str(directory))} and read README.md")
+        typer.echo(f"\nnow: cd {shlex.quote(directory)} and read README.md")
 
 
 def create_project(directory: Path, template: Template = Template.FILES) -> list[Path]:

@@ -1,7 +1,8 @@
 """How commands end: an error becomes one line and an exit code; only tidemill's own bugs show a traceback.
 
 A command whose output is closed by its reader, as `head` does, ends quietly. A full disk, a folder that denies access
-and a path that cannot exist are not bugs.
+and a path that cannot exist are not bugs. Standard error that cannot be written, because its terminal was closed for
+example, changes no exit code.
 """
 
 from __future__ import annotations
@@ -32,6 +33,12 @@ def reporting() -> Iterator[None]:
     Raises:
         typer.Exit: The command failed.
     """
+    with _without_unwritten_errors(), _reporting():
+        yield
+
+
+@contextlib.contextmanager
+def _reporting() -> Iterator[None]:
     try:
         with let_reader_leave():
             yield
@@ -48,9 +55,23 @@ def reporting() -> Iterator[None]:
             raise typer.Exit(find_exit_code(cause)) from None
         from tidemill.config.redaction import redact_text
 
-        typer.echo(redact_text(traceback.format_exc()), err=True, nl=False)
-        typer.echo("error: this is a bug in tidemill (or in a library); please report it", err=True)
+        with contextlib.suppress(OSError):
+            typer.echo(redact_text(traceback.format_exc()), err=True, nl=False)
+            typer.echo("error: this is a bug in tidemill (or in a library); please report it", err=True)
         raise typer.Exit(ExitCode.INTERNAL) from None
+
+
+@contextlib.contextmanager
+def _without_unwritten_errors() -> Iterator[None]:
+    """Discard at the end what standard error does not take: Python would end with exit code 120 because of it."""
+    try:
+        yield
+    finally:
+        try:
+            with contextlib.suppress(AttributeError, ValueError):  # it was closed before
+                sys.stderr.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def find_system_cause(error: BaseException) -> TidemillError | None:
@@ -118,4 +139,5 @@ def print_error(error: TidemillError) -> None:
 
     # Configuration errors quote no secrets, and name keys that masking would take for one.
     text = str(error) if isinstance(error, ConfigError) else redact_text(str(error))
-    typer.echo(f"error: {text}", err=True)
+    with contextlib.suppress(OSError):
+        typer.echo(f"error: {text}", err=True)

@@ -32,8 +32,8 @@ def run(
 ) -> None:
     """Run a pipeline until it is stopped.
 
-    The first SIGTERM or SIGINT (Ctrl-C) drains: it stops reading, running tasks finish, and finished offsets are
-    committed. A second one stops at once.
+    The first SIGTERM, SIGINT (Ctrl-C) or SIGHUP (the terminal was closed) drains: it stops reading, running tasks
+    finish, and finished offsets are committed. A second one stops at once.
     """
     with reporting(), contextlib.ExitStack() as stack:
         from tidemill.config.loading import load_settings

@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
@@ -21,6 +21,7 @@ from tidemill.cli.topic_access import (
     ConfigOption,
     Topic,
     load_for_topic,
+    open_client,
     require_topic,
     stop_on_signals,
 )
@@ -94,7 +95,7 @@ def _open_lines(file: str) -> Iterator[BinaryIO]:
     try:
         lines = open(file, "rb")  # noqa: SIM115 - closed below; only its opening is reported here
     except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{file or repr(file)} cannot be read: {error.strerror}") from None
     with lines:
         yield lines
 
@@ -113,7 +114,6 @@ class LineSender:
         """Create the client; it connects at the first message."""
         import confluent_kafka as ck
 
-        from tidemill.runtime.kafka_client import LibraryLog, describe_client_error, scrub
         from tidemill.runtime.producer import make_producer_config
 
         self._max_bytes = int(kafka.client_config.get("message.max.bytes", _MAX_BYTES))
@@ -126,14 +126,7 @@ class LineSender:
             "on_delivery": self._on_failure,
             "error_cb": self._on_error,
         }
-        secrets = make_producer_config(kafka, "", {})
-        try:
-            self._producer = ck.Producer(make_producer_config(kafka, "", overrides), logger=LibraryLog())
-        except (ck.KafkaException, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"bad Kafka client configuration: {scrub(describe_client_error(error), secrets)}"
-            ) from None
-        self._scrub: Callable[[str], str] = lambda text: scrub(text, secrets)
+        self._producer, self._scrub = open_client(ck.Producer, make_producer_config, kafka, overrides)
         self._error = ck.KafkaException
         self._all_down = ck.KafkaError._ALL_BROKERS_DOWN
         self._without_reason = ck.KafkaError._FATAL

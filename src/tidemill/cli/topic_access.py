@@ -1,21 +1,27 @@
-"""What `tidemill send` and `tidemill consume` share: the `--config` option, finding the topic, and how they stop."""
+"""What `tidemill send` and `tidemill consume` share: options, finding the topic, their client, and how they stop."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import signal
 import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from tidemill.cli.completion import complete_topics
 from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.runtime.stop_signals import find_stop_signals
 
 if TYPE_CHECKING:
+    from tidemill.config.kafka_settings import KafkaSettings
     from tidemill.config.settings import Settings
 
+ClientT = TypeVar("ClientT")
+Configure = Callable[["KafkaSettings", str, Mapping[str, Any]], dict[str, Any]]
 #: Brokers that have not answered by then are named while they are waited for.
 NOTICE_SECONDS = 1.0
 
@@ -53,28 +59,67 @@ def require_topic(settings: Settings, topic: str) -> None:
         ConfigError: The brokers deny access, or librdkafka rejects the configuration.
         RemoteError: They do not answer, or have no such topic.
     """
+    from tidemill.config.kafka_names import describe_creation
     from tidemill.runtime.kafka_client import CALL_SECONDS, TopicAdmin, make_client_config
 
     brokers = settings.kafka.brokers
-    text = f"no answer from Kafka at {brokers} yet; waiting up to {CALL_SECONDS:g} s"
+    admin = TopicAdmin(make_client_config(settings.kafka, "", {}), "kafka")
+    with waiting_for_brokers(brokers, CALL_SECONDS):
+        names = admin.names()
+    # The list of topics may be older than a topic that was just created.
+    if topic in names or admin.exists(topic):
+        return
+    near = difflib.get_close_matches(topic, names, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"{describe_creation(topic, brokers)}, or check kafka.brokers"
+    raise RemoteError(f"topic {topic!r} does not exist at {brokers}; {hint}", retryable=False)
+
+
+@contextlib.contextmanager
+def waiting_for_brokers(brokers: str, seconds: float) -> Iterator[None]:
+    """Say on standard error that brokers have not answered if a block takes longer than `NOTICE_SECONDS`.
+
+    Args:
+        brokers: What is waited for.
+        seconds: How long it may take.
+    """
+    text = f"no answer from Kafka at {brokers} yet; waiting up to {seconds:g} s"
     notice = threading.Timer(NOTICE_SECONDS, typer.echo, [text], {"err": True})
     notice.daemon = True
     notice.start()
     try:
-        admin = TopicAdmin(make_client_config(settings.kafka, "", {}), "kafka")
-        names = admin.names()
-        notice.cancel()
-        # The list of topics may be older than a topic that was just created.
-        if topic in names or admin.exists(topic):
-            return
+        yield
     finally:
         notice.cancel()
-    near = difflib.get_close_matches(topic, names, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "create it, or check the name and kafka.brokers"
-    raise RemoteError(f"topic {topic!r} does not exist at {brokers}; {hint}", retryable=False)
+
+
+def open_client(
+    create: Callable[..., ClientT], configure: Configure, kafka: KafkaSettings, overrides: dict[str, Any]
+) -> tuple[ClientT, Callable[[str], str]]:
+    """Return a client, and what removes the secrets of its configuration from a text; it connects later.
+
+    Args:
+        create: Its class.
+        configure: Returns its configuration: `make_client_config` or `make_producer_config`.
+        kafka: The `kafka` section.
+        overrides: What the command sets.
+
+    Raises:
+        ConfigError: librdkafka rejects the configuration.
+    """
+    import confluent_kafka as ck
+
+    from tidemill.runtime.kafka_client import LibraryLog, describe_client_error, scrub
+
+    secrets = configure(kafka, "", {})
+    try:
+        client = create(configure(kafka, "", overrides), logger=LibraryLog())
+    except (ck.KafkaException, TypeError, ValueError) as error:
+        text = scrub(describe_client_error(error), secrets)
+        raise ConfigError(f"bad client configuration: {text}; correct kafka.client_config") from None
+    return client, lambda text: scrub(text, secrets)
 
 
 def stop_on_signals() -> None:
-    """Let SIGTERM and SIGINT raise KeyboardInterrupt, the latter also where a shell that runs a script ignores it."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    """Let signals to stop raise KeyboardInterrupt, SIGINT also where a shell that runs a script ignores it."""
+    for number in find_stop_signals():
         signal.signal(number, signal.default_int_handler)

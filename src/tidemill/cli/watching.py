@@ -165,7 +165,8 @@ def show_summary(progress: PipelineProgress, seconds: float, gap: int = 0) -> No
     from tidemill.runtime.log import is_for_people
 
     if is_for_people():
-        print(format_summary(progress, seconds, gap), file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # the terminal was closed
+            print(format_summary(progress, seconds, gap), file=sys.stderr, flush=True)
         return
     structlog.get_logger(__name__).info(
         "summary",

@@ -1,12 +1,14 @@
 """Reads YAML into plain values and remembers where each of them is.
 
-Stricter than YAML itself: keys are unique strings. Messages name lines and keys but never quote the text, which may
-hold secrets.
+Stricter than YAML itself: keys are unique strings, and size, nesting and what aliases expand to are limited, so that
+no file can take the memory or the stack of the process. Messages name lines and keys but never quote the text, which
+may hold secrets.
 """
 
 from __future__ import annotations
 
 import difflib
+import errno
 import pathlib
 import re
 from collections.abc import Hashable
@@ -21,6 +23,14 @@ Path = tuple[str | int, ...]
 #: The parser in C where PyYAML has it: a list of ten thousand triggers takes less than a second instead of four.
 _FastLoader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
+#: A list of ten thousand triggers has 2 MiB; what is larger is not a file that somebody wrote.
+MAX_BYTES = 16 * 1024 * 1024
+#: The parser in C would overflow the stack, and end the process, at a few ten thousand levels.
+MAX_LEVELS = 100
+#: How many values aliases may add to those that are written.
+MAX_ALIASED_VALUES = 10_000
+
+_NO_DOCUMENT = "what is before this place is complete; is it a YAML file, with all keys at the same indentation?"
 #: What to look for where YAML's own message names only a consequence, perhaps on the line after the mistake.
 _HINTS = {
     "mapping values are not allowed here": "look for a missing ':' or a wrong indentation here or one line above, or "
@@ -28,7 +38,12 @@ _HINTS = {
     r"found character '\t' that cannot start any token": "YAML does not allow tabs for indentation; use spaces",
     "found unexpected end of stream": "a quote or a bracket is not closed",
     "expected the node content, but found '<stream end>'": "a bracket is not closed",
+    "expected '<document start>', but found '<scalar>'": _NO_DOCUMENT,
+    "expected '<document start>', but found '<block mapping start>'": _NO_DOCUMENT,
+    "expected '<document start>', but found '<block sequence start>'": _NO_DOCUMENT,
 }
+_BRACKETS = re.compile(r"[][{}]")
+_INDENTS = re.compile(r"^[ ?:-]*", re.MULTILINE)
 #: Where YAML's own messages quote a piece of the text that can be (the start of) a value.
 _QUOTED = re.compile(r"\b(alias|handle|anchor) (?:'[^']*'|\"[^\"]*\")")
 
@@ -72,6 +87,21 @@ def format_path(path: Path) -> str:
     return ".".join(str(part) for part in path)
 
 
+def read_text(path: pathlib.Path) -> str:
+    """Return the text of a YAML file.
+
+    Raises:
+        OSError: It cannot be read, or is larger than `MAX_BYTES`.
+        UnicodeDecodeError: It is not UTF-8.
+    """
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        # A device has no end.
+        raise OSError(errno.EFBIG, f"it is larger than {MAX_BYTES // 1024**2} MiB; is it the right file?")
+    return data.decode("utf-8-sig")
+
+
 def read_yaml(text: str, source: str, *, lines: bool = True) -> Document:
     """Read a YAML text.
 
@@ -82,6 +112,9 @@ def read_yaml(text: str, source: str, *, lines: bool = True) -> Document:
     """
     try:
         try:
+            if deep := _find_too_deep(text):
+                place = f"{source}:{deep}" if lines else source
+                return Document({}, problems=[Problem(place, "", f"nested more than {MAX_LEVELS} levels deep")])
             return _read(_FastLoader(text), source, lines=lines)
         except yaml.YAMLError:
             # Read again for the messages of the Python parser: the hints match those.
@@ -92,7 +125,55 @@ def read_yaml(text: str, source: str, *, lines: bool = True) -> Document:
 
 def _read(loader: yaml.SafeLoader, source: str, *, lines: bool) -> Document:
     node = loader.get_single_node()
-    return Document({}) if node is None else _Reader(loader, source, lines=lines).read(node)
+    if node is None:
+        return Document({})
+    if _count_aliased(node) > MAX_ALIASED_VALUES:
+        text = f"its aliases (*name) expand to more than {MAX_ALIASED_VALUES:,} values; write fewer of them"
+        return Document({}, problems=[Problem(source, "", text)])
+    return _Reader(loader, source, lines=lines).read(node)
+
+
+def _find_too_deep(text: str) -> int | None:
+    """Return the first line that is nested more than `MAX_LEVELS` deep; None if there is none."""
+    if _bound_levels(text) <= MAX_LEVELS:
+        return None
+    level = 0
+    for event in yaml.parse(text, _FastLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            level += 1
+            if level > MAX_LEVELS:
+                mark = event.start_mark
+                return mark.line + 1 if mark is not None else 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            level -= 1
+    return None
+
+
+def _bound_levels(text: str) -> int:
+    """Return a number of levels that a text does not exceed, without the time that its parser would take."""
+    level = deepest = 0
+    for bracket in _BRACKETS.finditer(text):
+        level += 1 if bracket[0] in "[{" else -1
+        deepest = max(deepest, level)
+    # A level takes a column at least, but a list may begin at the column of its key.
+    return deepest + 2 * max(len(indent[0]) for indent in _INDENTS.finditer(text))
+
+
+def _count_aliased(root: yaml.Node) -> int:
+    """Return how many more values a document has once its aliases are expanded; takes no longer than to read it."""
+    sizes: dict[int, int] = {}
+
+    def measure(node: yaml.Node) -> int:
+        known = sizes.get(id(node))
+        if known is not None:
+            return known
+        sizes[id(node)] = 0  # what contains itself is reported by the reader
+        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+        inside = (each for part in parts for each in (part if isinstance(part, tuple) else (part,)))
+        sizes[id(node)] = 1 + sum(map(measure, inside))
+        return sizes[id(node)]
+
+    return measure(root) - len(sizes)
 
 
 class _Reader:

@@ -11,6 +11,7 @@ from tidemill.config.redaction import redact_text
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _MAX_TOPIC = 249
 _MAX_PORT = 65_535
+_LOOPBACK = ("localhost", "127.", "::1", "[::1]")
 #: The group's name is part of `group.instance.id`, to which Kafka's limit for names applies.
 _MAX_GROUP = 100
 
@@ -24,6 +25,29 @@ def check_topic(name: str) -> str:
     if name in {".", ".."} or len(name) > _MAX_TOPIC or not _NAME.fullmatch(name):
         raise ValueError(f"is not a valid topic name: {_describe_rule(_MAX_TOPIC)}, got {redact_text(name)!r}")
     return name
+
+
+def describe_creation(topic: str, brokers: str) -> str:
+    """Return how to create a missing topic: a command of Kafka, and what to do if the brokers are `tidemill broker`.
+
+    Example:
+        >>> describe_creation("orders", "kafka:9092")
+        'create it (kafka-topics.sh --bootstrap-server kafka:9092 --create --topic orders --partitions 4)'
+    """
+    command = f"kafka-topics.sh --bootstrap-server {brokers} --create --topic {topic} --partitions 4"
+    if all(is_loopback(address) for address in brokers.split(",")):
+        return f"create it ({command}; or start `tidemill broker` again with --topic {topic}:4)"
+    return f"create it ({command})"
+
+
+def is_loopback(address: str) -> bool:
+    """Tell whether a host, or host:port, is this machine whatever its network is.
+
+    Example:
+        >>> is_loopback("localhost:9092"), is_loopback("[::1]:9092"), is_loopback("kafka:9092")
+        (True, True, False)
+    """
+    return address.strip().startswith(_LOOPBACK)
 
 
 def check_topic_or_empty(name: str) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
+from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.delivery_settings import DeadLetterSettings, DeliverySettings
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.config.kafka_settings import KafkaSettings
@@ -68,6 +69,7 @@ class Settings(Section):
     logging: LoggingSettings = Field(default_factory=LoggingSettings)
     spark: SparkSettings = Field(default_factory=SparkSettings)
     metrics: MetricsSettings = Field(default_factory=MetricsSettings)
+    debug: DebugSettings = Field(default_factory=DebugSettings)
     history: HistorySettings = Field(default_factory=HistorySettings)
     cache: CacheSettings = Field(default_factory=CacheSettings)
     store: StoreSettings = Field(default_factory=StoreSettings)

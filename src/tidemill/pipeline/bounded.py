@@ -25,11 +25,12 @@ def make_bounded_settings(settings: Settings) -> Settings:
 
     A live engine may commit before a window's own payloads are confirmed and still deliver them; a bounded one ends.
     It commits nothing to a group either, so there is nothing to hold together in a transaction: results are
-    delivered at least once.
+    delivered at least once. Its outcomes are the record of it; the flight recorder is of live pipelines.
     """
     settings = settings.model_copy(deep=True)
     settings.executor.commit = "window"
     settings.kafka.exactly_once = False
+    settings.debug.enabled = False
     return settings
 
 
@@ -61,7 +62,7 @@ class BoundedEngine:
         if self._engine.brake is not None:
             self._engine.brake.fails = True
         outcomes.committed = source.committed
-        outcomes.on_finished = self._look
+        self._engine.on_idle = self._look
         outcomes.on_error = self._refused
         source.on_end = self._look
 
@@ -95,6 +96,11 @@ class BoundedEngine:
         """The names of the files that its dead letters are in, where they are in files."""
         return self._outcomes.letters.published if self._outcomes.letters is not None else []
 
+    @property
+    def records(self) -> None:
+        """Nothing is recorded; see `make_bounded_settings`."""
+        return None
+
     def drain(self, *, keep_place: bool = False) -> None:
         """Begin an early end; it has no place in a group."""
         self._engine.drain()
@@ -127,7 +133,8 @@ class BoundedEngine:
         return self._engine.beat(whole=whole)
 
     def _look(self) -> None:
-        if self._source.ended and self._source.is_empty and self._outcomes.count == self._source.taken:
+        done = self._engine.counters.messages_done
+        if self._source.ended and self._source.is_empty and done == self._source.taken:
             self._outcomes.complete = True
             self._engine.drain()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tidemill.config.settings import Settings
 from tidemill.core.pipeline.backpressure import Backpressure
@@ -22,11 +22,14 @@ from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.delivery.routing import Routed
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.hooks import HookRunner, call_hook
+from tidemill.pipeline.reports.collector import FinishedMessages
 from tidemill.pipeline.reports.counters import Counters, Overridden, Slowest
-from tidemill.pipeline.reports.report import Report
 from tidemill.pipeline.tasks.pool import TaskPool
 from tidemill.runtime.log import throttle
 from tidemill.sources.base import TopicPartition, name_partitions
+
+if TYPE_CHECKING:  # loaded only where something is recorded
+    from tidemill.pipeline.recording.recorder import EngineRecorder
 
 #: A warning of the same kind is logged once in this many seconds.
 WARN_SECONDS = 10.0
@@ -50,7 +53,8 @@ class EngineContext:
         brake: Holds failures when there are too many; None: no brake is configured.
         counters: What is counted.
         slowest: The slowest tasks.
-        report: Where finished messages are reported, if anywhere.
+        recorder: Records what happens; None: nothing is recorded.
+        finished: Collects messages that left the pipeline, for reports; None: there are none.
         backoff: The waits between the tries of a task.
         log: The engine's logger.
         holds_windows: Whether the messages of a window are resolved only together, after its own hook.
@@ -71,7 +75,8 @@ class EngineContext:
     brake: EngineBrake | None
     counters: Counters
     slowest: Slowest
-    report: Report | None
+    recorder: EngineRecorder | None
+    finished: FinishedMessages | None
     backoff: Backoff
     log: Any
     holds_windows: bool
@@ -94,6 +99,13 @@ class EngineContext:
             await call_hook(getattr(self.handler, hook)(partitions), self.hooks.calls, hook, _locate, partitions)
         except Exception as error:
             self.log.warning("a hook raised", hook=hook, exc_info=error)
+
+    def record_partitions(
+        self, kind: Literal["assigned", "revoked"], partitions: Sequence[TopicPartition], why: str = ""
+    ) -> None:
+        """Record that partitions come or go, if anything is recorded."""
+        if self.recorder is not None:
+            self.recorder.note_partitions(kind, partitions, why)
 
     def warn(self, text: str, **details: object) -> None:
         """Count a harmless mistake of the handler, and log it at a limited rate."""

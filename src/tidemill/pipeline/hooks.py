@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from tidemill.core.errors import HandlerError, describe_error
+from tidemill.runtime.durations import Durations
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import kind_of, throttle
 
@@ -46,20 +47,27 @@ class Calls:
         tasks: What they run in.
     """
 
-    __slots__ = ("_open", "_tasks")
+    __slots__ = ("_open", "_tasks", "durations")
 
     def __init__(self, tasks: EngineTasks | None = None) -> None:
         """Start without any."""
         self._tasks = tasks
         self._open: dict[int, tuple[float, str, Locate, Any]] = {}
+        #: How long the calls of each hook took.
+        self.durations: dict[str, Durations] = {}
 
     def begun(self, key: int, name: str, place: Locate, what: Any) -> None:
         """Register a call; `place(what)` says where it belongs, and is called only if that is needed."""
         self._open[key] = (time.monotonic(), name, place, what)
 
     def ended(self, key: int) -> None:
-        """Forget a call."""
-        del self._open[key]
+        """Forget a call, and note how long it took."""
+        since, name, _, _ = self._open.pop(key)
+        try:
+            durations = self.durations[name]
+        except KeyError:
+            durations = self.durations[name] = Durations()
+        durations.add(time.monotonic() - since)
 
     def cancels_itself(self, task: asyncio.Task[Any]) -> bool:
         """Tell whether a hook cancelled the very task that it runs in; the task goes on then."""

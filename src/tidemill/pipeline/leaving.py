@@ -50,6 +50,7 @@ async def hand_over(
         messages_finishing=sum(owned.finishing for owned in revoked),
         messages_left_to_the_next_owner=sum(owned.unresolved - owned.finishing for owned in revoked),
     )
+    context.record_partitions("revoked", partitions)
     seconds, last_seconds = context.settings.revoke_timeout_seconds, context.mode.last_commit_seconds
     deadline = Deadline(seconds + last_seconds)
     try:
@@ -131,7 +132,7 @@ class Stopping:
         await asyncio.gather(
             self._try("sinks", context.outbox.close()),
             self._try("dead letters", context.letters.close()),
-            self._try("report", context.report.close()) if context.report is not None else asyncio.sleep(0),
+            self._try("report", context.finished.close()) if context.finished is not None else asyncio.sleep(0),
         )
         if self._warden is not None:
             self._warden.close()

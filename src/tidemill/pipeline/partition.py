@@ -7,6 +7,7 @@ partition is closed, nothing changes it; once it is being handed over, no more o
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tidemill.core.ledger import LedgerEntry
@@ -16,7 +17,7 @@ from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.delivery.routing import encode_payloads
 from tidemill.pipeline.handler.models import ExecutorError, ExecutorResult, ExecutorTask
 from tidemill.pipeline.key_order import OrderedTasks
-from tidemill.pipeline.reports.finished import make_finished_message
+from tidemill.pipeline.reports.report import NO_WINDOW, WindowTimes
 from tidemill.pipeline.tasks.pool import TaskRun
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.payloads import CollectResult
@@ -113,6 +114,10 @@ class OwnedPartition:
         # Any text has bytes this way, lone surrogates (from names of files, say) included.
         stdout = known.stdout.encode("utf-8", "surrogatepass") if isinstance(known.stdout, str) else known.stdout
         run.attempts = 1
+        if self.order is not None or run.generation:  # else it ends with its window's arrangement
+            run.ended_at = time.time_ns() // 1000
+        if self._context.recorder is not None:
+            self._context.recorder.note_known(run, known.exit_code, len(stdout) + len(known.stderr))
         run.owner.succeeded(run, ExecutorResult(known.exit_code, stdout, known.stderr, 0.0, run.task, None))
 
     @property
@@ -188,7 +193,7 @@ class OwnedPartition:
         message: SourceMessage,
         entry: LedgerEntry[TopicPartition, int],
         runs: Sequence[TaskRun] = (),
-        started_at: float | None = None,
+        window: WindowTimes = NO_WINDOW,
         rejected: str | None = None,
     ) -> None:
         """Let a message leave the pipeline: its work is delivered, skipped, or its letter confirmed.
@@ -197,11 +202,13 @@ class OwnedPartition:
             message: The message.
             entry: Its entry in the ledger.
             runs: Its tasks.
-            started_at: Seconds since the epoch when its window was arranged; None if it never was.
+            window: When its window was arranged, if it was.
             rejected: Why it was dead-lettered before it had any task, if it was.
         """
-        context = self._context
+        context, size_bytes = self._context, message.size_bytes
         context.commits.resolve(entry)
+        if context.finished is not None:
+            context.finished.add(message, size_bytes, runs, window, rejected)
         context.counters.messages_done += 1
         context.counters.in_flight -= 1
         self.unresolved -= 1
@@ -210,10 +217,8 @@ class OwnedPartition:
             self._look()
         if not self.busy:
             context.became_idle()
-        context.load.note_finished(self.partition, 0, message.size_bytes)
+        context.load.note_finished(self.partition, 0, size_bytes)
         context.room_freed(self.partition)
-        if context.report is not None:
-            context.report.finished(make_finished_message(message, runs, started_at, rejected))
 
     def reject(
         self, message: SourceMessage, entry: LedgerEntry[TopicPartition, int], kind: LetterKind, text: str

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 
 from tidemill.core.blocking import Cause, Usage, judge_block
+from tidemill.runtime.durations import Durations
 
 #: Only the last frames of a stack show where it stands.
 _FRAMES = 12
@@ -69,6 +70,8 @@ class BlockWatch:
         self._on_over = on_over
         # What the thread found, and since when the loop is late, change together: each block is reported once.
         self._changing = threading.Lock()
+        #: How late the loop was at each of its reports.
+        self.lags = Durations()
         self._found: Block | None = None
         self._ended = threading.Event()
         self._handle: asyncio.TimerHandle | None = None
@@ -98,6 +101,8 @@ class BlockWatch:
             found, self._found = self._found, None
             before, self._usage = self._usage, usage
             late, self._beat_at = now - self._beat_at, now
+        if self._handle is not None:
+            self.lags.add(max(0.0, late - self._pulse))
         if late >= self._threshold + self._pulse and (found is None or found.cause is Cause.STARVED):
             cause = judge_block(late, before, usage, self._threshold)
             if cause is Cause.COMPUTING:

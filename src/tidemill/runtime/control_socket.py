@@ -113,6 +113,8 @@ class ControlSocket:
                 said = await self._find_answer(request if isinstance(request, dict) else {})
                 writer.write(json.dumps(said, default=str).encode())
                 await writer.drain()
+        except ConnectionError:
+            pass  # the client has gone, or only wanted to know whether somebody listens
         except (OSError, ValueError, TimeoutError) as error:
             log.warning("a client of the control socket got no answer", error=str(error) or type(error).__name__)
         finally:

@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from tidemill.core.errors import InvariantError, RemoteError, describe_error
+from tidemill.core.recorder.outgoing import OutgoingFrames
 from tidemill.runtime.beats import Beat
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.link_messages import (
@@ -31,6 +32,7 @@ from tidemill.runtime.link_messages import (
     Proof,
     Ready,
     Refused,
+    Stored,
     Welcome,
     enable_keepalive,
     from_driver,
@@ -38,6 +40,7 @@ from tidemill.runtime.link_messages import (
     send_frame,
 )
 from tidemill.runtime.link_proof import Side, is_proof, link_proof, new_nonce
+from tidemill.runtime.link_records import RecordSender
 from tidemill.runtime.log import throttle
 from tidemill.runtime.progress import EngineSummary, drop_summary_texts
 
@@ -49,6 +52,8 @@ BEAT_SECONDS = 0.25
 RECONNECT_SECONDS = 10.0
 #: Snapshots are skipped while this many bytes wait for a driver that does not read.
 MAX_WAITING_BYTES = 256 * 1024
+#: How long the end of an engine may wait until what it recorded is stored.
+RECORD_SECONDS = 0.7
 _RETRY_SECONDS = 0.2
 
 
@@ -92,6 +97,12 @@ class EngineLink:
         self._writer: asyncio.StreamWriter | None = None
         self._engine_tasks = tasks or EngineTasks()
         self._tasks: list[asyncio.Task[Any]] = []
+        self._records: RecordSender | None = None
+
+    def carry(self, frames: OutgoingFrames) -> None:
+        """Send what the engine records, from now on."""
+        self._records = RecordSender(frames)
+        self._records.reconnect(self._writer)
 
     async def connect(self) -> int:
         """Say hello and return the run token; from now on snapshots are sent and commands received.
@@ -113,7 +124,9 @@ class EngineLink:
         self._send(Ready())
 
     async def close(self, summary: EngineSummary) -> None:
-        """Report the end and disconnect, within a second."""
+        """Send the rest of what was recorded, report the end and disconnect, within two seconds."""
+        if self._records is not None:
+            summary.progress.recorder_dropped = await self._records.finish(RECORD_SECONDS)
         await self._engine_tasks.stop(*self._tasks)
         try:
             self._send(Ended(summary))
@@ -163,6 +176,8 @@ class EngineLink:
         self._hello = msgspec.structs.replace(self._hello, run_token=answer.run_token)
         self._reader, self._writer = reader, writer
         self._tells_whole = True
+        if self._records is not None:
+            self._records.reconnect(writer)
         return answer.run_token
 
     async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, said: bytes) -> None:
@@ -198,6 +213,9 @@ class EngineLink:
                     await asyncio.get_running_loop().create_future()
                 case Welcome() | Challenge():
                     raise BadFrameError("a second welcome")
+                case Stored(seq):
+                    if self._records is not None:
+                        self._records.note_stored(seq)
                 case command:
                     self._on_command(command)
 
@@ -206,6 +224,8 @@ class EngineLink:
             writer = self._writer
             if writer is not None and writer.transport.get_write_buffer_size() < MAX_WAITING_BYTES:
                 self._send_beat()
+            if self._records is not None:
+                self._records.send()
             await asyncio.sleep(BEAT_SECONDS)
 
     def _send_beat(self) -> None:

@@ -13,7 +13,7 @@ from tidemill.core.errors import ConfigError, FencedError, HandlerError, RemoteE
 class ExitCode(enum.IntEnum):
     """Why a process ended."""
 
-    #: The work is done, or was drained after a first SIGTERM or SIGINT.
+    #: The work is done, or was drained after a first SIGTERM, SIGINT or SIGHUP.
     OK = 0
     #: An error inside tidemill; a traceback is shown.
     INTERNAL = 1
@@ -25,7 +25,9 @@ class ExitCode(enum.IntEnum):
     REMOTE = 4
     #: Another process uses the same worker name.
     FENCED = 5
-    #: Stopped at once, by a second SIGTERM or SIGINT.
+    #: What was asked for is not there, or not any more.
+    NOTHING_FOUND = 6
+    #: Stopped at once, by a second signal.
     STOPPED = 130
 
 

@@ -81,6 +81,27 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     summary: EngineSummary
 
 
+class Rows(msgspec.Struct, frozen=True, tag=True):
+    """Rows that the engine recorded; confirmed by `Stored`.
+
+    Attributes:
+        seq: The number of the frame; rows and events of an engine are numbered together.
+        table: What the rows are about.
+        body: The rows; opaque to the link.
+    """
+
+    seq: int
+    table: str
+    body: bytes
+
+
+class Events(msgspec.Struct, frozen=True, tag=True):
+    """Events that the engine recorded; see `Rows`."""
+
+    seq: int
+    body: bytes
+
+
 # -- frames from the driver --------------------------------------------------------------------------------
 
 
@@ -142,9 +163,15 @@ class Exit(msgspec.Struct, frozen=True, tag=True):
     """End the process now; the warden cleans up."""
 
 
+class Stored(msgspec.Struct, frozen=True, tag=True):
+    """What the engine recorded under this number is stored, or lost for good: it need not be sent again."""
+
+    seq: int
+
+
 Command = Begin | Go | Drain | Pause | Resume | Release | Exit
-FromEngine = Hello | Proof | Beat | Ready | Ended
-FromDriver = Challenge | Welcome | Refused | Command
+FromEngine = Hello | Proof | Beat | Ready | Ended | Rows | Events
+FromDriver = Challenge | Welcome | Refused | Stored | Command
 
 _encode = msgspec.msgpack.Encoder().encode
 from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)

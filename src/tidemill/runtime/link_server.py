@@ -12,6 +12,7 @@ the connection; every `on_hello` is followed by an `on_closed` for that connecti
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import secrets
 import threading
@@ -29,18 +30,22 @@ from tidemill.runtime.link_messages import (
     BadFrameError,
     Challenge,
     Ended,
+    Events,
     FromDriver,
     FromEngine,
     Hello,
     LinkAddress,
     Proof,
     Ready,
+    Rows,
+    Stored,
     enable_keepalive,
     from_engine,
     receive_frame,
     send_frame,
 )
 from tidemill.runtime.link_proof import NONCE_BYTES, Side, is_proof, link_proof, new_nonce
+from tidemill.runtime.link_records import RecordSink
 from tidemill.runtime.progress import EngineProgress, EngineSummary
 
 log = structlog.get_logger(__name__)
@@ -79,15 +84,24 @@ class LinkServer:
         events: Receives what happens.
         bind_host: The address to listen on.
         public_host: What engines connect to; by default the address that is listened on.
+        records: Stores what engines record; None: it is confirmed, and forgotten.
 
     Example:
         >>> server = LinkServer(supervisors)  # doctest: +SKIP
         >>> address = server.start()  # doctest: +SKIP
     """
 
-    def __init__(self, events: LinkEvents, *, bind_host: str = "127.0.0.1", public_host: str = "") -> None:
+    def __init__(
+        self,
+        events: LinkEvents,
+        *,
+        bind_host: str = "127.0.0.1",
+        public_host: str = "",
+        records: RecordSink | None = None,
+    ) -> None:
         """Open nothing; `start` listens."""
         self._events = events
+        self._records = records
         self._bind_host = bind_host
         self._public_host = public_host or bind_host
         self._secret = secrets.token_hex(32)
@@ -100,6 +114,7 @@ class LinkServer:
         self._numbers = itertools.count(1)
         self._links: dict[int, asyncio.StreamWriter] = {}
         self._snapshots: dict[int, EngineProgress] = {}
+        self._hellos: dict[int, Hello] = {}
         self._writers: set[asyncio.StreamWriter] = set()
 
     # -- any thread ----------------------------------------------------------------------------------------
@@ -149,6 +164,11 @@ class LinkServer:
             if not future.cancel():
                 return future.result()  # it has ended; the error may be its own
             raise RemoteError(f"the link to the engines did not answer within {seconds:g} s; try again") from None
+
+    def confirm(self, engine_id: str, seq: int) -> None:
+        """Tell an engine that what it recorded under this number was dealt with; one that is gone is not told."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._confirm, engine_id, seq)
 
     def close(self) -> None:
         """Close all connections and end the thread; a second call does nothing."""
@@ -201,7 +221,7 @@ class LinkServer:
             async with asyncio.timeout(HELLO_SECONDS):
                 hello = await self._hello(reader, writer)
             link = next(self._numbers)
-            self._links[link] = writer
+            self._links[link], self._hellos[link] = writer, hello
             self._events.on_hello(link, hello)
             while True:
                 self._tell(link, from_engine.decode(await receive_frame(reader, MAX_FRAME_BYTES)))
@@ -215,7 +235,7 @@ class LinkServer:
             self._writers.discard(writer)
             writer.close()
             if link is not None:
-                del self._links[link]
+                del self._links[link], self._hellos[link]
                 self._snapshots.pop(link, None)
                 self._events.on_closed(link)
 
@@ -243,8 +263,24 @@ class LinkServer:
                 self._events.on_ready(link)
             case Ended(summary):
                 self._events.on_ended(link, summary)
+            case Rows() | Events():
+                self._store(link, frame)
             case _:
                 raise BadFrameError("a second hello")
+
+    def _store(self, link: int, frame: Rows | Events) -> None:
+        hello, records = self._hellos[link], self._records
+        if records is None:
+            self.send(link, Stored(frame.seq))
+        elif isinstance(frame, Rows):
+            records.put_rows(hello.engine_id, hello.slot, frame.seq, frame.table, frame.body)
+        else:
+            records.put_events(hello.engine_id, hello.slot, frame.seq, frame.body)
+
+    def _confirm(self, engine_id: str, seq: int) -> None:
+        for link, hello in self._hellos.items():
+            if hello.engine_id == engine_id:
+                self.send(link, Stored(seq))
 
 
 def _peer(writer: asyncio.StreamWriter) -> str:

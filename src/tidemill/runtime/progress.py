@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from tidemill.core.errors import escape_surrogates
+from tidemill.runtime.durations import Durations
 
 
 class StopReason(enum.StrEnum):
@@ -50,8 +51,6 @@ def list_waits(stalled: Mapping[str, str]) -> Mapping[str, str]:
 
 #: How many messages of a partition were taken, committed, and given up uncommitted.
 Flow = tuple[int, int, int]
-#: The upper bounds of the durations that are counted, in seconds.
-DURATION_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
 class SinkStats(msgspec.Struct):
@@ -66,8 +65,8 @@ class SinkStats(msgspec.Struct):
         dead_lettered: Payloads that ended in a letter.
         breaker_opened: How often the circuit breaker opened.
         breaker_state: What it is now: 0 closed, 1 half-open, 2 open.
-        send_counts: Batches by how long the sink took, as `attempt_counts` are.
-        send_seconds: How long it took for all of them.
+        sends: How long the sink took for batches.
+        retried: Payloads that were sent again.
         last_error: The last refusal.
         last_delivered_at: Seconds since the epoch.
         last_error_at: Likewise.
@@ -81,8 +80,8 @@ class SinkStats(msgspec.Struct):
     dead_lettered: int = 0
     breaker_opened: int = 0
     breaker_state: int = 0
-    send_counts: list[int] = []
-    send_seconds: float = 0.0
+    sends: Durations = msgspec.field(default_factory=Durations)
+    retried: int = 0
     last_error: str | None = None
     last_delivered_at: float | None = None
     last_error_at: float | None = None
@@ -103,6 +102,7 @@ class EngineProgress(msgspec.Struct):
         delivered: Payloads that a sink confirmed.
         dead_lettered: Letters that the broker confirmed.
         letter_kinds: The same by kind: parse, task, hook ...
+        recorder_dropped: Rows and events that were recorded, and lost before they were stored.
         letters_dropped: Letters that were given up, by `dlq.on_send_failure: drop`.
         skipped: Failures and payloads that a hook chose to skip.
         warnings: Wrong but harmless things that handlers did (a task id twice, foreign offsets).
@@ -127,8 +127,12 @@ class EngineProgress(msgspec.Struct):
         in_flight_bytes: The keys and values of those that have unfinished work.
         uncommitted: At the end of a drain: finished messages whose commit failed; they will be reprocessed.
         timeouts: Attempts of tasks that took too long.
-        attempt_counts: Attempts that ran, by duration: a count per upper bound, and one for longer ones.
-        attempt_seconds: How long they took together.
+        attempts: How long attempts of tasks ran.
+        queue_waits: How long tasks waited in the queue for a free executor, before each attempt.
+        spawns: How long it took to start an attempt's process, or to give the task to a resident one.
+        hooks: How long calls of the handler's hooks took, by hook.
+        loop_lags: How late the event loop was, four times per `executor.block_seconds`.
+        consumer_errors: Errors that Kafka's client reported.
         flow: Per "topic/partition", the messages that were taken, committed, and given up uncommitted.
     """
 
@@ -143,6 +147,7 @@ class EngineProgress(msgspec.Struct):
     delivered: int = 0
     dead_lettered: int = 0
     letter_kinds: dict[str, int] = {}
+    recorder_dropped: int = 0
     letters_dropped: int = 0
     skipped: int = 0
     warnings: int = 0
@@ -167,8 +172,12 @@ class EngineProgress(msgspec.Struct):
     in_flight_bytes: int = 0
     uncommitted: int = 0
     timeouts: int = 0
-    attempt_counts: list[int] = []
-    attempt_seconds: float = 0.0
+    attempts: Durations = msgspec.field(default_factory=Durations)
+    queue_waits: Durations = msgspec.field(default_factory=Durations)
+    spawns: Durations = msgspec.field(default_factory=Durations)
+    hooks: dict[str, Durations] = {}
+    loop_lags: Durations = msgspec.field(default_factory=Durations)
+    consumer_errors: int = 0
     flow: dict[str, Flow] = {}
 
 

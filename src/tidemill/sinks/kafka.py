@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import confluent_kafka as ck
 
+from tidemill.config.kafka_names import describe_creation
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.sink_settings import KafkaSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError
@@ -88,8 +89,8 @@ class KafkaSink(Sink):
         if not admin.exists(self.topic, self._topic_wait_seconds):
             brokers = self._config["bootstrap.servers"]
             raise ConfigError(
-                f"{self._what}: topic {self.topic!r} does not exist at {brokers}; create it, for example with "
-                f"kafka-topics.sh --bootstrap-server {brokers} --create --topic {self.topic} --partitions 4"
+                f"{self._what}: topic {self.topic!r} does not exist at {brokers}; "
+                f"{describe_creation(self.topic, brokers)}"
             )
         limit = admin.max_message_bytes(self.topic)
         if limit is not None:

@@ -107,10 +107,12 @@ class SourceStatistics(msgspec.Struct, frozen=True):
         gap: Messages that were deleted at the source before they were read.
         lag: The end of each partition minus what is committed of it, where that is known; another mapping whenever
             the source has looked again.
+        errors: Errors that the client reported.
     """
 
     gap: int
     lag: Mapping[TopicPartition, int]
+    errors: int = 0
 
 
 class SourceEvents(Protocol):

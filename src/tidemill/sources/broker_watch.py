@@ -26,6 +26,7 @@ class BrokerWatch:
 
     Attributes:
         trouble: Why nothing comes, while the brokers are unreachable or have no such topic.
+        errors: How many errors the client reported.
     """
 
     def __init__(self, topic: str, servers: str, on_fatal: Callable[[Fatal, str], None]) -> None:
@@ -34,6 +35,7 @@ class BrokerWatch:
         self._servers = servers
         self._on_fatal = on_fatal
         self.trouble: str | None = None
+        self.errors = 0
 
     def on_answer(self) -> None:
         """Note that the brokers answered."""
@@ -42,6 +44,7 @@ class BrokerWatch:
     def on_record_error(self, error: ck.KafkaError) -> None:
         """Take an error that a poll returned instead of a record."""
         code = error.code()
+        self.errors += code != ck.KafkaError._PARTITION_EOF
         if code in (ck.KafkaError._FATAL, ck.KafkaError.FENCED_INSTANCE_ID):
             self._on_fatal(Fatal.FENCED, error.str())
         elif code == ck.KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -52,6 +55,7 @@ class BrokerWatch:
 
     def on_error(self, error: ck.KafkaError) -> None:
         """Take an error of the client as a whole; the consumer's `error_cb`."""
+        self.errors += 1
         if error.code() == ck.KafkaError._FATAL:
             self._on_fatal(Fatal.FENCED, error.str())
         elif error.code() in (ck.KafkaError._ALL_BROKERS_DOWN, ck.KafkaError._TRANSPORT):

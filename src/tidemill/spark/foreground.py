@@ -30,6 +30,8 @@ from tidemill.runtime.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.identity import cluster_name
 from tidemill.runtime.kafka_client import CALL_SECONDS
 from tidemill.runtime.log import configure, tell_failure
+from tidemill.runtime.stop_signals import find_stop_signals
+from tidemill.spark.preflight import has_source_topic, look_up_partitions
 from tidemill.spark.run_state import Phase, RunStates
 from tidemill.spark.session.session import Spark
 
@@ -44,7 +46,6 @@ END_SECONDS = 1.0
 KILLED_SECONDS = 0.3
 #: A signal is noticed after this long at the latest.
 WAIT_SECONDS = 0.25
-NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Wake(enum.Enum):
@@ -185,7 +186,7 @@ def running(spark: Spark, words: queue.SimpleQueue[WordT], done: WordT, ignored:
 
 @contextlib.contextmanager
 def note_signals(note: Callable[[], None]) -> Iterator[None]:
-    """Call a function at every SIGTERM and SIGINT while the block runs, if this is the main thread.
+    """Call a function at every signal to stop while the block runs, if this is the main thread.
 
     Args:
         note: Must do no more than a `SimpleQueue.put`, the one call that is safe wherever a signal arrives.
@@ -197,7 +198,7 @@ def note_signals(note: Callable[[], None]) -> Iterator[None]:
     def handle(number: int, frame: FrameType | None) -> None:
         note()
 
-    before = {number: signal.signal(number, handle) for number in NUMBERS}
+    before = {number: signal.signal(number, handle) for number in find_stop_signals()}
     try:
         yield
     finally:
@@ -282,6 +283,19 @@ class Foreground:
             log.warning("no answer from the brokers yet; still trying", brokers=brokers, for_up_to_seconds=CALL_SECONDS)
 
         return self.states.step(f"connecting to {brokers}", f"no broker at {brokers} yet", warn)
+
+    def look_up_partitions(self, settings: Settings) -> int:
+        """Return how many partitions the source topic has, and say meanwhile what is waited for; blocks.
+
+        Raises:
+            ConfigError: The brokers do not let us see the topic.
+            RemoteError: They do not answer, or have no such topic.
+        """
+        with self.wait_for_brokers(settings.kafka.brokers):
+            known = has_source_topic(settings)
+        missing = f"topic {settings.kafka.source_topic} does not exist yet"
+        with self.wait_for_brokers(settings.kafka.brokers) if known else self.states.step(missing):
+            return look_up_partitions(settings)
 
     @contextlib.contextmanager
     def running(self, spark: Spark) -> Iterator[None]:

@@ -18,7 +18,7 @@ import functools
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -32,20 +32,22 @@ from tidemill.runtime.engine_link import RECONNECT_SECONDS
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.link_messages import LinkAddress
+from tidemill.runtime.link_server import LinkServer
 from tidemill.runtime.lock import WorkerLock
 from tidemill.spark.engine.process import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
 from tidemill.spark.foreground import LEFT_OVER, Foreground, StartStoppedError, Wake, take
 from tidemill.spark.live.control_desk import ControlDesk
-from tidemill.spark.live.ending import lag_fields, leave_for, refuse_failure, refuse_uncommitted
+from tidemill.spark.live.ending import lag_fields, leave_for, log_drained, refuse_failure, refuse_uncommitted
 from tidemill.spark.live.group_monitor import GroupWatch
 from tidemill.spark.live.monitoring import Monitored, serve_metrics
+from tidemill.spark.live.recording import record_run
 from tidemill.spark.live.reloader import Code, CodeFiles, Reloader
 from tidemill.spark.live.status_report import build_report
 from tidemill.spark.live.supervisor import JobMaker, Supervisor
+from tidemill.spark.live.web_ui import Watched, WebUi, serve_web
 from tidemill.spark.preflight import (
     StartUp,
     choose_engine_count,
-    look_up_partitions,
     make_handler,
     refuse_shared_group,
     refuse_unrunnable,
@@ -57,6 +59,9 @@ from tidemill.spark.run_state import Phase, RunState
 from tidemill.spark.session.conf import is_local
 from tidemill.spark.session.packaging import list_own_folders, pack_handler
 from tidemill.spark.session.session import Spark
+
+if TYPE_CHECKING:  # loaded only where something is recorded
+    from tidemill.spark.live.run_recorder import RunRecorder
 
 log = structlog.get_logger(__name__)
 
@@ -111,6 +116,10 @@ class Pipeline:
         self._linked: Supervisor | None = None
         self._group_watch: GroupWatch | None = None
         self._metrics_address: str | None = None
+        self._recorder: RunRecorder | None = None
+        self._web: WebUi | None = None
+        #: What the engines run; with `--dev`, other code may follow.
+        self._code: Code | None = None
         self._finished: RunFinished | None = None
         self._drained_at: float | None = None
 
@@ -120,6 +129,11 @@ class Pipeline:
         return self._metrics_address
 
     @property
+    def web_address(self) -> str | None:
+        """Where the web UI is opened, with the key if one is needed; None: there is none, or none yet."""
+        return self._web.address if self._web is not None else None
+
+    @property
     def error(self) -> BaseException | None:
         """Why the run failed; None if it did not, or has not ended."""
         return self._foreground.error
@@ -127,8 +141,8 @@ class Pipeline:
     def run(self, *, tell: bool = True) -> ExitCode:
         """Run until drained, stopped or failed; say which by an exit code.
 
-        In the main thread, SIGTERM and SIGINT are handled: the first one ends the start, or drains; a second one stops
-        at once. What went wrong is logged, and is `error` afterwards.
+        In the main thread, SIGTERM, SIGINT and SIGHUP (unless it is ignored) are handled: the first one ends the start,
+        or drains; a second one stops at once. What went wrong is logged, and is `error` afterwards.
 
         Args:
             tell: Whether to report an error at once; False: the caller does, with `tell_failure`.
@@ -188,7 +202,7 @@ class Pipeline:
         refuse_unrunnable(settings)
         warn_without_topic(configured, settings)
         packed = pack_handler(handler)
-        kafka = settings.kafka
+        kafka, monitored = settings.kafka, self._monitored(settings)
         with (
             WorkerLock(
                 kafka.consumer_group,
@@ -198,27 +212,39 @@ class Pipeline:
                 name_env=settings.worker_name_env,
             ),
             self._open_desk(settings, worker),
-            serve_metrics(configured.metrics, settings, worker, self._monitored()) as self._metrics_address,
+            serve_metrics(configured.metrics, settings, worker, monitored) as self._metrics_address,
+            record_run(settings, worker, self.progress) as self._recorder,
+            serve_web(
+                Watched(monitored, settings, configured, worker, self._release, self.drain, self._metrics_address),
+                self._recorder,
+            ) as self._web,
         ):
+            partitions = foreground.unless_stopped(lambda: foreground.look_up_partitions(settings))
             with foreground.wait_for_brokers(kafka.brokers):
-                partitions = foreground.unless_stopped(lambda: look_up_partitions(settings))
                 foreground.unless_stopped(lambda: refuse_shared_group(settings, worker))
             return self._run_on_spark(spark, settings, worker, packed, partitions)
 
-    def _monitored(self) -> Monitored:
+    def _monitored(self, first: Settings) -> Monitored:
         def find_orphans() -> list[int]:
             return self._group_watch.orphans if self._group_watch is not None else []
 
-        return Monitored(self.progress, self.state, find_orphans)
+        def find_max_executors() -> int:
+            return (self._code.settings if self._code is not None else first).executor.max_executors
+
+        return Monitored(self.progress, self.state, find_orphans, find_max_executors)
+
+    def _release(self) -> list[dict[str, Any]]:
+        live = self._linked
+        return live.release() if live is not None else []
 
     def _open_desk(self, settings: Settings, worker: str) -> ControlDesk:
         def report(progress: PipelineProgress, rate: float) -> dict[str, Any]:
-            return build_report(settings, worker, self.state(), progress, rate, self._metrics_address)
+            addresses = {"metrics": self._metrics_address, "web": self.web_address}
+            return build_report(settings, worker, self.state(), progress, rate, addresses)
 
         async def release(request: dict[str, Any]) -> dict[str, Any]:
-            live = self._linked
             try:
-                return {"engines": await asyncio.to_thread(live.release) if live is not None else []}
+                return {"engines": await asyncio.to_thread(self._release)}
             except RemoteError as error:
                 return {"error": str(error)}
 
@@ -250,8 +276,11 @@ class Pipeline:
         spark.watch(lambda: self._foreground.wakes.put(Wake.SPARK_LOST))
         self._live = live
         try:
-            live.start(bind_host=host)
+            open_link = LinkServer if self._recorder is None else self._recorder.open_link
+            live.start(bind_host=host, open_link=open_link)
             self._linked = live
+            if self._web is not None:
+                self._web.begin()
             self._foreground.states.enter(Phase.RUNNING)
             self._group_watch = GroupWatch(settings)
             with self._group_watch, self._reloader.attach(live) if self._reloader else nullcontext():
@@ -266,18 +295,11 @@ class Pipeline:
                 self._leave_for(settings, worker, live.find_left_behind())
             self._raise_failure(settings, worker)
             refuse_uncommitted(done)
-            left = "; what did not finish in time is redelivered to the next run" if done.in_flight else ""
-            (log.warning if left else log.info)(
-                f"the pipeline is drained{left}",
-                messages_done=done.messages_done,
-                **lag_fields(done),
-                in_flight=done.in_flight,
-                dead_lettered=done.dead_lettered,
-                letters_dropped=done.letters_dropped,
-            )
+            log_drained(done)
         return code
 
     def _job_maker(self, worker: str, code: Code) -> JobMaker:
+        self._code = code
         folders, log_context, factory = list_own_folders(), self._foreground.log_context, self._factory
 
         def make_job(slot: int, job_token: int, address: LinkAddress) -> EngineJob:

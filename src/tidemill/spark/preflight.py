@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import confluent_kafka as ck
 import structlog
 
+from tidemill.config.kafka_names import describe_creation
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.loading import NO_TOPIC, revalidate
 from tidemill.config.settings import Settings, SparkSettings, find_revoke_problem
@@ -27,16 +28,17 @@ from tidemill.core.errors import (
     RemoteError,
     SinkNotConfiguredError,
     TidemillError,
-    describe_error,
 )
 from tidemill.pipeline.handler.base import HOOKS, SYNCHRONOUS_HOOKS, Handler, overrides
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.kafka_client import LibraryLog, TopicAdmin, describe_client_error, make_client_config, scrub
 from tidemill.runtime.lock import GroupInUseError
+from tidemill.runtime.programs import find_program
 from tidemill.runtime.topics import TopicReader
 from tidemill.runtime.user_code import locate_error
 from tidemill.sinks.build import build_sinks
 from tidemill.sources.membership import find_other_topics, make_consumer_config
+from tidemill.spark.session.conf import is_local
 
 log = structlog.get_logger(__name__)
 
@@ -198,7 +200,19 @@ def refuse_unrunnable(settings: Settings) -> None:
     if problem := find_revoke_problem(settings):
         raise ConfigError(problem)
     check_client_config(settings)
+    refuse_missing_program(settings)
     build_sinks(settings)
+
+
+def refuse_missing_program(settings: Settings) -> None:
+    """Refuse a default program that is not on this host, if the engines are to run here.
+
+    Raises:
+        ConfigError: It is missing: every task that does not name another one would fail.
+    """
+    # On a cluster it must exist where the engines are, which is not here.
+    if settings.executor.binary_path and is_local(settings.spark):
+        find_program(settings.executor)
 
 
 def refuse_letter_files(settings: Settings) -> None:
@@ -243,8 +257,19 @@ def check_client_config(settings: Settings) -> None:
         ) from None
 
 
+def has_source_topic(settings: Settings) -> bool:
+    """Tell whether the brokers know the source topic now.
+
+    Raises:
+        ConfigError: They do not let us see it.
+        RemoteError: They do not answer.
+    """
+    config = make_client_config(settings.kafka, "", {})
+    return TopicAdmin(config, "kafka").exists(settings.kafka.source_topic, wait_seconds=0)
+
+
 def look_up_partitions(settings: Settings) -> int:
-    """Return how many partitions the source topic has.
+    """Return how many partitions the source topic has; one that was just created is waited for.
 
     Raises:
         ConfigError: The brokers do not let us see the topic.
@@ -254,8 +279,8 @@ def look_up_partitions(settings: Settings) -> int:
     config = make_client_config(kafka, "", {})
     if not TopicAdmin(config, "kafka").exists(kafka.source_topic):
         raise RemoteError(
-            f"topic {kafka.source_topic!r} does not exist at {kafka.brokers}; create it, or change "
-            "kafka.source_topic or kafka.brokers",
+            f"topic {kafka.source_topic!r} does not exist at {kafka.brokers}; "
+            f"{describe_creation(kafka.source_topic, kafka.brokers)}, or change kafka.source_topic or kafka.brokers",
             retryable=False,
         )
     try:
@@ -284,7 +309,7 @@ def refuse_shared_group(settings: Settings, worker: str) -> None:
     try:
         others = find_other_topics(settings, own_prefix)
     except (ck.KafkaException, struct.error, UnicodeDecodeError) as error:
-        log.info("cannot look up the members of the consumer group", error=describe_error(error))
+        log.info("cannot look up the members of the consumer group", error=describe_client_error(error))
         return
     if others:
         topic, members = min(others.items())

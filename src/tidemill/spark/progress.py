@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from tidemill.runtime.durations import sum_durations
 from tidemill.runtime.progress import EngineProgress, Flow, SinkStats
 
 MergedT = TypeVar("MergedT")
@@ -61,6 +62,7 @@ _COUNTED = (
     "delivered",
     "dead_lettered",
     "letters_dropped",
+    "recorder_dropped",
     "skipped",
     "warnings",
     "gap",
@@ -71,7 +73,7 @@ _COUNTED = (
     "cache_misses",
     "loop_blocks",
     "timeouts",
-    "attempt_seconds",
+    "consumer_errors",
 )
 _SINK_COUNTS = (
     "delivered_count",
@@ -81,8 +83,9 @@ _SINK_COUNTS = (
     "skipped",
     "dead_lettered",
     "breaker_opened",
-    "send_seconds",
+    "retried",
 )
+_DURATIONS = ("attempts", "queue_waits", "spawns", "loop_lags")
 _HELD = (
     "tasks_running",
     "tasks_queued",
@@ -150,7 +153,10 @@ def sum_progress(
     sums = partitions or PartitionSums()
     total.committed = sums.of("committed", (*past, *now), _merge_committed)
     total.flow = sums.of("flow", (*past, *now), _add_flow)
-    total.attempt_counts = _add_counts([part.attempt_counts for part in (*past, *now)])
+    for name in _DURATIONS:
+        setattr(total, name, sum_durations(getattr(part, name) for part in (*past, *now)))
+    for hook in {hook: None for part in (*past, *now) for hook in part.hooks}:
+        total.hooks[hook] = sum_durations(part.hooks[hook] for part in (*past, *now) if hook in part.hooks)
     total.lag = sums.of("lag", now, _joined)
     total.paused = sorted({name for part in now for name in part.paused})
     total.partitions = sums.of("partitions", now, lambda names: sorted(set().union(*names)))
@@ -184,11 +190,6 @@ def _add_flow(parts: Sequence[dict[str, Flow]]) -> dict[str, Flow]:
     return total
 
 
-def _add_counts(parts: Sequence[list[int]]) -> list[int]:
-    """Add up the buckets of histograms; those without any observation have none."""
-    return [sum(counts) for counts in zip(*filter(None, parts), strict=True)]
-
-
 def _joined(parts: Sequence[dict[str, int]]) -> dict[str, int]:
     total: dict[str, int] = {}
     for part in parts:
@@ -212,7 +213,7 @@ def _add_stats(one: SinkStats, other: SinkStats) -> SinkStats:
     return SinkStats(
         **counts,
         breaker_state=max(one.breaker_state, other.breaker_state),
-        send_counts=_add_counts([one.send_counts, other.send_counts]),
+        sends=sum_durations((one.sends, other.sends)),
         last_error=later.last_error,
         last_error_at=later.last_error_at,
         last_delivered_at=max(delivered, default=None),

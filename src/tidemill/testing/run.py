@@ -16,7 +16,7 @@ from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorError, ExecutorResult
-from tidemill.pipeline.reports.report import FinishedMessage
+from tidemill.pipeline.reports.report import FinishedBatch
 from tidemill.pipeline.tasks.resident import build_executor
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
@@ -76,10 +76,11 @@ class _Report:
         self.outcomes: list[MessageOutcome] = []
         self.tasks = EngineTasks()
 
-    def finished(self, finished: FinishedMessage) -> None:
-        self.outcomes.append(
-            MessageOutcome(finished.message, list(finished.results), list(finished.errors), finished.rejected)
-        )
+    def take(self, batch: FinishedBatch) -> None:
+        for message, runs, rejected in zip(batch.messages, batch.runs, batch.rejected, strict=True):
+            results = [run.result for run in runs if run.result is not None]
+            errors = [run.error for run in runs if run.error is not None and not run.replaced]
+            self.outcomes.append(MessageOutcome(message, results, errors, rejected))
 
     async def close(self) -> None:
         pass

@@ -161,7 +161,7 @@ async def test_a_refused_payload_is_retried_and_later_ones_of_its_key_wait() -> 
         assert [data for data in fixture.delivered if data[0] == key] == [f"{key}1", f"{key}2"]
     assert sorted(fixture.released) == sorted(fixture.delivered)
     stats = fixture.outbox.statistics().sinks["sinks.kafka.out"]
-    assert (stats.refused, stats.last_error, fixture.letters.letters) == (3, "not now", [])
+    assert (stats.refused, stats.retried, stats.last_error, fixture.letters.letters) == (3, 3, "not now", [])
     await fixture.outbox.close()
 
 

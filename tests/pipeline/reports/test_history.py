@@ -16,8 +16,8 @@ from tests.until import until
 
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorTask
 from tidemill.pipeline.reports import history
-from tidemill.pipeline.reports.finished import make_finished_message
-from tidemill.pipeline.reports.history import HistoryStatus, HistoryWriter
+from tidemill.pipeline.reports.history import HistoryRows, HistoryWriter
+from tidemill.pipeline.reports.report import NO_WINDOW, FinishedBatch, HistoryStatus, WindowTimes
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.messages import SourceMessage
 
@@ -39,7 +39,7 @@ def add(writer: HistoryWriter, offset: int, **changed: Any) -> None:
         "finished_at": MOMENT + 2,
         "error": None,
     }
-    writer.add(**(row | changed))
+    writer.add(HistoryRows([[value] for value in (row | changed).values()]))
 
 
 def parts(path: Path) -> list[Path]:
@@ -53,7 +53,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 async def test_rows_come_back_with_types_zone_and_names(tmp_path: Path) -> None:
     writer = HistoryWriter(tmp_path / "deep" / "history", IDENTITY)
     add(writer, 7)
-    add(writer, 8, key=None, started_at=None, arrived_at=None, status=HistoryStatus.FAILED, error="exit: \ud800 why")
+    add(writer, 8, key=None, started_at=None, arrived_at=None, status=HistoryStatus.FAILED, error="exit: why")
     await writer.close()
     (part,) = parts(tmp_path / "deep" / "history")
     table = pq.read_table(part)
@@ -78,7 +78,7 @@ async def test_rows_come_back_with_types_zone_and_names(tmp_path: Path) -> None:
         "engine_id": "e" * 32,
     }
     assert (second["key"], second["arrived_at"], second["started_at"]) == (None, None, None)
-    assert (second["status"], second["error"]) == ("failed", "exit: ? why")
+    assert (second["status"], second["error"]) == ("failed", "exit: why")
 
 
 async def test_a_part_is_closed_when_it_is_full(tmp_path: Path) -> None:
@@ -174,6 +174,8 @@ class FakeRun:
         ([FakeRun(1), FakeRun(2)], None, "done", None),
         ([FakeRun(1), FakeRun(2, ExecutorError(ExecutorTask("x"), 3, "", None, 1, ErrorKind.EXIT))], None,
          "failed", "exit: exit code 3"),
+        ([FakeRun(1, ExecutorError(ExecutorTask("x"), None, "", "no \ud800", None, ErrorKind.MISSING))], None,
+         "failed", "missing: no ?"),
         ([FakeRun(1), FakeRun(2, ExecutorError(ExecutorTask("x"), 3, "", "why", 1, ErrorKind.EXIT), replaced=True)],
          None, "done", None),
         ([], "not JSON", "rejected", "not JSON"),
@@ -184,7 +186,8 @@ async def test_a_finished_message_is_reported_with_what_became_of_its_tasks(
 ) -> None:
     writer = HistoryWriter(tmp_path, IDENTITY)
     message = SourceMessage("t", 0, 5, b"k", b"v", timestamp=1_700_000_000_123)
-    writer.finished(make_finished_message(message, runs, 1_700_000_001.5 if runs else None, error))
+    window = WindowTimes(1, 1_700_000_001_500_000, 1_700_000_002_000_000) if runs else NO_WINDOW
+    writer.take(FinishedBatch([(message, runs, window, time.time_ns(), error)]))
     await writer.close()
     (row,) = read(tmp_path)
     assert (row["status"], row["error"], row["tasks"]) == (status, said, len(runs))
@@ -196,7 +199,7 @@ async def test_a_finished_message_is_reported_with_what_became_of_its_tasks(
 
 async def test_the_times_of_a_message_without_a_timestamp_are_unknown(tmp_path: Path) -> None:
     writer = HistoryWriter(tmp_path, IDENTITY)
-    writer.finished(make_finished_message(SourceMessage("t", 0, 5)))
+    writer.take(FinishedBatch([(SourceMessage("t", 0, 5), (), NO_WINDOW, time.time_ns(), None)]))
     await writer.close()
     assert read(tmp_path)[0]["arrived_at"] is None
 

@@ -16,6 +16,7 @@ from tidemill.pipeline.reports.snapshots import PartitionStatistics, ReportingPa
 from tidemill.pipeline.services import ServiceStatistics
 from tidemill.pipeline.tasks.pool import PoolStatistics
 from tidemill.runtime.beats import apply_beat
+from tidemill.runtime.durations import Durations
 from tidemill.runtime.progress import EngineProgress, SinkStats
 from tidemill.sources.base import SourceStatistics
 from tidemill.testing.scripted import ScriptedSource
@@ -33,13 +34,21 @@ class Part:
 
 def make_parts(**other: Any) -> Any:
     parts: dict[str, Any] = {
-        "source": Part(SourceStatistics(gap=1, lag={("t", 0): 2})),
+        "source": Part(SourceStatistics(gap=1, lag={("t", 0): 2}, errors=35)),
         "partitions": Part(PartitionStatistics(names=["t/0"], paused=["t/0"], tasks_held_back=3, size_bytes=34)),
-        "pool": Part(PoolStatistics(4, 5, 6, 27, timeouts=28, attempt_counts=[29], attempt_seconds=30.0)),
+        "pool": Part(PoolStatistics(4, 5, 6, 27, 28, Durations([29], 30.0), Durations([36]), Durations([37]))),
         "outbox": Part(OutboxStatistics(delivered=7, skipped=8, sinks={"sinks.kafka.out": SinkStats(7)})),
         "letters": Part(LetterStatistics(written=9, kinds={"task": 9}, dropped=10)),
         "commits": Part(CommitStatistics(committed={"t/0": 11}, failed=12, flow={"t/0": (31, 32, 33)})),
-        "services": Part(ServiceStatistics(PeriodicStatistics(13, 14), CacheStatistics(15, 16, 17), loop_blocks=18)),
+        "services": Part(
+            ServiceStatistics(
+                PeriodicStatistics(13, 14),
+                CacheStatistics(15, 16, 17),
+                18,
+                {"arrange": Durations([38])},
+                Durations([39]),
+            )
+        ),
         "brake": Part(BrakeStatistics(held=19)),
         "counters": Part(CounterStatistics(20, 21, 22, 23, 24, 25, 26)),
         "slowest": Slowest(),
@@ -60,8 +69,12 @@ def test_a_snapshot_has_every_number_of_every_part() -> None:
         tasks_retried=27,
         in_flight_bytes=34,
         timeouts=28,
-        attempt_counts=[29],
-        attempt_seconds=30.0,
+        attempts=Durations([29], 30.0),
+        queue_waits=Durations([36]),
+        spawns=Durations([37]),
+        hooks={"arrange": Durations([38])},
+        loop_lags=Durations([39]),
+        consumer_errors=35,
         flow={"t/0": (31, 32, 33)},
         tasks_done=22,
         tasks_failed=23,

@@ -70,7 +70,10 @@ def test_a_file_without_a_list_is_refused_so_that_one_that_is_cut_off_removes_no
         ("- {name: '  ', classpath: a.B}", "entry 1: name must be 1 to 200 printable characters"),
         ('- {name: "a\\e[2J", classpath: a.B}', "not only spaces; got 'a\\x1b[2J'"),
         (f"- {{name: {'x' * 201}, classpath: a.B}}", "got 201 characters"),
-        ("- {name: x, classpath: a.B, kwargs: {a: " + "[" * 5000 + "]" * 5000 + "}}", "is nested too deeply"),
+        (
+            "- {name: x, classpath: a.B, kwargs: {a: " + "[" * 5000 + "]" * 5000 + "}}",
+            r":1: nested more than 100 levels deep",
+        ),
         ("- {name: x, classpath: a.B, restart: sometimes}", "restart must be one of always, on-failure, never"),
         ("- {name: x, classpath: a.B, restart: [always]}", "restart must be one of"),
         ("- {name: x, classpath: a.B}\n- {name: x, classpath: a.C}", "spec.yaml:2: duplicate name 'x'; first used at"),

@@ -13,6 +13,7 @@ from tests.runtime.metrics.asking import ask, parse, scrape
 
 from tidemill.config.settings import Settings
 from tidemill.core.supervision.slot import SlotLimits
+from tidemill.runtime.durations import Durations
 from tidemill.runtime.link_messages import Hello
 from tidemill.runtime.progress import EngineProgress, SinkStats
 from tidemill.spark.live.monitoring import Monitored, serve_metrics
@@ -34,19 +35,24 @@ BUSY = EngineProgress(
     letter_kinds={"task": 3},
     dead_lettered=3,
     letters_dropped=1,
+    recorder_dropped=4,
     partitions=["t/0", "t/1"],
     paused=["t/1"],
     lag={"t/0": 5},
     in_flight=10,
     in_flight_bytes=11,
     timeouts=2,
-    attempt_counts=[1] * 15,
-    attempt_seconds=99.0,
+    attempts=Durations([1] * 15, 99.0),
+    queue_waits=Durations([2] * 15, 98.0),
+    spawns=Durations([3] * 15, 97.0),
+    hooks={"arrange": Durations([4] * 15, 96.0)},
+    loop_lags=Durations([5] * 15, 95.0),
+    consumer_errors=94,
     flow={"t/0": (40, 30, 4), "t/7": (5, 3, 2)},
     stalled={"partition t/1": "offset 3", "kafka": "no broker"},
     cache_hits=7,
     cache_misses=8,
-    sinks={"sinks.kafka.out": SinkStats(20, 20, 2, 0, 1, 6, 1, 2, [1] * 15, 9.0)},
+    sinks={"sinks.kafka.out": SinkStats(20, 20, 2, 0, 1, 6, 1, 2, Durations([1] * 15, 9.0), 5)},
 )
 
 
@@ -57,7 +63,7 @@ def collected(*engines: EngineStatus) -> dict[str, dict[tuple[str, ...], float]]
 
 
 def collect(progress) -> dict[str, dict[tuple[str, ...], float]]:
-    metrics = PipelineMetrics(("w", "1.0", "g"), 8, progress, ["sinks.kafka.out", "sinks.http.api"])
+    metrics = PipelineMetrics(("w", "1.0", "g"), lambda: 8, progress, ["sinks.kafka.out", "sinks.http.api"])
 
     class Collected(Collector):
         def collect(self):
@@ -84,17 +90,22 @@ def test_each_metric_has_the_number_of_the_progress() -> None:
     assert found["tidemill_uncommitted"] == {("0", "t/0"): 6, ("0", "t/1"): 0}
     assert of("executor_duration_seconds_bucket", "0.01") == 2
     assert (of("executor_duration_seconds_count"), of("executor_duration_seconds_sum")) == (15, 99.0)
+    assert (of("queue_wait_seconds_count"), of("queue_wait_seconds_sum")) == (30, 98.0)
+    assert (of("spawn_seconds_count"), of("spawn_seconds_sum")) == (45, 97.0)
+    assert of("handler_duration_seconds_count", "arrange") == 60
+    assert (of("loop_lag_seconds_count"), of("consumer_errors_total")) == (75, 94)
     assert of("executor_timeouts_total") == 2
     assert (of("executor_pool_active"), of("task_retries_total")) == (2, 4)
     assert found["tidemill_offset_lag"] == {("0", "t/0"): 5}
     assert found["tidemill_partition_stalled"] == {("0", "t/0"): 0, ("0", "t/1"): 1}
     assert (of("assigned_partitions"), of("backpressure_active")) == (2, 1)
     assert found["tidemill_assigned_partitions"]["1",] == 0
-    assert (of("in_flight_messages"), of("letters_dropped_total")) == (10, 1)
+    assert (of("in_flight_messages"), of("letters_dropped_total"), of("recorder_dropped_total")) == (10, 1, 4)
     assert (of("dead_letters_total", "task"), of("dead_letters_total", "parse")) == (3, 0)
     assert (of("cache_hits_total"), of("cache_misses_total")) == (7, 8)
     assert of("sink_payloads_delivered_total", "kafka.out") == 20
     assert of("sink_deliver_errors_total", "kafka.out") == 2
+    assert of("sink_delivery_retries_total", "kafka.out") == 5
     assert of("sink_deliveries_skipped_total", "kafka.out") == 1
     assert of("sink_dlq_messages_total", "kafka.out") == 6
     assert found["tidemill_sink_breaker_state"]["0", "kafka.out"] == 2
@@ -179,7 +190,7 @@ def test_what_is_not_ready_is_named_without_the_texts_of_errors() -> None:
 def test_an_endpoint_answers_from_the_start_to_the_end_of_a_run() -> None:
     settings = Settings.model_validate({"metrics": {"port": 0}, "sinks": {"filesystem": {"out": {"base_path": "/x"}}}})
     state, progress = [RunState(step="Spark is starting")], [PipelineProgress()]
-    asked = Monitored(lambda: progress[0], lambda: state[0], list)
+    asked = Monitored(lambda: progress[0], lambda: state[0], list, lambda: 4)
 
     with (
         capture_logs() as logs,

@@ -22,7 +22,8 @@ from tidemill.core.supervision.slot import SlotLimits
 from tidemill.core.supervision.slot_events import Ending
 from tidemill.core.supervision.slot_group import RunFinished
 from tidemill.pipeline.handler.base import Handler
-from tidemill.pipeline.reports.history import HistoryStatus, HistoryWriter
+from tidemill.pipeline.reports.history import HistoryRows, HistoryWriter
+from tidemill.pipeline.reports.report import HistoryStatus
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.link_messages import LinkAddress
 from tidemill.runtime.processes import is_running
@@ -335,7 +336,8 @@ def test_spark_sql_reads_the_history_while_it_grows(spark: Spark, tmp_path: Path
         writer = HistoryWriter(tmp_path, Identity("w", 0, "e" * 32, "g"), max_rows=2)
         for offset in range(5):
             status = HistoryStatus.FAILED if offset == 3 else HistoryStatus.DONE
-            writer.add("t", 0, offset, b"k", status, 1, 1, None, 1_700_000_000_000_000, 1_700_000_001_500_000)
+            row = ("t", 0, offset, b"k", status, 1, 1, None, 1_700_000_000_000_000, 1_700_000_001_500_000, None)
+            writer.add(HistoryRows([[value] for value in row]))
         await writer.close()
 
     asyncio.run(write())

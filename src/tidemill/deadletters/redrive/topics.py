@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from tidemill.config.kafka_names import describe_creation
 from tidemill.config.settings import Settings
 from tidemill.core.deadletters.redrive import Why
 from tidemill.core.errors import ConfigError
@@ -78,9 +79,10 @@ class TopicTarget:
                 raise ConfigError(f"dlq redrive: messages would go to the dead-letter topic {topic!r} itself")
             count = self._admin.partition_count(topic)
             if count is None:
+                brokers = self._settings.kafka.brokers
                 raise ConfigError(
-                    f"dlq redrive: topic {topic!r} does not exist at {self._settings.kafka.brokers}; create it, or "
-                    "send to another one with --to TOPIC"
+                    f"dlq redrive: topic {topic!r} does not exist at {brokers}; "
+                    f"{describe_creation(topic, brokers)}, or send to another one with --to TOPIC"
                 )
             self._partitions[topic] = count
         return self._partitions[topic]

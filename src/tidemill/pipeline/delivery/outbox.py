@@ -109,8 +109,7 @@ class Outbox:
     def statistics(self) -> OutboxStatistics:
         """Return what happened to payloads so far."""
         sinks = {
-            sender.label: msgspec.structs.replace(sender.stats, send_counts=sender.stats.send_counts.copy())
-            for sender in self._all
+            sender.label: msgspec.structs.replace(sender.stats, sends=sender.stats.sends.copy()) for sender in self._all
         }
         return OutboxStatistics(
             sum(stats.delivered_payloads for stats in sinks.values()),

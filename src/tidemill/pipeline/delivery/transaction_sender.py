@@ -151,6 +151,7 @@ class TransactionSender:
             staged = self._asked.pop(item)
             item.state = State.GONE
             if decision is Decision.RETRY and staged is not None:
+                self.stats.retried += 1
                 self._buffer.again(staged)
             elif decision is Decision.RETRY:
                 self._gave_up(self, GaveUp((item,), question.error, question.oversize, question.attempts))

@@ -34,6 +34,7 @@ class Counters:
 
     Attributes:
         in_flight: Messages that were taken and have not left the pipeline, now.
+        windows: Windows that were arranged.
         parked: Tasks that wait until less of their partition waits for sinks, now.
     """
 
@@ -46,6 +47,7 @@ class Counters:
         "tasks_done",
         "tasks_failed",
         "warnings",
+        "windows",
     )
 
     def __init__(self) -> None:
@@ -56,6 +58,7 @@ class Counters:
         self.tasks_failed = 0
         self.skipped = 0
         self.warnings = 0
+        self.windows = 0
         self.in_flight = 0
         self.parked = 0
 

@@ -11,9 +11,8 @@ complete, and readers skip such names; every part has `SCHEMA`; failed writes ar
 from __future__ import annotations
 
 import asyncio
-import enum
 import functools
-import time
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 import structlog
 
 from tidemill.pipeline.handler.models import ExecutorError
-from tidemill.pipeline.reports.report import FinishedMessage
+from tidemill.pipeline.reports.report import FinishedBatch
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.log import throttle
@@ -31,26 +30,57 @@ log = structlog.get_logger(__name__)
 #: A part is closed at this many rows or seconds, whichever comes first.
 MAX_ROWS = 50_000
 MAX_AGE_SECONDS = 60.0
+#: The columns that differ from row to row; what follows them is the same for all rows of an engine.
+_OWN_COLUMNS = 11
 #: How many parts' worth of rows wait while the disk refuses them; the oldest beyond that are dropped, and counted.
 KEPT_PARTS = 4
 MAX_ERROR_CHARS = 4096
 LOG_SECONDS = 60.0
-
-Row = tuple[str, int, int, bytes | None, str, int, int, int | None, int | None, int, str | None]
-
-
-class HistoryStatus(enum.StrEnum):
-    """How a message left the pipeline: nothing failed; a task failed for good; it never became tasks."""
-
-    DONE = "done"
-    FAILED = "failed"
-    REJECTED = "rejected"
 
 
 def __getattr__(name: str) -> Any:
     if name == "SCHEMA":  # the one thing here that needs pyarrow, which costs time and memory to load
         return _build_schema()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class HistoryRows:
+    """Rows of the history, as columns.
+
+    Args:
+        columns: The columns of `SCHEMA` up to `error`, in its order, all of one length.
+    """
+
+    __slots__ = ("columns",)
+
+    def __init__(self, columns: Sequence[list[Any]] | None = None) -> None:
+        """Keep the columns; without any, start empty."""
+        self.columns: Sequence[list[Any]] = columns if columns is not None else [[] for _ in range(_OWN_COLUMNS)]
+
+    def __len__(self) -> int:
+        """Return how many rows there are."""
+        return len(self.columns[0])
+
+    @property
+    def offsets(self) -> list[int]:
+        """The offset of each row."""
+        return self.columns[2]
+
+    def extend(self, rows: HistoryRows) -> None:
+        """Append rows."""
+        for mine, theirs in zip(self.columns, rows.columns, strict=True):
+            mine += theirs
+
+    def split_off(self, count: int) -> HistoryRows:
+        """Remove the first rows, and return them."""
+        first = HistoryRows([column[:count] for column in self.columns])
+        for column in self.columns:
+            del column[:count]
+        return first
+
+    def select(self, wanted: Sequence[bool]) -> HistoryRows:
+        """Return some of the rows."""
+        return HistoryRows([list(itertools.compress(column, wanted)) for column in self.columns])
 
 
 class HistoryWriter:
@@ -75,7 +105,7 @@ class HistoryWriter:
         self._identity = identity
         self._max_rows = max_rows
         self._max_age_seconds = max_age_seconds
-        self._rows: list[Row] = []
+        self._rows = HistoryRows()
         self._parts = 0
         self._timer: asyncio.TimerHandle | None = None
         #: Where its writes run; an engine sets its own.
@@ -85,32 +115,13 @@ class HistoryWriter:
         #: Rows that were given up because the disk kept refusing them, or that no schema can hold.
         self.dropped = 0
 
-    def finished(self, finished: FinishedMessage) -> None:
-        """Report a message that left the pipeline now."""
-        self._append(make_row(finished))
+    def take(self, batch: FinishedBatch) -> None:
+        """Take messages that left the pipeline."""
+        self.add(make_rows(batch))
 
-    def add(
-        self,
-        topic: str,
-        partition: int,
-        offset: int,
-        key: bytes | None,
-        status: HistoryStatus,
-        tasks: int,
-        attempts: int,
-        arrived_at: int | None,
-        started_at: int | None,
-        finished_at: int,
-        error: str | None = None,
-    ) -> None:
-        """Add a row; the times are UTC microseconds since the epoch, and `arrived_at` is the record's own."""
-        error = _clip(error)
-        self._append(
-            (topic, partition, offset, key, status, tasks, attempts, arrived_at, started_at, finished_at, error)
-        )
-
-    def _append(self, row: Row) -> None:
-        self._rows.append(row)
+    def add(self, rows: HistoryRows) -> None:
+        """Add rows."""
+        self._rows.extend(rows)
         if self._timer is None and self._writing is None:
             self._arm()
         if len(self._rows) >= self._max_rows and self._writing is None and not self._refused:
@@ -127,7 +138,7 @@ class HistoryWriter:
         self._disarm()
         if self._rows:
             self._drop(len(self._rows), None)
-            self._rows = []
+            self._rows = HistoryRows()
 
     def _arm(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._max_age_seconds, self._start)
@@ -145,7 +156,7 @@ class HistoryWriter:
     async def _write(self) -> None:
         try:
             while self._rows:
-                rows, self._rows = self._rows[: self._max_rows], self._rows[self._max_rows :]
+                rows = self._rows.split_off(self._max_rows)
                 self._refused = not await self._write_rows(rows)
                 if self._refused or len(self._rows) < self._max_rows:
                     break
@@ -154,17 +165,18 @@ class HistoryWriter:
             if self._rows:
                 self._arm()
 
-    async def _write_rows(self, rows: list[Row]) -> bool:
+    async def _write_rows(self, rows: HistoryRows) -> bool:
         """Write one part; return whether it is dealt with, written or not."""
         self._parts += 1
         name = f"part-{self._identity.engine_id}-{self._parts:06d}.parquet"
         try:
             await asyncio.to_thread(_write_part, self._path, name, rows, self._identity)
         except OSError as error:
-            self._rows = rows + self._rows
-            excess = len(self._rows) - KEPT_PARTS * self._max_rows
+            rows.extend(self._rows)
+            self._rows = rows
+            excess = len(rows) - KEPT_PARTS * self._max_rows
             if excess > 0:
-                del self._rows[:excess]
+                rows.split_off(excess)
                 self._drop(excess, error)
             throttle(log, LOG_SECONDS).error(
                 "history cannot be written; trying again", path=str(self._path), error=str(error), rows=len(self._rows)
@@ -181,26 +193,28 @@ class HistoryWriter:
         )
 
 
-def make_row(finished: FinishedMessage) -> Row:
-    """Return the row of a message that left the pipeline now."""
-    message, started_at = finished.message, finished.started_at
-    status, error = HistoryStatus.DONE, finished.rejected
-    if error is not None:
-        status = HistoryStatus.REJECTED
-    elif finished.errors:
-        status, error = HistoryStatus.FAILED, _describe(finished.errors[0])
-    return (
-        message.topic,
-        message.partition,
-        message.offset,
-        message.key,
-        status,
-        finished.tasks,
-        finished.attempts,
-        message.timestamp * 1000 if message.timestamp >= 0 else None,
-        None if started_at is None else int(started_at * 1_000_000),
-        time.time_ns() // 1000,
-        _clip(error),
+def make_rows(batch: FinishedBatch) -> HistoryRows:
+    """Return the rows of messages that left the pipeline."""
+    messages, errors = batch.messages, list(batch.rejected)
+    for index, run in batch.failed.items():
+        if run.error is not None:
+            errors[index] = _describe(run.error)
+    if errors.count(None) < len(errors):
+        errors = [_clip(error) for error in errors]
+    return HistoryRows(
+        [
+            [message.topic for message in messages],
+            [message.partition for message in messages],
+            [message.offset for message in messages],
+            [message.key for message in messages],
+            batch.statuses,
+            batch.tasks,
+            batch.attempts,
+            batch.record_at,
+            [window.started_at for window in batch.windows],
+            batch.resolved_at,
+            errors,
+        ]
     )
 
 
@@ -237,18 +251,17 @@ def _build_schema() -> Any:
     )
 
 
-def make_table(rows: Sequence[Row], identity: Identity) -> Any:
+def make_table(rows: HistoryRows, identity: Identity) -> Any:
     """Return rows as an Arrow table of `SCHEMA`."""
     import pyarrow as pa
 
     schema = _build_schema()
-    columns = [*zip(*rows, strict=True), *((value,) * len(rows) for value in _list_constants(identity))]
-    columns = columns if rows else [()] * len(schema)
+    columns = [*rows.columns, *([value] * len(rows) for value in _list_constants(identity))]
     arrays = [pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _write_part(path: Path, name: str, rows: list[Row], identity: Identity) -> None:
+def _write_part(path: Path, name: str, rows: HistoryRows, identity: Identity) -> None:
     import pyarrow.parquet as pq
 
     table = make_table(rows, identity)

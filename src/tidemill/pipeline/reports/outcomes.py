@@ -11,18 +11,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tidemill.core.ranges import OffsetRange
 from tidemill.deadletters.files import METADATA_KEY
 from tidemill.pipeline.delivery.file_letters import FileDeadLetters
-from tidemill.pipeline.reports.history import Row, make_row, make_table
-from tidemill.pipeline.reports.report import FinishedMessage, Report
+from tidemill.pipeline.reports.history import HistoryRows, make_rows, make_table
+from tidemill.pipeline.reports.report import FinishedBatch, Report
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
-from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import TopicPartition
 
 #: This many rows are written together, as a row group.
@@ -63,7 +62,7 @@ class OutcomeFile:
         self._identity = identity
         self._writer: Any = None
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: HistoryRows) -> None:
         """Append a row group."""
         import pyarrow.parquet as pq
 
@@ -81,7 +80,7 @@ class OutcomeFile:
             letters: The letters file that belongs to it, if there is one.
         """
         if self._writer is None:
-            self.write(())
+            self.write(HistoryRows())
         if letters:
             self._writer.add_key_value_metadata({METADATA_KEY: letters.encode()})
         self._writer.close()
@@ -102,7 +101,7 @@ class _Part:
 
     def __init__(self, file: OutcomeFile) -> None:
         self.file = file
-        self.rows: list[Row] = []
+        self.rows = HistoryRows()
         self.limit = ROWS
 
 
@@ -141,10 +140,6 @@ class Outcomes:
         }
         self._tasks = EngineTasks()
         self._writing: asyncio.Task[None] | None = None
-        #: How many messages were reported.
-        self.count = 0
-        #: Called after each message.
-        self.on_finished: Callable[[], None] = _do_nothing
         #: Called with the first error of the disk.
         self.on_error: Callable[[Exception], None] = _ignore
         #: Whether the files for what was done are there, under their names.
@@ -171,17 +166,22 @@ class Outcomes:
         if self.letters is not None:
             self.letters.tasks = tasks
 
-    def finished(self, finished: FinishedMessage) -> None:
-        """Take a message that left the pipeline."""
-        message = finished.message
-        part = self._whole or self._parts[message.topic, message.partition]
-        part.rows.append(make_row(finished))
-        if len(part.rows) >= part.limit and self._writing is None:
-            self._writing = self._tasks.run("the outcomes", self._write(part, message))
+    def take(self, batch: FinishedBatch) -> None:
+        """Take messages that left the pipeline."""
+        rows = make_rows(batch)
+        if self._whole is not None:
+            self._add(self._whole, rows, None)
+        else:
+            places = [(message.topic, message.partition) for message in batch.messages]
+            for place in dict.fromkeys(places):
+                self._add(self._parts[place], rows.select([each == place for each in places]), place)
         if self._history is not None:
-            self._history.finished(finished)
-        self.count += 1
-        self.on_finished()
+            self._history.take(batch)
+
+    def _add(self, part: _Part, rows: HistoryRows, partition: TopicPartition | None) -> None:
+        part.rows.extend(rows)
+        if len(part.rows) >= part.limit and self._writing is None:
+            self._writing = self._tasks.run("the outcomes", self._write(part, partition))
 
     async def close(self) -> None:
         """Publish what is done, discard the rest."""
@@ -198,15 +198,15 @@ class Outcomes:
         if self._history is not None:
             await self._history.close()
 
-    async def _write(self, part: _Part, message: SourceMessage) -> None:
+    async def _write(self, part: _Part, partition: TopicPartition | None) -> None:
         """Write what is final of a part; with ranges, rows above the committed offset wait."""
         rows = part.rows
-        if part is self._whole:
-            part.rows = []
+        if partition is None:
+            part.rows = HistoryRows()
         else:
-            done = self.committed.get((message.topic, message.partition), -1)
-            part.rows = [row for row in rows if row[2] >= done]
-            rows = [row for row in rows if row[2] < done]
+            done = self.committed.get(partition, -1)
+            part.rows = rows.select([offset >= done for offset in rows.offsets])
+            rows = rows.select([offset < done for offset in rows.offsets])
         part.limit = len(part.rows) + ROWS
         try:
             if rows and self.error is None:
@@ -232,13 +232,14 @@ class Outcomes:
                 part = self._parts[partition]
                 name = name_range(OffsetRange(whole.partition, whole.start, end))
                 below = None if self.complete else end
-                self._publish_part(part, name, [row for row in part.rows if row[2] < end], partition, below)
+                rows = part.rows.select([offset < end for offset in part.rows.offsets])
+                self._publish_part(part, name, rows, partition, below)
 
     def _publish_part(
         self,
         part: _Part,
         name: str,
-        rows: Sequence[Row],
+        rows: HistoryRows,
         partition: TopicPartition | None = None,
         below: int | None = None,
     ) -> None:
@@ -251,10 +252,6 @@ class Outcomes:
             part.file.discard()
         if self.letters is not None:
             self.letters.discard()
-
-
-def _do_nothing() -> None:
-    pass
 
 
 def _ignore(error: Exception) -> None:

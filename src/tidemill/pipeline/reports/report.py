@@ -1,37 +1,134 @@
-"""The interface of reports, and what they are told about each message that left the pipeline."""
+"""The interface of reports, and what they are told about messages that left the pipeline: batches, column by column.
+
+Invariant: what several reports need is computed once per batch, and without a call per message.
+"""
 
 from __future__ import annotations
 
+import enum
+import functools
 from collections.abc import Sequence
 from typing import Protocol
 
-import msgspec
-
-from tidemill.pipeline.handler.models import ExecutorError, ExecutorResult
+from tidemill.pipeline.tasks.pool import TaskRun
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.messages import SourceMessage
 
 
-class FinishedMessage(msgspec.Struct, frozen=True):
-    """A message that left the pipeline.
+class HistoryStatus(enum.StrEnum):
+    """How a message left the pipeline: nothing failed; a task failed for good; it never became tasks."""
+
+    DONE = "done"
+    FAILED = "failed"
+    REJECTED = "rejected"
+
+
+class WindowTimes:
+    """What is the same for all messages of a window; times are UTC microseconds since the epoch.
 
     Attributes:
-        message: The message.
-        started_at: Seconds since the epoch when its window was arranged; None if it never was.
-        tasks: How many tasks it had.
-        attempts: How often these were tried, together.
-        results: The results of tasks that succeeded.
-        errors: How its other tasks failed for good, without those that others replaced.
-        rejected: Why it was dead-lettered before it had any task; None if it was not.
+        number: The window's number in its engine; None: the message never had a window that was arranged.
+        started_at: When `arrange` was called.
+        arranged_at: When it had returned.
+        payloads: How many payloads `on_message_complete` returned, by offset; None: it returned none.
     """
 
-    message: SourceMessage
-    started_at: float | None
-    tasks: int
-    attempts: int
-    results: Sequence[ExecutorResult]
-    errors: Sequence[ExecutorError]
-    rejected: str | None
+    __slots__ = ("arranged_at", "number", "payloads", "started_at")
+
+    def __init__(self, number: int | None, started_at: int | None, arranged_at: int | None) -> None:
+        """Start without payloads."""
+        self.number = number
+        self.started_at = started_at
+        self.arranged_at = arranged_at
+        self.payloads: dict[int, int] | None = None
+
+    def count_payloads(self, offset: int, count: int) -> None:
+        """Count what `on_message_complete` returned for a message."""
+        if self.payloads is None:
+            self.payloads = {}
+        self.payloads[offset] = self.payloads.get(offset, 0) + count
+
+
+#: Of messages that were dead-lettered before they had any task.
+NO_WINDOW = WindowTimes(None, None, None)
+
+#: A message, its tasks, its window, when it left the pipeline (UTC, in nanoseconds), and why it was dead-lettered
+#: before it had any task, if it was.
+FinishedItem = tuple[SourceMessage, Sequence[TaskRun], WindowTimes, int, str | None]
+
+
+class FinishedBatch:
+    """Messages that left the pipeline, in that order, as parallel lists.
+
+    Args:
+        items: The messages.
+
+    Attributes:
+        messages: The messages.
+        runs: The tasks of each.
+        windows: The window of each.
+        resolved_at: When each left the pipeline, in UTC microseconds since the epoch.
+        rejected: Why each was dead-lettered before it had any task; None if it was not.
+    """
+
+    def __init__(self, items: Sequence[FinishedItem]) -> None:
+        """Split the items into lists."""
+        self.messages = [item[0] for item in items]
+        self.runs = [item[1] for item in items]
+        self.windows = [item[2] for item in items]
+        self.resolved_at = [item[3] // 1000 for item in items]
+        self.rejected = [item[4] for item in items]
+
+    def __len__(self) -> int:
+        """Return how many messages there are."""
+        return len(self.messages)
+
+    @functools.cached_property
+    def tasks(self) -> list[int]:
+        """How many tasks each message had, replaced ones included."""
+        return [len(runs) for runs in self.runs]
+
+    @functools.cached_property
+    def only_runs(self) -> Sequence[TaskRun] | None:
+        """The one task of each message, if each has exactly one."""
+        return [runs[0] for runs in self.runs] if self.tasks.count(1) == len(self.tasks) else None
+
+    @functools.cached_property
+    def attempts(self) -> list[int]:
+        """How often the tasks of each message were tried, together."""
+        if self.only_runs is not None:
+            return [run.attempts for run in self.only_runs]
+        return [sum(run.attempts for run in runs) for runs in self.runs]
+
+    @functools.cached_property
+    def failed(self) -> dict[int, TaskRun]:
+        """The first task that failed for good, by the index of its message."""
+        if self.only_runs is not None and [run.error for run in self.only_runs].count(None) == len(self):
+            return {}
+        found: dict[int, TaskRun] = {}
+        for index, runs in enumerate(self.runs):
+            for run in runs:
+                if run.error is not None and not run.replaced:
+                    found[index] = run
+                    break
+        return found
+
+    @functools.cached_property
+    def statuses(self) -> list[HistoryStatus]:
+        """How each message left the pipeline."""
+        statuses = [HistoryStatus.DONE] * len(self)
+        for index in self.failed:
+            statuses[index] = HistoryStatus.FAILED
+        if self.rejected.count(None) < len(self):
+            for index, reason in enumerate(self.rejected):
+                if reason is not None:
+                    statuses[index] = HistoryStatus.REJECTED
+        return statuses
+
+    @functools.cached_property
+    def record_at(self) -> list[int | None]:
+        """The time of each record, in UTC microseconds since the epoch; None if the broker gave none."""
+        return [message.timestamp * 1000 if message.timestamp >= 0 else None for message in self.messages]
 
 
 class Report(Protocol):
@@ -43,8 +140,8 @@ class Report(Protocol):
 
     tasks: EngineTasks
 
-    def finished(self, finished: FinishedMessage) -> None:
-        """Take a message that left the pipeline; must be quick and must not raise."""
+    def take(self, batch: FinishedBatch) -> None:
+        """Take messages that left the pipeline; must be quick, must not raise, and keeps no reference to them."""
 
     async def close(self) -> None:
         """Write what is left."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from bisect import bisect_left
+import time
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -18,9 +19,9 @@ import structlog
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorResult, ExecutorTask
 from tidemill.pipeline.tasks.process import ProcessOutcome, TaskExecutor
+from tidemill.runtime.durations import Durations
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import throttle
-from tidemill.runtime.progress import DURATION_BOUNDS
 
 log = structlog.get_logger(__name__)
 
@@ -55,6 +56,9 @@ class TaskOwner(Protocol):
     def group(self) -> TaskGroup:
         """The group that its tasks belong to."""
 
+    def find_task_offsets(self, run: TaskRun) -> tuple[tuple[str, int], Sequence[int]]:
+        """Return topic and partition of a task that is not terminal, and the offsets of its messages."""
+
     def park(self, run: TaskRun) -> None:
         """Take back a task that may not start; the owner submits it again when it may."""
 
@@ -71,13 +75,18 @@ class TaskRun:
     __slots__ = (
         "age",
         "attempts",
+        "ended_at",
         "error",
+        "failure",
         "generation",
         "key",
         "owner",
+        "payloads",
         "process",
+        "queued_at",
         "replaced",
         "result",
+        "slot",
         "task",
         "timer",
     )
@@ -89,6 +98,14 @@ class TaskRun:
         self.age = age
         self.key: object = task.task_id
         self.attempts = 0
+        #: When its last try ended, in microseconds since the epoch; 0: it was known when its window was arranged.
+        self.ended_at = 0
+        #: How many payloads its hook returned.
+        self.payloads = 0
+        #: How it failed for good, in words, if it did.
+        self.failure: str | None = None
+        #: When its latest attempt was queued; seconds, monotonic.
+        self.queued_at = 0.0
         #: How many tasks it replaces, each of which replaced the one before.
         self.generation = 0
         self.result: ExecutorResult | None = None
@@ -96,6 +113,8 @@ class TaskRun:
         self.replaced = False
         self.process: object | None = None
         self.timer: asyncio.TimerHandle | None = None
+        #: Its place in the pool in its last try.
+        self.slot: int | None = None
 
 
 class PoolStatistics(msgspec.Struct, frozen=True):
@@ -107,8 +126,9 @@ class PoolStatistics(msgspec.Struct, frozen=True):
         retrying: Tasks that wait for their next try.
         retried: How often a task that failed was queued again.
         timeouts: Attempts that took too long.
-        attempt_counts: Attempts that ran, by their duration; see `DURATION_BOUNDS`.
-        attempt_seconds: How long they took together.
+        attempts: How long attempts ran.
+        queue_waits: How long tasks waited for a slot.
+        spawns: How long it took to start an attempt.
     """
 
     running: int
@@ -116,8 +136,9 @@ class PoolStatistics(msgspec.Struct, frozen=True):
     retrying: int
     retried: int
     timeouts: int
-    attempt_counts: list[int]
-    attempt_seconds: float
+    attempts: Durations
+    queue_waits: Durations
+    spawns: Durations
 
 
 class TaskPool:
@@ -135,6 +156,9 @@ class TaskPool:
         self._executor = executor
         self._settings = settings
         self._slots = executor.capacity
+        self._free_slots = list(range(executor.capacity))
+        #: Called with every try that has ended.
+        self.on_attempt: Callable[[TaskRun, ProcessOutcome], None] | None = None
         self._queue: list[tuple[float, int, TaskRun]] = []
         self._order = itertools.count()
         self._running: set[TaskRun] = set()
@@ -142,8 +166,7 @@ class TaskPool:
         #: How many times a task that failed was queued again.
         self._retried = 0
         self._timeouts = 0
-        self._attempt_counts = [0] * (len(DURATION_BOUNDS) + 1)
-        self._attempt_seconds = 0.0
+        self._attempts, self._queue_waits, self._spawns = Durations(), Durations(), Durations()
         self._killing: set[asyncio.Future[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
         self._dispatching = False
@@ -157,8 +180,9 @@ class TaskPool:
             len(self._retrying),
             self._retried,
             self._timeouts,
-            self._attempt_counts.copy(),
-            self._attempt_seconds,
+            self._attempts.copy(),
+            self._queue_waits.copy(),
+            self._spawns.copy(),
         )
 
     def is_queued(self, run: TaskRun) -> bool:
@@ -170,6 +194,7 @@ class TaskPool:
         if run.owner.group.leaving:
             run.owner.park(run)
             return
+        run.queued_at = time.monotonic()
         heapq.heappush(self._queue, (run.age, next(self._order), run))
         self._dispatch_soon()
 
@@ -209,8 +234,10 @@ class TaskPool:
                 run.owner.park(run)
 
     def _start(self, run: TaskRun) -> None:
-        task = run.task
+        task, started_at = run.task, time.monotonic()
+        self._queue_waits.add(started_at - run.queued_at)
         run.attempts += 1
+        run.slot = heapq.heappop(self._free_slots)
         self._running.add(run)
         try:
             stdin = task.stdin.encode() if isinstance(task.stdin, str) else task.stdin or b""
@@ -225,13 +252,17 @@ class TaskPool:
             self._settings.task_timeout_seconds if task.timeout_seconds is None else task.timeout_seconds,
             lambda outcome: self._ended(run, outcome),
         )
+        self._spawns.add(time.monotonic() - started_at)
 
     def _ended(self, run: TaskRun, outcome: ProcessOutcome) -> None:
-        self._running.discard(run)
+        if run in self._running:  # else it was abandoned with its group
+            self._release(run)
         run.process = None
+        run.ended_at = time.time_ns() // 1000
+        if self.on_attempt is not None and not (outcome.kind is None and outcome.exit_code is None):
+            self.on_attempt(run, outcome)
         if outcome.pid is not None:
-            self._attempt_counts[bisect_left(DURATION_BOUNDS, outcome.duration_seconds)] += 1
-            self._attempt_seconds += outcome.duration_seconds
+            self._attempts.add(outcome.duration_seconds)
             self._timeouts += outcome.kind is ErrorKind.TIMEOUT
         if run.owner.group.closed or self._closed:
             pass  # another engine owns the work by now
@@ -254,6 +285,11 @@ class TaskPool:
             run.owner.failed(run, _make_error(run.task, outcome, outcome.kind))
         if self._queue:
             self._dispatch()
+
+    def _release(self, run: TaskRun) -> None:
+        self._running.discard(run)
+        if run.slot is not None:
+            heapq.heappush(self._free_slots, run.slot)
 
     def _cannot_spawn(self, run: TaskRun, outcome: ProcessOutcome) -> None:
         """Queue the task again in its place: the machine is short of something, which is not the task's fault."""
@@ -284,7 +320,8 @@ class TaskPool:
         assert group.closed
         theirs = [run for run in self._running if run.owner.group is group]
         if theirs:
-            self._running.difference_update(theirs)
+            for run in theirs:
+                self._release(run)
             processes = [run.process for run in theirs if run.process is not None]
             course = self._executor.kill(processes, self._settings.term_grace_seconds)
             killing = self._tasks.run(f"the end of the tasks of {group.name}", course)

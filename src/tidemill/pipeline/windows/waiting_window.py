@@ -20,6 +20,7 @@ from tidemill.pipeline.handler.models import PendingContext
 from tidemill.pipeline.hooks import LOG_SECONDS, call_hook
 from tidemill.pipeline.key_order import KeptPlace
 from tidemill.pipeline.partition import OwnedPartition
+from tidemill.pipeline.reports.report import WindowTimes
 from tidemill.pipeline.windows.failures import write_or_hold
 from tidemill.pipeline.windows.window import WindowRun
 from tidemill.runtime.log import kind_of, throttle
@@ -83,7 +84,7 @@ class WaitingWindow:
         context, partition = self._context, self._partition
         if not self._is_parsed and not self._parse():
             return ()
-        started_at = time.time()
+        started_at = time.time_ns() // 1000
         try:
             # A copy: what the handler does to its list must not change ours.
             hook = context.handler.arrange(list(self.messages), PendingContext(partition.list_pending_tasks))
@@ -97,7 +98,9 @@ class WaitingWindow:
             self._cannot_arrange(error)
         else:
             if not partition.closed and not partition.leaving:
-                run = WindowRun(context, partition, self.messages, self._entries, self._arrived, started_at)
+                context.counters.windows += 1
+                times = WindowTimes(context.counters.windows, started_at, time.time_ns() // 1000)
+                run = WindowRun(context, partition, self.messages, self._entries, self._arrived, times)
                 run.start(tasks, self._place)
         return ()
 

@@ -22,7 +22,8 @@ from tidemill.pipeline.handler.models import ErrorAction, ExecutorError, Executo
 from tidemill.pipeline.hooks import call_hook
 from tidemill.pipeline.key_order import KeptPlace
 from tidemill.pipeline.partition import OwnedPartition
-from tidemill.pipeline.reports.finished import make_message_group
+from tidemill.pipeline.reports.message_group import make_message_group
+from tidemill.pipeline.reports.report import WindowTimes
 from tidemill.pipeline.tasks.pool import TaskRun
 from tidemill.pipeline.windows import failures
 from tidemill.pipeline.windows.failures import Hooked, name_hook
@@ -39,7 +40,7 @@ class WindowRun:
         messages: Its messages, in order.
         entries: Their entries in the ledger.
         arrived: The loop's time when its first message came.
-        started_at: Seconds since the epoch when `arrange` was called for it.
+        times: When it was arranged.
 
     Attributes:
         causes: What failed of its messages, by index, if there is a brake.
@@ -56,7 +57,7 @@ class WindowRun:
         "partition",
         "results",
         "runs_of",
-        "started_at",
+        "times",
     )
 
     def __init__(
@@ -66,7 +67,7 @@ class WindowRun:
         messages: list[SourceMessage],
         entries: Sequence[LedgerEntry[TopicPartition, int]],
         arrived: float,
-        started_at: float,
+        times: WindowTimes,
     ) -> None:
         """Prepare; nothing runs before `start`."""
         self.context = context
@@ -77,7 +78,7 @@ class WindowRun:
         self.graph = Arrangement(len(messages))
         self.runs_of: list[list[TaskRun]] = [[] for _ in messages]
         self.results: list[ExecutorResult | ExecutorError] = []
-        self.started_at = started_at
+        self.times = times
         self.held_for_window = False
         self.causes: dict[int, str] = {}
 
@@ -150,6 +151,8 @@ class WindowRun:
         context = self.context
         context.counters.tasks_done += 1
         context.slowest.add(result)
+        if context.finished is not None:
+            context.finished.note_output(len(result.stdout_bytes) + len(result.stderr))
         # Even without a hook the turn is given back first: a window of a hundred known results must not recurse.
         context.hooks.submit(self.collect if context.overridden.on_task_complete else self._end_task, run)
 
@@ -183,6 +186,9 @@ class WindowRun:
         context = self.context
         decision = decide(run.attempts, context.settings.executor.max_retries, context.backoff, random.getrandbits(32))
         if isinstance(decision, Retry) and not error.never_starts:
+            if context.recorder is not None:
+                seconds = round(decision.delay_seconds, 3)
+                context.recorder.note_failure("task_retry", run, error, delay_seconds=seconds)
             context.pool.retry(run, decision.delay_seconds)
         else:
             failures.handle_task_failure(self, run, error)
@@ -193,6 +199,8 @@ class WindowRun:
             why = f"on_error has replaced it {most} times (executor.max_replacements): "
             failures.handle_task_failure(self, run, error, why)
             return
+        if self.context.recorder is not None:
+            self.context.recorder.note_failure("task_replaced", run, error, tasks=len(tasks))
         run.replaced = True
         run.error = error
         self.partition.pending.pop(run.key, None)
@@ -215,6 +223,8 @@ class WindowRun:
 
     def _give_up(self, run: TaskRun, error: ExecutorError) -> None:
         """Make a task terminal that failed for good."""
+        if self.context.recorder is not None:
+            self.context.recorder.note_failure("task_failed", run, error)
         run.error = error
         self.results.append(error)
         self.context.counters.tasks_failed += 1
@@ -237,6 +247,10 @@ class WindowRun:
         """Return the messages that cannot leave the pipeline without a task."""
         return [self.messages[index].offset for index in self.find_indexes(None if self.held_for_window else run)]
 
+    def find_task_offsets(self, run: TaskRun) -> tuple[TopicPartition, Sequence[int]]:
+        """Return the partition of a task that is not terminal, and the offsets of its messages."""
+        return self.partition.partition, [self.messages[index].offset for index in self.graph.find_indexes(run)]
+
     # -- hooks that return payloads ---------------------------------------------------------------------------
 
     async def collect(self, of: Hooked) -> None:
@@ -256,12 +270,14 @@ class WindowRun:
             return
         if isinstance(of, TaskRun):
             if routed:
+                of.payloads = len(routed)
                 self._deliver(routed, self.graph.find_indexes(of), of.task, hook)
             self._make_terminal(of)
         elif of is None:
             self._end_window_hook(routed)
         else:
             if routed:
+                self.times.count_payloads(self.messages[of].offset, len(routed))
                 self._deliver(routed, (of,), None, hook)
             self._end_message(of)
 
@@ -273,7 +289,7 @@ class WindowRun:
             return handler.on_task_complete(of.result)
         if of is None:
             return handler.on_window_complete(list(self.results), list(self.messages))
-        return handler.on_message_complete(make_message_group(self.messages[of], self.runs_of[of], self.started_at))
+        return handler.on_message_complete(make_message_group(self.messages[of], self.runs_of[of], self.times))
 
     # -- failures: see `failures.FailingWindow` ---------------------------------------------------------------
 
@@ -320,7 +336,7 @@ class WindowRun:
                 self._message_complete(effect.index)
             elif isinstance(effect, MessageResolved):
                 index = effect.index
-                self.partition.resolve(self.messages[index], self.entries[index], self.runs_of[index], self.started_at)
+                self.partition.resolve(self.messages[index], self.entries[index], self.runs_of[index], self.times)
             else:
                 self._window_complete()
 

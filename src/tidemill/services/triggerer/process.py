@@ -32,6 +32,7 @@ from tidemill.services.triggerer.monitoring import HostMonitor
 from tidemill.services.triggerer.replica import Replica
 from tidemill.services.triggerer.sessions import Ownership, Pace
 from tidemill.services.triggerer.signals import Signals
+from tidemill.services.triggerer.stream_keys import describe_key
 from tidemill.store.database import Database
 from tidemill.store.opening import choose_store_url, has_one_writer, open_store
 from tidemill.store.records import TriggerSpec
@@ -221,7 +222,7 @@ def _report(replica: Replica, monitor: HostMonitor) -> dict[str, Any]:
 
 def _describe_stream(report: StreamReport, now: float) -> dict[str, Any]:
     return {
-        "key": repr(report.key),
+        "key": describe_key(report.key),
         "subscribers": [str(name) for name in report.subscribers],
         "failed": {str(name): now - at for name, at in report.failed.items()},
         "outstanding": report.outstanding,

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tidemill.config.document import Problem, find_nearest_yaml, read_yaml
+from tidemill.config.document import Problem, find_nearest_yaml, read_text, read_yaml
 from tidemill.core.errors import ConfigError
 from tidemill.core.triggers.lifecycle import Restart
 from tidemill.store.records import TriggerSpec
@@ -45,15 +45,12 @@ def read_entries(path: Path) -> list[tuple[str, TriggerSpec]]:
     """
     require_list(path)
     try:
-        document = read_yaml(path.read_text(encoding="utf-8-sig"), str(path))
+        document = read_yaml(read_text(path), str(path))
     except OSError as error:
-        raise ConfigError(f"the trigger list {path} cannot be read: {error.strerror}; check its permissions") from None
+        advice = "; check its permissions" if isinstance(error, PermissionError) else ""
+        raise ConfigError(f"the trigger list {path} cannot be read: {error.strerror}{advice}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text: {error.reason}; save the file as UTF-8") from None
-    except RecursionError:
-        raise ConfigError(
-            f"{path} is nested too deeply to be read; arguments are plain values, lists and mappings"
-        ) from None
     problems = [str(_count_entry(problem)) for problem in document.problems]
     value = document.value
     if not isinstance(value, list):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -23,7 +22,7 @@ from tidemill.core.delivery.send_queue import SendQueue
 from tidemill.core.errors import InvariantError, RemoteError, describe_error, escape_surrogates
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import throttle
-from tidemill.runtime.progress import DURATION_BOUNDS, SinkStats
+from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Encoded, Refusal, Sink, encode_checked
 from tidemill.sinks.sending.sender import Sender
 from tidemill.sinks.sending.submission import DeliveryLane, Entry, Failure, Question, QueuedPayload, Submission
@@ -164,6 +163,8 @@ class BatchSender:
 
     async def _send(self, batch: Sequence[Entry]) -> None:
         self._sent_at = self._loop.time()
+        if self.stats.error_count:
+            self.stats.retried += sum(item.attempts > 0 for item in batch)
         bits = random.getrandbits(32)
         try:
             answers = await self._collect_answers([item.value.encoded for item in batch])  # type: ignore[misc]
@@ -186,16 +187,9 @@ class BatchSender:
                 self._note_error(_choose_error(refused), len(refused))
             effects = self._queue.note_answers(answers, self._loop.time(), bits)
         finally:
-            self._note_duration(self._loop.time() - self._sent_at)
+            self.stats.sends.add(self._loop.time() - self._sent_at)
             self._sent_at = None
         self._apply(effects)
-
-    def _note_duration(self, seconds: float) -> None:
-        stats = self.stats
-        if not stats.send_counts:
-            stats.send_counts = [0] * (len(DURATION_BOUNDS) + 1)
-        stats.send_counts[bisect_left(DURATION_BOUNDS, seconds)] += 1
-        stats.send_seconds += seconds
 
     async def _collect_answers(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
         call = self._loop.create_task(self.sink.send(batch))

@@ -26,11 +26,13 @@ class Monitored:
         progress: Returns the sums over all engines.
         state: Returns what the run does.
         find_orphans: Returns the partitions that have no owner.
+        find_max_executors: Returns how many tasks an engine may run at a time; a reload of the code may change it.
     """
 
     progress: Callable[[], PipelineProgress]
     state: Callable[[], RunState]
     find_orphans: Callable[[], Sequence[int]]
+    find_max_executors: Callable[[], int]
 
 
 @contextlib.contextmanager
@@ -51,8 +53,8 @@ def serve_metrics(
     if not settings.metrics.enabled:
         yield None
         return
+    from tidemill.runtime.listening import is_port_chosen, listen
     from tidemill.runtime.metrics.endpoint import MetricsEndpoint
-    from tidemill.runtime.metrics.listening import is_port_chosen, listen
     from tidemill.spark.live.pipeline_metrics import PipelineMetrics
     from tidemill.spark.live.readiness import find_unready
 
@@ -63,7 +65,7 @@ def serve_metrics(
     about = (worker, version(), settings.kafka.consumer_group)
     sinks = settings.sinks.group_by_type().items()
     places = [f"{name_sink_section(kind)}.{name}" for kind, named in sinks for name in named]
-    metrics = PipelineMetrics(about, settings.executor.max_executors, what.progress, places)
+    metrics = PipelineMetrics(about, what.find_max_executors, what.progress, places)
 
     def find_reasons() -> list[str]:
         return find_unready(what.state(), what.progress(), what.find_orphans())

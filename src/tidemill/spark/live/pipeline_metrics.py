@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from prometheus_client import Metric
 
 from tidemill.deadletters.letter import LetterKind
+from tidemill.runtime.durations import DURATION_BOUNDS, Durations
 from tidemill.runtime.metrics.definitions import Definition, Kind
 from tidemill.runtime.metrics.families import Distribution, Sample, build_family
-from tidemill.runtime.progress import DURATION_BOUNDS, EngineProgress, SinkStats, find_stalled_partitions
+from tidemill.runtime.progress import EngineProgress, SinkStats, find_stalled_partitions
 from tidemill.spark.progress import EngineStatus, PipelineProgress, sum_progress
 
 #: What a sink's place in the configuration begins with.
@@ -70,17 +71,26 @@ def _read_breakers(view: EngineView) -> list[Sample]:
 
 def _read_send_durations(view: EngineView) -> list[Sample]:
     return [
-        ((view.name, place.removeprefix(_SINKS)), Distribution(DURATION_BOUNDS, stats.send_counts, stats.send_seconds))
+        ((view.name, place.removeprefix(_SINKS)), _convert(stats.sends))
         for place, stats in view.total.sinks.items()
-        if stats.send_counts
+        if stats.sends.counts
     ]
 
 
-def _read_durations(view: EngineView) -> list[Sample]:
-    total = view.total
-    if not total.attempt_counts:
-        return []
-    return [((view.name,), Distribution(DURATION_BOUNDS, total.attempt_counts, total.attempt_seconds))]
+def _convert(durations: Durations) -> Distribution:
+    return Distribution(DURATION_BOUNDS, durations.counts, durations.seconds)
+
+
+def _histogram(field: str) -> Read:
+    def read(view: EngineView) -> list[Sample]:
+        durations: Durations = getattr(view.total, field)
+        return [((view.name,), _convert(durations))] if durations.counts else []
+
+    return read
+
+
+def _read_hook_durations(view: EngineView) -> list[Sample]:
+    return [((view.name, hook), _convert(durations)) for hook, durations in view.total.hooks.items()]
 
 
 def _read_uncommitted(view: EngineView) -> list[Sample]:
@@ -100,6 +110,10 @@ def _counter(name: str, text: str, *labels: str) -> Definition:
 
 def _gauge_of(name: str, text: str, *labels: str) -> Definition:
     return Definition(name, Kind.GAUGE, text, ("engine", *labels))
+
+
+def _histogram_of(name: str, text: str, *labels: str) -> Definition:
+    return Definition(name, Kind.HISTOGRAM, text, ("engine", *labels))
 
 
 WORKER = Definition(
@@ -142,9 +156,28 @@ ENGINE_METRICS: tuple[tuple[Definition, Read], ...] = (
         _read_uncommitted,
     ),
     (
-        Definition("executor_duration_seconds", Kind.HISTOGRAM, "How long attempts of tasks ran.", ("engine",)),
-        _read_durations,
+        _histogram_of("executor_duration_seconds", "How long attempts of tasks ran."),
+        _histogram("attempts"),
     ),
+    (
+        _histogram_of("queue_wait_seconds", "How long tasks waited in the queue for a free executor."),
+        _histogram("queue_waits"),
+    ),
+    (
+        _histogram_of("spawn_seconds", "How long it took to start a process, or to give the task to a resident one."),
+        _histogram("spawns"),
+    ),
+    (
+        _histogram_of("handler_duration_seconds", "How long calls of the handler's hooks took.", "hook"),
+        _read_hook_durations,
+    ),
+    (
+        _histogram_of(
+            "loop_lag_seconds", "How late the event loop was, measured four times per `executor.block_seconds`."
+        ),
+        _histogram("loop_lags"),
+    ),
+    (_counter("consumer_errors_total", "Errors that Kafka's client reported."), _count("consumer_errors")),
     (_counter("executor_timeouts_total", "Attempts that were ended because they took too long."), _count("timeouts")),
     (_gauge_of("executor_pool_active", "Tasks that run now."), _gauge("tasks_running")),
     (
@@ -178,13 +211,12 @@ ENGINE_METRICS: tuple[tuple[Definition, Read], ...] = (
         _count_at_sinks("error_count"),
     ),
     (
-        Definition(
-            "sink_deliver_duration_seconds",
-            Kind.HISTOGRAM,
-            "How long the sink took for a batch, confirmed or not.",
-            ("engine", "sink"),
-        ),
+        _histogram_of("sink_deliver_duration_seconds", "How long the sink took for a batch, confirmed or not.", "sink"),
         _read_send_durations,
+    ),
+    (
+        _counter("sink_delivery_retries_total", "Payloads that were sent again after a refusal.", "sink"),
+        _count_at_sinks("retried"),
     ),
     (
         _gauge_of("sink_breaker_state", "The circuit breaker: 0 closed, 1 half-open, 2 open.", "sink"),
@@ -214,6 +246,10 @@ ENGINE_METRICS: tuple[tuple[Definition, Read], ...] = (
         _counter("letters_dropped_total", "Dead letters that were given up (`dlq.on_send_failure: drop`)."),
         _count("letters_dropped"),
     ),
+    (
+        _counter("recorder_dropped_total", "Rows and events that engines recorded, and that were lost on their way."),
+        _count("recorder_dropped"),
+    ),
     (_counter("cache_hits_total", "Reads of the handler's cache that found a value."), _count("cache_hits")),
     (_counter("cache_misses_total", "Reads of the handler's cache that found none."), _count("cache_misses")),
 )
@@ -227,7 +263,7 @@ class PipelineMetrics:
 
     Args:
         worker: The values of the labels of `worker_info`.
-        max_executors: How many tasks an engine may run at a time.
+        max_executors: Returns how many tasks an engine may run at a time.
         progress: Returns the sums over all engines, and each of them.
         sinks: The places of all sinks in the configuration.
     """
@@ -235,7 +271,7 @@ class PipelineMetrics:
     def __init__(
         self,
         worker: tuple[str, str, str],
-        max_executors: int,
+        max_executors: Callable[[], int],
         progress: Callable[[], PipelineProgress],
         sinks: Iterable[str] = (),
     ) -> None:
@@ -251,8 +287,9 @@ class PipelineMetrics:
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics as they are now."""
         views = [self._view(status) for status in self._progress().engines]
+        most = self._max_executors()
         yield build_family(WORKER, [(self._worker, 1)])
-        yield build_family(POOL_MAX, [((view.name,), self._max_executors) for view in views])
+        yield build_family(POOL_MAX, [((view.name,), most) for view in views])
         for definition, read in ENGINE_METRICS:
             yield build_family(definition, [sample for view in views for sample in read(view)])
 

@@ -20,30 +20,33 @@ from tidemill.spark.session.session import Spark
 def launched_early(settings: SparkSettings) -> Iterator[Spark]:
     """Launch a JVM for a block, which may start it; if it does not, the JVM is ended.
 
-    A SIGTERM during the block ends this process, unless somebody else handles it, and the JVM before that.
+    A SIGTERM or SIGHUP during the block ends this process, unless somebody else handles it, and the JVM before that.
 
     Args:
         settings: The `spark` section as it is now.
     """
     spark = Spark(settings, "tidemill", 1)
-    with spark.launching(), _killed_by_sigterm(spark):
+    with spark.launching(), _killed_by_signals(spark):
         yield spark
 
 
 @contextlib.contextmanager
-def _killed_by_sigterm(spark: Spark) -> Iterator[None]:
-    untouched = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if threading.current_thread() is not threading.main_thread() or not untouched:
+def _killed_by_signals(spark: Spark) -> Iterator[None]:
+    # SIGINT raises KeyboardInterrupt.
+    untouched = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def end(number: int, frame: FrameType | None) -> None:
         spark.kill_launch()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
-    signal.signal(signal.SIGTERM, end)
+    for number in untouched:
+        signal.signal(number, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in untouched:
+            signal.signal(number, signal.SIG_DFL)

@@ -1,8 +1,8 @@
 """Spark's JVM as a process: launched here rather than by pyspark, so that a launch that hangs can be ended.
 
-Invariants: the JVM alone ignores SIGTERM and SIGINT (a Ctrl-C in a terminal reaches the whole process group, and the
-engines have to drain first), from before the first instruction of Spark's launcher; nothing is changed in this process
-for that. The end of its standard input ends the JVM, so that it does not outlive this process.
+Invariants: the JVM alone ignores SIGTERM, SIGINT and SIGHUP (Ctrl-C in a terminal, and its end, reach the whole process
+group, and the engines have to drain first), from before the first instruction of Spark's launcher; nothing is changed
+in this process for that. The end of its standard input ends the JVM, so that it does not outlive this process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LOOK_SECONDS = 0.01
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 #: Signals that are ignored when a program is executed stay so.
-_IGNORING = 'trap "" INT TERM; exec "$@"'
+_IGNORING = 'trap "" HUP INT TERM; exec "$@"'
 #: Java's warnings about options that Spark itself sets: noise, and plain text among JSON logs.
 _NOISE = (b"WARNING: Using incubator modules", b"WARNING: package sun.security.action not in")
 

@@ -22,8 +22,10 @@ class Descendants:
         root: The id of the process; it is not among them itself.
 
     Example:
-        >>> with Descendants(os.getpid()) as descendants:
-        ...     descendants.wait(1.0)
+        >>> import subprocess
+        >>> shell = subprocess.Popen(["sh", "-c", "sleep 0.01; :"])
+        >>> with Descendants(shell.pid) as descendants:
+        ...     descendants.wait(60.0)
         []
     """
 

@@ -1,0 +1,1 @@
+"""Decisions of the flight recorder: when a segment is sealed, what is removed, which rows match."""

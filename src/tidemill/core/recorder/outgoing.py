@@ -1,0 +1,148 @@
+"""What an engine recorded and its driver has not confirmed: what to send next, what to send again, and what to drop.
+
+Everything that is added becomes a frame with a number of its own, and stays until the driver says that it is stored, or
+until there is no room for it. Invariants: frames go out in order; only a limited number of bytes is sent and not
+confirmed, so that whoever stores slowly is not flooded; beyond the limits the oldest frames that were never sent go,
+and what was in them is counted. One that was sent may be stored already: it is sent again, never dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+
+class OutgoingFrame:
+    """A part of what was recorded.
+
+    Attributes:
+        seq: Its number; rises with every frame, from 1.
+        table: What it holds: the name of a table of rows, or `EVENTS`.
+        body: The rows or events, encoded.
+        count: How many there are.
+        was_sent: Whether it was sent, on this connection or an earlier one.
+    """
+
+    __slots__ = ("body", "count", "seq", "table", "was_sent")
+
+    def __init__(self, seq: int, table: str, body: bytes, count: int) -> None:
+        """Keep the body."""
+        self.seq = seq
+        self.table = table
+        self.body = body
+        self.count = count
+        self.was_sent = False
+
+
+#: The table of events; all others hold rows.
+EVENTS = "events"
+
+
+class OutgoingFrames:
+    """The frames of one engine.
+
+    Args:
+        max_bytes: How much may wait.
+        max_events: How many events may wait.
+        window_bytes: No more is sent while this much is not confirmed.
+
+    Attributes:
+        size_bytes: How much waits.
+        dropped: How many rows and events were given up.
+
+    Example:
+        >>> frames = OutgoingFrames(100, 10, 100)
+        >>> frames.add("messages", b"rows", 3)
+        >>> frame = frames.take_next()
+        >>> frame.seq, frame.body, frames.take_next()
+        (1, b'rows', None)
+        >>> frames.note_stored(1)
+        >>> frames.is_empty
+        True
+    """
+
+    def __init__(self, max_bytes: int, max_events: int, window_bytes: int) -> None:
+        """Start empty."""
+        self._max_bytes = max_bytes
+        self._max_events = max_events
+        self._window_bytes = window_bytes
+        self._unsent: deque[OutgoingFrame] = deque()
+        self._sent: dict[int, OutgoingFrame] = {}
+        self._sent_bytes = 0
+        self._events = 0
+        self._seq = 0
+        self.size_bytes = 0
+        self.dropped = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything is stored, or was given up."""
+        return not self._unsent and not self._sent
+
+    def add(self, table: str, body: bytes, count: int) -> None:
+        """Add a frame; the oldest ones go if there is no room.
+
+        Args:
+            table: What it holds.
+            body: The rows or events.
+            count: How many.
+        """
+        self._seq += 1
+        self._unsent.append(OutgoingFrame(self._seq, table, body, count))
+        self.size_bytes += len(body)
+        if table == EVENTS:
+            self._events += count
+        # What was sent had room, so there is always one that was not: the new one, if no other.
+        while self.size_bytes > self._max_bytes:
+            self._drop(self._unsent)
+        while self._events > self._max_events:
+            self._drop(frame for frame in self._unsent if frame.table == EVENTS)
+
+    def take_next(self) -> OutgoingFrame | None:
+        """Return the frame to send now, which counts as sent; None: there is none, or enough is not confirmed yet."""
+        if not self._unsent or self._sent_bytes >= self._window_bytes:
+            return None
+        frame = self._unsent.popleft()
+        frame.was_sent = True
+        self._sent[frame.seq] = frame
+        self._sent_bytes += len(frame.body)
+        return frame
+
+    def note_stored(self, seq: int) -> None:
+        """Forget a frame that the driver has stored; a number that is not known changes nothing."""
+        frame = self._sent.pop(seq, None)
+        if frame is not None:
+            self._sent_bytes -= len(frame.body)
+        else:  # sent before the connection was lost, and to be sent again
+            frame = next((each for each in self._unsent if each.seq == seq and each.was_sent), None)
+            if frame is None:
+                return
+            self._unsent.remove(frame)
+        self._forget(frame)
+
+    def note_disconnected(self) -> None:
+        """Note that the connection is lost: what is not confirmed has to be sent again, before the rest."""
+        self._unsent.extendleft(reversed(self._sent.values()))
+        self._sent.clear()
+        self._sent_bytes = 0
+
+    def give_up(self) -> None:
+        """Count everything that is left as dropped."""
+        for frame in (*self._sent.values(), *self._unsent):
+            self.dropped += frame.count
+            self._forget(frame)
+        self._sent.clear()
+        self._unsent.clear()
+        self._sent_bytes = 0
+
+    def _drop(self, frames: Iterable[OutgoingFrame]) -> None:
+        """Drop the first of these frames that was never sent."""
+        frame = next(each for each in frames if not each.was_sent)
+        self._unsent.remove(frame)
+        self.dropped += frame.count
+        self._forget(frame)
+
+    def _forget(self, frame: OutgoingFrame) -> None:
+        self.size_bytes -= len(frame.body)
+        if frame.table == EVENTS:
+            self._events -= frame.count

@@ -1,0 +1,96 @@
+"""Collects references to messages that left the pipeline, and hands them to all reports a batch at a time.
+
+Per message it costs an entry in a list. Invariants: no message is kept for longer than `MAX_SECONDS`, and what is kept
+is bounded by `MAX_MESSAGES` and, since a message keeps its value and the output of its tasks, by `MAX_BYTES`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import structlog
+
+from tidemill.pipeline.reports.report import NO_WINDOW, FinishedBatch, FinishedItem, Report, WindowTimes
+from tidemill.pipeline.tasks.pool import TaskRun
+from tidemill.runtime.log import throttle
+from tidemill.runtime.messages import SourceMessage
+
+log = structlog.get_logger(__name__)
+
+MAX_MESSAGES = 1_000
+MAX_SECONDS = 0.25
+MAX_BYTES = 4 * 1024 * 1024
+_LOG_SECONDS = 60.0
+
+
+class FinishedMessages:
+    """The messages that left the pipeline since the last batch.
+
+    Args:
+        reports: Get every batch.
+    """
+
+    __slots__ = ("_items", "_reports", "_size_bytes", "_timer")
+
+    def __init__(self, reports: Sequence[Report]) -> None:
+        """Start empty."""
+        self._reports = reports
+        self._items: list[FinishedItem] = []
+        self._size_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(
+        self,
+        message: SourceMessage,
+        size_bytes: int,
+        runs: Sequence[TaskRun] = (),
+        window: WindowTimes = NO_WINDOW,
+        rejected: str | None = None,
+    ) -> None:
+        """Take a message that leaves the pipeline now.
+
+        Args:
+            message: The message.
+            size_bytes: Of its key and value.
+            runs: Its tasks.
+            window: Its window.
+            rejected: Why it was dead-lettered before it had any task, if it was.
+        """
+        items = self._items
+        items.append((message, runs, window, time.time_ns(), rejected))
+        self._size_bytes += size_bytes
+        if len(items) >= MAX_MESSAGES or self._size_bytes >= MAX_BYTES:
+            self.flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(MAX_SECONDS, self.flush)
+
+    def note_output(self, size_bytes: int) -> None:
+        """Count the output of a task, which its message will keep."""
+        self._size_bytes += size_bytes
+
+    def flush(self) -> None:
+        """Hand over what was collected."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        items, self._items, self._size_bytes = self._items, [], 0
+        if not items:
+            return
+        batch = FinishedBatch(items)
+        for report in self._reports:
+            try:
+                report.take(batch)
+            except Exception:  # what became of messages must not depend on who is told
+                throttle(log, _LOG_SECONDS).error(
+                    "finished messages cannot be reported", messages=len(batch), exc_info=True
+                )
+
+    async def close(self) -> None:
+        """Hand over the last batch, and have each report write what it has."""
+        self.flush()
+        ends = await asyncio.gather(*(report.close() for report in self._reports), return_exceptions=True)
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end

@@ -1,0 +1,30 @@
+"""What became of a message and its tasks, as the value for the handler's hook."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from tidemill.pipeline.handler.models import MessageGroup
+from tidemill.pipeline.reports.report import WindowTimes
+from tidemill.pipeline.tasks.pool import TaskRun
+from tidemill.runtime.messages import SourceMessage
+
+
+def make_message_group(message: SourceMessage, runs: Sequence[TaskRun], times: WindowTimes) -> MessageGroup:
+    """Return what `on_message_complete` is given.
+
+    Args:
+        message: The message.
+        runs: Its tasks, all of which are terminal.
+        times: When its window was arranged.
+    """
+    return MessageGroup(
+        message,
+        [run.task for run in runs],
+        [run.result for run in runs if run.result is not None],
+        [run.error for run in runs if run.error is not None and not run.replaced],
+        (times.started_at or 0) / 1_000_000,
+        time.time(),
+        sum(run.replaced for run in runs),
+    )

@@ -1,0 +1,154 @@
+"""What is counted each second, as differences of the sums over all engines, which the driver has anyway."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidemill.core.recorder.counting import (
+    add_buckets,
+    find_changed,
+    seconds_between_partitions,
+    subtract_buckets,
+    subtract_count,
+)
+from tidemill.runtime.progress import EngineProgress, Flow, SinkStats
+
+_COUNTED = ("consumed", "messages_done", "tasks_done", "tasks_failed", "tasks_retried", "delivered", "dead_lettered")
+_NO_FLOW: Flow = (0, 0, 0)
+
+
+class PartitionCounts(msgspec.Struct, array_like=True):
+    """What happened in a partition.
+
+    Attributes:
+        consumed: Messages taken.
+        committed: Messages committed.
+        committed_to: The next offset, as committed at the end of this time; None: not known.
+        lag: The lag at the end; None: not known.
+    """
+
+    consumed: int = 0
+    committed: int = 0
+    committed_to: int | None = None
+    lag: int | None = None
+
+
+class SinkCounts(msgspec.Struct, array_like=True):
+    """What happened at a sink; the buckets are batches by duration, by `runtime.durations.DURATION_BOUNDS`."""
+
+    delivered: int = 0
+    errors: int = 0
+    send_counts: list[int] = []
+    send_seconds: float = 0.0
+
+
+class Counts(msgspec.Struct, omit_defaults=True):
+    """What happened in `seconds` seconds from `at` on, seconds since the epoch.
+
+    Attributes:
+        lag: The lag of all partitions at the end; None: not known.
+        in_flight: The messages in flight at the end.
+        attempt_counts: Attempts of tasks by duration, by `runtime.durations.DURATION_BOUNDS`.
+        partitions: By "topic/partition"; of many partitions not every second.
+        sinks: By place in the configuration.
+    """
+
+    at: int
+    seconds: int = 1
+    consumed: int = 0
+    messages_done: int = 0
+    tasks_done: int = 0
+    tasks_failed: int = 0
+    tasks_retried: int = 0
+    delivered: int = 0
+    dead_lettered: int = 0
+    committed: int = 0
+    lag: int | None = None
+    in_flight: int = 0
+    attempt_counts: list[int] = []
+    attempt_seconds: float = 0.0
+    partitions: dict[str, PartitionCounts] = {}
+    sinks: dict[str, SinkCounts] = {}
+
+    def add(self, later: Counts) -> None:
+        """Add what happened afterwards."""
+        for name in (*_COUNTED, "committed", "attempt_seconds"):
+            setattr(self, name, getattr(self, name) + getattr(later, name))
+        self.lag = self.lag if later.lag is None else later.lag
+        self.in_flight = later.in_flight
+        self.attempt_counts = add_buckets(self.attempt_counts, later.attempt_counts)
+        for name, counts in later.partitions.items():
+            known = self.partitions.get(name, PartitionCounts())
+            self.partitions[name] = PartitionCounts(
+                known.consumed + counts.consumed,
+                known.committed + counts.committed,
+                known.committed_to if counts.committed_to is None else counts.committed_to,
+                known.lag if counts.lag is None else counts.lag,
+            )
+        for name, sink in later.sinks.items():
+            past = self.sinks.get(name, SinkCounts())
+            self.sinks[name] = SinkCounts(
+                past.delivered + sink.delivered,
+                past.errors + sink.errors,
+                add_buckets(past.send_counts, sink.send_counts),
+                past.send_seconds + sink.send_seconds,
+            )
+
+
+class CountSampler:
+    """Turns sums into counts."""
+
+    def __init__(self) -> None:
+        """Nothing happened before."""
+        self._before = EngineProgress()
+        self._flow: dict[str, Flow] = {}
+        self._committed: dict[str, int] = {}
+        self._partitions_at = 0
+
+    def take(self, now: EngineProgress, at: int) -> Counts:
+        """Return what happened since the last call.
+
+        Args:
+            now: The sums over all engines; kept, so that it must not change any more.
+            at: Seconds since the epoch.
+        """
+        before, self._before = self._before, now
+        counts = Counts(at, in_flight=now.in_flight, lag=sum(now.lag.values()) if now.lag else None)
+        for name in _COUNTED:
+            setattr(counts, name, subtract_count(getattr(now, name), getattr(before, name)))
+        counts.attempt_counts = subtract_buckets(now.attempts.counts, before.attempts.counts)
+        counts.attempt_seconds = max(0.0, now.attempts.seconds - before.attempts.seconds)
+        counts.sinks = {
+            name: _subtract_sink(stats, before.sinks.get(name, SinkStats()))
+            for name, stats in now.sinks.items()
+            if stats != before.sinks.get(name)
+        }
+        past = before.flow
+        counts.committed = sum(subtract_count(flow[1], past.get(name, _NO_FLOW)[1]) for name, flow in now.flow.items())
+        if abs(at - self._partitions_at) >= seconds_between_partitions(len(now.flow)):
+            self._partitions_at = at
+            counts.partitions = self._take_partitions(now)
+        return counts
+
+    def _take_partitions(self, now: EngineProgress) -> dict[str, PartitionCounts]:
+        moved = dict.fromkeys([*find_changed(now.flow, self._flow), *find_changed(now.committed, self._committed)])
+        found = {}
+        for name in moved:
+            flow, past = now.flow.get(name, _NO_FLOW), self._flow.get(name, _NO_FLOW)
+            found[name] = PartitionCounts(
+                subtract_count(flow[0], past[0]),
+                subtract_count(flow[1], past[1]),
+                now.committed.get(name),
+                now.lag.get(name),
+            )
+        self._flow, self._committed = now.flow, now.committed
+        return found
+
+
+def _subtract_sink(now: SinkStats, before: SinkStats) -> SinkCounts:
+    return SinkCounts(
+        subtract_count(now.delivered_payloads, before.delivered_payloads),
+        subtract_count(now.error_count, before.error_count),
+        subtract_buckets(now.sends.counts, before.sends.counts),
+        max(0.0, now.sends.seconds - before.sends.seconds),
+    )

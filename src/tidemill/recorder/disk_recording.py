@@ -1,0 +1,263 @@
+"""The recording of a worker on disk: the current period, its open segments and its database.
+
+Invariants: one thread calls it; what the disk refuses raises and leaves everything as it was, so that the next call
+may succeed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tidemill.config.debug_settings import DebugSettings
+from tidemill.core.recorder.retention import Limits, SegmentSize
+from tidemill.core.recorder.sealing import SealPolicy, is_period_over
+from tidemill.recorder.cleaning import clean_worker, remove_expired
+from tidemill.recorder.events import RecordedEvent
+from tidemill.recorder.events_database import EventsDatabase
+from tidemill.recorder.frames import FrameInfo
+from tidemill.recorder.open_segment import OpenSegment
+from tidemill.recorder.periods import Period, SegmentName, create_period, make_private_folder, name_worker_folder
+from tidemill.recorder.schema import RowTable
+from tidemill.recorder.sealed_files import seal_leftovers, seal_open_file, write_sealed
+from tidemill.recorder.sealing import release_memory, seal
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = structlog.get_logger(__name__)
+
+#: A segment that could not be sealed is tried again after this time.
+RETRY_SECONDS = 60.0
+#: What is too old is looked for this often.
+CLEAN_SECONDS = 60.0
+
+
+class DiskRecording:
+    """Writes the recording of a worker.
+
+    Args:
+        db_dir: The folder of all recordings; created if it is missing.
+        group: The consumer group.
+        worker: The worker's name.
+        settings: How much is kept and for how long.
+        policy: When segments are sealed.
+
+    Raises:
+        OSError: Nothing can be written there.
+        sqlite3.Error: Likewise.
+    """
+
+    def __init__(
+        self, db_dir: Path, group: str, worker: str, settings: DebugSettings, policy: SealPolicy | None = None
+    ) -> None:
+        """Begin the first period."""
+        self._group = group
+        self._worker = worker
+        self._settings = settings
+        self._policy = policy or SealPolicy()
+        self._db_dir = db_dir
+        db_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder = db_dir / name_worker_folder(group, worker)
+        self._open: dict[RowTable, OpenSegment] = {}
+        self._names: dict[RowTable, SegmentName] = {}
+        self._numbers = 0
+        self._sealed: list[SegmentSize] = []
+        self._unsealed: list[SegmentName] = []
+        self._retry_at = 0.0
+        self._flushed = self._cleaned = time.monotonic()
+        self._begin_period()
+
+    def _begin_period(self) -> None:
+        now = time.time()
+        make_private_folder(self._folder)  # another process may have removed it, if it was empty
+        period, lock = create_period(self._folder, self._worker, now)
+        try:
+            database = EventsDatabase(
+                period.database,
+                self._group,
+                self._worker,
+                int(now * 1_000_000),
+                keep_hours=self._settings.retention_hours,
+            )
+        except BaseException:
+            os.close(lock)
+            raise
+        self._period, self._lock, self.database = period, lock, database
+        self._began = time.monotonic()
+        self._sealed, self._unsealed, self._numbers = [], [], 0
+        self._link()
+
+    def _link(self) -> None:
+        """Let the link of this worker lead to the current database."""
+        link = self._folder / f"{self._link_name}.tmp"
+        try:
+            link.unlink(missing_ok=True)
+            link.symlink_to(self._period.database.name)
+            link.rename(self._folder / self._link_name)
+        except OSError as error:  # it is for people; nothing of ours follows it
+            log.warning("the link to the current recording cannot be made", path=str(link), error=str(error))
+
+    @property
+    def _link_name(self) -> str:
+        return f"{self._period.name.removesuffix(f'-{self._period.started}')}-live.db"
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people."""
+        return str(self._folder)
+
+    def seal_leftovers(self) -> None:
+        """Seal what processes left that were killed, and remove what is too old."""
+        seal_leftovers(self._db_dir)
+        self._clean()
+        remove_expired(self._db_dir, time.time())
+
+    def append(self, table: RowTable, frames: Sequence[tuple[FrameInfo, bytes, pa.RecordBatch]]) -> None:
+        """Write rows.
+
+        Raises:
+            OSError: The disk refuses them.
+        """
+        segment = self._open.get(table) or self._open_segment(table)
+        try:
+            segment.append(frames)
+        except OSError:
+            if not segment.rows:  # nobody needs an empty file, and another one may be refused for another reason
+                self._forget(table)
+            raise
+
+    def _open_segment(self, table: RowTable) -> OpenSegment:
+        name = SegmentName(self._numbers + 1, table, sealed=False)
+        segment = OpenSegment(self._period.path_of(name, "open"))
+        self._numbers += 1
+        self._open[table], self._names[table] = segment, name
+        return segment
+
+    def _forget(self, table: RowTable) -> None:
+        segment = self._open.pop(table)
+        segment.close()
+        with contextlib.suppress(OSError):
+            segment.path.unlink()
+
+    def add_events(self, events: Sequence[RecordedEvent]) -> None:
+        """Store events.
+
+        Raises:
+            sqlite3.Error: The disk refuses them.
+        """
+        self.database.add_events(events)
+
+    def tick(self) -> None:
+        """Seal, flush, remove and rotate what is due; called at least once a second.
+
+        Raises:
+            OSError: The disk refuses something; the rest is done at the next call.
+            sqlite3.Error: Likewise.
+        """
+        now = time.monotonic()
+        for table, segment in list(self._open.items()):
+            if self._policy.is_full(segment.rows, segment.rows_bytes, segment.age_seconds):
+                self._seal(table)
+        if self._unsealed and now >= self._retry_at:
+            self._seal_again()
+        if now - self._flushed >= self._settings.flush_interval_seconds:
+            self._flushed = now
+            for segment in self._open.values():
+                segment.flush()
+            self.database.flush()
+        if now - self._cleaned >= CLEAN_SECONDS:
+            self._clean()
+        if is_period_over(now - self._began, self._settings.rotation_interval_minutes * 60):
+            self._rotate()
+
+    def _seal(self, table: RowTable) -> None:
+        segment, name = self._open.pop(table), self._names[table]
+        try:
+            row = write_sealed(self._period, name, seal(table, segment.batches, self._worker), time.time())
+        except BaseException:
+            self._unsealed.append(name)
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+            raise
+        finally:
+            segment.close()
+        release_memory()
+        self._sealed.append(SegmentSize(name.stem, row.size_bytes))
+        self.database.add_segment(row)
+        limit = self._settings.retention_max_bytes
+        if limit and self.size_bytes > limit:
+            self._clean()
+
+    def _seal_again(self) -> None:
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        while self._unsealed:
+            name = self._unsealed[0]
+            row = seal_open_file(self._period, name, self._worker)
+            del self._unsealed[0]
+            if row is not None:
+                self._sealed.append(SegmentSize(name.stem, row.size_bytes))
+                self.database.add_segment(row)
+
+    def _clean(self) -> None:
+        self._cleaned = time.monotonic()
+        settings = self._settings
+        limits = Limits(settings.retention_hours * 3600, settings.retention_max_bytes, settings.retention_max_events)
+        removal = clean_worker(
+            self._folder, limits, self._period, self.size_bytes, self.database.events, self._sealed, time.time()
+        )
+        for name in removal.segments:
+            self.database.remove_segment(name)
+        self._sealed = [segment for segment in self._sealed if segment.name not in removal.segments]
+        if removal.events:
+            self.database.remove_oldest(removal.events)
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the current period."""
+        size = sum(segment.size_bytes for segment in self._sealed)
+        size += sum(segment.size_bytes for segment in self._open.values())
+        database = self._period.database
+        for path in (
+            *(database.with_name(f"{database.name}{ending}") for ending in ("", "-wal", "-shm")),
+            *(self._period.path_of(name, "open") for name in self._unsealed),
+        ):
+            with contextlib.suppress(OSError):
+                size += path.stat().st_size
+        return size
+
+    def _rotate(self) -> None:
+        before, lock, database = self._period, self._lock, self.database
+        for table in list(self._open):
+            self._seal(table)
+        self._begin_period()
+        _close_period(before, lock, database)
+
+    def close(self) -> None:
+        """Seal what is open, and leave the period; what the disk refuses stays open, for the next run to seal."""
+        try:
+            for table in list(self._open):
+                self._seal(table)
+        finally:
+            link = self._folder / self._link_name
+            with contextlib.suppress(OSError):
+                if str(link.readlink()) == self._period.database.name:
+                    link.unlink()
+            _close_period(self._period, self._lock, self.database)
+
+
+def _close_period(period: Period, lock: int, database: EventsDatabase) -> None:
+    try:
+        with contextlib.suppress(sqlite3.Error):
+            database.flush()
+        database.close()
+    except sqlite3.Error as error:
+        log.warning("a recorded database cannot be closed", path=str(period.database), error=str(error))
+    finally:
+        os.close(lock)

@@ -1,0 +1,106 @@
+"""An index from hashes to the row groups of a segment that have them: about three bytes per different value.
+
+The upper bits of a hash are a place in `starts`, the next 16 are searched for in the sorted entries of that place. What
+is found may belong to another value with the same hash: the rows say. Written little-endian.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_BUCKET_BITS = 12
+_BUCKETS = 1 << _BUCKET_BITS
+_LOW_BITS = 16
+_UNUSED_BITS = 32 - _BUCKET_BITS - _LOW_BITS
+#: A row group's number is one byte.
+MAX_GROUPS = 256
+
+
+def hash_value(value: bytes) -> int:
+    """Return the hash under which a value is found."""
+    return zlib.crc32(value)
+
+
+def build_index(hashes: Sequence[pa.Array]) -> bytes:
+    """Return the index of hashes, an array (uint32) for each row group; nulls have no entry."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if len(hashes) > MAX_GROUPS:
+        raise ValueError(f"a segment has at most {MAX_GROUPS} row groups, not {len(hashes)}")
+    parts = []
+    for group, array in enumerate(hashes):
+        short = pc.shift_right(pc.cast(pc.unique(array.drop_null()), pa.uint64()), _u64(_UNUSED_BITS))
+        parts.append(pc.bit_wise_or(pc.shift_left(short, _u64(8)), _u64(group)))
+    entries = pa.concat_arrays(parts) if parts else pa.array([], pa.uint64())
+    entries = entries.take(pc.array_sort_indices(entries))
+    low = pc.cast(pc.bit_wise_and(pc.shift_right(entries, _u64(8)), _u64((1 << _LOW_BITS) - 1)), pa.uint16())
+    groups = pc.cast(pc.bit_wise_and(entries, _u64(0xFF)), pa.uint8())
+    starts = _find_starts(pc.shift_right(entries, _u64(8 + _LOW_BITS)))
+    return b"".join((starts, _bytes_of(low), _bytes_of(groups)))
+
+
+def _find_starts(buckets: pa.Array) -> bytes:
+    """Return where each bucket begins, and the end of the last one, as uint32."""
+    import array
+
+    import pyarrow.compute as pc
+
+    starts = array.array("I", bytes(4 * (_BUCKETS + 1)))
+    counts = pc.value_counts(buckets)
+    for bucket, count in zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True):
+        starts[bucket + 1] = count
+    return array.array("I", itertools.accumulate(starts)).tobytes()
+
+
+def _u64(number: int) -> Any:
+    import pyarrow as pa
+
+    return pa.scalar(number, pa.uint64())
+
+
+def _bytes_of(values: pa.Array) -> bytes:
+    width = values.type.bit_width // 8
+    return bytes(values.buffers()[1])[values.offset * width : (values.offset + len(values)) * width]
+
+
+class HashIndex:
+    """An index as it was written.
+
+    Args:
+        data: Its bytes.
+
+    Raises:
+        ValueError: They are not those of an index.
+    """
+
+    def __init__(self, data: memoryview) -> None:
+        """Look at nothing but its size."""
+        head = 4 * (_BUCKETS + 1)
+        if len(data) < head or (len(data) - head) % 3:
+            raise ValueError("not an index")
+        count = (len(data) - head) // 3
+        self._starts = data[:head].cast("I")
+        self._low = data[head : head + 2 * count].cast("H")
+        self._groups = data[head + 2 * count :]
+        if self._starts[_BUCKETS] != count:
+            raise ValueError("not a whole index")
+
+    def find_groups(self, value: bytes) -> list[int]:
+        """Return the row groups that may have a value, in order; wrong ones are rare."""
+        short = hash_value(value) >> _UNUSED_BITS
+        bucket, low = short >> _LOW_BITS, short & ((1 << _LOW_BITS) - 1)
+        end = self._starts[bucket + 1]
+        at = bisect.bisect_left(self._low, low, self._starts[bucket], end)
+        found = set()
+        while at < end and self._low[at] == low:
+            found.add(self._groups[at])
+            at += 1
+        return sorted(found)

@@ -1,0 +1,42 @@
+"""Opens the database of a period for reading, while its writer goes on."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+
+from tidemill.recorder.events_database import VERSION
+from tidemill.recorder.periods import Period
+
+
+def open_database(period: Period) -> sqlite3.Connection:
+    """Return a connection that cannot write.
+
+    Raises:
+        OSError: It is missing, a link, or not this user's.
+        sqlite3.Error: It is damaged, or of another version.
+    """
+    status = period.database.lstat()
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
+        raise PermissionError(1, f"{period.database} is not an ordinary file of this user")
+    return check_version(
+        sqlite3.connect(f"{period.database.absolute().as_uri()}?mode=ro", uri=True, timeout=2.0, isolation_level=None)
+    )
+
+
+def check_version(db: sqlite3.Connection) -> sqlite3.Connection:
+    """Return the same connection, if its tables are those of this version.
+
+    Raises:
+        sqlite3.Error: It is damaged, or of another version.
+    """
+    try:
+        version = db.execute("pragma user_version").fetchone()[0]
+    except BaseException:
+        db.close()
+        raise
+    if version != VERSION:
+        db.close()
+        raise sqlite3.DatabaseError(f"its tables have version {version}, not {VERSION}")
+    return db

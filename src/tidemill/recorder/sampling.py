@@ -1,0 +1,83 @@
+"""What a recording has besides rows and events: the configuration once, the state at intervals, counts each second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from tidemill.config.debug_settings import DebugSettings
+from tidemill.recorder.counts import Counts, CountSampler
+from tidemill.recorder.events_database import EventsDatabase
+from tidemill.runtime.progress import EngineProgress
+
+_MINUTE = 60
+
+
+class Sampler:
+    """Looks at the sums over all engines once a second.
+
+    Args:
+        settings: The section `debug`.
+        read_progress: Returns the sums; None while there are none.
+    """
+
+    def __init__(self, settings: DebugSettings, read_progress: Callable[[], EngineProgress | None] | None) -> None:
+        """Look at nothing yet."""
+        self._settings = settings
+        self._read_progress = read_progress
+        self._config: dict[str, Any] | None = None
+        self._database: EventsDatabase | None = None
+        self._counts = CountSampler()
+        self._minute: Counts | None = None
+        self._next = self._next_state = 0.0
+
+    def begin(self, database: EventsDatabase, config: dict[str, Any] | None) -> None:
+        """Store the configuration; it is stored in each later database too."""
+        self._config = config if self._settings.store_config else None
+        self._enter(database)
+
+    def _enter(self, database: EventsDatabase) -> None:
+        self._database = database
+        self._next_state = 0.0
+        if self._config is not None:
+            database.add_config(time.time_ns() // 1000, _encode(self._config))
+
+    def tick(self, database: EventsDatabase) -> None:
+        """Store what is due.
+
+        Args:
+            database: The current one.
+
+        Raises:
+            sqlite3.Error: It cannot be written.
+        """
+        if database is not self._database:
+            self._enter(database)
+        now = time.monotonic()
+        if self._read_progress is None or not self._settings.store_state or now < self._next:
+            return
+        self._next = now + 1.0
+        progress = self._read_progress()
+        if progress is None:
+            return
+        self._store_counts(database, self._counts.take(progress, int(time.time())))
+        if now >= self._next_state:
+            self._next_state = now + self._settings.state_sync_interval_seconds
+            database.add_state(time.time_ns() // 1000, _encode(progress))
+
+    def _store_counts(self, database: EventsDatabase, counts: Counts) -> None:
+        if counts != Counts(counts.at, lag=counts.lag, attempt_counts=[0] * len(counts.attempt_counts)):
+            database.add_counts(1, counts.at, msgspec.msgpack.encode(counts))
+        minute = counts.at // _MINUTE * _MINUTE
+        if self._minute is None or self._minute.at != minute:
+            if self._minute is not None:
+                database.add_counts(_MINUTE, self._minute.at, msgspec.msgpack.encode(self._minute))
+            self._minute = Counts(minute, _MINUTE)
+        self._minute.add(counts)
+
+
+def _encode(value: object) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,126 @@
+"""The columns of what is recorded, and how a batch of rows travels: one Arrow stream with compressed buffers.
+
+All times are UTC microseconds since the epoch. What is the same for a whole batch (engine, slot) is not a column here:
+it travels beside the batch, and becomes columns of the sealed segment. pyarrow is loaded with the first batch only.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: A batch that is larger than this is split by rows before it is sent.
+MAX_BODY_BYTES = 128 * 1024
+#: Longer keys and errors are cut.
+MAX_KEY_BYTES = 256
+MAX_ERROR_CHARS = 4096
+
+
+class RowTable(enum.StrEnum):
+    """What a row is about."""
+
+    MESSAGES = "messages"
+    TASKS = "tasks"
+
+
+def schema_of(table: RowTable) -> pa.Schema:
+    """Return the columns of a table, as engines send them."""
+    return messages_schema() if table is RowTable.MESSAGES else tasks_schema()
+
+
+@functools.cache
+def messages_schema() -> pa.Schema:
+    """Return the columns of finished messages.
+
+    `committed_at` is null if the commit was not known when the row was taken, `error` if nothing failed; it is the
+    error class by which `tidemill dlq stats` groups.
+    """
+    import pyarrow as pa
+
+    word = pa.dictionary(pa.int32(), pa.string())
+    return pa.schema(
+        [
+            pa.field("topic", word, nullable=False),
+            pa.field("partition", pa.int32(), nullable=False),
+            pa.field("offset", pa.int64(), nullable=False),
+            pa.field("key", pa.binary()),
+            pa.field("record_at", pa.int64()),
+            pa.field("consumed_at", pa.int64()),
+            pa.field("arranged_at", pa.int64()),
+            pa.field("tasks_done_at", pa.int64()),
+            pa.field("resolved_at", pa.int64()),
+            pa.field("committed_at", pa.int64()),
+            pa.field("window", pa.int64()),
+            pa.field("status", word, nullable=False),
+            pa.field("tasks", pa.int32(), nullable=False),
+            pa.field("precomputed", pa.int32(), nullable=False),
+            pa.field("attempts", pa.int32(), nullable=False),
+            pa.field("payloads", pa.int32(), nullable=False),
+            pa.field("error", word),
+        ]
+    )
+
+
+@functools.cache
+def tasks_schema() -> pa.Schema:
+    """Return the columns of tasks that ran; `slot` is the place in the pool, `parent` the task that it replaced."""
+    import pyarrow as pa
+
+    word = pa.dictionary(pa.int32(), pa.string())
+    return pa.schema(
+        [
+            pa.field("task_id", pa.string(), nullable=False),
+            pa.field("topic", word, nullable=False),
+            pa.field("partition", pa.int32(), nullable=False),
+            pa.field("offsets", pa.list_(pa.int64())),
+            pa.field("args", pa.list_(pa.string())),
+            pa.field("labels", pa.map_(pa.string(), pa.string())),
+            pa.field("slot", pa.int32()),
+            pa.field("pid", pa.int32()),
+            pa.field("queued_at", pa.int64()),
+            pa.field("started_at", pa.int64()),
+            pa.field("ended_at", pa.int64()),
+            pa.field("exit_code", pa.int32()),
+            pa.field("kind", word, nullable=False),
+            pa.field("attempt", pa.int32(), nullable=False),
+            pa.field("input_bytes", pa.int64()),
+            pa.field("output_bytes", pa.int64()),
+            pa.field("parent", pa.string()),
+            pa.field("stdout", pa.binary()),
+            pa.field("stderr", pa.binary()),
+            pa.field("error", pa.string()),
+        ]
+    )
+
+
+def encode_rows(batch: pa.RecordBatch) -> bytes:
+    """Return a batch as it travels and is stored until its segment is sealed."""
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
+        stream.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def decode_rows(table: RowTable, body: bytes | memoryview) -> pa.RecordBatch:
+    """Return the batch in a body.
+
+    Raises:
+        ValueError: It is not a whole batch with the columns of this table.
+    """
+    import pyarrow as pa
+
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(body)) as stream:
+            if not stream.schema.equals(schema_of(table)):
+                raise ValueError(f"not the columns of {table}: {', '.join(stream.schema.names)}")
+            batch = stream.read_next_batch()
+    except (pa.ArrowException, OSError, StopIteration) as error:
+        raise ValueError(f"not a batch of {table}: {error}") from error
+    batch.validate(full=True)
+    return batch

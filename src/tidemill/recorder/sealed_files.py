@@ -1,0 +1,140 @@
+"""Writes sealed segments to their period, and seals what a process left that was killed.
+
+Invariant: a segment appears whole or not at all: both of its files are written under other names and renamed, the index
+first; the open file is removed last, so that its rows are never missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from tidemill.recorder.events_database import SegmentRow, list_in_database
+from tidemill.recorder.frames import DamagedSegmentError, FrameInfo, read_frames
+from tidemill.recorder.periods import Period, SegmentName, create_file, list_periods, list_worker_folders, map_file
+from tidemill.recorder.schema import decode_rows
+from tidemill.recorder.sealing import SealedSegment, seal
+from tidemill.runtime.lock import HeldError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = structlog.get_logger(__name__)
+
+
+def write_sealed(period: Period, name: SegmentName, segment: SealedSegment, now: float) -> SegmentRow:
+    """Write a segment's files and remove its open one; returns how the database lists it.
+
+    Raises:
+        OSError: The disk refuses it; the open file is still there.
+    """
+    index = period.path_of(name, "idx")
+    try:
+        _write_file(index, segment.index)
+        _write_file(period.path_of(name, "parquet"), segment.parquet)
+    except OSError:
+        with contextlib.suppress(OSError):
+            index.unlink()
+        raise
+    with contextlib.suppress(OSError):
+        period.path_of(name, "open").unlink()
+    size = len(segment.index) + segment.parquet.size
+    return SegmentRow(name.stem, segment.summary, size, int(now * 1_000_000))
+
+
+def _write_file(path: Path, data: Any) -> None:
+    """Write a file that appears whole, under its name."""
+    unfinished = path.with_name(f"{path.name}.tmp")
+    # Only who holds the period's lock writes here: what is there was left by a process that was killed.
+    unfinished.unlink(missing_ok=True)
+    fd = create_file(unfinished)
+    try:
+        view = memoryview(data).cast("B")
+        while view:
+            view = view[os.write(fd, view) :]
+        os.fsync(fd)
+        unfinished.rename(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise
+    finally:
+        os.close(fd)
+
+
+def read_open(path: Path, name: SegmentName) -> list[tuple[FrameInfo, pa.RecordBatch]]:
+    """Return the batches of an open file, as many as are whole; a damaged rest is logged.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    batches: list[tuple[FrameInfo, pa.RecordBatch]] = []
+    try:
+        for frame in read_frames(map_file(path)):
+            batches.append((frame.info, decode_rows(name.table, frame.body)))  # noqa: PERF401 - what precedes damage counts
+    except (DamagedSegmentError, ValueError) as error:
+        log.warning("a recorded segment is damaged; what comes after this is skipped", path=str(path), error=str(error))
+    return batches
+
+
+def seal_open_file(period: Period, name: SegmentName, worker: str) -> SegmentRow | None:
+    """Seal an open file that nobody writes to; one without a whole frame is removed.
+
+    Args:
+        period: Its period, whose lock the caller holds.
+        name: The segment.
+        worker: Whose rows these are.
+
+    Raises:
+        OSError: The disk refuses it; the open file is still there.
+    """
+    path = period.path_of(name, "open")
+    batches = read_open(path, name)
+    if not any(len(batch) for _, batch in batches):
+        path.unlink(missing_ok=True)
+        return None
+    return write_sealed(period, name, seal(name.table, batches, worker), time.time())
+
+
+def seal_leftovers(db_dir: Path) -> int:
+    """Seal what processes left that were killed, in all periods that nobody writes to; returns how many segments.
+
+    What cannot be sealed stays as it is, readable, and is logged.
+    """
+    count = 0
+    for folder in list_worker_folders(db_dir):
+        for period in list_periods(folder):
+            if any(not name.sealed for name in period.list_segments()):
+                count += _seal_period(period)
+    return count
+
+
+def _seal_period(period: Period) -> int:
+    try:
+        lock = period.lock()
+    except (HeldError, OSError):
+        return 0
+    try:
+        worker = period.name.removesuffix(f"-{period.started}")
+        names = [name for name in period.list_segments() if not name.sealed]
+        rows = [row for name in names if (row := seal_open_file(period, name, worker)) is not None]
+        _list_rows(period, rows)
+    except (OSError, MemoryError) as error:
+        log.warning("a recorded segment cannot be sealed", path=str(period.folder), error=str(error))
+        return 0
+    finally:
+        os.close(lock)
+    return len(rows)
+
+
+def _list_rows(period: Period, rows: Sequence[SegmentRow]) -> None:
+    # Its files say the same; a database that was never completed is no reason to leave them open.
+    with contextlib.suppress(sqlite3.Error):
+        list_in_database(period.database, rows)

@@ -1,0 +1,184 @@
+"""Turns the batches of an open segment into a sealed one: a Parquet file, and an index file beside it.
+
+Rows are sorted by partition and offset, so that differences are small and row groups tell which offsets they have. No
+file is touched here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tidemill.recorder.frames import FrameInfo
+from tidemill.recorder.hash_index import build_index, hash_value
+from tidemill.recorder.schema import RowTable
+from tidemill.recorder.summary import OffsetSpan, SegmentSummary, pack_index_file
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Small enough that reading one is quick, large enough that its statistics cost little.
+GROUP_ROWS = 16_384
+#: Columns with few different values.
+_WORDS = ("topic", "status", "error", "kind", "engine_id")
+#: So many values tell whether they repeat.
+_SAMPLE = 1_024
+#: What the worker is called, in the metadata of the Parquet file.
+WORKER = b"tidemill.worker"
+
+
+class SealedSegment(msgspec.Struct, frozen=True):
+    """A sealed segment, to be written."""
+
+    summary: SegmentSummary
+    parquet: Any
+    index: bytes
+
+
+def seal(table: RowTable, batches: Sequence[tuple[FrameInfo, pa.RecordBatch]], worker: str) -> SealedSegment:
+    """Return batches as a sealed segment.
+
+    Args:
+        table: What the rows are about; at least one of them.
+        batches: They, and whose they are.
+        worker: The worker's name.
+    """
+    rows = join_batches(table, batches)
+    rows = rows.take(_sort(table, rows))
+    indexes = _index_messages(rows) if table is RowTable.MESSAGES else _index_tasks(rows)
+    summary = _summarize(table, rows)
+    return SealedSegment(summary, _write_parquet(rows, worker), pack_index_file(summary, indexes))
+
+
+def join_batches(table: RowTable, batches: Sequence[tuple[FrameInfo, pa.RecordBatch]]) -> pa.Table:
+    """Return batches as one table, with columns that say which engine each row is from."""
+    import pyarrow as pa
+
+    parts = []
+    for info, batch in batches:
+        zeros = pa.repeat(pa.scalar(0, pa.int32()), len(batch))
+        engine_ids = pa.DictionaryArray.from_arrays(zeros, pa.array([info.engine_id]))
+        engines = pa.repeat(pa.scalar(info.engine, pa.int32()), len(batch))
+        part = batch.append_column("engine_id", engine_ids).append_column("engine", engines)
+        parts.append(_add_bounds(part) if table is RowTable.TASKS else part)
+    return pa.Table.from_batches(parts).unify_dictionaries().combine_chunks()
+
+
+def _add_bounds(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Add the first and last offset of tasks, whose statistics tell which row groups have an offset."""
+    import pyarrow as pa
+
+    pairs = [(min(offsets), max(offsets)) if offsets else (-1, -1) for offsets in batch["offsets"].to_pylist()]
+    for name, place in (("first_offset", 0), ("last_offset", 1)):
+        batch = batch.append_column(name, pa.array([pair[place] for pair in pairs], pa.int64()))
+    return batch
+
+
+def _sort(table: RowTable, rows: pa.Table) -> pa.Array:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    topic = rows["topic"].chunk(0)
+    # Most pipelines read one topic; several are told apart by their names, not by the order in which they came.
+    names = topic.dictionary
+    ranks = pc.rank(names, sort_keys="ascending") if len(names) > 1 else pa.array([1] * len(names), pa.uint64())
+    keys = pa.table(
+        [
+            ranks.take(topic.indices),
+            rows["partition"],
+            rows["offset" if table is RowTable.MESSAGES else "first_offset"],
+        ],
+        names=["topic", "partition", "offset"],
+    )
+    return pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in keys.column_names])
+
+
+def _summarize(table: RowTable, rows: pa.Table) -> SegmentSummary:
+    import pyarrow.compute as pc
+
+    messages = table is RowTable.MESSAGES
+    first, last = ("offset", "offset") if messages else ("first_offset", "last_offset")
+    start, end = ("consumed_at", "resolved_at") if messages else ("started_at", "ended_at")
+    times = pc.min_max(pc.coalesce(rows[end], 0)).as_py()
+    longest = pc.max(pc.subtract(rows[end], rows[start])).as_py()
+    groups = rows.select(["topic", "partition"]).append_column("first", rows[first]).append_column("last", rows[last])
+    spans = groups.group_by(["topic", "partition"]).aggregate([("first", "min"), ("last", "max"), ("first", "count")])
+    kinds = pc.value_counts(rows["status" if messages else "kind"]).to_pylist()
+    return SegmentSummary(
+        table,
+        len(rows),
+        times["min"],
+        times["max"],
+        longest or 0,
+        {kind["values"]: kind["counts"] for kind in kinds},
+        [
+            OffsetSpan(row["topic"], row["partition"], row["first_min"], row["last_max"], row["first_count"])
+            for row in spans.to_pylist()
+        ],
+    )
+
+
+def _index_messages(rows: pa.Table) -> dict[str, bytes]:
+    return {"key": build_index(_split(_hash_column(rows["key"].chunk(0))))}
+
+
+def _index_tasks(rows: pa.Table) -> dict[str, bytes]:
+    import pyarrow as pa
+
+    labels = []
+    for at in range(0, len(rows), GROUP_ROWS):
+        named = {pair for pairs in rows["labels"][at : at + GROUP_ROWS].to_pylist() for pair in pairs or ()}
+        labels.append(pa.array([hash_value(pack_label(*pair)) for pair in named], pa.uint32()))
+    return {"task_id": build_index(_split(_hash_column(rows["task_id"].chunk(0)))), "label": build_index(labels)}
+
+
+def pack_label(name: str, value: str) -> bytes:
+    """Return what is indexed of a label."""
+    return f"{name}={value}".encode()
+
+
+def _hash_column(values: pa.Array) -> pa.Array:
+    """Return the hashes of a column; if values repeat, each different one is hashed once."""
+    import pyarrow as pa
+
+    values = values.cast(pa.binary())
+    if len(values[:_SAMPLE].unique()) > len(values[:_SAMPLE]) // 2:
+        return pa.array([None if value is None else hash_value(value) for value in values.to_pylist()], pa.uint32())
+    coded = values.dictionary_encode()
+    hashes = pa.array([hash_value(value) for value in coded.dictionary.to_pylist()], pa.uint32())
+    return hashes.take(coded.indices)
+
+
+def _split(hashes: pa.Array) -> list[pa.Array]:
+    return [hashes[at : at + GROUP_ROWS] for at in range(0, len(hashes), GROUP_ROWS)]
+
+
+def _write_parquet(rows: pa.Table, worker: str) -> pa.Buffer:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    words = [name for name in _WORDS if name in rows.column_names]
+    encodings = {field.name: "DELTA_BINARY_PACKED" for field in rows.schema if pa.types.is_integer(field.type)}
+    encodings |= {name: "DELTA_BYTE_ARRAY" for name in ("key", "task_id", "parent") if name in rows.column_names}
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        rows.replace_schema_metadata({WORKER: worker.encode()}),
+        sink,
+        compression="zstd",
+        compression_level=1,
+        row_group_size=GROUP_ROWS,
+        use_dictionary=words,
+        column_encoding=encodings,
+        write_page_checksum=True,
+        store_schema=False,
+    )
+    return sink.getvalue()
+
+
+def release_memory() -> None:
+    """Give the memory back that sealing needed for a moment: Arrow would keep it until the next time."""
+    import pyarrow as pa
+
+    pa.default_memory_pool().release_unused()

@@ -1,0 +1,315 @@
+"""The one writer of a recording: a thread that takes rows and events from a queue and gives them to disk or memory.
+
+Invariants: nothing that is called by other threads waits for the disk or raises; what cannot be written is counted,
+logged and confirmed, and stops nothing; what an engine sends twice is stored once; leaving takes `END_SECONDS` at most.
+"""
+
+from __future__ import annotations
+
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import msgspec
+import structlog
+
+from tidemill.config.debug_settings import DebugSettings
+from tidemill.core.recorder.repeats import KnownFrames
+from tidemill.core.recorder.sealing import SealPolicy
+from tidemill.recorder.disk_recording import DiskRecording
+from tidemill.recorder.events import RecordedEvent
+from tidemill.recorder.events_database import EventsDatabase
+from tidemill.recorder.frames import FrameInfo
+from tidemill.recorder.memory_recording import MemoryRecording
+from tidemill.recorder.sampling import Sampler
+from tidemill.recorder.schema import RowTable, decode_rows
+from tidemill.runtime.log import throttle
+from tidemill.runtime.progress import EngineProgress
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = structlog.get_logger(__name__)
+
+#: What waits for a slow disk; what comes beyond it is lost.
+MAX_QUEUE_BYTES = 64 * 1024 * 1024
+#: A batch of events is counted with this many bytes each.
+_EVENT_BYTES = 500
+#: How many batches are written at once.
+_MAX_BATCHES = 256
+#: How often something may be due.
+_TICK_SECONDS = 0.5
+LOG_SECONDS = 60.0
+END_SECONDS = 5.0
+
+
+class Recording(Protocol):
+    """Where a writer writes: `DiskRecording` or `MemoryRecording`; it may raise `OSError` and `sqlite3.Error`."""
+
+    database: EventsDatabase
+
+    @property
+    def place(self) -> str: ...
+    def seal_leftovers(self) -> None: ...
+    def append(self, table: RowTable, frames: Sequence[tuple[FrameInfo, bytes, pa.RecordBatch]]) -> None: ...
+    def add_events(self, events: Sequence[RecordedEvent]) -> None: ...
+    def tick(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class RecorderStatistics(msgspec.Struct):
+    """What a writer did.
+
+    Attributes:
+        place: The folder, or "memory".
+        rows: Rows stored.
+        events: Events stored.
+        lost_rows: Rows that could not be; of a batch that cannot be read, or that did not fit into the queue, one.
+        lost_events: Events likewise.
+        problem: Why the last of them were lost; '' if none were.
+    """
+
+    place: str = ""
+    rows: int = 0
+    events: int = 0
+    lost_rows: int = 0
+    lost_events: int = 0
+    problem: str = ""
+
+
+class _Rows(msgspec.Struct, frozen=True):
+    info: FrameInfo
+    body: bytes
+
+
+class _Events(msgspec.Struct, frozen=True):
+    engine_id: str
+    seq: int
+    events: Sequence[RecordedEvent]
+
+
+def _confirm_nothing(engine_id: str, seq: int) -> None:
+    pass
+
+
+class RecordWriter:
+    """Writes the recording of a worker.
+
+    Args:
+        settings: The section `debug`.
+        group: The consumer group.
+        worker: The worker's name.
+        stored: Called on the writer's thread with the engine's id and the number of each batch that was dealt with.
+        read_progress: Returns the sums over all engines, called once a second on the writer's thread.
+        config: The configuration, secrets masked.
+        policy: When segments are sealed.
+
+    Example:
+        >>> with RecordWriter(settings, "orders", "host-1", stored=link.confirm) as writer:  # doctest: +SKIP
+        ...     writer.put_rows(engine_id, 0, 1, RowTable.MESSAGES, body)
+    """
+
+    def __init__(
+        self,
+        settings: DebugSettings,
+        group: str,
+        worker: str,
+        *,
+        stored: Callable[[str, int], None] = _confirm_nothing,
+        read_progress: Callable[[], EngineProgress | None] | None = None,
+        config: dict[str, Any] | None = None,
+        policy: SealPolicy | None = None,
+    ) -> None:
+        """Write nothing yet."""
+        self._settings = settings
+        self._group, self._worker = group, worker
+        self._stored = stored
+        self._config = config
+        self._policy = policy
+        self._queue: queue.SimpleQueue[_Rows | _Events | None] = queue.SimpleQueue()
+        self._queued_bytes = 0
+        self._lock = threading.Lock()
+        self._known = KnownFrames()
+        self._sampler = Sampler(settings, read_progress)
+        self._thread: threading.Thread | None = None
+        self.statistics = RecorderStatistics()
+        self.recording: Recording | None = None
+
+    def __enter__(self) -> Self:
+        """Open the recording and start the thread; a folder that cannot be written means memory."""
+        recording = self.recording = self._open_recording()
+        self.statistics.place = recording.place
+        self._thread = threading.Thread(target=self._run, args=(recording,), name="tidemill-recorder", daemon=True)
+        self._thread.start()
+        return self
+
+    def _open_recording(self) -> Recording:
+        if self._settings.db_dir:
+            try:
+                folder = Path(self._settings.db_dir).expanduser()
+                return DiskRecording(folder, self._group, self._worker, self._settings, self._policy)
+            except (OSError, sqlite3.Error, RuntimeError) as error:  # RuntimeError: a user without a home
+                log.warning(
+                    "the recording cannot be written; the newest 64 MiB are kept in memory",
+                    path=self._settings.db_dir,
+                    error=str(error),
+                    advice="set debug.db_dir to a folder that this user can write to",
+                )
+        return MemoryRecording(self._group, self._worker, self._settings, self._policy)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Write what is waiting and seal it; a disk that takes too long is not waited for."""
+        self._queue.put(None)
+        if self._thread is not None:
+            self._thread.join(END_SECONDS)
+            if self._thread.is_alive():
+                log.warning("the recording is not written to its end: the disk is too slow", path=self.statistics.place)
+
+    def put_rows(self, engine_id: str, slot: int, seq: int, table: RowTable, body: bytes) -> None:
+        """Take a batch of rows (`schema.encode_rows`); returns at once.
+
+        Args:
+            engine_id: The engine that sent it.
+            slot: Its slot.
+            seq: The number of the batch; of one engine, rows and events are numbered together, upwards.
+            table: What the rows are about.
+            body: The batch.
+        """
+        self._put(_Rows(FrameInfo(engine_id, slot, seq, table), body), len(body))
+
+    def put_events(self, engine_id: str, slot: int, seq: int, events: Sequence[RecordedEvent]) -> None:
+        """Take events of an engine; returns at once. See `put_rows`."""
+        self._put(_Events(engine_id, seq, events), _EVENT_BYTES * len(events))
+
+    def add_event(self, event: RecordedEvent) -> None:
+        """Take an event of the driver itself; returns at once."""
+        self._put(_Events("", 0, (event,)), _EVENT_BYTES)
+
+    def _put(self, item: _Rows | _Events, size: int) -> None:
+        with self._lock:
+            full = self._queued_bytes + size > MAX_QUEUE_BYTES
+            if not full:
+                self._queued_bytes += size
+        if not full:
+            self._queue.put(item)
+        elif isinstance(item, _Rows):
+            self._lose(1, 0, "the disk is too slow")
+            self._stored(item.info.engine_id, item.info.seq)
+        else:
+            self._lose(0, len(item.events), "the disk is too slow")
+            self._confirm(item.engine_id, item.seq)
+
+    def _run(self, recording: Recording) -> None:
+        """Write until the end."""
+        try:
+            self._guard(recording.seal_leftovers)
+            self._guard(lambda: self._sampler.begin(recording.database, self._config))
+            ended = False
+            while not ended:
+                items, ended = self._take()
+                self._store(recording, items)
+                self._guard(recording.tick)
+                self._guard(lambda: self._sampler.tick(recording.database))
+        finally:
+            self._guard(recording.close)
+
+    def _guard(self, action: Callable[[], None]) -> None:
+        """Do something that the disk may refuse; nothing is lost by that yet."""
+        try:
+            action()
+        except (OSError, sqlite3.Error) as error:
+            throttle(log, LOG_SECONDS).warning("the recording is behind", path=self.statistics.place, error=str(error))
+        except Exception:  # whatever it is, what comes later is still to be recorded
+            throttle(log, LOG_SECONDS).error("a bug in the recorder", path=self.statistics.place, exc_info=True)
+
+    def _take(self) -> tuple[list[_Rows | _Events], bool]:
+        """Return what is waiting, and whether it was the last; waits for it for a moment."""
+        items: list[_Rows | _Events] = []
+        size = 0
+        ended = False
+        try:
+            item = self._queue.get(timeout=_TICK_SECONDS)
+            while item is not None:
+                items.append(item)
+                size += len(item.body) if isinstance(item, _Rows) else _EVENT_BYTES * len(item.events)
+                if len(items) >= _MAX_BATCHES:
+                    break
+                item = self._queue.get_nowait()
+            ended = item is None
+        except queue.Empty:
+            pass
+        with self._lock:
+            self._queued_bytes -= size
+        return items, ended
+
+    def _store(self, recording: Recording, items: Sequence[_Rows | _Events]) -> None:
+        frames: dict[RowTable, list[tuple[FrameInfo, bytes, pa.RecordBatch]]] = {}
+        events: list[RecordedEvent] = []
+        for item in items:
+            if isinstance(item, _Rows):
+                if self._known.is_new(item.info.engine_id, item.info.seq):
+                    self._decode(item, frames)
+            elif not item.engine_id or self._known.is_new(item.engine_id, item.seq):
+                events += item.events
+        for table, some in frames.items():
+            self._append(recording, table, some)
+        if events and self._settings.store_events:
+            self._add_events(recording, events)
+        for item in items:
+            if isinstance(item, _Rows):
+                self._confirm(item.info.engine_id, item.info.seq)
+            else:
+                self._confirm(item.engine_id, item.seq)
+
+    def _decode(self, item: _Rows, frames: dict[RowTable, list[tuple[FrameInfo, bytes, pa.RecordBatch]]]) -> None:
+        try:
+            batch = decode_rows(item.info.table, item.body)
+        except Exception as error:
+            self._lose(1, 0, f"a batch of engine {item.info.engine} cannot be read: {error}")
+            return
+        if len(batch):
+            frames.setdefault(item.info.table, []).append((item.info, item.body, batch))
+
+    def _append(
+        self, recording: Recording, table: RowTable, frames: Sequence[tuple[FrameInfo, bytes, pa.RecordBatch]]
+    ) -> None:
+        rows = sum(len(batch) for _, _, batch in frames)
+        try:
+            recording.append(table, frames)
+            self.statistics.rows += rows
+        except Exception as error:
+            self._lose(rows, 0, str(error))
+
+    def _add_events(self, recording: Recording, events: Sequence[RecordedEvent]) -> None:
+        try:
+            recording.add_events(events)
+            self.statistics.events += len(events)
+        except Exception as error:
+            self._lose(0, len(events), str(error))
+
+    def _lose(self, rows: int, events: int, why: str) -> None:
+        counts = self.statistics
+        counts.lost_rows += rows
+        counts.lost_events += events
+        counts.problem = why
+        throttle(log, LOG_SECONDS).error(
+            "recorded rows are lost",
+            path=counts.place,
+            error=why,
+            rows=counts.lost_rows,
+            events=counts.lost_events,
+        )
+
+    def _confirm(self, engine_id: str, seq: int) -> None:
+        if not engine_id:
+            return
+        try:
+            self._stored(engine_id, seq)
+        except Exception:  # an engine that is gone needs no answer
+            throttle(log, LOG_SECONDS).error("a recorded batch cannot be confirmed", exc_info=True)

@@ -1,0 +1,47 @@
+"""How often something took how long: a histogram that is cheap to add to, and can be sent and summed up."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+
+import msgspec
+
+#: The upper bounds of the durations that are counted, in seconds.
+DURATION_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+class Durations(msgspec.Struct):
+    """The durations of one kind of thing.
+
+    Attributes:
+        counts: How many there were per upper bound, and at the end how many longer ones; empty before the first.
+        seconds: The sum of all of them.
+
+    Example:
+        >>> waits = Durations()
+        >>> waits.add(0.02)
+        >>> waits.counts[:4], waits.seconds
+        ([0, 0, 1, 0], 0.02)
+    """
+
+    counts: list[int] = []
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one."""
+        if not self.counts:
+            self.counts = [0] * (len(DURATION_BOUNDS) + 1)
+        self.counts[bisect_left(DURATION_BOUNDS, seconds)] += 1
+        self.seconds += seconds
+
+    def copy(self) -> Durations:
+        """Return the durations as they are now."""
+        return Durations(self.counts.copy(), self.seconds)
+
+
+def sum_durations(parts: Iterable[Durations]) -> Durations:
+    """Return the durations of several sources together."""
+    counted = [part for part in parts if part.counts]
+    counts = [sum(column) for column in zip(*(part.counts for part in counted), strict=True)]
+    return Durations(counts, sum(part.seconds for part in counted))

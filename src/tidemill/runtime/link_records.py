@@ -1,0 +1,89 @@
+"""What engines recorded, on its way over the link: the engine's sender, and the interface of what stores it.
+
+Invariants: a frame is sent only while little else waits, so that no heartbeat is late; what the driver did not confirm
+is sent again after a reconnect, under the same number; nothing here waits for the other side but `finish`, which is
+bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from tidemill.core.recorder.outgoing import EVENTS, OutgoingFrames
+from tidemill.runtime.deadline import Deadline
+from tidemill.runtime.link_messages import Events, Rows, send_frame
+
+#: No frame is sent while this much waits in the connection's buffer: a heartbeat would have to wait behind it.
+MAX_WAITING_BYTES = 64 * 1024
+#: How often the end of an engine looks whether a lost connection is back.
+_LOOK_SECONDS = 0.05
+
+
+class RecordSink(Protocol):
+    """Stores what engines send; called on the link's loop.
+
+    Each call returns at once and never raises. `LinkServer.confirm` is called for each frame once it is dealt with. A
+    frame that comes twice has the same engine and number.
+    """
+
+    def put_rows(self, engine_id: str, slot: int, seq: int, table: str, body: bytes) -> None:
+        """Take rows of a table."""
+
+    def put_events(self, engine_id: str, slot: int, seq: int, body: bytes) -> None:
+        """Take events."""
+
+
+class RecordSender:
+    """Sends the frames of one engine; use it on one loop only.
+
+    Args:
+        frames: The frames.
+    """
+
+    def __init__(self, frames: OutgoingFrames) -> None:
+        """Send nothing yet."""
+        self._frames = frames
+        self._writer: asyncio.StreamWriter | None = None
+        self._stored = asyncio.Event()
+
+    def reconnect(self, writer: asyncio.StreamWriter | None) -> None:
+        """Continue on a new connection: what was not confirmed on the one before goes first."""
+        self._frames.note_disconnected()
+        self._writer = writer
+
+    def send(self) -> None:
+        """Send what may be sent now."""
+        writer = self._writer
+        if writer is None:
+            return
+        while not writer.is_closing() and writer.transport.get_write_buffer_size() < MAX_WAITING_BYTES:
+            frame = self._frames.take_next()
+            if frame is None:
+                return
+            is_events = frame.table == EVENTS
+            send_frame(writer, Events(frame.seq, frame.body) if is_events else Rows(frame.seq, frame.table, frame.body))
+
+    def note_stored(self, seq: int) -> None:
+        """Take a confirmation."""
+        self._frames.note_stored(seq)
+        self._stored.set()
+        self.send()
+
+    async def finish(self, seconds: float) -> int:
+        """Send the rest, and wait for its confirmation for up to this long.
+
+        Returns:
+            How many rows and events were lost since the engine started.
+        """
+        deadline = Deadline(seconds)
+        while not self._frames.is_empty and deadline.left_seconds > 0:
+            self.send()
+            self._stored.clear()
+            try:
+                async with deadline.limit(_LOOK_SECONDS):
+                    await self._stored.wait()
+            except TimeoutError:
+                pass
+        self._frames.give_up()
+        return self._frames.dropped

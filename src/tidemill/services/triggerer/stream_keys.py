@@ -1,0 +1,31 @@
+"""Shows the keys of shared streams to people."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable
+
+
+def describe_key(key: Hashable) -> str:
+    """Return a key without Python's punctuation: its parts one after another, empty ones left out.
+
+    Of a dataclass, fields without a default are given by their values, others by name if they differ from it.
+
+    Example:
+        >>> describe_key(("kafka", "localhost:9092", "orders", None)), describe_key(3)
+        ('kafka localhost:9092 orders', '3')
+    """
+    if key is None:
+        return ""
+    if isinstance(key, (tuple, frozenset)):
+        return " ".join(text for part in key if (text := describe_key(part)))
+    if dataclasses.is_dataclass(key) and not isinstance(key, type):
+        return " ".join(text for field in dataclasses.fields(key) if (text := _describe_field(key, field)))
+    return str(key)
+
+
+def _describe_field(key: object, field: dataclasses.Field[object]) -> str:
+    value = getattr(key, field.name)
+    if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+        return describe_key(value)
+    return "" if value == field.default else f"{field.name}={describe_key(value)}"

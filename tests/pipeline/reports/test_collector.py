@@ -1,0 +1,100 @@
+"""Finished messages on their way to reports: in batches, never kept for long, and no report in the way of another."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from tests.until import until
+
+from tidemill.pipeline.reports import collector
+from tidemill.pipeline.reports.collector import FinishedMessages
+from tidemill.pipeline.reports.report import FinishedBatch
+from tidemill.runtime.engine_tasks import EngineTasks
+from tidemill.runtime.messages import SourceMessage
+
+
+class Kept:
+    """Keeps the offsets of each batch."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.tasks = EngineTasks()
+        self.closed = False
+
+    def take(self, batch: FinishedBatch) -> None:
+        self.batches.append([message.offset for message in batch.messages])
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Raising(Kept):
+    def take(self, batch: FinishedBatch) -> None:
+        raise ValueError("it cannot take this")
+
+    async def close(self) -> None:
+        raise OSError("no disk")
+
+
+def add(finished: FinishedMessages, *offsets: int, **more: Any) -> None:
+    for offset in offsets:
+        finished.add(SourceMessage("t", 0, offset), more.get("size_bytes", 1))
+
+
+async def test_messages_go_out_in_order_and_in_batches_of_limited_size() -> None:
+    kept = Kept()
+    finished = FinishedMessages([kept])
+    add(finished, *range(2500))
+    assert [len(batch) for batch in kept.batches] == [1000, 1000]
+    await finished.close()
+    assert kept.closed
+    assert [offset for batch in kept.batches for offset in batch] == list(range(2500))
+
+
+async def test_messages_that_no_other_follows_do_not_wait_for_a_full_batch() -> None:
+    kept = Kept()
+    add(FinishedMessages([kept]), 7)
+    assert kept.batches == []
+    await until(lambda: kept.batches == [[7]])
+
+
+async def test_large_messages_and_large_outputs_are_not_kept_until_there_are_a_thousand() -> None:
+    kept = Kept()
+    finished = FinishedMessages([kept])
+    add(finished, 1, 2, size_bytes=collector.MAX_BYTES // 2)
+    assert kept.batches == [[1, 2]]
+    finished.note_output(collector.MAX_BYTES)
+    add(finished, 3)
+    assert kept.batches == [[1, 2], [3]]
+
+
+async def test_a_report_that_raises_takes_nothing_from_the_others() -> None:
+    kept, raising = Kept(), Raising()
+    finished = FinishedMessages([raising, kept])
+    add(finished, 1)
+    finished.flush()
+    assert kept.batches == [[1]]
+    try:
+        await finished.close()
+    except OSError:
+        assert kept.closed
+    else:
+        raise AssertionError("the disk's error is not passed on")
+
+
+def test_a_batch_knows_tasks_attempts_failures_and_times() -> None:
+    class Run:
+        def __init__(self, attempts: int, error: Any = None, *, replaced: bool = False) -> None:
+            self.attempts, self.error, self.replaced = attempts, error, replaced
+
+    def batch(*runs: Any) -> FinishedBatch:
+        message = SourceMessage("t", 0, 5, timestamp=3)
+        return FinishedBatch([(message, each, collector.NO_WINDOW, time.time_ns(), None) for each in runs])
+
+    failed, replaced = Run(3, "no"), Run(1, "no", replaced=True)
+    ones = batch([Run(1)], [failed])
+    assert (ones.tasks, ones.attempts, ones.failed, ones.record_at) == ([1, 1], [1, 3], {1: failed}, [3000, 3000])
+    several = batch([], [replaced, Run(2)], [Run(1), failed, Run(1, "later")])
+    assert (several.tasks, several.attempts, several.failed) == ([0, 2, 3], [0, 3, 5], {2: failed})
+    assert batch([Run(1)], [replaced]).failed == {}

@@ -1,0 +1,341 @@
+"""The writer: what it is given is in files that only this user can read, once, whatever happens."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from structlog.testing import capture_logs
+from tests.recorder.rows import START, message, messages, task, tasks
+from tests.until import wait_until
+
+from tidemill.config.debug_settings import DebugSettings
+from tidemill.core.recorder.sealing import SealPolicy
+from tidemill.recorder import open_segment
+from tidemill.recorder.disk_recording import DiskRecording
+from tidemill.recorder.events import EventKind, RecordedEvent
+from tidemill.recorder.periods import Period, list_periods, list_worker_folders
+from tidemill.recorder.schema import RowTable
+from tidemill.recorder.writer import RecordWriter
+
+POLICY = SealPolicy(max_rows=20)
+FAILED = RecordedEvent(
+    START, EventKind.TASK_FAILED, "orders", 0, 3, "t3", text="no such file: x", error_class="no such file"
+)
+
+
+def settings(folder: Path | str, **others: Any) -> DebugSettings:
+    return DebugSettings(db_dir=str(folder), **others)
+
+
+def find_period(folder: Path) -> Period:
+    (worker,) = list_worker_folders(folder)
+    return list_periods(worker)[-1]
+
+
+def read_offsets(folder: Path) -> list[int]:
+    """Return the offsets in all sealed segments."""
+    found: list[int] = []
+    for path in sorted(folder.rglob("messages-*.parquet")):
+        found += pq.read_table(path, columns=["offset"])["offset"].to_pylist()
+    return found
+
+
+def stored(writer: RecordWriter, rows: int) -> None:
+    wait_until(lambda: writer.statistics.rows + writer.statistics.lost_rows >= rows)
+
+
+def test_rows_are_sealed_when_there_are_enough_and_the_rest_at_the_end(tmp_path: Path):
+    with RecordWriter(settings(tmp_path), "g", "w", policy=POLICY) as writer:
+        for seq in range(1, 6):
+            body = messages(*(message(offset) for offset in range(seq * 10, seq * 10 + 10)))
+            writer.put_rows("e1", 0, seq, RowTable.MESSAGES, body)
+            stored(writer, seq * 10)
+        wait_until(lambda: len(list(tmp_path.rglob("*.parquet"))) >= 2)
+        assert list(tmp_path.rglob("messages-*.open"))
+    assert sorted(read_offsets(tmp_path)) == list(range(10, 60))
+    assert not list(tmp_path.rglob("*.open"))
+
+
+def test_a_frame_that_is_sent_again_is_stored_once_and_confirmed_again(tmp_path: Path):
+    confirmed: list[tuple[str, int]] = []
+    with RecordWriter(settings(tmp_path), "g", "w", stored=lambda *which: confirmed.append(which)) as writer:
+        for seq in (1, 2, 1, 2, 3):
+            writer.put_rows("e1", 0, seq, RowTable.MESSAGES, messages(message(seq)))
+        writer.put_events("e1", 0, 4, [FAILED])
+        writer.put_events("e1", 0, 4, [FAILED])
+    assert read_offsets(tmp_path) == [1, 2, 3]
+    assert writer.statistics.events == 1
+    assert [seq for _, seq in confirmed] == [1, 2, 1, 2, 3, 4, 4]
+
+
+def test_folders_and_files_are_only_for_this_user(tmp_path: Path):
+    before = os.umask(0)
+    try:
+        with RecordWriter(settings(tmp_path / "all" / "recordings"), "g", "w", config={"a": 1}) as writer:
+            writer.put_rows("e1", 0, 1, RowTable.MESSAGES, messages(message(1)))
+            writer.put_events("e1", 0, 2, [FAILED])
+            stored(writer, 1)
+            wait_until(lambda: writer.statistics.events == 1)
+            check_modes(tmp_path / "all" / "recordings")
+    finally:
+        os.umask(before)
+    check_modes(tmp_path / "all" / "recordings")
+
+
+def check_modes(folder: Path) -> None:
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            wanted = 0o700 if path.is_dir() else 0o600
+            assert stat.S_IMODE(path.lstat().st_mode) == wanted, path
+
+
+def test_the_live_link_leads_to_the_current_database_and_goes_at_the_end(tmp_path: Path):
+    with RecordWriter(settings(tmp_path), "g", "w"):
+        link = tmp_path / "g.w" / "w-live.db"
+        assert link.readlink() == Path(find_period(tmp_path).database.name)
+    assert not link.is_symlink()
+
+
+def test_names_that_no_file_can_have_stay_apart(tmp_path: Path):
+    where = settings(tmp_path / "recordings")
+    with RecordWriter(where, "../a/b", "w"), RecordWriter(where, "../a_b", "w"):
+        assert len(list_worker_folders(tmp_path / "recordings")) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["recordings"]
+
+
+def test_a_batch_that_cannot_be_read_is_counted_and_the_others_are_stored(tmp_path: Path):
+    with RecordWriter(settings(tmp_path), "g", "w") as writer:
+        writer.put_rows("e1", 0, 1, RowTable.MESSAGES, b"garbage")
+        writer.put_rows("e1", 0, 2, RowTable.MESSAGES, tasks(task("t", [1])))
+        writer.put_rows("e1", 0, 3, RowTable.MESSAGES, messages(message(3)))
+    assert read_offsets(tmp_path) == [3]
+    assert (writer.statistics.rows, writer.statistics.lost_rows) == (1, 2)
+
+
+class FullDisk:
+    """A disk on which only so many bytes fit."""
+
+    def __init__(self) -> None:
+        self.full = False
+
+    def write(self, fd: int, data: memoryview) -> int:
+        if not self.full:
+            return os.write(fd, data)
+        if len(data) > 10:
+            return os.write(fd, data[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[FullDisk]:
+    disk = FullDisk()
+    monkeypatch.setattr(open_segment, "write", disk.write)
+    return disk
+
+
+def test_a_full_disk_loses_rows_says_so_and_goes_on_when_there_is_room(tmp_path: Path, disk: FullDisk):
+    confirmed: list[int] = []
+    with (
+        capture_logs() as logs,
+        RecordWriter(settings(tmp_path), "g", "w", stored=lambda _, seq: confirmed.append(seq)) as writer,
+    ):
+        for seq, full in ((1, False), (2, True), (3, True), (4, False)):
+            disk.full = full
+            writer.put_rows("e1", 0, seq, RowTable.MESSAGES, messages(message(seq)))
+            stored(writer, seq)
+    assert read_offsets(tmp_path) == [1, 4]
+    assert (writer.statistics.rows, writer.statistics.lost_rows) == (2, 2)
+    assert confirmed == [1, 2, 3, 4]
+    lost = [line for line in logs if line["event"] == "recorded rows are lost"]
+    assert lost
+    assert "No space left" in lost[0]["error"]
+
+
+def test_a_folder_that_cannot_be_written_means_memory_and_is_said_once(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with capture_logs() as logs, RecordWriter(settings(tmp_path / "file"), "g", "w") as writer:
+        writer.put_rows("e1", 0, 1, RowTable.MESSAGES, messages(message(1)))
+        stored(writer, 1)
+        assert writer.statistics.place == "memory"
+    assert [line["event"] for line in logs] == ["the recording cannot be written; the newest 64 MiB are kept in memory"]
+
+
+def test_no_folder_means_memory_and_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    with capture_logs() as logs, RecordWriter(settings(""), "g", "w") as writer:
+        writer.put_rows("e1", 0, 1, RowTable.MESSAGES, messages(message(1)))
+        stored(writer, 1)
+        assert writer.statistics.place == "memory"
+    assert logs == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("plant", ["folder", "worker", "file"])
+def test_a_planted_link_is_not_followed(tmp_path: Path, plant: str):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    recordings = tmp_path / "recordings"
+    recordings.mkdir()
+    if plant == "worker":
+        (recordings / "g.w").symlink_to(elsewhere)
+    elif plant == "folder":
+        (recordings / "g.w").mkdir()
+        (recordings / "g.w" / "w-live.db").symlink_to(elsewhere / "victim")
+    else:
+        (recordings / "g.w").write_text("")
+    with capture_logs(), RecordWriter(settings(recordings), "g", "w") as writer:
+        writer.put_rows("e1", 0, 1, RowTable.MESSAGES, messages(message(1)))
+        stored(writer, 1)
+        assert (writer.statistics.place == "memory") == (plant != "folder")
+    assert list(elsewhere.iterdir()) == []
+
+
+KILLED = """
+    import os, signal, sys
+    from pathlib import Path
+    from tests.recorder.rows import message, messages, task, tasks
+    from tidemill.config.debug_settings import DebugSettings
+    from tidemill.core.recorder.sealing import SealPolicy
+    from tidemill.recorder.schema import RowTable
+    from tidemill.recorder.writer import RecordWriter
+    from tidemill.recorder import sealed_files
+
+    when = sys.argv[2]
+    if when == "sealing":
+        whole = sealed_files._write_file
+        def die(path, data):
+            if path.suffix == ".parquet":
+                Path(f"{path}.tmp").write_bytes(bytes(data)[:100])
+                os.kill(os.getpid(), signal.SIGKILL)
+            whole(path, data)
+        sealed_files._write_file = die
+    count = 0
+    def stored(engine, seq):
+        global count
+        count += 1
+        print(seq, flush=True)
+        if when == "writing" and count == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+    writer = RecordWriter(DebugSettings(db_dir=sys.argv[1]), "g", "w", stored=stored, policy=SealPolicy(max_rows=30))
+    with writer:
+        for seq in range(1, 6):
+            body = messages(*(message(offset) for offset in range(seq * 10, seq * 10 + 10)))
+            writer.put_rows("e1", 0, seq, RowTable.MESSAGES, body)
+"""
+
+
+@pytest.mark.parametrize("when", ["writing", "sealing"])
+def test_the_next_run_seals_what_a_killed_driver_left(tmp_path: Path, when: str):
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path), when],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == -9, run.stderr
+    confirmed = [int(seq) for seq in run.stdout.split()]
+    (left,) = tmp_path.rglob("messages-*.open")
+    with left.open("ab") as file:
+        file.write(b"FRAM\x01\x02")  # what a kill in the middle of a write leaves
+    with RecordWriter(settings(tmp_path), "another", "w"):
+        wait_until(lambda: not left.exists())
+    expected = [offset for seq in confirmed for offset in range(seq * 10, seq * 10 + 10)]
+    assert sorted(read_offsets(tmp_path)) == expected
+    assert not list(tmp_path.rglob("*.tmp"))
+    period = next(period for period in list_periods(tmp_path / "g.w"))
+    with sqlite3.connect(period.database) as database:
+        assert database.execute('select sum("rows") from segments').fetchone() == (len(expected),)
+
+
+def test_two_drivers_in_one_folder_leave_each_other_alone(tmp_path: Path):
+    with RecordWriter(settings(tmp_path), "g", "w") as first:
+        first.put_rows("e1", 0, 1, RowTable.MESSAGES, messages(message(1)))
+        stored(first, 1)
+        with RecordWriter(settings(tmp_path), "g", "w") as second:
+            second.put_rows("e2", 0, 1, RowTable.MESSAGES, messages(message(2)))
+            stored(second, 1)
+            assert len(list(tmp_path.rglob("messages-*.open"))) == 2
+        assert len(list(tmp_path.rglob("messages-*.open"))) == 1
+        assert len(list_periods(tmp_path / "g.w")) == 2
+    assert sorted(read_offsets(tmp_path)) == [1, 2]
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Iterator[Callable[..., DiskRecording]]:
+    """Open recordings in one folder, closed at the end."""
+    opened: list[DiskRecording] = []
+
+    def open_one(**others: Any) -> DiskRecording:
+        opened.append(DiskRecording(tmp_path, "g", "w", settings(tmp_path, **others), SealPolicy(max_rows=10)))
+        return opened[-1]
+
+    yield open_one
+    for each in opened:
+        each.close()
+
+
+def add(recording: DiskRecording, first: int, rows: int = 10) -> None:
+    """Record messages, and do what is due."""
+    from tests.recorder.rows import batch_of
+
+    from tidemill.recorder.frames import FrameInfo
+    from tidemill.recorder.schema import encode_rows
+
+    batch = batch_of(RowTable.MESSAGES, *(message(offset) for offset in range(first, first + rows)))
+    recording.append(RowTable.MESSAGES, [(FrameInfo("e", 0, first, RowTable.MESSAGES), encode_rows(batch), batch)])
+    recording.tick()
+
+
+def test_a_period_that_is_over_is_followed_by_another(recording: Callable[..., DiskRecording], tmp_path: Path):
+    one = recording(rotation_interval_minutes=1e-9)
+    add(one, 0, rows=3)
+    add(one, 3, rows=3)
+    assert len(list_periods(tmp_path / "g.w")) == 3
+    assert sorted(read_offsets(tmp_path)) == list(range(6))
+
+
+def test_the_oldest_segments_of_the_period_go_when_there_are_too_many_bytes(
+    recording: Callable[..., DiskRecording], tmp_path: Path
+):
+    one = recording(retention_max_bytes=1_000_000, flush_interval_seconds=0)
+    for first in range(0, 600, 10):
+        add(one, first)
+    kept = read_offsets(tmp_path)
+    assert kept == list(range(kept[0], 600))
+    assert 0 < kept[0] < 600
+    size = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+    assert size < 1_100_000
+
+
+def test_events_beyond_the_limit_go_with_their_texts(recording: Callable[..., DiskRecording], tmp_path: Path):
+    one = recording(retention_max_events=3)
+    one.add_events([RecordedEvent(START + at, EventKind.TASK_FAILED, text=f"error {at}") for at in range(10)])
+    one._clean()
+    with sqlite3.connect(find_period(tmp_path).database) as database:
+        assert database.execute("select at_us from events").fetchall() == [(START + at,) for at in (7, 8, 9)]
+        assert database.execute("select text from texts").fetchall() == [("error 7",), ("error 8",), ("error 9",)]
+        search = "select rowid from texts_search where texts_search match ?"
+        assert database.execute(search, ('"error"',)).fetchall() == [(8,), (9,), (10,)]
+
+
+def test_old_periods_of_workers_that_are_gone_are_removed_by_the_next_run(tmp_path: Path):
+    for worker, hours in (("short", 1.0), ("long", 1_000.0)):
+        with RecordWriter(settings(tmp_path, retention_hours=hours), "g", worker) as writer:
+            writer.put_rows("e1", 0, 1, RowTable.MESSAGES, messages(message(1)))
+    day_ago = tmp_path.stat().st_mtime - 86_400
+    for path in tmp_path.rglob("*"):
+        os.utime(path, (day_ago, day_ago))
+    with RecordWriter(settings(tmp_path), "g", "new"):
+        wait_until(lambda: not (tmp_path / "g.short").exists())
+        assert (tmp_path / "g.long").is_dir()
