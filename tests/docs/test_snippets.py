@@ -24,7 +24,8 @@ KNOWN = {"python", "yaml", "yaml triggers", "sh", "sh background", "text", "cons
 
 
 #: Pages whose commands start Spark several times.
-SLOW = {"process-a-dataframe.md", "backfill-a-topic.md"}
+#: Their commands are tested as such, too.
+SLOW = {"process-a-dataframe.md", "backfill-a-topic.md", "redrive-dead-letters.md"}
 
 
 def pages_with(*infos: str) -> list[Path]:
