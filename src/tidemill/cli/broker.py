@@ -78,8 +78,8 @@ def parse_topic(text: str) -> tuple[str, int]:
     # Shorter than Python's limit for the digits of a number.
     if not 1 <= int((count or "1")[:10]) <= _MAX_PARTITIONS:
         raise ConfigError(
-            f"--topic {text}: a topic has at least 1 partition, and at most {_MAX_PARTITIONS:,} here; write for example "
-            "orders:4"
+            f"--topic {text}: a topic has at least 1 partition, and at most {_MAX_PARTITIONS:,} here; write for "
+            "example orders:4"
         )
     return name, int(count or 1)
 
