@@ -143,9 +143,10 @@ class EmbeddedBroker:
                 f"port {self._fixed_port} of {HOST} is in use, perhaps by another Kafka; stop that program or choose "
                 "another port"
             )
+        # Before the download, which takes a while.
+        create_folder(self.data_dir)
         java = str(find_java().executable)
         command = [java, *_JVM_OPTIONS, "-cp", kafka_classpath(self._progress)]
-        create_folder(self.data_dir)
         first = not (self.data_dir / "data" / "meta.properties").exists()
         self._progress("starting Apache Kafka")
         for attempt in range(1, _PORT_ATTEMPTS + 1):
