@@ -176,7 +176,6 @@ def _choose(table: pa.Table, criteria: Criteria, limit: int) -> pa.Array:
 
     There are more than `limit` where several rows have the time of the last one, or that of the cursor.
     """
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     for name in WORDS[criteria.table]:
@@ -184,7 +183,7 @@ def _choose(table: pa.Table, criteria: Criteria, limit: int) -> pa.Array:
             table = table.set_column(table.column_names.index(name), name, table[name].cast("string"))
     mask = match_rows(table, criteria)
     at = pc.coalesce(table[COLUMNS[criteria.table].at].combine_chunks(), 0)
-    rows = pc.indices_nonzero(mask) if mask is not None else pa.array(range(len(at)), pa.uint64())
+    rows = pc.indices_nonzero(pc.is_valid(at) if mask is None else mask)
     at = at.take(rows)
     if criteria.after is None:
         return rows.filter(pc.greater_equal(at, _find_threshold(at, limit)))
