@@ -67,7 +67,10 @@ def make_engine(slot: int, **changes: Any) -> EngineProgress:
         loop_blocks=1,
         sinks={
             "sinks.kafka.results": SinkStats(
-                4_000, 40_500, sends=Durations([3_000, 800, 150, 40, 10, *[0] * 10]), last_delivered_at=1_790_000_000.0
+                4_000,
+                40_500,
+                sends=Durations([3_000, 800, 150, 40, 10, *[0] * 10], 9.0),
+                last_delivered_at=1_790_000_000.0,
             ),
             "sinks.postgres.db": SinkStats(
                 3_900,
@@ -77,7 +80,7 @@ def make_engine(slot: int, **changes: Any) -> EngineProgress:
                 dead_lettered=7,
                 breaker_opened=1,
                 breaker_state=2,
-                sends=Durations([0, 0, 3_000, 800, 90, 10, *[0] * 9]),
+                sends=Durations([0, 0, 3_000, 800, 90, 10, *[0] * 9], 9.0),
                 last_error=f"refused {SCRIPT}: password={SECRET}",
                 last_error_at=1_790_000_100.0,
                 last_delivered_at=1_790_000_050.0,
@@ -128,7 +131,7 @@ class ScriptedPipeline:
             "settings": self.settings,
             "configured": self.settings,
             "worker": "worker-1",
-            "asked": Monitored(self.progress, lambda: self.run, lambda: self.orphans, lambda: 4),
+            "asked": Monitored(self.progress, lambda: self.run, lambda: self.orphans, lambda: 8),
             "release": self.release,
             "drain": lambda: self.actions.append("drain"),
         }

@@ -16,7 +16,8 @@ from tidemill.web.access.origins import Origins
 from tidemill.web.app import create_app
 from tidemill.web.pages import Pages
 from tidemill.web.pipeline.section import PipelineView, build_section
-from tidemill.web.pipeline.start import describe_about
+from tidemill.web.pipeline.start import describe_about, open_archive
+from tidemill.web.recorded.section import build_section as build_recorded_section
 from tidemill.web.sections import Health
 
 ORIGIN = "http://127.0.0.1:8080"
@@ -33,7 +34,8 @@ def make_app(pipeline: ScriptedPipeline) -> ASGIApp:
     view.sample()
     logins = Logins(None if debug.users or debug.tokens else KEY, debug.users, debug.tokens)
     health = Health(list, lambda: find_unready(pipeline.run, pipeline.progress(), pipeline.orphans))
-    return create_app([build_section(view, pages)], pages, logins, origins, health, PORT)
+    sections = [build_section(view, pages), build_recorded_section(open_archive(watched), pages)]
+    return create_app(sections, pages, logins, origins, health, PORT)
 
 
 @asynccontextmanager

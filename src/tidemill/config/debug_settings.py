@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from tidemill.config.section import NonEmpty, Section
 from tidemill.config.web_settings import LinkSettings, TokenSettings, UserSettings, WebUrl, is_loopback
@@ -39,6 +39,7 @@ class DebugSettings(Section):
     tokens: dict[NonEmpty, TokenSettings] = Field(
         default_factory=dict, description="Programs that may send `Authorization: Bearer TOKEN`."
     )
+    max_ui_rows: PositiveInt = Field(5000, description="The most rows that one answer of the web UI has.")
     custom_links: list[LinkSettings] = Field(default_factory=list, description="Links that the web UI shows.")
     db_dir: str = Field(
         "~/.local/state/tidemill",
@@ -55,6 +56,21 @@ class DebugSettings(Section):
     )
     retention_max_bytes: NonNegativeInt = Field(
         2 * 1024**3, description="The most that recordings of one worker may take on disk; 0: no limit."
+    )
+    max_buffer: PositiveInt = Field(
+        50_000, description="How many events an engine keeps for a driver that does not take them; older ones are lost."
+    )
+    max_buffer_bytes: PositiveInt = Field(
+        32 * 1024**2, description="How much an engine keeps for a driver that does not take it; older rows are lost."
+    )
+    event_min_duration_ms: NonNegativeFloat = Field(
+        0.0, description="Tasks that ended well in less time leave no row of their own."
+    )
+    store_output: bool = Field(
+        True, description="Whether what tasks write is kept, up to 64 KiB of each stream: its beginning and its end."
+    )
+    output_min_duration_ms: NonNegativeFloat = Field(
+        500.0, description="Tasks that ended well in less time keep no output; failed ones do, up to 100 a second."
     )
     flush_interval_seconds: NonNegativeFloat = Field(
         5.0, description="How often what was written is forced to the disk (fsync); 0: with every batch."

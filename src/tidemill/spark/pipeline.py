@@ -18,7 +18,7 @@ import functools
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -32,13 +32,15 @@ from tidemill.runtime.engine_link import RECONNECT_SECONDS
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.link_messages import LinkAddress
+from tidemill.runtime.link_server import LinkServer
 from tidemill.runtime.lock import WorkerLock
 from tidemill.spark.engine.process import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
 from tidemill.spark.foreground import LEFT_OVER, Foreground, StartStoppedError, Wake, take
 from tidemill.spark.live.control_desk import ControlDesk
-from tidemill.spark.live.ending import lag_fields, leave_for, refuse_failure, refuse_uncommitted
+from tidemill.spark.live.ending import lag_fields, leave_for, log_drained, refuse_failure, refuse_uncommitted
 from tidemill.spark.live.group_monitor import GroupWatch
 from tidemill.spark.live.monitoring import Monitored, serve_metrics
+from tidemill.spark.live.recording import record_run
 from tidemill.spark.live.reloader import Code, CodeFiles, Reloader
 from tidemill.spark.live.status_report import build_report
 from tidemill.spark.live.supervisor import JobMaker, Supervisor
@@ -46,7 +48,6 @@ from tidemill.spark.live.web_ui import Watched, WebUi, serve_web
 from tidemill.spark.preflight import (
     StartUp,
     choose_engine_count,
-    look_up_partitions,
     make_handler,
     refuse_shared_group,
     refuse_unrunnable,
@@ -58,6 +59,9 @@ from tidemill.spark.run_state import Phase, RunState
 from tidemill.spark.session.conf import is_local
 from tidemill.spark.session.packaging import list_own_folders, pack_handler
 from tidemill.spark.session.session import Spark
+
+if TYPE_CHECKING:  # loaded only where something is recorded
+    from tidemill.spark.live.run_recorder import RunRecorder
 
 log = structlog.get_logger(__name__)
 
@@ -112,9 +116,10 @@ class Pipeline:
         self._linked: Supervisor | None = None
         self._group_watch: GroupWatch | None = None
         self._metrics_address: str | None = None
+        self._recorder: RunRecorder | None = None
+        self._web: WebUi | None = None
         #: What the engines run; with `--dev`, other code may follow.
         self._code: Code | None = None
-        self._web: WebUi | None = None
         self._finished: RunFinished | None = None
         self._drained_at: float | None = None
 
@@ -208,12 +213,14 @@ class Pipeline:
             ),
             self._open_desk(settings, worker),
             serve_metrics(configured.metrics, settings, worker, monitored) as self._metrics_address,
+            record_run(settings, worker, self.progress) as self._recorder,
             serve_web(
-                Watched(monitored, settings, configured, worker, self._release, self.drain, self._metrics_address)
+                Watched(monitored, settings, configured, worker, self._release, self.drain, self._metrics_address),
+                self._recorder,
             ) as self._web,
         ):
+            partitions = foreground.unless_stopped(lambda: foreground.look_up_partitions(settings))
             with foreground.wait_for_brokers(kafka.brokers):
-                partitions = foreground.unless_stopped(lambda: look_up_partitions(settings))
                 foreground.unless_stopped(lambda: refuse_shared_group(settings, worker))
             return self._run_on_spark(spark, settings, worker, packed, partitions)
 
@@ -269,7 +276,8 @@ class Pipeline:
         spark.watch(lambda: self._foreground.wakes.put(Wake.SPARK_LOST))
         self._live = live
         try:
-            live.start(bind_host=host)
+            open_link = LinkServer if self._recorder is None else self._recorder.open_link
+            live.start(bind_host=host, open_link=open_link)
             self._linked = live
             if self._web is not None:
                 self._web.begin()
@@ -287,15 +295,7 @@ class Pipeline:
                 self._leave_for(settings, worker, live.find_left_behind())
             self._raise_failure(settings, worker)
             refuse_uncommitted(done)
-            left = "; what did not finish in time is redelivered to the next run" if done.in_flight else ""
-            (log.warning if left else log.info)(
-                f"the pipeline is drained{left}",
-                messages_done=done.messages_done,
-                **lag_fields(done),
-                in_flight=done.in_flight,
-                dead_lettered=done.dead_lettered,
-                letters_dropped=done.letters_dropped,
-            )
+            log_drained(done)
         return code
 
     def _job_maker(self, worker: str, code: Code) -> JobMaker:

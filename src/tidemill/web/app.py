@@ -48,7 +48,8 @@ def create_app(
     """
     cookie = f"tidemill_{port}"
     app = FastAPI(title="tidemill", version=pages.about.version, docs_url=None, redoc_url=None, openapi_url=None)
-    pages.links = [link for section in sections for link in section.links]
+    links = [link for section in sections for link in section.links]
+    pages.links = sorted(links, key=lambda link: link.is_last)
     _handle_errors(app, pages)
     app.include_router(_build_health(health))
     app.include_router(build_login(logins, pages, cookie, is_secure=origins.is_secure))

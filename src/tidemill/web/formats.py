@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from markupsafe import Markup
@@ -89,16 +90,52 @@ def format_minutes(seconds: float) -> str:
 
 def format_time(at: float | None) -> Markup | str:
     """Return a time in UTC as an element that the page's script shows in the reader's zone."""
+    return _format_moment(at, "seconds")
+
+
+def format_moment(at: float | None) -> Markup | str:
+    """Return a time to the millisecond, otherwise as `format_time` does."""
+    return _format_moment(at, "milliseconds")
+
+
+def _format_moment(at: float | None, precision: str) -> Markup | str:
     if at is None:
         return "–"
     moment = datetime.fromtimestamp(at, UTC)
-    text = moment.strftime("%Y-%m-%d %H:%M:%S")
-    return Markup('<time datetime="{}">{} UTC</time>').format(moment.isoformat(timespec="milliseconds"), text)
+    text = moment.replace(tzinfo=None).isoformat(" ", precision)
+    whole = moment.isoformat(timespec="milliseconds")
+    return Markup('<time datetime="{}" data-precision="{}">{} UTC</time>').format(whole, precision, text)
 
 
 def format_ago(at: float | None) -> str:
     """Return how long ago a time was."""
     return "–" if at is None else f"{format_duration(max(0.0, time.time() - at))} ago"
+
+
+#: The small chart of a group of failures.
+_SPARK_BARS, _SPARK_STEP, _SPARK_HEIGHT = 40, 3, 20
+
+
+def spread_minutes(minutes: Sequence[tuple[int, int]], begin: float, end: float) -> list[tuple[int, int]]:
+    """Return bars of a small chart: where each begins and how high it is.
+
+    Args:
+        minutes: Minutes since the epoch, and how many in each.
+        begin: The left end, in seconds since the epoch; 0: the first of these minutes.
+        end: The right end.
+
+    Example:
+        >>> spread_minutes([(10, 4), (19, 2)], 600, 1200)
+        [(0, 20), (108, 10)]
+    """
+    first = begin / _MINUTE if begin else min((minute for minute, _ in minutes), default=0)
+    width = max(1.0, end / _MINUTE - first) / _SPARK_BARS
+    bars: dict[int, int] = {}
+    for minute, count in minutes:
+        place = min(_SPARK_BARS - 1, max(0, int((minute - first) / width)))
+        bars[place] = bars.get(place, 0) + count
+    highest = max(bars.values(), default=1)
+    return [(place * _SPARK_STEP, max(2, _SPARK_HEIGHT * count // highest)) for place, count in sorted(bars.items())]
 
 
 FILTERS = {
@@ -108,5 +145,7 @@ FILTERS = {
     "duration": format_duration,
     "minutes": format_minutes,
     "time": format_time,
+    "moment": format_moment,
     "ago": format_ago,
+    "spread": spread_minutes,
 }

@@ -15,10 +15,12 @@ class Link:
     Attributes:
         title: What it is called.
         path: Where it is.
+        is_last: Whether it comes after the pages of all other sections.
     """
 
     title: str
     path: str
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ from tidemill.core.supervision.slot import SlotLimits
 from tidemill.core.supervision.slot_events import Ending
 from tidemill.core.supervision.slot_group import RunFinished
 from tidemill.pipeline.handler.base import Handler
-from tidemill.pipeline.reports.history import HistoryRows, HistoryStatus, HistoryWriter
+from tidemill.pipeline.reports.history import HistoryRows, HistoryWriter
+from tidemill.pipeline.reports.report import HistoryStatus
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.link_messages import LinkAddress
 from tidemill.runtime.processes import is_running

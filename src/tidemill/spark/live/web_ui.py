@@ -14,7 +14,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
@@ -23,6 +23,9 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import describe_error
 from tidemill.runtime.listening import Purpose, format_address, is_port_chosen, listen
 from tidemill.spark.live.monitoring import Monitored
+
+if TYPE_CHECKING:  # loaded only where something is recorded
+    from tidemill.spark.live.run_recorder import RunRecorder
 
 log = structlog.get_logger(__name__)
 
@@ -73,17 +76,21 @@ class WebUi:
         listener: A listening socket.
         settings: The section.
         watched: What is shown.
+        recorder: What is recorded goes there; None: nothing is.
 
     Attributes:
         address: Where it is opened, with the key if one is needed: for the user who started the pipeline only.
     """
 
-    def __init__(self, listener: socket.socket, settings: DebugSettings, watched: Watched) -> None:
+    def __init__(
+        self, listener: socket.socket, settings: DebugSettings, watched: Watched, recorder: RunRecorder | None
+    ) -> None:
         """Answer nothing yet; clients wait."""
         is_open = not settings.users and not settings.tokens
         self._key = secrets.token_urlsafe(_KEY_BYTES) if is_open else None
         self._listener = listener
         self._watched = watched
+        self._recorder = recorder
         self._server: Server | None = None
         self._lock = threading.Lock()
         self._is_ended = False
@@ -108,7 +115,7 @@ class WebUi:
     def _run(self) -> None:
         try:
             builder: Any = importlib.import_module(_BUILDER)
-            server: Server = builder.build_server(self._listener, self._key, self._watched)
+            server: Server = builder.build_server(self._listener, self._key, self._watched, self._recorder)
         except Exception as error:
             log.exception("the web UI cannot be started; the pipeline runs without it", error=describe_error(error))
             self._listener.close()
@@ -121,11 +128,12 @@ class WebUi:
 
 
 @contextlib.contextmanager
-def serve_web(watched: Watched) -> Iterator[WebUi | None]:
+def serve_web(watched: Watched, recorder: RunRecorder | None = None) -> Iterator[WebUi | None]:
     """Have the address while the block runs; yields None if there is no web UI.
 
     Args:
         watched: What is shown.
+        recorder: What is recorded goes there; None: nothing is.
 
     Raises:
         ConfigError: The address cannot be listened on.
@@ -139,7 +147,7 @@ def serve_web(watched: Watched) -> Iterator[WebUi | None]:
     if listener is None:
         yield None
         return
-    web = WebUi(listener, settings, watched)
+    web = WebUi(listener, settings, watched, recorder)
     try:
         log.info("the web UI is served", web=web.address)
         yield web

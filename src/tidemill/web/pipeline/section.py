@@ -15,6 +15,8 @@ from starlette.requests import Request
 
 from tidemill.core.errors import RemoteError
 from tidemill.core.wording import format_count
+from tidemill.recorder.events import EventKind, RecordedEvent
+from tidemill.recorder.writer import RecordWriter
 from tidemill.spark.live.web_ui import Watched
 from tidemill.web.live import LiveUpdates
 from tidemill.web.pages import Pages
@@ -41,14 +43,16 @@ class PipelineView:
     Args:
         watched: The pipeline.
         pages: Renders parts of pages.
+        writer: Where actions are recorded; None: nowhere.
     """
 
-    def __init__(self, watched: Watched, pages: Pages) -> None:
+    def __init__(self, watched: Watched, pages: Pages, writer: RecordWriter | None = None) -> None:
         """Sample nothing yet."""
         self.watched = watched
         self.sampler = Sampler()
         self.live = LiveUpdates({"overview": self._describe, "page": self._render})
         self._pages = pages
+        self._writer = writer
         self._ticking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -63,6 +67,14 @@ class PipelineView:
     def now(self) -> Overview:
         """Return the state of the pipeline."""
         return describe_pipeline(self.watched, self.watched.asked.progress(), self.sampler, time.time())
+
+    def note_action(self, action: str, by: str) -> None:
+        """Log and record that somebody did something."""
+        log.info("an action was carried out for the web UI", action=action, by=by)
+        if self._writer is not None:
+            at_us = int(time.time() * 1_000_000)
+            event = RecordedEvent(at_us, EventKind.ACTION, text=action, data={"by": by})
+            self._writer.add_event(event)
 
     async def _tick(self) -> None:
         while True:
@@ -84,7 +96,7 @@ class PipelineView:
 
 def build_section(view: PipelineView, pages: Pages) -> Section:
     """Return the section of a pipeline."""
-    links = [Link("Overview", "/"), Link("Configuration", "/configuration")]
+    links = [Link("Overview", "/"), Link("Configuration", "/configuration", is_last=True)]
     return Section(links, _build_pages(view, pages), _build_api(view))
 
 
@@ -144,13 +156,13 @@ def _build_api(view: PipelineView) -> APIRouter:
             raise Problem(503, str(error)) from error
         if not engines:
             raise Problem(409, "no brake is on, and nothing is held")
-        log.info("the brakes were released in the web UI", by=request.state.identity.name, engines=engines)
+        view.note_action("release", request.state.identity.name)
         held = format_count(sum(engine["held"] for engine in engines), "held message")
         return Done(text=f"Released the brake of {format_count(len(engines), 'engine')}; {held} become dead letters.")
 
     @router.post("/actions/drain", summary="Drain: read no more, finish what is running, commit, and end")
     async def drain(request: Request) -> Done:
-        log.info("a drain was asked for in the web UI", by=request.state.identity.name)
+        view.note_action("drain", request.state.identity.name)
         view.watched.drain()
         return Done(text="The pipeline drains, and ends.")
 

@@ -14,7 +14,8 @@
       const at = new Date(element.dateTime);
       element.title = element.textContent;
       const isToday = at.toDateString() === new Date().toDateString();
-      element.textContent = (isToday ? today : zone).format(at);
+      const milliseconds = element.dataset.precision === "milliseconds" ? `.${String(at.getMilliseconds()).padStart(3, "0")}` : "";
+      element.textContent = (isToday ? today : zone).format(at) + milliseconds;
     }
   };
 
