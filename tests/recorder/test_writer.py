@@ -69,6 +69,8 @@ def test_rows_are_sealed_when_there_are_enough_and_the_rest_at_the_end(tmp_path:
         assert list(tmp_path.rglob("messages-*.open"))
     assert sorted(read_offsets(tmp_path)) == list(range(10, 60))
     assert not list(tmp_path.rglob("*.open"))
+    assert Reader(tmp_path).list_failures().problems == []
+    assert not [*tmp_path.rglob("*-wal"), *tmp_path.rglob("*-shm")], "readers would leave these behind"
 
 
 def test_a_frame_that_is_sent_again_is_stored_once_and_confirmed_again(tmp_path: Path):
