@@ -48,7 +48,7 @@
         legend: { live: true, markers: { width: 0, fill: (plot, place) => plot.series[place].stroke() } },
         scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
         axes: [
-          { ...axis, space: 70, values: clock },
+          { ...axis, size: 28, space: 70, values: clock },
           { ...axis, size: 52, space: 34, values: (_, ticks) => ticks.map(chart.format) },
         ],
         series: [{ label: "time", value: (_, at) => (at == null ? "now" : new Date(at * 1000).toLocaleTimeString(undefined, { hour12: false })) }, ...series],
