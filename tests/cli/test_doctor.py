@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tidemill.cli.checks import check_program, run_check
+from tidemill.cli.checks import Cluster, check_program, run_check
 from tidemill.cli.folder_checks import Folder, check_folder, list_folders
 from tidemill.config.executor_settings import ExecutorSettings
+from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.exitcode import ExitCode
@@ -61,6 +62,14 @@ def test_everything_well_is_said_part_by_part(tidemill: Run, tmp_path: Path, emb
     assert f"sinks.filesystem.files.base_path: {tmp_path / 'out'}, will be created at startup" in text
     assert "handler: handlers_for_doctor:Good\n" in text
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.timeout(60)
+def test_brokers_that_refuse_connections_are_reported_with_the_reason_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemill.cli.checks._ASK_SECONDS", 600.0)
+    reason = r"no answer from 127.0.0.1:1: 127.0.0.1:1: Connect to 127.0.0.1:1 failed: Connection refused; start Kafka"
+    with pytest.raises(RemoteError, match=reason):
+        Cluster(KafkaSettings(brokers="127.0.0.1:1"), "", {}, "kafka.brokers").check()
 
 
 @pytest.mark.kafka

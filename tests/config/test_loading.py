@@ -420,9 +420,9 @@ def test_a_file_without_an_end_is_refused() -> None:
 def test_a_folder_and_a_binary_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\xfa")
 
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="is a folder; give the path of its YAML file"):
         load_settings(tmp_path, {})
-    with pytest.raises(ConfigError, match="is not UTF-8 text"):
+    with pytest.raises(ConfigError, match=r"is not UTF-8 text: .*; save the file as UTF-8"):
         load_settings(tmp_path / "b.yaml", {})
 
 

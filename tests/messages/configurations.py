@@ -21,6 +21,8 @@ FILES = (
     "kafka:\n\tbrokers: a:9092",
     "kafka:\n  brokers a:9092",
     "kafka: [",
+    "kafka: {}\n  executor: {}",
+    '"A text."\nmore: text',
     "- kafka",
     "kafka:brokers",
     "kafak: {}",
@@ -177,6 +179,7 @@ number = 5
 #: What `--handler` may name.
 SPECS = (
     "handlers_here",
+    "handlers_here.Good",
     "handlers_here.py:Good",
     "handler_here:Good",
     "handlers_here:Goood",

@@ -21,6 +21,7 @@ from tidemill.recorder.queries import EventQuery, MessageQuery, TaskQuery
 from tidemill.recorder.reader import Reader
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.writer import RecordWriter
+from tidemill.runtime.durations import Durations
 from tidemill.runtime.progress import EngineProgress, SinkStats
 
 #: Rows of a segment in these tests.
@@ -367,8 +368,8 @@ def test_counts_are_differences_and_add_up_in_steps(tmp_path: Path):
             consumed=10 * number,
             flow={"orders/0": (10 * number, 5 * number, 0)},
             committed={"orders/0": 5 * number},
-            sinks={"sinks.kafka.out": SinkStats(delivered_payloads=3 * number, send_counts=[number, 0])},
-            attempt_counts=[number] * 3,
+            sinks={"sinks.kafka.out": SinkStats(delivered_payloads=3 * number, sends=Durations([number, 0]))},
+            attempts=Durations([number] * 3),
         )
         for number in range(1, 1_000)
     )

@@ -9,6 +9,7 @@ import asyncio
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,6 +30,8 @@ from tidemill.runtime.programs import find_program
 CHECK_SECONDS = 5.0
 #: Requests to brokers end shortly before the check itself would time out.
 _ASK_SECONDS = CHECK_SECONDS - 0.5
+#: After this long it is looked whether no broker can be connected to: then nothing is gained by waiting.
+_LOOK_SECONDS = 1.0
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -158,27 +161,35 @@ class Cluster:
         return self._topics
 
     def _ask(self) -> dict[str, int]:
-        from confluent_kafka import KafkaException
+        from confluent_kafka import KafkaError, KafkaException
         from confluent_kafka.admin import AdminClient
 
-        from tidemill.runtime.kafka_client import LibraryLog, describe_client_error, scrub
+        from tidemill.runtime.kafka_client import LibraryLog, describe_client_error, describe_connection, scrub
 
-        said: list[str] = []
-        config: dict[str, Any] = {**self.config, "error_cb": lambda error: said.append(error.str())}
+        heard: list[KafkaError] = []
+        config: dict[str, Any] = {**self.config, "error_cb": heard.append}
         try:
             client = AdminClient(config, logger=LibraryLog())
         except (KafkaException, TypeError, ValueError) as error:
             raise ConfigError(
                 f"bad client configuration: {scrub(describe_client_error(error), self.config)}; correct client_config"
             ) from None
-        try:
-            metadata = client.list_topics(timeout=_ASK_SECONDS)
-        except KafkaException as error:
-            text = scrub(said[-1] if said else describe_client_error(error), self.config)
-            raise RemoteError(
-                f"no answer from {self.brokers}: {text}; start Kafka there (to try things out: tidemill broker) "
-                f"or change {self._setting}"
-            ) from None
+        deadline = time.monotonic() + _ASK_SECONDS
+        while True:
+            try:
+                metadata = client.list_topics(timeout=min(_LOOK_SECONDS, max(0.1, deadline - time.monotonic())))
+                break
+            except KafkaException as error:
+                client.poll(0)  # calls error_cb
+                down = any(each.code() == KafkaError._ALL_BROKERS_DOWN for each in heard)
+                if not down and time.monotonic() < deadline:
+                    continue
+                why = [each.str() for each in heard if each.code() != KafkaError._ALL_BROKERS_DOWN]
+                text = describe_connection(why[-1] if why else describe_client_error(error))
+                raise RemoteError(
+                    f"no answer from {self.brokers}: {scrub(text, self.config)}; start Kafka there (to try things out: "
+                    f"tidemill broker) or change {self._setting}"
+                ) from None
         return {name: len(topic.partitions) for name, topic in metadata.topics.items()}
 
     def check(self) -> str:

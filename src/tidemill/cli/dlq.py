@@ -5,6 +5,7 @@ Results go to standard output (`--json`: for programs), progress and errors to s
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import os
 import sys
@@ -249,9 +250,19 @@ def _open_letters(settings: Settings) -> Letters:
     return open_letters(settings)
 
 
+def _find_ranges(box: Letters) -> dict[int, tuple[int, int]]:
+    """Return the first offset and the end of each partition or file; says so if brokers do not answer at once."""
+    from tidemill.cli.topic_access import waiting_for_brokers
+    from tidemill.runtime.kafka_client import CALL_SECONDS
+
+    brokers = getattr(box, "brokers", "")
+    with waiting_for_brokers(brokers, CALL_SECONDS) if brokers else contextlib.nullcontext():
+        return box.find_ranges()
+
+
 def _read_all(box: Letters, criteria: Criteria, *, garbage: bool = False) -> Iterator[Found]:
     """Yield the letters that match, the oldest first."""
-    ranges = box.find_ranges()
+    ranges = _find_ranges(box)
     starts = {number: low for number, (low, _) in ranges.items()}
     if criteria.since is not None:
         starts = box.find_offsets_at(criteria.since, ranges)
@@ -285,7 +296,7 @@ def _find_newest(box: Letters, criteria: Criteria, limit: int) -> list[Found]:
 
     if not criteria.empty:
         return newest(_read_all(box, criteria))
-    ranges = box.find_ranges()
+    ranges = _find_ranges(box)
     ends = {number: end for number, (_, end) in ranges.items()}
     reach = limit
     while True:

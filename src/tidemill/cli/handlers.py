@@ -29,7 +29,7 @@ def load_handler(spec: str, folder: Path | None = None) -> Handler[Any, Any]:
     """
     module_name, _, name = spec.partition(":")
     if not module_name or not name:
-        raise HandlerError(f"{spec!r} does not name a handler; write module:Class, for example handler:LogHandler")
+        raise HandlerError(f"{spec!r} does not name a handler; {_suggest(spec)}")
     if module_name.endswith(".py") or "/" in module_name:
         dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
         raise HandlerError(f"{module_name!r} is a file; name the module instead: {dotted}:{name}")
@@ -37,6 +37,14 @@ def load_handler(spec: str, folder: Path | None = None) -> Handler[Any, Any]:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     return _create(_find(_import(module_name, folder), name), spec)
+
+
+def _suggest(spec: str) -> str:
+    """Return what to write instead of a text without both a module and a class."""
+    module, _, name = spec.rpartition(".")
+    if module and name[:1].isupper() and ":" not in spec:
+        return f"did you mean {module}:{name}?"
+    return "write module:Class, for example handler:LogHandler"
 
 
 def _import(name: str, folder: Path) -> ModuleType:

@@ -95,7 +95,7 @@ def _open_lines(file: str) -> Iterator[BinaryIO]:
     try:
         lines = open(file, "rb")  # noqa: SIM115 - closed below; only its opening is reported here
     except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{file or repr(file)} cannot be read: {error.strerror}") from None
     with lines:
         yield lines
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -62,22 +63,33 @@ def require_topic(settings: Settings, topic: str) -> None:
     from tidemill.runtime.kafka_client import CALL_SECONDS, TopicAdmin, make_client_config
 
     brokers = settings.kafka.brokers
-    text = f"no answer from Kafka at {brokers} yet; waiting up to {CALL_SECONDS:g} s"
+    admin = TopicAdmin(make_client_config(settings.kafka, "", {}), "kafka")
+    with waiting_for_brokers(brokers, CALL_SECONDS):
+        names = admin.names()
+    # The list of topics may be older than a topic that was just created.
+    if topic in names or admin.exists(topic):
+        return
+    near = difflib.get_close_matches(topic, names, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"{describe_creation(topic, brokers)}, or check kafka.brokers"
+    raise RemoteError(f"topic {topic!r} does not exist at {brokers}; {hint}", retryable=False)
+
+
+@contextlib.contextmanager
+def waiting_for_brokers(brokers: str, seconds: float) -> Iterator[None]:
+    """Say on standard error that brokers have not answered if a block takes longer than `NOTICE_SECONDS`.
+
+    Args:
+        brokers: What is waited for.
+        seconds: How long it may take.
+    """
+    text = f"no answer from Kafka at {brokers} yet; waiting up to {seconds:g} s"
     notice = threading.Timer(NOTICE_SECONDS, typer.echo, [text], {"err": True})
     notice.daemon = True
     notice.start()
     try:
-        admin = TopicAdmin(make_client_config(settings.kafka, "", {}), "kafka")
-        names = admin.names()
-        notice.cancel()
-        # The list of topics may be older than a topic that was just created.
-        if topic in names or admin.exists(topic):
-            return
+        yield
     finally:
         notice.cancel()
-    near = difflib.get_close_matches(topic, names, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"{describe_creation(topic, brokers)}, or check kafka.brokers"
-    raise RemoteError(f"topic {topic!r} does not exist at {brokers}; {hint}", retryable=False)
 
 
 def open_client(

@@ -30,6 +30,7 @@ MAX_LEVELS = 100
 #: How many values aliases may add to those that are written.
 MAX_ALIASED_VALUES = 10_000
 
+_NO_DOCUMENT = "what is before this place is complete; is it a YAML file, with all keys at the same indentation?"
 #: What to look for where YAML's own message names only a consequence, perhaps on the line after the mistake.
 _HINTS = {
     "mapping values are not allowed here": "look for a missing ':' or a wrong indentation here or one line above, or "
@@ -37,6 +38,9 @@ _HINTS = {
     r"found character '\t' that cannot start any token": "YAML does not allow tabs for indentation; use spaces",
     "found unexpected end of stream": "a quote or a bracket is not closed",
     "expected the node content, but found '<stream end>'": "a bracket is not closed",
+    "expected '<document start>', but found '<scalar>'": _NO_DOCUMENT,
+    "expected '<document start>', but found '<block mapping start>'": _NO_DOCUMENT,
+    "expected '<document start>', but found '<block sequence start>'": _NO_DOCUMENT,
 }
 _BRACKETS = re.compile(r"[][{}]")
 _INDENTS = re.compile(r"^[ ?:-]*", re.MULTILINE)

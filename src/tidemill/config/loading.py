@@ -98,14 +98,17 @@ def revalidate(settings: Settings, source: str = "on_startup") -> Settings:
 
 
 def _read(path: Path, named_by: str) -> Document:
+    what = f"the configuration file {path}{named_by}"
     try:
         text = read_text(path)
     except FileNotFoundError:
-        raise ConfigError(f"the configuration file {path}{named_by} does not exist; {_suggest(path)}") from None
+        raise ConfigError(f"{what} does not exist; {_suggest(path)}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"the configuration file {path}{named_by} is not UTF-8 text: {error.reason}") from None
+        raise ConfigError(f"{what} is not UTF-8 text: {error.reason}; save the file as UTF-8") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{what} is a folder; give the path of its YAML file") from None
     except OSError as error:
-        raise ConfigError(f"the configuration file {path}{named_by} cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{what} cannot be read: {error.strerror}") from None
     document = read_yaml(text, str(path))
     if document.problems and not document.value:
         raise _build_error(document.problems)

@@ -27,7 +27,7 @@ from tidemill.recorder.open_segment import OpenSegment
 from tidemill.recorder.periods import Period, SegmentName, create_period, make_private_folder, name_worker_folder
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.sealed_files import seal_leftovers, seal_open_file, write_sealed
-from tidemill.recorder.sealing import seal
+from tidemill.recorder.sealing import release_memory, seal
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -188,6 +188,7 @@ class DiskRecording:
             raise
         finally:
             segment.close()
+        release_memory()
         self._sealed.append(SegmentSize(name.stem, row.size_bytes))
         self.database.add_segment(row)
         limit = self._settings.retention_max_bytes

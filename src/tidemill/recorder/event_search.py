@@ -21,6 +21,10 @@ _COLUMNS = (
     "coalesce((select text from texts where id = text_id), ''), "
     "coalesce((select name from classes where id = class_id), ''), data, events.id"
 )
+_SELECT = f"select {_COLUMNS} from events"  # noqa: S608
+_ORDER = "order by at_us desc, events.id desc limit ?"
+#: So many events are looked through before the index is asked.
+_RECENT = 2_000
 #: The shortest text that the index can find; shorter ones are looked for in all texts.
 _TRIGRAM = 3
 #: The types of a sort key: the time backwards, the recording, the number in its database backwards.
@@ -53,8 +57,13 @@ def search_events(
     found: list[FoundEvent] = []
     for store in stores:
         where, values = _make_where(query, after, store.recording)
-        statement = f"select {_COLUMNS} from events {where} order by at_us desc, events.id desc limit ?"  # noqa: S608
-        _collect(store, statement, (*values, limit), found, problems)
+        if query.text and query.text.isascii() and len(query.text) >= _TRIGRAM:
+            # A text that many events have is found among the newest of them; the index would list all the others first.
+            few = _search_recent(store, query, after, limit, problems)
+            if len(few) == limit:
+                found += few
+                continue
+        _collect(store, f"{_SELECT} {where} {_ORDER}", (*values, limit), found, problems)
     return sorted(found, key=lambda each: each.key)[:limit]
 
 
@@ -73,6 +82,21 @@ def _make_event(row: Sequence[Any]) -> RecordedEvent:
     at_us, kind, topic, partition, offset, task_id, sink, text, error_class, data, _ = row
     facts = msgspec.msgpack.decode(data, type=dict[str, str | int | float]) if data is not None else {}
     return RecordedEvent(at_us, EventKind(kind), topic, partition, offset, task_id, sink, text, error_class, facts)
+
+
+def _search_recent(
+    store: SegmentStore, query: EventQuery, after: Key | None, limit: int, problems: list[str]
+) -> list[FoundEvent]:
+    """Return the events that match among the newest `_RECENT` that match all but the text."""
+    where, values = _make_where(msgspec.structs.replace(query, text=""), after, store.recording)
+    newest = f"select * from events {where} {_ORDER}"  # noqa: S608
+    found: list[FoundEvent] = []
+    statement = (
+        f"select {_COLUMNS} from ({newest}) as events "  # noqa: S608
+        f"where instr((select lower(text) from texts where id = text_id), lower(?)) > 0 {_ORDER}"
+    )
+    _collect(store, statement, (*values, _RECENT, query.text, limit), found, problems)
+    return found
 
 
 def _make_where(query: EventQuery, after: Key | None, recording: str) -> tuple[str, list[Any]]:

@@ -94,7 +94,7 @@ class Criteria(msgspec.Struct, frozen=True, kw_only=True):
         return summary.has_offset(self.topic, self.partition, self.offset, self.offset)
 
 
-class Found(msgspec.Struct, frozen=True, order=True):
+class Found(msgspec.Struct, frozen=True):
     """A row, and its sort key."""
 
     key: tuple[Any, ...]
@@ -156,7 +156,8 @@ def search(segments: Sequence[Segment], criteria: Criteria, limit: int, problems
             if not criteria.may_be_in(summary):
                 continue
         try:
-            found = sorted([*found, *_search_segment(segment, criteria, limit, problems)])[:limit]
+            found += _search_segment(segment, criteria, limit, problems)
+            found = sorted(found, key=lambda each: each.key)[:limit]
         except FileNotFoundError:
             continue
         except READ_ERRORS as error:

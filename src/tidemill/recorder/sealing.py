@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 GROUP_ROWS = 16_384
 #: Columns with few different values.
 _WORDS = ("topic", "status", "error", "kind", "engine_id")
+#: So many values tell whether they repeat.
+_SAMPLE = 1_024
 #: What the worker is called, in the metadata of the Parquet file.
 WORKER = b"tidemill.worker"
 
@@ -138,10 +140,13 @@ def pack_label(name: str, value: str) -> bytes:
 
 
 def _hash_column(values: pa.Array) -> pa.Array:
-    """Return the hashes of a column; each different value is hashed once."""
+    """Return the hashes of a column; if values repeat, each different one is hashed once."""
     import pyarrow as pa
 
-    coded = values.cast(pa.binary()).dictionary_encode()
+    values = values.cast(pa.binary())
+    if len(values[:_SAMPLE].unique()) > len(values[:_SAMPLE]) // 2:
+        return pa.array([None if value is None else hash_value(value) for value in values.to_pylist()], pa.uint32())
+    coded = values.dictionary_encode()
     hashes = pa.array([hash_value(value) for value in coded.dictionary.to_pylist()], pa.uint32())
     return hashes.take(coded.indices)
 
@@ -170,3 +175,10 @@ def _write_parquet(rows: pa.Table, worker: str) -> pa.Buffer:
         store_schema=False,
     )
     return sink.getvalue()
+
+
+def release_memory() -> None:
+    """Give the memory back that sealing needed for a moment: Arrow would keep it until the next time."""
+    import pyarrow as pa
+
+    pa.default_memory_pool().release_unused()

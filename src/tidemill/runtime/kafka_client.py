@@ -6,6 +6,7 @@ that leaves here contains a value of a secret setting.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ log = structlog.get_logger(__name__)
 
 #: A topic that was created a moment ago is unknown to some brokers for up to a second.
 FRESH_TOPIC_SECONDS = 5.0
+_STATE = re.compile(r" \(after \d+ms in state [A-Z_]+(?:, \d+ identical error\(s\) suppressed)?\)")
 #: One request to the brokers may take this long, connecting included.
 CALL_SECONDS = 10.0
 #: What to do when brokers do not answer.
@@ -72,6 +74,16 @@ def make_client_config(kafka: KafkaSettings, brokers: str, overrides: Mapping[st
 def describe_client_error(error: Exception) -> str:
     """Return the text of an exception of the client."""
     return error.args[0].str() if isinstance(error, ck.KafkaException) else str(error)
+
+
+def describe_connection(text: str) -> str:
+    """Return what librdkafka says about a connection, without the state and the time that nobody needs.
+
+    Example:
+        >>> describe_connection("a:1/bootstrap: Connect to ipv4#10.0.0.1:1 failed (after 0ms in state CONNECT)")
+        'a:1: Connect to 10.0.0.1:1 failed'
+    """
+    return _STATE.sub("", text).replace("/bootstrap:", ":").replace("ipv4#", "").replace("ipv6#", "")
 
 
 def scrub(text: str, config: Mapping[str, Any]) -> str:
@@ -211,14 +223,16 @@ class TopicAdmin:
         if error.code() in _FORBIDDEN:
             return ConfigError(f"{self._what}: {text}: {said}; grant the rights or check client_config")
         if error.code() in _UNREACHABLE:
-            heard = f" ({self._heard})" if self._heard else ""
-            return RemoteError(f"{self._what}: no answer from Kafka at {self._brokers}: {said}{heard}; {KAFKA_ADVICE}")
+            self._client.poll(0)  # calls _on_error
+            # What the client heard says why; the answer to the call says only that it timed out.
+            why = self._heard or said
+            return RemoteError(f"{self._what}: no answer from Kafka at {self._brokers}: {why}; {KAFKA_ADVICE}")
         return RemoteError(f"{self._what}: {text} at {self._brokers}: {said}", retryable=error.retriable())
 
     def _on_error(self, error: ck.KafkaError) -> None:
         """Keep why a connection fails: the answer to a call says only that it timed out."""
         if error.code() != ck.KafkaError._ALL_BROKERS_DOWN:
-            self._heard = scrub(error.str(), self._config)
+            self._heard = scrub(describe_connection(error.str()), self._config)
 
 
 class BackgroundCall:

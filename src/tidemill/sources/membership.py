@@ -204,7 +204,8 @@ def reap_member(settings: Settings, instance_id: str, join_seconds: float = 10.0
 def find_other_topics(settings: Settings, own_prefix: str, timeout_seconds: float = 5.0) -> dict[str, list[str]]:
     """Return the topics that members of the group subscribe to instead of the source topic, with those members' names.
 
-    While a group rebalances, the brokers do not say what its members subscribe to, so this waits.
+    While a group rebalances, or a broker that has just started loads it, the brokers do not say what its members
+    subscribe to, so this waits.
 
     Args:
         settings: Of the pipeline.
@@ -217,9 +218,14 @@ def find_other_topics(settings: Settings, own_prefix: str, timeout_seconds: floa
     admin = _make_admin(settings)
     deadline = time.monotonic() + timeout_seconds
     while True:
-        found = _describe_group(admin, settings, timeout_seconds)
-        if found is None or found.state not in _JOINING or time.monotonic() > deadline:
-            break
+        late = time.monotonic() > deadline
+        try:
+            found = _describe_group(admin, settings, timeout_seconds)
+            if found is None or found.state not in _JOINING or late:
+                break
+        except ck.KafkaException as error:
+            if late or error.args[0].code() != ck.KafkaError.COORDINATOR_LOAD_IN_PROGRESS:
+                raise
         time.sleep(0.2)
     others: dict[str, list[str]] = {}
     for member in found.members if found else ():

@@ -31,6 +31,7 @@ from tidemill.runtime.identity import cluster_name
 from tidemill.runtime.kafka_client import CALL_SECONDS
 from tidemill.runtime.log import configure, tell_failure
 from tidemill.runtime.stop_signals import find_stop_signals
+from tidemill.spark.preflight import has_source_topic, look_up_partitions
 from tidemill.spark.run_state import Phase, RunStates
 from tidemill.spark.session.session import Spark
 
@@ -282,6 +283,19 @@ class Foreground:
             log.warning("no answer from the brokers yet; still trying", brokers=brokers, for_up_to_seconds=CALL_SECONDS)
 
         return self.states.step(f"connecting to {brokers}", f"no broker at {brokers} yet", warn)
+
+    def look_up_partitions(self, settings: Settings) -> int:
+        """Return how many partitions the source topic has, and say meanwhile what is waited for; blocks.
+
+        Raises:
+            ConfigError: The brokers do not let us see the topic.
+            RemoteError: They do not answer, or have no such topic.
+        """
+        with self.wait_for_brokers(settings.kafka.brokers):
+            known = has_source_topic(settings)
+        missing = f"topic {settings.kafka.source_topic} does not exist yet"
+        with self.wait_for_brokers(settings.kafka.brokers) if known else self.states.step(missing):
+            return look_up_partitions(settings)
 
     @contextlib.contextmanager
     def running(self, spark: Spark) -> Iterator[None]:

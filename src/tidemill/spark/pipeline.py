@@ -48,7 +48,6 @@ from tidemill.spark.live.web_ui import Watched, WebUi, serve_web
 from tidemill.spark.preflight import (
     StartUp,
     choose_engine_count,
-    look_up_partitions,
     make_handler,
     refuse_shared_group,
     refuse_unrunnable,
@@ -220,8 +219,8 @@ class Pipeline:
                 self._recorder,
             ) as self._web,
         ):
+            partitions = foreground.unless_stopped(lambda: foreground.look_up_partitions(settings))
             with foreground.wait_for_brokers(kafka.brokers):
-                partitions = foreground.unless_stopped(lambda: look_up_partitions(settings))
                 foreground.unless_stopped(lambda: refuse_shared_group(settings, worker))
             return self._run_on_spark(spark, settings, worker, packed, partitions)
 

@@ -28,7 +28,6 @@ from tidemill.core.errors import (
     RemoteError,
     SinkNotConfiguredError,
     TidemillError,
-    describe_error,
 )
 from tidemill.pipeline.handler.base import HOOKS, SYNCHRONOUS_HOOKS, Handler, overrides
 from tidemill.runtime.identity import Identity
@@ -258,8 +257,19 @@ def check_client_config(settings: Settings) -> None:
         ) from None
 
 
+def has_source_topic(settings: Settings) -> bool:
+    """Tell whether the brokers know the source topic now.
+
+    Raises:
+        ConfigError: They do not let us see it.
+        RemoteError: They do not answer.
+    """
+    config = make_client_config(settings.kafka, "", {})
+    return TopicAdmin(config, "kafka").exists(settings.kafka.source_topic, wait_seconds=0)
+
+
 def look_up_partitions(settings: Settings) -> int:
-    """Return how many partitions the source topic has.
+    """Return how many partitions the source topic has; one that was just created is waited for.
 
     Raises:
         ConfigError: The brokers do not let us see the topic.
@@ -299,7 +309,7 @@ def refuse_shared_group(settings: Settings, worker: str) -> None:
     try:
         others = find_other_topics(settings, own_prefix)
     except (ck.KafkaException, struct.error, UnicodeDecodeError) as error:
-        log.info("cannot look up the members of the consumer group", error=describe_error(error))
+        log.info("cannot look up the members of the consumer group", error=describe_client_error(error))
         return
     if others:
         topic, members = min(others.items())

@@ -16,6 +16,7 @@ from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.lock import GroupInUseError
+from tidemill.spark.foreground import Foreground
 from tidemill.spark.pipeline import Pipeline
 from tidemill.spark.preflight import refuse_shared_group, warn_without_topic
 
@@ -109,6 +110,38 @@ def test_brokers_that_do_not_tell_about_groups_stop_nobody(settings: Settings, m
     with structlog.testing.capture_logs() as logs:
         refuse_shared_group(settings, "w")
     assert "cannot look up the members" in logs[0]["event"]
+
+
+def test_brokers_that_are_loading_their_groups_are_asked_again(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [ck.KafkaException(ck.KafkaError(ck.KafkaError.COORDINATOR_LOAD_IN_PROGRESS))]
+
+    def load(*_: Any) -> Any:
+        if answers:
+            raise answers.pop()
+
+    monkeypatch.setattr("tidemill.sources.membership._describe_group", load)
+    with structlog.testing.capture_logs() as logs:
+        refuse_shared_group(settings, "w")
+    assert (answers, logs) == ([], [])
+
+
+def test_a_topic_that_does_not_exist_yet_is_what_is_waited_for_and_not_the_brokers(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreground, steps = Foreground("pipeline"), []
+
+    def look_up(_: Settings) -> int:
+        steps.append(foreground.states.now().step)
+        return 4
+
+    monkeypatch.setattr("tidemill.spark.foreground.look_up_partitions", look_up)
+    for known in (True, False):
+        monkeypatch.setattr("tidemill.spark.foreground.has_source_topic", lambda _, known=known: known)
+        assert foreground.look_up_partitions(settings) == 4
+    brokers, topic = settings.kafka.brokers, settings.kafka.source_topic
+    assert steps == [f"connecting to {brokers}", f"topic {topic} does not exist yet"]
 
 
 def test_a_pipeline_whose_topic_nobody_named_is_warned_of() -> None:

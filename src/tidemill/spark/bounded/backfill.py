@@ -38,7 +38,6 @@ from tidemill.spark.engine.process import EngineJob
 from tidemill.spark.foreground import Foreground, StartStoppedError, Wake, take
 from tidemill.spark.preflight import (
     StartUp,
-    look_up_partitions,
     make_handler,
     refuse_missing_program,
     refuse_no_sinks,
@@ -210,8 +209,7 @@ class Backfill:
         check_letters(settings)
         refuse_unordered(settings, whole=self._whole_partitions)
         packed = pack_handler(handler)
-        with self._foreground.wait_for_brokers(settings.kafka.brokers):
-            look_up_partitions(settings)
+        self._foreground.look_up_partitions(settings)
         with self._folder.locked():
             plan = self._folder.load(settings.kafka.source_topic, self._start, self._end)
             if plan is None:
