@@ -108,7 +108,7 @@ class PipelineView:
 def build_section(view: PipelineView, pages: Pages) -> Section:
     """Return the section of a pipeline."""
     links = [Link("Overview", "/"), Link("Configuration", "/configuration", is_last=True)]
-    return Section(links, _build_pages(view, pages), _build_api(view))
+    return Section(links, _build_pages(view, pages), _build_api(view), view.live.close)
 
 
 def _build_pages(view: PipelineView, pages: Pages) -> APIRouter:
