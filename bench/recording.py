@@ -1,4 +1,4 @@
-"""What the flight recorder costs a pipeline, JSON lines out: `python -m bench.recorded [known|cat]`.
+"""What the flight recorder costs a pipeline, JSON lines out: `python -m bench.recording [known|cat]`.
 
 Two pipelines run beside each other, one that records with the default settings and one that records nothing; messages
 go to one and then to the other, and all that was recorded is found again.
