@@ -464,7 +464,7 @@ async def test_memory_is_bounded_when_no_beat_ever_comes() -> None:
 def test_rows_that_cannot_be_packed_are_counted_and_hold_up_nothing() -> None:
     recorder = EngineRecorder(settings_of(), Clock())
     recorder.take(batch(0))
-    recorder._messages._blocks[0].topics = ["t", "one too many"]
+    recorder._messages._blocks[0].arrays.pop("key")
     recorder._pack_messages(float("inf"), at_once=True)
     assert recorder.frames.dropped == 1
     recorder.take(batch(1))

@@ -21,7 +21,7 @@ from tidemill.pipeline.commits import Commits
 from tidemill.pipeline.handler.models import ExecutorError
 from tidemill.pipeline.recording.event_log import EventLog
 from tidemill.pipeline.recording.message_rows import MessageRows, TakenRows
-from tidemill.pipeline.recording.task_rows import TaskRows
+from tidemill.pipeline.recording.task_rows import TakenTaskRows, TaskRows
 from tidemill.pipeline.recording.texts import describe_failure
 from tidemill.pipeline.reports.report import FinishedBatch
 from tidemill.pipeline.services import Services
@@ -80,7 +80,7 @@ class EngineRecorder:
         self.events = EventLog(clock)
         self.commits: CommitTimes[TopicPartition] = CommitTimes()
         self.tasks = EngineTasks()
-        self._packing: asyncio.Task[None] | None = None
+        self._packing: dict[RowTable, asyncio.Task[None]] = {}
         self._messages = MessageRows(self.commits)
         self._tasks = TaskRows(settings)
         self._tasks_since: float | None = None
@@ -135,8 +135,9 @@ class EngineRecorder:
             self._lose(1, error)
         if self._tasks_since is None:
             self._tasks_since = now
+        is_overdue = self._tasks.size >= 4 * MAX_ROWS or self._tasks.held_bytes >= 4 * MAX_HELD_BYTES
         if self._tasks.size >= MAX_ROWS or self._tasks.held_bytes >= MAX_HELD_BYTES:
-            self._pack_tasks()
+            self._pack_tasks(at_once=is_overdue)  # where no thread was free for long
 
     def note_failure(
         self,
@@ -212,10 +213,10 @@ class EngineRecorder:
 
     async def close(self) -> None:
         """Pack everything; the link sends it."""
-        if self._packing is not None:
-            await self._packing
+        for packing in list(self._packing.values()):
+            await packing
         self._pack_messages(self._clock(), at_once=True)
-        self._pack_tasks()
+        self._pack_tasks(at_once=True)
         self._pack_events(last=True)
 
     # -- frames -----------------------------------------------------------------------------------------------
@@ -226,38 +227,33 @@ class EngineRecorder:
                 self.frames.add(EVENTS, body, count)
 
     def _pack_messages(self, until: float, *, at_once: bool = False) -> None:
-        """Pack rows: few of them here, many on a thread, unless it has to be at once."""
-        if self._packing is not None and not at_once:
-            return
-        before = self._messages.size
-        try:
-            taken = self._messages.take(until)
-            if taken is None:
-                return
-            if at_once or taken.size <= MAX_ROWS_ON_LOOP:
-                self._add(RowTable.MESSAGES, self._encode(RowTable.MESSAGES, taken.join()))
-            else:
-                self._packing = self.tasks.run("the packing of recorded rows", self._pack_on_thread(taken))
-        except Exception as error:
-            self._lose(before - self._messages.size, error)
+        if at_once or RowTable.MESSAGES not in self._packing:
+            self._pack(RowTable.MESSAGES, self._messages.take(until), at_once=at_once)
 
-    async def _pack_on_thread(self, taken: TakenRows) -> None:
+    def _pack_tasks(self, *, at_once: bool = False) -> None:
+        if at_once or RowTable.TASKS not in self._packing:
+            self._tasks_since = None
+            self._pack(RowTable.TASKS, self._tasks.take(), at_once=at_once)
+
+    def _pack(self, table: RowTable, taken: TakenRows | TakenTaskRows | None, *, at_once: bool) -> None:
+        """Pack rows: few of them here, many on a thread, unless it has to be at once."""
+        if taken is None:
+            return
+        if not at_once and taken.size > MAX_ROWS_ON_LOOP:
+            self._packing[table] = self.tasks.run(f"the packing of {table}", self._pack_on_thread(table, taken))
+            return
         try:
-            bodies = await asyncio.to_thread(lambda: self._encode(RowTable.MESSAGES, taken.join()))
-            self._add(RowTable.MESSAGES, bodies)
+            self._add(table, self._encode(table, taken.join()))
+        except Exception as error:
+            self._lose(taken.size, error)
+
+    async def _pack_on_thread(self, table: RowTable, taken: TakenRows | TakenTaskRows) -> None:
+        try:
+            self._add(table, await asyncio.to_thread(lambda: self._encode(table, taken.join())))
         except Exception as error:
             self._lose(taken.size, error)
         finally:
-            self._packing = None
-
-    def _pack_tasks(self) -> None:
-        size, self._tasks_since = self._tasks.size, None
-        try:
-            rows = self._tasks.take()
-            if rows is not None:
-                self._add(RowTable.TASKS, self._encode(RowTable.TASKS, rows))
-        except Exception as error:
-            self._lose(size, error)
+            self._packing.pop(table, None)
 
     def _add(self, table: RowTable, bodies: Sequence[tuple[bytes, int]]) -> None:
         for body, count in bodies:

@@ -137,15 +137,33 @@ class TaskRows:
             )
         )
 
-    def take(self) -> pa.RecordBatch | None:
+    def take(self) -> TakenTaskRows | None:
         """Remove all rows; return them, or None if there are none."""
+        rows, self._rows, self._held_bytes = self._rows, [], 0
+        return TakenTaskRows(rows) if rows else None
+
+
+class TakenTaskRows:
+    """Rows that are complete; any thread may join them.
+
+    Args:
+        rows: At least one row.
+
+    Attributes:
+        size: How many rows there are.
+    """
+
+    def __init__(self, rows: list[tuple[Any, ...]]) -> None:
+        """Keep the rows."""
+        self._rows = rows
+        self.size = len(rows)
+
+    def join(self) -> pa.RecordBatch:
+        """Return the rows as one batch."""
         import pyarrow as pa
 
-        rows, self._rows, self._held_bytes = self._rows, [], 0
-        if not rows:
-            return None
         schema = tasks_schema()
-        columns = dict(zip(schema.names, zip(*rows, strict=True), strict=True))
+        columns = dict(zip(schema.names, zip(*self._rows, strict=True), strict=True))
         words = {name: encode_words(columns.pop(name)) for name in ("topic", "kind")}
         arrays = {name: pa.array(column, schema.field(name).type) for name, column in columns.items()} | words
         return pa.record_batch([arrays[name] for name in schema.names], schema=schema)

@@ -29,6 +29,8 @@ _CLASS_CHARS = 1_000
 def clean_name(name: object) -> str:
     """Return an id, a label or a name."""
     text = name if isinstance(name, str) else str(name)
+    if len(text) <= MAX_NAME_CHARS and text.isascii():
+        return text
     return escape_surrogates(text[:MAX_NAME_CHARS])
 
 
