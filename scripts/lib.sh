@@ -2,6 +2,7 @@
 
 exec </dev/null # nothing here asks anything
 unset PYTHONPATH PYTHONHOME MYPYPATH # a checkout runs its own code
+unset PYTHONDONTWRITEBYTECODE        # which hundreds of processes would compile again
 
 # 1-based counts of what was run, and the names of what failed.
 STEP=0

@@ -6,6 +6,7 @@ import os
 
 import pytest
 import structlog
+from tests.archives import use_broker_archive
 
 # Where nothing configures the log, tracebacks are plain: a rich one, with all locals, costs half a second of CPU.
 structlog.get_config()["processors"][-1].exception_formatter = structlog.dev.plain_traceback
@@ -13,6 +14,9 @@ structlog.get_config()["processors"][-1].exception_formatter = structlog.dev.pla
 # For processes that tests start; it is read from the environment with the rest of the configuration.
 os.environ.setdefault("TIDEMILL_METRICS__ENABLED", "false")
 os.environ.setdefault("TIDEMILL_DEBUG__ENABLED", "false")
+
+
+use_broker_archive()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

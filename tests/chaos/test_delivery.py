@@ -148,6 +148,7 @@ def every_sink(
 
 
 @pytest.mark.timeout(1300)
+@pytest.mark.long  # below it is one sink; tests/sinks has every sink down for a while, with a pipeline in the process
 def test_every_message_is_in_every_sink_or_in_the_dead_letters_while_engines_are_killed(
     site: Site, load: Load, long_run: bool, every_sink: EverySink
 ) -> None:

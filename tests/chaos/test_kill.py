@@ -49,6 +49,7 @@ def test_sigkill_of_an_engine_at_full_load_loses_nothing_and_disturbs_nobody(sit
     assert sum(again.values()) <= 400, "more was reprocessed than was uncommitted"
 
 
+@pytest.mark.long  # tests/runtime/test_warden.py has it of an engine without Spark
 def test_the_children_of_a_killed_engine_die_with_it(site):
     site.feed(8, sleep=300)
     pipeline = site.start()
@@ -64,8 +65,8 @@ def test_the_children_of_a_killed_engine_die_with_it(site):
 
 
 def test_sigkill_of_the_driver_leaves_no_process_and_a_restart_loses_nothing(site):
-    site.feed(2_000, sleep=0.02, slow_every=5)
-    pipeline = site.start(executor={"drain_timeout_seconds": 2})
+    site.feed(600, sleep=0.1, slow_every=5)
+    pipeline = site.start(executor={"drain_timeout_seconds": 2, "window_size": 25, "max_executors": 4})
     pipeline.wait_working()
     pipeline.signal(signal.SIGKILL)
     pipeline.wait()
@@ -106,6 +107,7 @@ def test_a_broker_that_is_down_is_waited_for(tmp_path: Path, own_kafka, request)
         print(pipeline.log)
 
 
+@pytest.mark.long  # test_kafka.py has it of a source, test_supervisor.py of the engines of a run
 def test_an_engine_whose_place_was_taken_while_it_was_stopped_ends(site):
     site.feed(40)
     pipeline = site.start(engines=1)
@@ -164,8 +166,8 @@ def test_an_engine_that_hangs_is_replaced_and_its_partitions_idle_for_less_than_
 
 
 def test_when_spark_dies_the_engines_drain_and_the_run_fails(site):
-    site.feed(2_000, sleep=0.02, slow_every=3)
-    pipeline = site.start(executor={"drain_timeout_seconds": 5})
+    site.feed(600, sleep=0.1, slow_every=3)
+    pipeline = site.start(executor={"drain_timeout_seconds": 5, "window_size": 25, "max_executors": 4})
     pipeline.wait_working()
     (jvm,) = [pid for pid, command in pipeline.marked().items() if "SparkSubmit" in command]
     os.kill(jvm, signal.SIGKILL)

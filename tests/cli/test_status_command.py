@@ -72,7 +72,14 @@ def desk(group: str, worker: str, moment: Callable[[], tuple[RunState, PipelineP
 
 
 def test_a_running_pipeline_is_well_although_it_waits_for_a_sink() -> None:
-    report = build_report(settings(), "w", RUNNING, busy(), 99.6, "http://127.0.0.1:9090")
+    report = build_report(
+        settings(),
+        "w",
+        RUNNING,
+        busy(),
+        99.6,
+        {"metrics": "http://127.0.0.1:9090", "web": "http://127.0.0.1:8080/?key=k"},
+    )
 
     assert report["healthy"] is True
     assert "hunter2" not in json.dumps(report)
@@ -85,6 +92,7 @@ def test_a_running_pipeline_is_well_although_it_waits_for_a_sink() -> None:
         "  dead letters  2 (2 task)",
         "  kafka.out     1,200 delivered",
         "  waiting for   sinks.kafka.out: no broker answers",
+        "  web           http://127.0.0.1:8080/?key=k",
         "  metrics       http://127.0.0.1:9090/metrics",
     ]
 

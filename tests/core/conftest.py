@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
+from tests.core.examples import FULL, SHORT
 
-settings.register_profile("core", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("core")
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the examples before any test is imported: many random ones with `--long`, without it always the same few.
+
+    Whether every branch of the core is covered must not depend on chance.
+    """
+    full = bool(config.getoption("--long"))
+    settings.register_profile(
+        "core",
+        max_examples=FULL if full else SHORT,
+        derandomize=not full,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile("core")

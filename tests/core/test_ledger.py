@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.core.examples import examples
 
 from tidemill.core.ledger import Batch, EntryOutcome, Ledger, LedgerEntry
 
@@ -272,7 +273,7 @@ class LedgerAgainstModel(RuleBasedStateMachine):
 
 
 TestLedgerAgainstModel = LedgerAgainstModel.TestCase
-TestLedgerAgainstModel.settings = settings(max_examples=60, stateful_step_count=60)
+TestLedgerAgainstModel.settings = settings(max_examples=examples(60), stateful_step_count=60)
 
 
 # -- examples -----------------------------------------------------------------------------------------------------
@@ -290,6 +291,16 @@ def test_out_of_order_completion_catches_up_at_once() -> None:
     ledger.resolve(entries[13])
     (batch,) = ledger.take_all()
     assert [entry.item for entry in batch.entries] == [13, 14]
+
+
+def test_an_entry_is_clean_only_if_every_member_accepted_it() -> None:
+    ledger: Ledger[str, int] = Ledger()
+    entries = [ledger.open("lane", n, members=0b11) for n in range(3)]
+    for entry, outcome in zip(entries, (EntryOutcome.ACKED, EntryOutcome.FAILED, EntryOutcome.REJECTED), strict=True):
+        ledger.resolve(entry, member=0b01)
+        ledger.resolve(entry, outcome, 0b10)
+    assert [(entry.acked, entry.failed, entry.rejected) for entry in entries] == [(3, 0, 0), (1, 2, 0), (1, 0, 2)]
+    assert [entry.clean for entry in entries] == [True, False, False]
 
 
 def test_a_batch_that_failed_is_offered_again_with_entries_resolved_since() -> None:

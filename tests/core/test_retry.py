@@ -49,6 +49,12 @@ def test_the_jitter_is_full() -> None:
     assert backoff.compute_delay(1, 1 << 31) == 0.5
 
 
+def test_no_attempt_begins_after_the_time_that_is_allowed() -> None:
+    backoff = Backoff(1.0, 30.0)
+    assert decide(1, 3, backoff, 1 << 31, elapsed_seconds=9.5, budget_seconds=10.0) == Retry(0.5)
+    assert decide(1, 3, backoff, 1 << 31, elapsed_seconds=9.6, budget_seconds=10.0) == GiveUp(Limit.TIME)
+
+
 def test_as_many_attempts_run_as_retries_are_allowed_and_one() -> None:
     backoff = Backoff(0.5, 30.0)
     runs = 1

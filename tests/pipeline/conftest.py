@@ -10,9 +10,12 @@ import pytest
 from tests.until import LIMIT_SECONDS, until
 
 from tidemill.config.settings import Settings
+from tidemill.deadletters.writer import DeadLetters
 from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.handler.base import Handler
+from tidemill.pipeline.recording.letters import RecordedLetters
+from tidemill.pipeline.recording.recorder import EngineRecorder
 from tidemill.pipeline.tasks.resident import build_executor
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.messages import SourceMessage
@@ -51,14 +54,19 @@ class Rig:
         self.source = ScriptedSource(messages)
         self.sinks = build_scripted_sinks(self.settings)
         self.letters = ScriptedDeadLetters()
+        letters: DeadLetters = self.letters
+        self.recorder = EngineRecorder(self.settings.debug) if "debug" in config else None
+        if self.recorder is not None:
+            letters = RecordedLetters(self.letters, self.recorder.events)
         self.engine = Engine(
             self.settings,
             handler,
             Identity("test", 0, "rig", "g", 1),
             self.source,
-            Outbox(self.sinks, self.letters, handler.on_delivery_error, self.settings.delivery),
-            self.letters,
+            Outbox(self.sinks, letters, handler.on_delivery_error, self.settings.delivery),
+            letters,
             build_executor(self.settings.executor, "rig"),
+            recorder=self.recorder,
         )
         self._task: asyncio.Task[EngineSummary] | None = None
 

@@ -26,6 +26,7 @@ class FakeEngine:
         self.paused = False
         self.stop = asyncio.Event()
         self.fault: str | None = None
+        self.records = None
 
     def beat(self, *, whole: bool) -> Beat:
         return whole_beat(self.progress())

@@ -1,4 +1,4 @@
-"""`tidemill config check | show | schema`: checks and shows a configuration without starting anything."""
+"""`tidemill config check | show | schema | hash`: checks and shows a configuration without starting anything."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ app = App(help="Check and show configuration.")
 
 #: Sections that only trigger hosts read; most configurations are for pipelines.
 _HOST_SECTIONS = ("store", "triggerer")
+_LEAST_PASSWORD_CHARS = 8
 
 
 @app.command()
@@ -98,3 +99,38 @@ def schema() -> None:
         from tidemill.config.schema import format_schema
 
         typer.echo(format_schema(), nl=False)
+
+
+@app.command("hash")
+def hash_(
+    token: Annotated[
+        bool, typer.Option("--token", help="Make a token for programs, and print it once, with its hash.")
+    ] = False,
+) -> None:
+    """Hash a password for `debug.users`, or make a token for `debug.tokens`.
+
+    The password is read from the terminal, or from standard input.
+    """
+    with reporting():
+        from tidemill.web.access.hashes import hash_password, hash_token, make_token
+
+        if token:
+            made = make_token()
+            typer.echo(f"token: {made}", err=True)
+            typer.echo(hash_token(made))
+            return
+        typer.echo(hash_password(_read_password()))
+
+
+def _read_password() -> str:
+    import sys
+
+    from tidemill.core.errors import ConfigError
+
+    if sys.stdin.isatty():
+        password: str = typer.prompt("password", hide_input=True, confirmation_prompt=True, err=True)
+    else:
+        password = sys.stdin.readline().rstrip("\r\n")
+    if len(password) < _LEAST_PASSWORD_CHARS:
+        raise ConfigError(f"the password has fewer than {_LEAST_PASSWORD_CHARS} characters; choose a longer one")
+    return password

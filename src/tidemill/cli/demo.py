@@ -44,7 +44,7 @@ ItemT = TypeVar("ItemT")
 PARTITIONS = 4
 DEFAULT_FOLDER = Path("demo-output")
 _MARKER = ".tidemill-demo"
-_OWN = ("kafka", "output", "topics", "tidemill.yaml")
+_OWN = ("kafka", "output", "topics", "recordings", "tidemill.yaml")
 #: If nothing is committed for this long, something is wrong, and waiting longer does not help.
 _STALL_SECONDS = 120.0
 #: Window summaries may come after the last commit.
@@ -272,6 +272,8 @@ class _Demo:
         self.console.print(f"Configuration:  {folder / 'tidemill.yaml'}", soft_wrap=True)
         if self.keep:
             self.console.print(f"Kafka:          {self.bootstrap}", soft_wrap=True)
+            if self.pipeline.web_address is not None:
+                self.console.print(f"Web UI:         {self.pipeline.web_address}", soft_wrap=True)
             if self.pipeline.metrics_address is not None:
                 self.console.print(f"Metrics:        {self.pipeline.metrics_address}/metrics", soft_wrap=True)
 
@@ -303,6 +305,7 @@ def _write_settings(folder: Path, bootstrap: str) -> Settings:
     document = yaml.safe_load((find_example() / "tidemill.yaml").read_text())
     document["kafka"]["brokers"] = bootstrap
     document["sinks"]["filesystem"]["output"]["base_path"] = str(folder / "output")
+    document["debug"] = {**document.get("debug", {}), "db_dir": str(folder / "recordings")}
     (folder / "tidemill.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
     return Settings.model_validate(document)
 

@@ -13,7 +13,22 @@ from typing import Annotated
 
 import typer
 
-from tidemill.cli import backfill, broker, config, consume, dlq, doctor, init, release, run, send, status, triggers
+from tidemill.cli import (
+    backfill,
+    broker,
+    config,
+    consume,
+    dlq,
+    doctor,
+    init,
+    record,
+    release,
+    run,
+    send,
+    status,
+    trace,
+    triggers,
+)
 from tidemill.cli.help import App
 from tidemill.cli.reporting import find_system_cause, print_error, reporting
 from tidemill.runtime.exitcode import find_exit_code
@@ -28,6 +43,7 @@ EXIT_CODES = "\n".join(
         "4  a broker, Spark or a sink failed; doctor: problems found; dlq redrive: something is left to do; status: "
         "not running, or not healthy",
         "5  another process uses the same worker name, or runs the same redrive",
+        "6  trace: nothing was found",
         "130  stopped at once by a second signal",
     )
 )
@@ -77,10 +93,12 @@ app.command(epilog=EXIT_CODES)(run.run)
 app.command(epilog=EXIT_CODES)(backfill.backfill)
 app.command(epilog=EXIT_CODES)(status.status)
 app.command(epilog=EXIT_CODES)(release.release)
+app.command(epilog=EXIT_CODES)(trace.trace)
 app.command()(init.init)
 app.add_typer(config.app, name="config")
 app.add_typer(triggers.app, name="triggers")
 app.add_typer(dlq.app, name="dlq", epilog=EXIT_CODES)
+app.add_typer(record.app, name="record")
 app.command()(doctor.doctor)
 app.command()(broker.broker)
 app.command()(send.send)

@@ -137,8 +137,9 @@ def _describe_pipeline(report: Mapping[str, Any]) -> list[str]:
         f"pipeline {report['consumer_group']} on {report['brokers']}, worker {report['worker']} (process "
         f"{report['pid']}): {report['state']}, started {format_seconds(report['run_seconds'])} ago"
     ]
-    address = report.get("metrics")
-    endpoint = [("metrics", f"{address}/metrics")] if address else []
+    address, web = report.get("metrics"), report.get("web")
+    endpoint = [("web", web)] if web else []
+    endpoint += [("metrics", f"{address}/metrics")] if address else []
     if not engines:
         return lines + [f"  {name}  {text}" for name, text in endpoint]
     lag = "not known yet" if report["lag"] is None else f"{report['lag']:,}"

@@ -1,16 +1,46 @@
-"""The section `debug`: the flight recorder, which keeps what happened to each message for a while."""
+"""The section `debug`: the flight recorder, which keeps what happened to each message for a while, and the web UI."""
 
 from __future__ import annotations
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from typing import Annotated, Self
 
-from tidemill.config.section import Section
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from tidemill.config.section import NonEmpty, Section
+from tidemill.config.web_settings import LinkSettings, TokenSettings, UserSettings, WebUrl, is_loopback
 
 
 class DebugSettings(Section):
-    """The flight recorder: what happened to each message, kept on disk for a while."""
+    """The flight recorder, which keeps what happened to each message on disk for a while, and the web UI."""
 
-    enabled: bool = Field(True, description="Whether anything is recorded.")
+    enabled: bool = Field(True, description="Whether anything is recorded, and there is a web UI.")
+    host: NonEmpty = Field(
+        "127.0.0.1",
+        description="The address that the web UI listens on; one that other machines reach needs users or tokens.",
+    )
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        8080,
+        description="The web UI's port. If it is in use, the next free one of 20, unless it was set: then the process "
+        "does not start. 0: any free one; `tidemill status` shows the address.",
+    )
+    debug_url: WebUrl = Field(
+        "",
+        description="The address under which browsers reach the web UI through a proxy; may have a path. With https, "
+        "the login's cookie is sent over https only.",
+    )
+    allowed_hosts: list[NonEmpty] = Field(
+        default_factory=list,
+        description="Host names by which the web UI may be opened, besides loopback, `host` and that of `debug_url`.",
+    )
+    users: dict[NonEmpty, UserSettings] = Field(
+        default_factory=dict,
+        description="Who may log in. Without users and tokens, the address that the log shows has a key.",
+    )
+    tokens: dict[NonEmpty, TokenSettings] = Field(
+        default_factory=dict, description="Programs that may send `Authorization: Bearer TOKEN`."
+    )
+    max_ui_rows: PositiveInt = Field(5000, description="The most rows that one answer of the web UI has.")
+    custom_links: list[LinkSettings] = Field(default_factory=list, description="Links that the web UI shows.")
     db_dir: str = Field(
         "~/.local/state/tidemill",
         description="The folder of the recordings; '' keeps the last 64 MiB in memory and writes no file.",
@@ -27,6 +57,31 @@ class DebugSettings(Section):
     retention_max_bytes: NonNegativeInt = Field(
         2 * 1024**3, description="The most that recordings of one worker may take on disk; 0: no limit."
     )
+    max_buffer: PositiveInt = Field(
+        50_000, description="How many events an engine keeps for a driver that does not take them; older ones are lost."
+    )
+    max_buffer_bytes: PositiveInt = Field(
+        32 * 1024**2, description="How much an engine keeps for a driver that does not take it; older rows are lost."
+    )
+    event_min_duration_ms: NonNegativeFloat = Field(
+        0.0, description="Tasks that ended well in less time leave no row of their own."
+    )
+    store_output: bool = Field(
+        True, description="Whether what tasks write is kept, up to 64 KiB of each stream: its beginning and its end."
+    )
+    output_min_duration_ms: NonNegativeFloat = Field(
+        500.0, description="Tasks that ended well in less time keep no output; failed ones do, up to 100 a second."
+    )
     flush_interval_seconds: NonNegativeFloat = Field(
         5.0, description="How often what was written is forced to the disk (fsync); 0: with every batch."
     )
+
+    @model_validator(mode="after")
+    def _check_access(self) -> Self:
+        # Whoever reaches the port could try keys; and the key of the address would cross the network in the clear.
+        if self.enabled and not is_loopback(self.host) and not (self.users or self.tokens):
+            raise ValueError(
+                f"host {self.host} may be reached from other machines, so the web UI needs debug.users or debug.tokens "
+                "(tidemill config hash prints their hashes); or set host to 127.0.0.1"
+            )
+        return self

@@ -15,7 +15,7 @@ MASK = "***"
 
 #: Words that make a value secret wherever they are part of its key.
 _WORDS = r"passw|pwd|passphrase|secret|token|credential|authori[sz]ation|cookie|api[._-]?key|jaas"
-_SECRET_KEY = re.compile(rf"(?:{_WORDS})|[._-]key$|^key[._-]?pem$", re.IGNORECASE)
+_SECRET_KEY = re.compile(rf"(?:{_WORDS})|[._-]key$|^key[._-]?pem$|^hash$", re.IGNORECASE)
 _SASL = re.compile(r"sasl[._]", re.IGNORECASE)
 _SASL_PUBLIC = re.compile(r"sasl[._]mechanisms?$", re.IGNORECASE)
 _SSL_KEY = re.compile(r"ssl[._]key(?:[._]|$|store[._-]?key)", re.IGNORECASE)
@@ -111,6 +111,8 @@ def _mask_assigned(found: re.Match[str]) -> str:
 
 
 def _redact_item(key: str, value: Any) -> Any:
+    if isinstance(value, Mapping) and all(isinstance(item, Mapping) and "hash" in item for item in value.values()):
+        return redact(value)  # `debug.tokens`: names and roles are not secret
     # An empty value is shown: the reader has to see that a password is missing.
     if is_secret(key) and value is not None and value != "" and not isinstance(value, bool):
         return MASK

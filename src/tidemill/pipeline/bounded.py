@@ -25,11 +25,12 @@ def make_bounded_settings(settings: Settings) -> Settings:
 
     A live engine may commit before a window's own payloads are confirmed and still deliver them; a bounded one ends.
     It commits nothing to a group either, so there is nothing to hold together in a transaction: results are
-    delivered at least once.
+    delivered at least once. Its outcomes are the record of it; the flight recorder is of live pipelines.
     """
     settings = settings.model_copy(deep=True)
     settings.executor.commit = "window"
     settings.kafka.exactly_once = False
+    settings.debug.enabled = False
     return settings
 
 
@@ -94,6 +95,11 @@ class BoundedEngine:
     def letters(self) -> list[str]:
         """The names of the files that its dead letters are in, where they are in files."""
         return self._outcomes.letters.published if self._outcomes.letters is not None else []
+
+    @property
+    def records(self) -> None:
+        """Nothing is recorded; see `make_bounded_settings`."""
+        return None
 
     def drain(self, *, keep_place: bool = False) -> None:
         """Begin an early end; it has no place in a group."""

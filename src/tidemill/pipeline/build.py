@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidemill.config.settings import Settings
 from tidemill.deadletters.writer import DeadLetters
@@ -20,6 +20,9 @@ from tidemill.runtime.warden import Warden
 from tidemill.sinks.build import build_sinks
 from tidemill.sources.base import Source
 from tidemill.sources.kafka import KafkaSource
+
+if TYPE_CHECKING:  # loaded only where something is recorded
+    from tidemill.pipeline.recording.recorder import EngineRecorder
 
 
 def build_engine(
@@ -41,7 +44,9 @@ def build_engine(
         letters: Where dead letters go; None: the dead-letter topic.
     """
     mode: DeliveryMode = ExactlyOnce() if settings.kafka.exactly_once else AtLeastOnce()
-    letters = letters or mode.make_letters(settings)
+    letters, recorder = letters or mode.make_letters(settings), None
+    if settings.debug.enabled:
+        recorder, letters = _build_recorder(settings, letters)
     sinks, group = build_sinks(settings), settings.kafka.consumer_group
     outbox = Outbox(sinks, letters, handler.on_delivery_error, settings.delivery, mode, group=group)
     return Engine(
@@ -54,7 +59,17 @@ def build_engine(
         build_executor(settings.executor, identity.engine_id),
         report or build_history(settings, identity),
         KeptWarden(Warden(identity.engine_id)),
+        recorder,
     )
+
+
+def _build_recorder(settings: Settings, letters: DeadLetters) -> tuple[EngineRecorder, DeadLetters]:
+    """Return what records the engine, and letters that are recorded."""
+    from tidemill.pipeline.recording.letters import RecordedLetters
+    from tidemill.pipeline.recording.recorder import EngineRecorder
+
+    recorder = EngineRecorder(settings.debug)
+    return recorder, RecordedLetters(letters, recorder.events)
 
 
 def build_history(settings: Settings, identity: Identity) -> HistoryWriter | None:

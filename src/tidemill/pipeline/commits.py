@@ -86,6 +86,8 @@ class Commits:
         self._committed: dict[str, int] = {}
         self._moved: dict[str, int] = {}
         self._failed = 0
+        #: Called with each partition and its next offset when a commit is confirmed.
+        self.on_committed: Callable[[TopicPartition, int], None] | None = None
         #: How many messages of each partition passed.
         self.flow = PartitionFlow()
 
@@ -149,6 +151,8 @@ class Commits:
                 self._ledger.settle(batch)
                 self._mode.committed(partition)
                 self.note_committed(partition, offset)
+                if self.on_committed is not None:
+                    self.on_committed(partition, offset)
                 self.flow.add(name_partition(partition), committed=len(batch.entries))
                 self._settled(partition, len(batch.entries))
             else:

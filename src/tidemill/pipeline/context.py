@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tidemill.config.settings import Settings
 from tidemill.core.pipeline.backpressure import Backpressure
@@ -27,6 +27,9 @@ from tidemill.pipeline.reports.counters import Counters, Overridden, Slowest
 from tidemill.pipeline.tasks.pool import TaskPool
 from tidemill.runtime.log import throttle
 from tidemill.sources.base import TopicPartition, name_partitions
+
+if TYPE_CHECKING:  # loaded only where something is recorded
+    from tidemill.pipeline.recording.recorder import EngineRecorder
 
 #: A warning of the same kind is logged once in this many seconds.
 WARN_SECONDS = 10.0
@@ -50,6 +53,7 @@ class EngineContext:
         brake: Holds failures when there are too many; None: no brake is configured.
         counters: What is counted.
         slowest: The slowest tasks.
+        recorder: Records what happens; None: nothing is recorded.
         finished: Collects messages that left the pipeline, for reports; None: there are none.
         backoff: The waits between the tries of a task.
         log: The engine's logger.
@@ -71,6 +75,7 @@ class EngineContext:
     brake: EngineBrake | None
     counters: Counters
     slowest: Slowest
+    recorder: EngineRecorder | None
     finished: FinishedMessages | None
     backoff: Backoff
     log: Any
@@ -94,6 +99,13 @@ class EngineContext:
             await call_hook(getattr(self.handler, hook)(partitions), self.hooks.calls, hook, _locate, partitions)
         except Exception as error:
             self.log.warning("a hook raised", hook=hook, exc_info=error)
+
+    def record_partitions(
+        self, kind: Literal["assigned", "revoked"], partitions: Sequence[TopicPartition], why: str = ""
+    ) -> None:
+        """Record that partitions come or go, if anything is recorded."""
+        if self.recorder is not None:
+            self.recorder.note_partitions(kind, partitions, why)
 
     def warn(self, text: str, **details: object) -> None:
         """Count a harmless mistake of the handler, and log it at a limited rate."""

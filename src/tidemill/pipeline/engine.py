@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, HandlerError, RemoteError, describe_error, escape_surrogates
 from tidemill.core.pipeline.backpressure import Backpressure
+from tidemill.core.recorder.outgoing import OutgoingFrames
 from tidemill.core.retry import Backoff
 from tidemill.deadletters.writer import DeadLetters
 from tidemill.pipeline.brake import EngineBrake
@@ -45,6 +46,9 @@ from tidemill.runtime.kept_warden import KeptWarden
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason, brake_name, name_stalled_partition
 from tidemill.sources.base import CommitStatus, Fatal, Source, TopicPartition, name_partitions
 
+if TYPE_CHECKING:  # loaded only where something is recorded
+    from tidemill.pipeline.recording.recorder import EngineRecorder
+
 log = structlog.get_logger(__name__)
 
 #: Results that wait for sinks, per engine, beyond which it reads no more: several times what a sink accepts at once.
@@ -67,6 +71,7 @@ class Engine:
         executor: What runs processes.
         report: Where finished messages are reported, if anywhere.
         warden: Cleans up after this process if it is killed.
+        recorder: Records what happens; None: nothing is recorded.
     """
 
     def __init__(
@@ -80,6 +85,7 @@ class Engine:
         executor: TaskExecutor,
         report: Report | None = None,
         warden: KeptWarden | None = None,
+        recorder: EngineRecorder | None = None,
     ) -> None:
         """Prepare; nothing is connected before `run`."""
         self.settings = settings
@@ -92,15 +98,19 @@ class Engine:
         self.tasks = outbox.tasks = EngineTasks(self.fail)
         hooks = HookRunner(self.tasks)
         outbox.calls = hooks.calls
-        if report is not None:
-            report.tasks = self.tasks
+        reports: list[Report] = [each for each in (report, recorder) if each is not None]
+        for each in reports:
+            each.tasks = self.tasks
         self._idle = asyncio.Event()
         #: Called whenever a partition has nothing left to wait for.
         self.on_idle: Callable[[], None] = _do_nothing
         self.intake = Intake(settings.executor, source, self._idle)
-        self.context = self._build_context(handler, hooks, [report] if report is not None else [])
+        self.recorder = recorder
+        self.context = self._build_context(handler, hooks, reports)
         self.intake.attach(self.context)
         self.services = Services(settings, handler, identity, self.tasks, hooks.calls)
+        if recorder is not None:
+            recorder.attach(self.context.pool, self.context.commits, self.services)
         outbox.mode.attach(self._charge, self.context.commits.send_soon)
         self._standstill = StandstillReport(self.context, self.intake, source, self._find_waits)
         self._snapshots = Snapshots(self._list_parts(), self._find_stalled)
@@ -135,6 +145,7 @@ class Engine:
             brake=self._build_brake(bound, overridden),
             counters=Counters(),
             slowest=Slowest(),
+            recorder=self.recorder,
             finished=FinishedMessages(reports) if reports else None,
             backoff=Backoff(backoff.initial_seconds, backoff.max_seconds, backoff.multiplier),
             log=bound,
@@ -173,6 +184,7 @@ class Engine:
             context.brake,
             context.counters,
             context.slowest,
+            self.records,
         )
 
     @property
@@ -184,6 +196,11 @@ class Engine:
     def counters(self) -> Counters:
         """What is counted."""
         return self.context.counters
+
+    @property
+    def records(self) -> OutgoingFrames | None:
+        """What the driver is to store; None: nothing is recorded."""
+        return self.recorder.frames if self.recorder is not None else None
 
     @property
     def brake(self) -> EngineBrake | None:
@@ -290,6 +307,7 @@ class Engine:
         """Take partitions on."""
         if partitions:
             self.context.log.info("partitions assigned", partitions=name_partitions(partitions))
+            self.context.record_partitions("assigned", partitions)
         for partition in partitions:
             self.intake.assign(partition)
         self.context.hooks.submit(self.context.call_partition_hook, "on_assign", partitions)
@@ -302,6 +320,7 @@ class Engine:
         """Stop at once what belongs to another engine by now."""
         names = name_partitions(partitions)
         self.context.log.error("partitions lost to the group; their work is dropped here", partitions=names)
+        self.context.record_partitions("revoked", partitions, "lost to the group")
         for partition in partitions:
             if partition in self.intake.partitions:
                 self.intake.forget(self.intake.partitions[partition])
@@ -335,7 +354,10 @@ class Engine:
 
     def beat(self, *, whole: bool) -> Beat:
         """Return the next beat for the driver; see `Snapshots.take_beat`."""
-        return self._snapshots.take_beat(whole=whole)
+        beat = self._snapshots.take_beat(whole=whole)
+        if self.recorder is not None:
+            self.recorder.look(beat.counts.sinks, self.intake.statistics().paused)
+        return beat
 
     def _find_stalled(self) -> dict[str, str]:
         """Return what the engine waits for, which partitions stand still, and why."""

@@ -50,6 +50,7 @@ async def hand_over(
         messages_finishing=sum(owned.finishing for owned in revoked),
         messages_left_to_the_next_owner=sum(owned.unresolved - owned.finishing for owned in revoked),
     )
+    context.record_partitions("revoked", partitions)
     seconds, last_seconds = context.settings.revoke_timeout_seconds, context.mode.last_commit_seconds
     deadline = Deadline(seconds + last_seconds)
     try:

@@ -7,6 +7,7 @@ partition is closed, nothing changes it; once it is being handed over, no more o
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tidemill.core.ledger import LedgerEntry
@@ -113,6 +114,10 @@ class OwnedPartition:
         # Any text has bytes this way, lone surrogates (from names of files, say) included.
         stdout = known.stdout.encode("utf-8", "surrogatepass") if isinstance(known.stdout, str) else known.stdout
         run.attempts = 1
+        if self.order is not None or run.generation:  # else it ends with its window's arrangement
+            run.ended_at = time.time_ns() // 1000
+        if (known.exit_code or run.task.labels) and self._context.recorder is not None:
+            self._context.recorder.note_known(run, known.exit_code, len(stdout) + len(known.stderr))
         run.owner.succeeded(run, ExecutorResult(known.exit_code, stdout, known.stderr, 0.0, run.task, None))
 
     @property

@@ -77,15 +77,17 @@ class Services:
         self._handler = handler
         self._calls = calls
         self._offload = Offload(settings.executor.offload_threads)
-        self._periodic = PeriodicRunner(handler, identity.slot, tasks, calls)
+        self.periodic = PeriodicRunner(handler, identity.slot, tasks, calls)
         self._cache = Cache(settings.cache, identity.instance_id, tasks) if settings.cache.enabled else None
         self._seconds = settings.executor.block_seconds
         self._watch: HookWatch | None = None
+        #: Called with hook, task and seconds when something blocks the event loop, on any thread.
+        self.on_block: Callable[[str | None, str | None, float], None] | None = None
 
     async def open(self) -> None:
         """Make them available to hooks."""
         if self._seconds:
-            self._watch = HookWatch(self._handler, self._seconds)
+            self._watch = HookWatch(self._handler, self._seconds, self.on_block)
             self._watch.start()
         self._handler.__dict__["_offload"] = self._offload
         if self._cache is not None:
@@ -99,11 +101,11 @@ class Services:
 
     def start_periodic(self) -> None:
         """Start the periodic hooks."""
-        self._periodic.start()
+        self.periodic.start()
 
     async def stop_periodic(self) -> None:
         """Cancel the periodic hooks."""
-        await self._periodic.stop()
+        await self.periodic.stop()
 
     async def close(self) -> None:
         """Remove them from the handler; the cache is written."""
@@ -118,14 +120,14 @@ class Services:
 
     def describe_stall(self) -> dict[str, str]:
         """Return what does not work as it should, and why."""
-        found = {f"periodic {name}": f"stopped for good: {error}" for name, error in self._periodic.stopped.items()}
+        found = {f"periodic {name}": f"stopped for good: {error}" for name, error in self.periodic.stopped.items()}
         cache = self._cache.describe_stall() if self._cache is not None else None
         return found if cache is None else {**found, "cache": cache}
 
     def statistics(self) -> ServiceStatistics:
         """Return what the handler did with its services so far."""
         return ServiceStatistics(
-            self._periodic.statistics(),
+            self.periodic.statistics(),
             self._cache.statistics() if self._cache is not None else NO_CACHE_STATISTICS,
             self._watch.blocks if self._watch is not None else 0,
             {name: durations.copy() for name, durations in self._calls.durations.items()},
@@ -164,10 +166,17 @@ class HookWatch:
     Args:
         handler: Whose hooks.
         seconds: How long a hook may occupy the loop without a break.
+        on_block: Called with hook, task and seconds when it does, on any thread.
     """
 
-    def __init__(self, handler: Handler[Any, Any], seconds: float) -> None:
+    def __init__(
+        self,
+        handler: Handler[Any, Any],
+        seconds: float,
+        on_block: Callable[[str | None, str | None, float], None] | None = None,
+    ) -> None:
         """Collect the hooks' code objects."""
+        self._tell = on_block
         self._names: dict[CodeType, str] = {}
         for name in (*HOOKS, *find_periodic_hooks(handler)):
             method: Any = getattr(handler, name)
@@ -200,6 +209,8 @@ class HookWatch:
             return
         self._hook = self._find_running_hook() if block.stack else self._find_latest_hook()
         self.blocks += 1
+        if self._tell is not None:
+            self._tell(self._hook, block.task, block.seconds)
         log.warning(
             "a hook blocks the event loop; use self.offload for blocking calls"
             if self._hook

@@ -86,6 +86,9 @@ class StandstillReport:
         for partition in found.begun:
             name = partitions[partition].name
             context.log.warning("a partition stands still", partition=name, why=texts[name])
+            if context.recorder is not None:
+                entry = heads.get(partition)
+                context.recorder.note_stall(partition, entry.item if entry is not None else None, texts[name])
         for partition in found.over:
             if partition in partitions:
                 context.log.info("a partition makes progress again", partition=partitions[partition].name)

@@ -57,10 +57,7 @@ def clean_worker(
 
 def _measure(period: Period) -> PeriodSize:
     size, ended_at = 0, 0.0
-    files = [period.database.with_name(f"{period.database.name}{ending}") for ending in ("", "-wal", "-shm")]
-    with contextlib.suppress(OSError):
-        files += [Path(entry.path) for entry in os.scandir(period.folder)]
-    for path in files:
+    for path in period.list_files():
         with contextlib.suppress(OSError):
             status = path.lstat()
             size += status.st_size
@@ -100,20 +97,36 @@ def remove_period(period: Period) -> bool:
     return True
 
 
-def remove_expired(db_dir: Path, now: float) -> int:
-    """Remove periods that are older than their own pipelines keep them; returns how many.
+def find_expired(db_dir: Path, now: float, before: float | None = None) -> list[Period]:
+    """Return periods that nobody writes to and that are too old.
+
+    Args:
+        db_dir: The folder of all recordings.
+        now: Seconds since the epoch.
+        before: Those that ended before this time; None: those that are older than their own pipelines keep them.
+    """
+    found = []
+    for folder in list_worker_folders(db_dir):
+        for period in list_periods(folder):
+            keep_seconds = 0 if before is not None else _ask(period, "select keep_seconds from about", 0)
+            limit = before if before is not None else now - keep_seconds if keep_seconds else 0.0
+            if _measure(period).ended_at < limit and not period.is_live():
+                found.append(period)
+    return found
+
+
+def remove_recordings(periods: Sequence[Period]) -> list[Period]:
+    """Remove periods and then empty folders of their workers; returns which are gone."""
+    gone = [period for period in periods if remove_period(period)]
+    for folder in {period.worker_folder for period in gone}:
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # fails unless it is empty
+    return gone
+
+
+def remove_expired(db_dir: Path, now: float) -> None:
+    """Remove periods that are older than their own pipelines keep them.
 
     Workers come and go, for example with the names of containers, and nobody else would remove what they left.
     """
-    count = 0
-    for folder in list_worker_folders(db_dir):
-        removed = 0
-        for period in list_periods(folder):
-            keep_seconds = _ask(period, "select keep_seconds from about", 0)
-            if keep_seconds and now - _measure(period).ended_at > keep_seconds:
-                removed += remove_period(period)
-        if removed:
-            with contextlib.suppress(OSError):
-                folder.rmdir()  # fails unless it is empty
-        count += removed
-    return count
+    remove_recordings(find_expired(db_dir, now))

@@ -7,6 +7,7 @@ is found may belong to another value with the same hash: the rows say. Written l
 from __future__ import annotations
 
 import bisect
+import itertools
 import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,7 @@ def build_index(hashes: Sequence[pa.Array]) -> bytes:
     for group, array in enumerate(hashes):
         short = pc.shift_right(pc.cast(pc.unique(array.drop_null()), pa.uint64()), _u64(_UNUSED_BITS))
         parts.append(pc.bit_wise_or(pc.shift_left(short, _u64(8)), _u64(group)))
-    entries = pc.unique(pa.concat_arrays(parts)) if parts else pa.array([], pa.uint64())
+    entries = pa.concat_arrays(parts) if parts else pa.array([], pa.uint64())
     entries = entries.take(pc.array_sort_indices(entries))
     low = pc.cast(pc.bit_wise_and(pc.shift_right(entries, _u64(8)), _u64((1 << _LOW_BITS) - 1)), pa.uint16())
     groups = pc.cast(pc.bit_wise_and(entries, _u64(0xFF)), pa.uint8())
@@ -53,17 +54,10 @@ def _find_starts(buckets: pa.Array) -> bytes:
     import pyarrow.compute as pc
 
     starts = array.array("I", bytes(4 * (_BUCKETS + 1)))
-    if len(buckets):
-        runs = pc.run_end_encode(buckets)
-        at, ends = 0, runs.run_ends.to_pylist()
-        next_bucket = 0
-        for bucket, end in zip(runs.values.to_pylist(), ends, strict=True):
-            for each in range(next_bucket, bucket + 1):
-                starts[each] = at
-            next_bucket, at = bucket + 1, end
-        for each in range(next_bucket, _BUCKETS + 1):
-            starts[each] = at
-    return starts.tobytes()
+    counts = pc.value_counts(buckets)
+    for bucket, count in zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True):
+        starts[bucket + 1] = count
+    return array.array("I", itertools.accumulate(starts)).tobytes()
 
 
 def _u64(number: int) -> Any:
@@ -105,8 +99,8 @@ class HashIndex:
         bucket, low = short >> _LOW_BITS, short & ((1 << _LOW_BITS) - 1)
         end = self._starts[bucket + 1]
         at = bisect.bisect_left(self._low, low, self._starts[bucket], end)
-        found = []
+        found = set()
         while at < end and self._low[at] == low:
-            found.append(self._groups[at])
+            found.add(self._groups[at])
             at += 1
-        return found
+        return sorted(found)

@@ -20,7 +20,7 @@ from tidemill.recorder.events_database import EventsDatabase, SegmentRow
 from tidemill.recorder.frames import FrameInfo
 from tidemill.recorder.periods import SegmentName
 from tidemill.recorder.schema import RowTable
-from tidemill.recorder.sealing import SealedSegment, seal
+from tidemill.recorder.sealing import SealedSegment, release_memory, seal
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -117,6 +117,7 @@ class MemoryRecording:
         with self._lock:
             self._sealed[SegmentName(name.number, table, sealed=True)] = segment
             del self._open[table], self._names[table]
+        release_memory()
         size = len(segment.index) + segment.parquet.size
         self.database.add_segment(SegmentRow(name.stem, segment.summary, size, time.time_ns() // 1000))
         while self.size_bytes > self._max_bytes and self._sealed:

@@ -17,6 +17,7 @@ import hashlib
 import mmap
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -153,6 +154,14 @@ class Period(msgspec.Struct, frozen=True):
                     found[name.number, name.table] = name
         return sorted(found.values())
 
+    def list_files(self) -> list[Path]:
+        """Return all of its files."""
+        files = [self.database.with_name(f"{self.database.name}{ending}") for ending in ("", "-wal", "-shm")]
+        with contextlib.suppress(OSError):
+            check_private_folder(self.folder)
+            files += [Path(entry.path) for entry in os.scandir(self.folder)]
+        return files
+
     def path_of(self, segment: SegmentName, ending: str) -> Path:
         """Return a file of a segment."""
         return self.folder / f"{segment.stem}.{ending}"
@@ -207,6 +216,7 @@ def create_period(worker_folder: Path, worker: str, now: float) -> tuple[Period,
             os.close(create_file(period.database))
         except BaseException:
             os.close(lock)
+            shutil.rmtree(period.folder, ignore_errors=True)
             raise
         return period, lock
     raise FileExistsError(17, f"too many periods {readable}-{start} in {worker_folder}")

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 #: Small enough that reading one is quick, large enough that its statistics cost little.
-GROUP_ROWS = 16_384
+GROUP_ROWS = 8_192
 #: Columns with few different values.
 _WORDS = ("topic", "status", "error", "kind", "engine_id")
+#: So many values tell whether they repeat.
+_SAMPLE = 1_024
 #: What the worker is called, in the metadata of the Parquet file.
 WORKER = b"tidemill.worker"
 
@@ -99,7 +101,7 @@ def _summarize(table: RowTable, rows: pa.Table) -> SegmentSummary:
     messages = table is RowTable.MESSAGES
     first, last = ("offset", "offset") if messages else ("first_offset", "last_offset")
     start, end = ("consumed_at", "resolved_at") if messages else ("started_at", "ended_at")
-    times = pc.min_max(rows[end]).as_py()
+    times = pc.min_max(pc.coalesce(rows[end], 0)).as_py()
     longest = pc.max(pc.subtract(rows[end], rows[start])).as_py()
     groups = rows.select(["topic", "partition"]).append_column("first", rows[first]).append_column("last", rows[last])
     spans = groups.group_by(["topic", "partition"]).aggregate([("first", "min"), ("last", "max"), ("first", "count")])
@@ -107,8 +109,8 @@ def _summarize(table: RowTable, rows: pa.Table) -> SegmentSummary:
     return SegmentSummary(
         table,
         len(rows),
-        times["min"] or 0,
-        times["max"] or 0,
+        times["min"],
+        times["max"],
         longest or 0,
         {kind["values"]: kind["counts"] for kind in kinds},
         [
@@ -138,10 +140,13 @@ def pack_label(name: str, value: str) -> bytes:
 
 
 def _hash_column(values: pa.Array) -> pa.Array:
-    """Return the hashes of a column; each different value is hashed once."""
+    """Return the hashes of a column; if values repeat, each different one is hashed once."""
     import pyarrow as pa
 
-    coded = values.cast(pa.binary()).dictionary_encode()
+    values = values.cast(pa.binary())
+    if len(values[:_SAMPLE].unique()) > len(values[:_SAMPLE]) // 2:
+        return pa.array([None if value is None else hash_value(value) for value in values.to_pylist()], pa.uint32())
+    coded = values.dictionary_encode()
     hashes = pa.array([hash_value(value) for value in coded.dictionary.to_pylist()], pa.uint32())
     return hashes.take(coded.indices)
 
@@ -170,3 +175,10 @@ def _write_parquet(rows: pa.Table, worker: str) -> pa.Buffer:
         store_schema=False,
     )
     return sink.getvalue()
+
+
+def release_memory() -> None:
+    """Give the memory back that sealing needed for a moment: Arrow would keep it until the next time."""
+    import pyarrow as pa
+
+    pa.default_memory_pool().release_unused()

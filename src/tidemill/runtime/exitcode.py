@@ -25,6 +25,8 @@ class ExitCode(enum.IntEnum):
     REMOTE = 4
     #: Another process uses the same worker name.
     FENCED = 5
+    #: What was asked for is not there, or not any more.
+    NOTHING_FOUND = 6
     #: Stopped at once, by a second signal.
     STOPPED = 130
 

@@ -23,6 +23,7 @@ class SourceMessage(msgspec.Struct, dict=False):
         timestamp: Milliseconds since the epoch, UTC; -1 where the broker gave none.
         payload: The parsed value (see `Handler.deserialize_message`), None where it was not parsed.
         parse_error: Why the value could not be parsed; set only with `kafka.on_parse_error: pass`.
+        consumed_at: When it was fetched, in microseconds since the epoch, UTC; 0 where nobody noted it.
     """
 
     topic: str
@@ -34,6 +35,7 @@ class SourceMessage(msgspec.Struct, dict=False):
     timestamp: int = -1
     payload: Any = None
     parse_error: str | None = None
+    consumed_at: int = 0
 
     @property
     def size_bytes(self) -> int:

@@ -230,7 +230,7 @@ class KafkaSource:
             records += self._consumer.consume(self._max_poll - 1, 0)
         arrived: set[TopicPartition] = set()
         latest: Buffer | None = None
-        buffers = self._buffers
+        buffers, now = self._buffers, time.time_ns() // 1000
         for record in records:
             if (error := record.error()) is not None:
                 self._brokers.on_record_error(error)
@@ -255,6 +255,7 @@ class KafkaSource:
                 record.value(),
                 _read_headers(record.headers()),
                 record.timestamp()[1],
+                consumed_at=now,
             )
             buffer.messages.append(message)
             buffer.fetched_bytes += message.size_bytes

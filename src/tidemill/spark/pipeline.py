@@ -18,7 +18,7 @@ import functools
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -32,16 +32,19 @@ from tidemill.runtime.engine_link import RECONNECT_SECONDS
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.link_messages import LinkAddress
+from tidemill.runtime.link_server import LinkServer
 from tidemill.runtime.lock import WorkerLock
 from tidemill.spark.engine.process import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
 from tidemill.spark.foreground import LEFT_OVER, Foreground, StartStoppedError, Wake, take
 from tidemill.spark.live.control_desk import ControlDesk
-from tidemill.spark.live.ending import lag_fields, leave_for, refuse_failure, refuse_uncommitted
+from tidemill.spark.live.ending import lag_fields, leave_for, log_drained, refuse_failure, refuse_uncommitted
 from tidemill.spark.live.group_monitor import GroupWatch
 from tidemill.spark.live.monitoring import Monitored, serve_metrics
+from tidemill.spark.live.recording import record_run
 from tidemill.spark.live.reloader import Code, CodeFiles, Reloader
 from tidemill.spark.live.status_report import build_report
 from tidemill.spark.live.supervisor import JobMaker, Supervisor
+from tidemill.spark.live.web_ui import Watched, WebUi, serve_web
 from tidemill.spark.preflight import (
     StartUp,
     choose_engine_count,
@@ -57,8 +60,10 @@ from tidemill.spark.session.conf import is_local
 from tidemill.spark.session.packaging import list_own_folders, pack_handler
 from tidemill.spark.session.session import Spark
 
-log = structlog.get_logger(__name__)
+if TYPE_CHECKING:  # loaded only where something is recorded
+    from tidemill.spark.live.run_recorder import RunRecorder
 
+log = structlog.get_logger(__name__)
 
 #: A stop takes at most its drain timeout and this, whatever is unreachable; the rest of 5 s is for Spark.
 STOP_SECONDS = 4.0
@@ -110,6 +115,8 @@ class Pipeline:
         self._linked: Supervisor | None = None
         self._group_watch: GroupWatch | None = None
         self._metrics_address: str | None = None
+        self._recorder: RunRecorder | None = None
+        self._web: WebUi | None = None
         #: What the engines run; with `--dev`, other code may follow.
         self._code: Code | None = None
         self._finished: RunFinished | None = None
@@ -119,6 +126,11 @@ class Pipeline:
     def metrics_address(self) -> str | None:
         """The URL of metrics and health; None: there are none, or none yet."""
         return self._metrics_address
+
+    @property
+    def web_address(self) -> str | None:
+        """Where the web UI is opened, with the key if one is needed; None: there is none, or none yet."""
+        return self._web.address if self._web is not None else None
 
     @property
     def error(self) -> BaseException | None:
@@ -189,7 +201,7 @@ class Pipeline:
         refuse_unrunnable(settings)
         warn_without_topic(configured, settings)
         packed = pack_handler(handler)
-        kafka = settings.kafka
+        kafka, monitored = settings.kafka, self._monitored(settings)
         with (
             WorkerLock(
                 kafka.consumer_group,
@@ -199,7 +211,12 @@ class Pipeline:
                 name_env=settings.worker_name_env,
             ),
             self._open_desk(settings, worker),
-            serve_metrics(configured.metrics, settings, worker, self._monitored(settings)) as self._metrics_address,
+            serve_metrics(configured.metrics, settings, worker, monitored) as self._metrics_address,
+            record_run(settings, worker, self.progress) as self._recorder,
+            serve_web(
+                Watched(monitored, settings, configured, worker, self._release, self.drain, self._metrics_address),
+                self._recorder,
+            ) as self._web,
         ):
             partitions = foreground.unless_stopped(lambda: foreground.look_up_partitions(settings))
             with foreground.wait_for_brokers(kafka.brokers):
@@ -215,14 +232,18 @@ class Pipeline:
 
         return Monitored(self.progress, self.state, find_orphans, find_max_executors)
 
+    def _release(self) -> list[dict[str, Any]]:
+        live = self._linked
+        return live.release() if live is not None else []
+
     def _open_desk(self, settings: Settings, worker: str) -> ControlDesk:
         def report(progress: PipelineProgress, rate: float) -> dict[str, Any]:
-            return build_report(settings, worker, self.state(), progress, rate, self._metrics_address)
+            addresses = {"metrics": self._metrics_address, "web": self.web_address}
+            return build_report(settings, worker, self.state(), progress, rate, addresses)
 
         async def release(request: dict[str, Any]) -> dict[str, Any]:
-            live = self._linked
             try:
-                return {"engines": await asyncio.to_thread(live.release) if live is not None else []}
+                return {"engines": await asyncio.to_thread(self._release)}
             except RemoteError as error:
                 return {"error": str(error)}
 
@@ -254,8 +275,10 @@ class Pipeline:
         spark.watch(lambda: self._foreground.wakes.put(Wake.SPARK_LOST))
         self._live = live
         try:
-            live.start(bind_host=host)
+            live.start(bind_host=host, open_link=self._recorder.open_link if self._recorder else LinkServer)
             self._linked = live
+            if self._web is not None:
+                self._web.begin()
             self._foreground.states.enter(Phase.RUNNING)
             self._group_watch = GroupWatch(settings)
             with self._group_watch, self._reloader.attach(live) if self._reloader else nullcontext():
@@ -270,15 +293,7 @@ class Pipeline:
                 self._leave_for(settings, worker, live.find_left_behind())
             self._raise_failure(settings, worker)
             refuse_uncommitted(done)
-            left = "; what did not finish in time is redelivered to the next run" if done.in_flight else ""
-            (log.warning if left else log.info)(
-                f"the pipeline is drained{left}",
-                messages_done=done.messages_done,
-                **lag_fields(done),
-                in_flight=done.in_flight,
-                dead_lettered=done.dead_lettered,
-                letters_dropped=done.letters_dropped,
-            )
+            log_drained(done)
         return code
 
     def _job_maker(self, worker: str, code: Code) -> JobMaker:
@@ -317,11 +332,8 @@ class Pipeline:
                     self._stop_reloads()
                     self._drained_at = self._drained_at or time.monotonic()
                     now = live.progress()
-                    log.info(
-                        "draining: no more messages are read; a second signal stops at once",
-                        **lag_fields(now),
-                        in_flight=now.in_flight,
-                    )
+                    text = "draining: no more messages are read; a second signal stops at once"
+                    log.info(text, **lag_fields(now), in_flight=now.in_flight)
                     self._foreground.states.enter(Phase.DRAINING, drain_seconds)
                     live.drain()
                 case Wake.STOP:

@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.core.examples import examples
 
 from tidemill.core.delivery.pending_records import PendingRecords, Staged, StagedState
 from tidemill.core.ledger import Ledger
@@ -195,7 +196,7 @@ class Schedule:
         assert self.staging.count_outstanding("p") == 0
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.lists(STEPS, max_size=80))
 def test_results_and_their_messages_are_committed_together_once_and_all_are_in_the_end(
     steps: list[tuple[Any, ...]],

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.core.examples import examples
 
 from tidemill.core.delivery.breaker import BreakerState
 from tidemill.core.delivery.culprit import Fault, find_fault, split_batch
@@ -1076,7 +1077,7 @@ class Schedule:
         assert not self.queue._holds
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.lists(STEPS, max_size=80), st.sampled_from(WhenOpen))
 def test_every_item_ends_once_and_keys_stay_in_order(steps: list[tuple[Any, ...]], when_open: WhenOpen) -> None:
     schedule = Schedule(when_open)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.core.examples import examples
 
 from tidemill.core.errors import InvariantError
 from tidemill.core.pipeline.arrangement import Arrangement, Effect, MessageComplete, MessageResolved, WindowComplete
@@ -124,7 +125,7 @@ class ArrangementAgainstSets(RuleBasedStateMachine):
 
 
 TestArrangementAgainstSets = ArrangementAgainstSets.TestCase
-TestArrangementAgainstSets.settings = settings(max_examples=100, stateful_step_count=40)
+TestArrangementAgainstSets.settings = settings(max_examples=examples(100), stateful_step_count=40)
 
 
 @given(st.integers(1, 6), st.randoms(use_true_random=False))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.core.examples import examples
 
 from tidemill.core.pipeline.backpressure import Backpressure
 
@@ -141,7 +142,7 @@ class BackpressureAgainstModel(RuleBasedStateMachine):
 
 
 TestBackpressureAgainstModel = BackpressureAgainstModel.TestCase
-TestBackpressureAgainstModel.settings = settings(max_examples=100, stateful_step_count=40)
+TestBackpressureAgainstModel.settings = settings(max_examples=examples(100), stateful_step_count=40)
 
 
 def test_a_paused_lane_resumes_only_at_its_low_mark() -> None:
@@ -195,6 +196,17 @@ def test_a_lane_that_reached_its_limit_is_paused_even_if_nobody_asked_for_room_m
     pressure.assign("a")
     pressure.note_handed_over("a", 10, 0)
     pressure.note_finished("a", 5, 0)
+    assert pressure.find_room("a") == 0
+
+
+def test_messages_that_wait_for_others_leave_their_room_until_they_stop() -> None:
+    pressure: Backpressure[str] = Backpressure(10, 2, 1, 1000, 50, 4_000)
+    pressure.assign("a")
+    pressure.note_handed_over("a", 9, 0)
+    pressure.note_waiting("a", 6)
+    assert pressure.find_room("a") == 7
+    pressure.note_handed_over("a", 6, 0)
+    pressure.note_waiting("a", -6)
     assert pressure.find_room("a") == 0
 
 

@@ -7,6 +7,7 @@ import math
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.core.examples import examples
 
 from tidemill.core.pipeline.residents import Effect, Ending, Give, Residents, Retire, Start, WakeAt
 from tidemill.core.retry import Backoff
@@ -116,7 +117,7 @@ class CopiesAgainstModel(RuleBasedStateMachine):
 
 
 TestCopiesAgainstModel = CopiesAgainstModel.TestCase
-TestCopiesAgainstModel.settings = settings(max_examples=200, stateful_step_count=40)
+TestCopiesAgainstModel.settings = settings(max_examples=examples(200), stateful_step_count=40)
 
 
 def copies(limit: int = 2, recycle: int = 0) -> Residents[str]:

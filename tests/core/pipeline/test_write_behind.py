@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.core.examples import examples
 
 from tidemill.core.pipeline.write_behind import Batch, CacheEntry, Known, Load, WriteBehind
 
@@ -103,7 +104,7 @@ class MemoryAgainstModel(RuleBasedStateMachine):
 
 
 TestMemoryAgainstModel = MemoryAgainstModel.TestCase
-TestMemoryAgainstModel.settings = settings(max_examples=300, stateful_step_count=50)
+TestMemoryAgainstModel.settings = settings(max_examples=examples(300), stateful_step_count=50)
 
 
 def test_the_least_recently_used_entry_is_evicted_and_read_from_the_store() -> None:

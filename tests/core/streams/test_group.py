@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.core.examples import examples
 
 from tidemill.core.ledger import Batch
 from tidemill.core.streams.group import StreamGroup
@@ -507,13 +508,13 @@ class SeatsAgainstNaive(GroupAgainstNaive):
 
 
 TestGroupAgainstNaive = GroupAgainstNaive.TestCase
-TestGroupAgainstNaive.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestGroupAgainstNaive.settings = settings(max_examples=examples(150), stateful_step_count=60, deadline=None)
 TestSeatsAgainstNaive = SeatsAgainstNaive.TestCase
-TestSeatsAgainstNaive.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+TestSeatsAgainstNaive.settings = settings(max_examples=examples(100), stateful_step_count=60, deadline=None)
 
 
 @given(st.data())
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_every_member_counts_once_in_every_event_of_a_long_stream(data: st.DataObject) -> None:
     group = Group(max_backlog=2000, max_outstanding=10_000)
     members = [group.join(name) for name in NAMES]

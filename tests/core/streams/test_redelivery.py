@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.core.examples import examples
 
 from tidemill.core.retry import Backoff
 from tidemill.core.streams.offset_metadata import decode_metadata, encode_metadata
@@ -647,7 +648,7 @@ STEPS = ["read"] * 4 + ["clean"] * 3 + ["fail"] * 2 + ["unread"] * 2 + ["redeliv
 STEPS += ["repeat", "reject", "letter", "join", "join", "leave", "wait", "wait", "compact"]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(PARTITION, st.integers(0, 100), st.integers(0, 2**32), st.integers(0, 3), st.integers(0, 300))
 def test_no_commit_passes_an_offset_that_is_not_done_and_all_end_clean_or_dead_lettered(
     exists: list[bool], first: int, seed: int, max_redeliveries: int, length: int
@@ -665,7 +666,7 @@ def test_no_commit_passes_an_offset_that_is_not_done_and_all_end_clean_or_dead_l
 HARMLESS = [step for step in STEPS if step not in ("fail", "reject")]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(PARTITION, st.integers(0, 2**32), st.integers(0, 3), st.integers(0, 300))
 def test_an_offset_that_nobody_fails_or_rejects_is_never_dead_lettered_and_ends_clean_once_it_is_read(
     exists: list[bool], seed: int, max_redeliveries: int, length: int

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.core.examples import examples
 
 from tidemill.core.supervision.slot import Slot, SlotLimits, SlotState
 from tidemill.core.supervision.slot_events import (
@@ -690,4 +691,4 @@ class SlotUnderRandomEvents(RuleBasedStateMachine):
 
 
 TestSlotUnderRandomEvents = SlotUnderRandomEvents.TestCase
-TestSlotUnderRandomEvents.settings = settings(max_examples=200, stateful_step_count=50)
+TestSlotUnderRandomEvents.settings = settings(max_examples=examples(200), stateful_step_count=50)

@@ -16,8 +16,8 @@ from tests.until import until
 
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorTask
 from tidemill.pipeline.reports import history
-from tidemill.pipeline.reports.history import HistoryRows, HistoryStatus, HistoryWriter
-from tidemill.pipeline.reports.report import NO_WINDOW, FinishedBatch, WindowTimes
+from tidemill.pipeline.reports.history import HistoryRows, HistoryWriter
+from tidemill.pipeline.reports.report import NO_WINDOW, FinishedBatch, HistoryStatus, WindowTimes
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.messages import SourceMessage
 

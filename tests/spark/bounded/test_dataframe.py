@@ -25,6 +25,7 @@ from tidemill.runtime.broker import free_port
 from tidemill.runtime.java import find_java
 from tidemill.spark import backfill, process
 from tidemill.spark.bounded.schema import OUTCOME_SCHEMA
+from tidemill.spark.session.conf import QUICK_JVM
 from tidemill.testing.kafka import consume, produce, unique_name
 
 pytestmark = pytest.mark.timeout(180)
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.timeout(180)
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A session as a user makes it: no setting of ours, workers used again."""
+    """A session as a user makes it: no setting of ours that matters to rows, workers used again."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -42,6 +43,8 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.extraJavaOptions", " ".join(QUICK_JVM))
+        .config("spark.sql.shuffle.partitions", "2")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))

@@ -35,6 +35,7 @@ BUSY = EngineProgress(
     letter_kinds={"task": 3},
     dead_lettered=3,
     letters_dropped=1,
+    recorder_dropped=4,
     partitions=["t/0", "t/1"],
     paused=["t/1"],
     lag={"t/0": 5},
@@ -99,7 +100,7 @@ def test_each_metric_has_the_number_of_the_progress() -> None:
     assert found["tidemill_partition_stalled"] == {("0", "t/0"): 0, ("0", "t/1"): 1}
     assert (of("assigned_partitions"), of("backpressure_active")) == (2, 1)
     assert found["tidemill_assigned_partitions"]["1",] == 0
-    assert (of("in_flight_messages"), of("letters_dropped_total")) == (10, 1)
+    assert (of("in_flight_messages"), of("letters_dropped_total"), of("recorder_dropped_total")) == (10, 1, 4)
     assert (of("dead_letters_total", "task"), of("dead_letters_total", "parse")) == (3, 0)
     assert (of("cache_hits_total"), of("cache_misses_total")) == (7, 8)
     assert of("sink_payloads_delivered_total", "kafka.out") == 20

@@ -22,7 +22,8 @@ from tidemill.core.supervision.slot import SlotLimits
 from tidemill.core.supervision.slot_events import Ending
 from tidemill.core.supervision.slot_group import RunFinished
 from tidemill.pipeline.handler.base import Handler
-from tidemill.pipeline.reports.history import HistoryRows, HistoryStatus, HistoryWriter
+from tidemill.pipeline.reports.history import HistoryRows, HistoryWriter
+from tidemill.pipeline.reports.report import HistoryStatus
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.link_messages import LinkAddress
 from tidemill.runtime.processes import is_running
@@ -233,7 +234,6 @@ def test_a_pause_outlasts_the_first_start(running: Callable[..., Running]) -> No
     wait_until(lambda: run.works(0) and run.works(1))
 
 
-@pytest.mark.alone
 def test_a_killed_engine_is_replaced_and_what_it_did_still_counts(running: Callable[..., Running]) -> None:
     run = running(2)
     wait_until(lambda: run.works(0) and run.works(1))
@@ -243,7 +243,7 @@ def test_a_killed_engine_is_replaced_and_what_it_did_still_counts(running: Calla
     wait_until(lambda: run.engine(0).pid not in (victim, None) and run.works(0))
     seconds = time.monotonic() - killed_at
     print(f"working again {seconds:.2f} s after SIGKILL")
-    assert seconds < 5.0
+    assert seconds < 5.0 * max(1.0, os.getloadavg()[0] / os.cpu_count())
     assert run.engine(1).pid == other
     assert run.live.progress().consumed >= done
     run.live.drain()

@@ -53,7 +53,7 @@ class CommitTimes(Generic[PartitionT]):
         at: int | None = None
         for place, offset in zip(partitions, offsets, strict=True):
             # Neighbours mostly went with one commit.
-            if not (place == partition and first <= offset < end):
+            if not (first <= offset < end and place == partition):
                 partition, first, end, at = place, offset, offset + 1, None
                 known = commits.get(place)
                 if known is not None:

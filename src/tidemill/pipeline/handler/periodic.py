@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -129,6 +130,8 @@ class PeriodicRunner:
         self.stopped: dict[str, str] = {}
         self._runs = 0
         self._errors = 0
+        #: Called after each run with the hook, how many seconds it took, and what it raised.
+        self.on_run: Callable[[str, float, str | None], None] | None = None
 
     def statistics(self) -> PeriodicStatistics:
         """Return what the hooks did so far."""
@@ -155,15 +158,19 @@ class PeriodicRunner:
         while True:
             await asyncio.sleep(step.seconds)
             self._runs += 1
+            begun, raised = time.monotonic(), None
             try:
                 await call_hook(getattr(self._handler, name)(), self._calls, name)
                 outcome = PeriodicOutcome.RETURNED
             except Exception as error:
                 outcome = PeriodicOutcome.RAISED
                 self._errors += 1
+                raised = describe_error(error)
                 log.exception("a periodic hook raised", hook=name, then=hook.on_error.value)
                 if hook.on_error is OnError.STOP:
-                    self.stopped[name] = describe_error(error)
+                    self.stopped[name] = raised
+            if self.on_run is not None:
+                self.on_run(name, time.monotonic() - begun, raised)
             after = hook.decide_next(outcome)
             if not isinstance(after, Sleep):
                 return

@@ -11,7 +11,6 @@ complete, and readers skip such names; every part has `SCHEMA`; failed writes ar
 from __future__ import annotations
 
 import asyncio
-import enum
 import functools
 import itertools
 from collections.abc import Sequence
@@ -37,14 +36,6 @@ _OWN_COLUMNS = 11
 KEPT_PARTS = 4
 MAX_ERROR_CHARS = 4096
 LOG_SECONDS = 60.0
-
-
-class HistoryStatus(enum.StrEnum):
-    """How a message left the pipeline: nothing failed; a task failed for good; it never became tasks."""
-
-    DONE = "done"
-    FAILED = "failed"
-    REJECTED = "rejected"
 
 
 def __getattr__(name: str) -> Any:
@@ -204,23 +195,19 @@ class HistoryWriter:
 
 def make_rows(batch: FinishedBatch) -> HistoryRows:
     """Return the rows of messages that left the pipeline."""
-    messages, size = batch.messages, len(batch)
-    statuses, errors = [HistoryStatus.DONE] * size, list(batch.rejected)
+    messages, errors = batch.messages, list(batch.rejected)
     for index, run in batch.failed.items():
         if run.error is not None:
-            statuses[index], errors[index] = HistoryStatus.FAILED, _describe(run.error)
-    if errors.count(None) < size:
+            errors[index] = _describe(run.error)
+    if errors.count(None) < len(errors):
         errors = [_clip(error) for error in errors]
-        for index, error in enumerate(batch.rejected):
-            if error is not None:
-                statuses[index] = HistoryStatus.REJECTED
     return HistoryRows(
         [
             [message.topic for message in messages],
             [message.partition for message in messages],
             [message.offset for message in messages],
             [message.key for message in messages],
-            statuses,
+            batch.statuses,
             batch.tasks,
             batch.attempts,
             batch.record_at,

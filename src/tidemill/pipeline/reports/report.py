@@ -5,6 +5,7 @@ Invariant: what several reports need is computed once per batch, and without a c
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Sequence
 from typing import Protocol
@@ -12,6 +13,14 @@ from typing import Protocol
 from tidemill.pipeline.tasks.pool import TaskRun
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.messages import SourceMessage
+
+
+class HistoryStatus(enum.StrEnum):
+    """How a message left the pipeline: nothing failed; a task failed for good; it never became tasks."""
+
+    DONE = "done"
+    FAILED = "failed"
+    REJECTED = "rejected"
 
 
 class WindowTimes:
@@ -32,6 +41,12 @@ class WindowTimes:
         self.started_at = started_at
         self.arranged_at = arranged_at
         self.payloads: dict[int, int] | None = None
+
+    def count_payloads(self, offset: int, count: int) -> None:
+        """Count what `on_message_complete` returned for a message."""
+        if self.payloads is None:
+            self.payloads = {}
+        self.payloads[offset] = self.payloads.get(offset, 0) + count
 
 
 #: Of messages that were dead-lettered before they had any task.
@@ -97,6 +112,18 @@ class FinishedBatch:
                     found[index] = run
                     break
         return found
+
+    @functools.cached_property
+    def statuses(self) -> list[HistoryStatus]:
+        """How each message left the pipeline."""
+        statuses = [HistoryStatus.DONE] * len(self)
+        for index in self.failed:
+            statuses[index] = HistoryStatus.FAILED
+        if self.rejected.count(None) < len(self):
+            for index, reason in enumerate(self.rejected):
+                if reason is not None:
+                    statuses[index] = HistoryStatus.REJECTED
+        return statuses
 
     @functools.cached_property
     def record_at(self) -> list[int | None]:

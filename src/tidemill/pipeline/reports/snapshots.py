@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from tidemill.core.recorder.outgoing import OutgoingFrames
 from tidemill.deadletters.writer import DeadLetters
 from tidemill.pipeline.brake import EngineBrake
 from tidemill.pipeline.commits import Commits
@@ -51,7 +52,10 @@ class Partitions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReportingParts:
-    """The parts of an engine whose statistics make up its state; `brake` is None where none is configured."""
+    """The parts of an engine whose statistics make up its state.
+
+    `brake` is None where none is configured, `records` where nothing is recorded.
+    """
 
     source: Source
     partitions: Partitions
@@ -63,6 +67,7 @@ class ReportingParts:
     brake: EngineBrake | None
     counters: Counters
     slowest: Slowest
+    records: OutgoingFrames | None = None
 
 
 class Snapshots:
@@ -148,6 +153,7 @@ class Snapshots:
             delivered=outbox.delivered,
             dead_lettered=letters.written,
             letter_kinds=dict(letters.kinds),
+            recorder_dropped=parts.records.dropped if parts.records is not None else 0,
             letters_dropped=letters.dropped,
             skipped=counters.skipped + outbox.skipped,
             warnings=counters.warnings,

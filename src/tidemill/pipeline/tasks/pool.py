@@ -10,6 +10,7 @@ import asyncio
 import heapq
 import itertools
 import time
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -55,6 +56,9 @@ class TaskOwner(Protocol):
     def group(self) -> TaskGroup:
         """The group that its tasks belong to."""
 
+    def find_task_offsets(self, run: TaskRun) -> tuple[tuple[str, int], Sequence[int]]:
+        """Return topic and partition of a task that is not terminal, and the offsets of its messages."""
+
     def park(self, run: TaskRun) -> None:
         """Take back a task that may not start; the owner submits it again when it may."""
 
@@ -71,14 +75,18 @@ class TaskRun:
     __slots__ = (
         "age",
         "attempts",
+        "ended_at",
         "error",
+        "failure",
         "generation",
         "key",
         "owner",
+        "payloads",
         "process",
         "queued_at",
         "replaced",
         "result",
+        "slot",
         "task",
         "timer",
     )
@@ -90,6 +98,12 @@ class TaskRun:
         self.age = age
         self.key: object = task.task_id
         self.attempts = 0
+        #: When its last try ended, in microseconds since the epoch; 0: it was known when its window was arranged.
+        self.ended_at = 0
+        #: How many payloads its hook returned.
+        self.payloads = 0
+        #: How it failed for good, in words, if it did.
+        self.failure: str | None = None
         #: When its latest attempt was queued; seconds, monotonic.
         self.queued_at = 0.0
         #: How many tasks it replaces, each of which replaced the one before.
@@ -99,6 +113,8 @@ class TaskRun:
         self.replaced = False
         self.process: object | None = None
         self.timer: asyncio.TimerHandle | None = None
+        #: Its place in the pool in its last try.
+        self.slot: int | None = None
 
 
 class PoolStatistics(msgspec.Struct, frozen=True):
@@ -140,6 +156,9 @@ class TaskPool:
         self._executor = executor
         self._settings = settings
         self._slots = executor.capacity
+        self._free_slots = list(range(executor.capacity))
+        #: Called with every try that has ended.
+        self.on_attempt: Callable[[TaskRun, ProcessOutcome], None] | None = None
         self._queue: list[tuple[float, int, TaskRun]] = []
         self._order = itertools.count()
         self._running: set[TaskRun] = set()
@@ -218,6 +237,7 @@ class TaskPool:
         task, started_at = run.task, time.monotonic()
         self._queue_waits.add(started_at - run.queued_at)
         run.attempts += 1
+        run.slot = heapq.heappop(self._free_slots)
         self._running.add(run)
         try:
             stdin = task.stdin.encode() if isinstance(task.stdin, str) else task.stdin or b""
@@ -235,8 +255,12 @@ class TaskPool:
         self._spawns.add(time.monotonic() - started_at)
 
     def _ended(self, run: TaskRun, outcome: ProcessOutcome) -> None:
-        self._running.discard(run)
+        if run in self._running:  # else it was abandoned with its group
+            self._release(run)
         run.process = None
+        run.ended_at = time.time_ns() // 1000
+        if self.on_attempt is not None and not (outcome.kind is None and outcome.exit_code is None):
+            self.on_attempt(run, outcome)
         if outcome.pid is not None:
             self._attempts.add(outcome.duration_seconds)
             self._timeouts += outcome.kind is ErrorKind.TIMEOUT
@@ -261,6 +285,11 @@ class TaskPool:
             run.owner.failed(run, _make_error(run.task, outcome, outcome.kind))
         if self._queue:
             self._dispatch()
+
+    def _release(self, run: TaskRun) -> None:
+        self._running.discard(run)
+        if run.slot is not None:
+            heapq.heappush(self._free_slots, run.slot)
 
     def _cannot_spawn(self, run: TaskRun, outcome: ProcessOutcome) -> None:
         """Queue the task again in its place: the machine is short of something, which is not the task's fault."""
@@ -291,7 +320,8 @@ class TaskPool:
         assert group.closed
         theirs = [run for run in self._running if run.owner.group is group]
         if theirs:
-            self._running.difference_update(theirs)
+            for run in theirs:
+                self._release(run)
             processes = [run.process for run in theirs if run.process is not None]
             course = self._executor.kill(processes, self._settings.term_grace_seconds)
             killing = self._tasks.run(f"the end of the tasks of {group.name}", course)

@@ -78,6 +78,7 @@ async def ask_on_error(
 def handle_task_failure(window: FailingWindow, run: TaskRun, error: ExecutorError, why: str = "") -> None:
     """Take a task that failed for good; `why`: the reason, if that is not the number of its tries."""
     context, text = window.context, _describe_task_error(error, why)
+    run.failure = text
     cause = f"exit code {error.exit_code}" if error.kind is ErrorKind.EXIT else error.kind.value
 
     def again() -> None:

@@ -152,7 +152,7 @@ class WindowRun:
         context.counters.tasks_done += 1
         context.slowest.add(result)
         if context.finished is not None:
-            context.finished.note_output(len(result.stdout_bytes) + len(result.stderr))
+            context.finished.size_bytes += len(result.stdout_bytes) + len(result.stderr)
         # Even without a hook the turn is given back first: a window of a hundred known results must not recurse.
         context.hooks.submit(self.collect if context.overridden.on_task_complete else self._end_task, run)
 
@@ -186,6 +186,9 @@ class WindowRun:
         context = self.context
         decision = decide(run.attempts, context.settings.executor.max_retries, context.backoff, random.getrandbits(32))
         if isinstance(decision, Retry) and not error.never_starts:
+            if context.recorder is not None:
+                seconds = round(decision.delay_seconds, 3)
+                context.recorder.note_failure("task_retry", run, error, delay_seconds=seconds)
             context.pool.retry(run, decision.delay_seconds)
         else:
             failures.handle_task_failure(self, run, error)
@@ -196,6 +199,8 @@ class WindowRun:
             why = f"on_error has replaced it {most} times (executor.max_replacements): "
             failures.handle_task_failure(self, run, error, why)
             return
+        if self.context.recorder is not None:
+            self.context.recorder.note_failure("task_replaced", run, error, tasks=len(tasks))
         run.replaced = True
         run.error = error
         self.partition.pending.pop(run.key, None)
@@ -218,6 +223,8 @@ class WindowRun:
 
     def _give_up(self, run: TaskRun, error: ExecutorError) -> None:
         """Make a task terminal that failed for good."""
+        if self.context.recorder is not None:
+            self.context.recorder.note_failure("task_failed", run, error)
         run.error = error
         self.results.append(error)
         self.context.counters.tasks_failed += 1
@@ -240,6 +247,10 @@ class WindowRun:
         """Return the messages that cannot leave the pipeline without a task."""
         return [self.messages[index].offset for index in self.find_indexes(None if self.held_for_window else run)]
 
+    def find_task_offsets(self, run: TaskRun) -> tuple[TopicPartition, Sequence[int]]:
+        """Return the partition of a task that is not terminal, and the offsets of its messages."""
+        return self.partition.partition, [self.messages[index].offset for index in self.graph.find_indexes(run)]
+
     # -- hooks that return payloads ---------------------------------------------------------------------------
 
     async def collect(self, of: Hooked) -> None:
@@ -259,12 +270,14 @@ class WindowRun:
             return
         if isinstance(of, TaskRun):
             if routed:
+                of.payloads = len(routed)
                 self._deliver(routed, self.graph.find_indexes(of), of.task, hook)
             self._make_terminal(of)
         elif of is None:
             self._end_window_hook(routed)
         else:
             if routed:
+                self.times.count_payloads(self.messages[of].offset, len(routed))
                 self._deliver(routed, (of,), None, hook)
             self._end_message(of)
 

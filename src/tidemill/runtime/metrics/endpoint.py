@@ -23,8 +23,8 @@ from prometheus_client import CollectorRegistry, Metric, ProcessCollector, make_
 from prometheus_client.registry import Collector
 
 from tidemill.core.errors import describe_error
+from tidemill.runtime.listening import format_address
 from tidemill.runtime.log import throttle
-from tidemill.runtime.metrics.listening import format_address
 
 log = structlog.get_logger(__name__)
 

@@ -64,8 +64,8 @@ class HostMonitor:
         if not self._settings.enabled:
             yield
             return
+        from tidemill.runtime.listening import is_port_chosen, listen
         from tidemill.runtime.metrics.endpoint import MetricsEndpoint
-        from tidemill.runtime.metrics.listening import is_port_chosen, listen
         from tidemill.services.triggerer.host_metrics import collect_metrics
 
         listener = listen(self._settings, is_chosen=is_port_chosen(self._settings, self._settings))

@@ -36,13 +36,7 @@ from tidemill.spark.bounded.schema import outcomes_frame
 from tidemill.spark.bounded.task import ChunkResult, run_ranges
 from tidemill.spark.engine.process import EngineJob
 from tidemill.spark.foreground import Foreground, StartStoppedError, Wake, take
-from tidemill.spark.preflight import (
-    StartUp,
-    make_handler,
-    refuse_missing_program,
-    refuse_no_sinks,
-    with_full_paths,
-)
+from tidemill.spark.preflight import StartUp, make_handler, refuse_missing_program, refuse_no_sinks, with_full_paths
 from tidemill.spark.run_state import Phase, RunState
 from tidemill.spark.session.conf import bounded_conf
 from tidemill.spark.session.packaging import list_own_folders, pack_handler, ship_package

@@ -28,6 +28,7 @@ from pyspark import cloudpickle
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError, describe_error
+from tidemill.core.recorder.outgoing import OutgoingFrames
 from tidemill.runtime.beats import Beat, whole_beat
 from tidemill.runtime.engine_link import RECONNECT_SECONDS, EngineLink, EngineRefusedError
 from tidemill.runtime.engine_tasks import EngineTasks
@@ -95,13 +96,15 @@ class EngineJob(msgspec.Struct, frozen=True):
 class RunnableEngine(Protocol):
     """What a factory returns; `tidemill.pipeline.engine.Engine` is one."""
 
+    @property
+    def records(self) -> OutgoingFrames | None:
+        """What the driver is to store; None: nothing."""
+
     def beat(self, *, whole: bool) -> Beat:
         """Return a snapshot for the driver, of the partitions only what changed since the last one, or all."""
-        ...
 
     async def run(self, may_subscribe: Any) -> EngineSummary:
         """Work until drained or ended."""
-        ...
 
     def drain(self, *, keep_place: bool = False) -> None:
         """Ask for a clean end; with `keep_place` another engine takes over the place in the group."""
@@ -313,6 +316,8 @@ class EngineProcess:
             return EngineSummary(self._job.slot, StopReason.DRAINED)
         engine: RunnableEngine = build(self._job.settings, handler, identity)
         self._engine = engine
+        if engine.records is not None:
+            self._link.carry(engine.records)
         if self._paused:
             engine.pause()
         return await engine.run(self._may_subscribe)

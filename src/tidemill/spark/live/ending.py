@@ -98,3 +98,16 @@ def leave_for(settings: Settings, worker: str, slots: list[int], seconds: float)
     if left_behind:
         with ThreadPoolExecutor(len(left_behind)) as pool:
             list(pool.map(leave, left_behind))
+
+
+def log_drained(done: PipelineProgress) -> None:
+    """Log what a drained pipeline did, and whether something is left."""
+    left = "; what did not finish in time is redelivered to the next run" if done.in_flight else ""
+    (log.warning if left else log.info)(
+        f"the pipeline is drained{left}",
+        messages_done=done.messages_done,
+        **lag_fields(done),
+        in_flight=done.in_flight,
+        dead_lettered=done.dead_lettered,
+        letters_dropped=done.letters_dropped,
+    )

@@ -53,8 +53,8 @@ def serve_metrics(
     if not settings.metrics.enabled:
         yield None
         return
+    from tidemill.runtime.listening import is_port_chosen, listen
     from tidemill.runtime.metrics.endpoint import MetricsEndpoint
-    from tidemill.runtime.metrics.listening import is_port_chosen, listen
     from tidemill.spark.live.pipeline_metrics import PipelineMetrics
     from tidemill.spark.live.readiness import find_unready
 

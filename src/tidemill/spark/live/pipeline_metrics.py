@@ -246,6 +246,10 @@ ENGINE_METRICS: tuple[tuple[Definition, Read], ...] = (
         _counter("letters_dropped_total", "Dead letters that were given up (`dlq.on_send_failure: drop`)."),
         _count("letters_dropped"),
     ),
+    (
+        _counter("recorder_dropped_total", "Rows and events that engines recorded, and that were lost on their way."),
+        _count("recorder_dropped"),
+    ),
     (_counter("cache_hits_total", "Reads of the handler's cache that found a value."), _count("cache_hits")),
     (_counter("cache_misses_total", "Reads of the handler's cache that found none."), _count("cache_misses")),
 )

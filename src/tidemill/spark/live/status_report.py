@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -23,7 +24,7 @@ def build_report(
     state: RunState,
     progress: PipelineProgress,
     rate: float,
-    metrics_address: str | None = None,
+    addresses: Mapping[str, str | None] | None = None,
 ) -> dict[str, Any]:
     """Return the document.
 
@@ -33,7 +34,7 @@ def build_report(
         state: The moment.
         progress: The sums over its engines.
         rate: Messages per second.
-        metrics_address: The URL of metrics and health.
+        addresses: The URL of metrics and health as `metrics`, and of the web UI, with its key, as `web`.
     """
     kafka = settings.kafka
     problems = find_problems(state, progress)
@@ -67,7 +68,8 @@ def build_report(
         | {"dropped": progress.letters_dropped},
         "sinks": {place: msgspec.to_builtins(stats) for place, stats in progress.sinks.items()},
         "waits_for": progress.stalled,
-        "metrics": metrics_address,
+        "metrics": (addresses or {}).get("metrics"),
+        "web": (addresses or {}).get("web"),
     }
 
 

@@ -101,13 +101,13 @@ class Supervisor:
 
     # -- any thread ------------------------------------------------------------------------------------------
 
-    def start(self, *, bind_host: str = "127.0.0.1", public_host: str = "") -> None:
+    def start(self, *, bind_host: str = "127.0.0.1", open_link: Callable[..., LinkServer] = LinkServer) -> None:
         """Listen for engines and start all slots.
 
         Raises:
             RemoteError: The link's address cannot be listened on.
         """
-        self._server = LinkServer(self, bind_host=bind_host, public_host=public_host)
+        self._server = open_link(self, bind_host=bind_host)
         self._loop = self._server.loop
         self._address = self._server.start()
         self._slots = [

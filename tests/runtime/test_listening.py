@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 
 from tidemill.config.metrics_settings import MetricsSettings
 from tidemill.core.errors import ConfigError
-from tidemill.runtime.metrics import listening
-from tidemill.runtime.metrics.listening import format_address, is_port_chosen, listen
+from tidemill.runtime import listening
+from tidemill.runtime.listening import format_address, is_port_chosen, listen
 
 
 @pytest.fixture

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
-from tidemill.config.metrics_settings import MetricsSettings
 from tidemill.core.errors import ConfigError
 
 log = structlog.get_logger(__name__)
@@ -21,7 +23,34 @@ TRIED_PORTS = 20
 _BACKLOG = 64
 
 
-def is_port_chosen(configured: MetricsSettings, changed: MetricsSettings) -> bool:
+class Address(Protocol):
+    """The part of a section of the configuration that says where to listen."""
+
+    host: str
+    port: int
+
+    @property
+    def model_fields_set(self) -> AbstractSet[str]:
+        """The settings that were set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Purpose:
+    """What an endpoint is, for messages.
+
+    Attributes:
+        section: The section of the configuration.
+        name: As in "no metrics and no health endpoint".
+    """
+
+    section: str
+    name: str
+
+
+METRICS = Purpose("metrics", "metrics and no health endpoint")
+
+
+def is_port_chosen(configured: Address, changed: Address) -> bool:
     """Tell whether the user chose the port, in the configuration or in `on_startup`.
 
     Args:
@@ -31,12 +60,13 @@ def is_port_chosen(configured: MetricsSettings, changed: MetricsSettings) -> boo
     return "port" in configured.model_fields_set or changed.port != configured.port
 
 
-def listen(settings: MetricsSettings, *, is_chosen: bool) -> socket.socket | None:
+def listen(settings: Address, *, is_chosen: bool, purpose: Purpose = METRICS) -> socket.socket | None:
     """Return a listening socket; None: all ports that may be tried are in use, which is logged.
 
     Args:
         settings: Where to listen.
         is_chosen: Whether the user chose the port: then no other one is tried.
+        purpose: What listens.
 
     Raises:
         ConfigError: This machine does not have the address, or the chosen port cannot be used.
@@ -47,9 +77,9 @@ def listen(settings: MetricsSettings, *, is_chosen: bool) -> socket.socket | Non
             return _open_socket(settings.host, port)
         except OSError as error:
             if error.errno != errno.EADDRINUSE or is_chosen:
-                raise ConfigError(_describe_refusal(settings.host, port, error)) from error
+                raise ConfigError(_describe_refusal(purpose.section, settings.host, port, error)) from error
     log.warning(
-        "no metrics and no health endpoint: all ports that were tried are in use; set metrics.port, 0 for any free one",
+        f"no {purpose.name}: all ports that were tried are in use; set {purpose.section}.port, 0 for any free one",
         host=settings.host,
         ports=f"{settings.port} to {last}",
     )
@@ -72,18 +102,18 @@ def _open_socket(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _describe_refusal(host: str, port: int, error: OSError) -> str:
+def _describe_refusal(section: str, host: str, port: int, error: OSError) -> str:
     why = error.strerror or str(error)
     if error.errno == errno.EADDRINUSE:
         return (
-            f"metrics.port: port {port} of {host} is in use by another process; set another port, 0 for any free one, "
-            "or metrics.enabled to false"
+            f"{section}.port: port {port} of {host} is in use by another process; set another port, 0 for any "
+            f"free one, or {section}.enabled to false"
         )
     if error.errno == errno.EACCES:
-        return f"metrics.port: this user may not listen on port {port} of {host} ({why}); set one above 1023"
+        return f"{section}.port: this user may not listen on port {port} of {host} ({why}); set one above 1023"
     return (
-        f"metrics.host: cannot listen on {host!r} ({why}); set an address of this machine, 127.0.0.1 for this machine "
-        "only, or 0.0.0.0 for all of its addresses"
+        f"{section}.host: cannot listen on {host!r} ({why}); set an address of this machine, 127.0.0.1 for this "
+        "machine only, or 0.0.0.0 for all of its addresses"
     )
 
 

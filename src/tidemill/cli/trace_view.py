@@ -1,0 +1,189 @@
+"""How the story of a message looks: a tree for people, a document for programs.
+
+Invariant: what users and programs put into keys, labels, arguments and errors never reaches a terminal as control
+characters.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from tidemill.config.redaction import redact_text
+from tidemill.core.wording import format_count
+from tidemill.recorder.queries import EventRow, MessageRow, Story, TaskRow, Trace
+from tidemill.runtime.log_console import escape
+
+#: Of an error, an argument list or an output this many characters are shown; --json has all of them.
+_SHOWN = 400
+_EVENTS = {
+    "task_failed": "the task failed",
+    "task_retry": "the task is tried again",
+    "task_replaced": "the task was replaced",
+    "sink_error": "the sink refused payloads",
+    "sink_skipped": "payloads were skipped",
+    "dead_lettered": "a dead letter was written",
+}
+#: A line of a tree: when, what, and what is below it.
+_Line = tuple[int, str, list[str]]
+
+
+def describe_trace(trace: Trace) -> str:
+    """Return the stories of a message as trees, the oldest first, without control characters."""
+    blocks = [_describe_story(story) for story in trace.stories]
+    if trace.events or trace.tasks:
+        lines = sorted([*map(_event_line, trace.events), *map(_task_line, trace.tasks)], key=lambda line: line[0])
+        start = lines[0][0]
+        title = "not finished, or its row was lost" if not trace.stories else "afterwards"
+        blocks.append("\n".join([title, *_draw(lines, start)]))
+    return "\n\n".join(blocks)
+
+
+def _describe_story(story: Story) -> str:
+    row = story.message
+    lines = [*_stage_lines(row), *map(_task_line, story.tasks), *map(_event_line, story.events)]
+    if story.committed_us is not None:
+        how = "committed" if story.committed_exactly else "seen to be committed"
+        lines.append((story.committed_us, how, []))
+    lines.sort(key=lambda line: line[0])
+    start = row.consumed_at or lines[0][0]
+    took = (
+        "" if row.resolved_at is None or row.consumed_at is None else f" in {_span(row.resolved_at - row.consumed_at)}"
+    )
+    title = f"{row.topic}:{row.partition}:{row.offset} {row.status}{took}, {row.recording}, engine {row.engine}"
+    key = [] if row.key is None else [f"key {show_bytes(row.key)}"]
+    tail = [] if story.committed_us is not None else ["no commit is recorded within 10 minutes"]
+    return "\n".join(map(escape, [title, *key, *_draw(lines, start), *tail]))
+
+
+def _stage_lines(row: MessageRow) -> Iterator[_Line]:
+    tasks = format_count(row.tasks, "task") + (f" ({row.precomputed} precomputed)" if row.precomputed else "")
+    stages = (
+        (row.record_at, "written to the topic"),
+        (row.consumed_at, "consumed"),
+        (row.arranged_at, f"arranged into {tasks}" if row.status != "rejected" else "arranged"),
+        (row.tasks_done_at, "tasks over" if row.tasks else "nothing to run"),
+        (row.resolved_at, _describe_end(row)),
+    )
+    for at, text in stages:
+        if at is not None:
+            yield at, text, []
+
+
+def _describe_end(row: MessageRow) -> str:
+    error = f": {_cut(row.error)}" if row.error else ""
+    payloads = f", {format_count(row.payloads, 'payload')}" if row.payloads else ""
+    return f"{row.status}{payloads}{error}"
+
+
+def _task_line(task: TaskRow) -> _Line:
+    labels = "".join(f" {name}={value}" for name, value in task.labels.items())
+    details = [f"command line {_cut(shlex.join(task.args))}"] if task.args else []
+    waited = task.started_at is not None and task.queued_at is not None
+    if waited:
+        assert task.started_at is not None
+        assert task.queued_at is not None
+        details.append(f"waited {_span(task.started_at - task.queued_at)}")
+    if task.started_at is not None and task.ended_at is not None:
+        where = "" if task.pid is None else f", process {task.pid}"
+        slot = "" if task.slot is None else f" in slot {task.slot}"
+        details.append(f"ran {_span(task.ended_at - task.started_at)}{slot}{where}")
+    code = "" if task.exit_code is None else f", exit code {task.exit_code}"
+    details.append(f"{'succeeded' if task.kind == 'ok' else f'failed ({task.kind})'}{code}")
+    if task.error:
+        details.append(f"error {_cut(task.error)}")
+    for name, output in (("stdout", task.stdout), ("stderr", task.stderr)):
+        if output:
+            details.append(f"{name} {_cut(redact_text(show_bytes(output)))}")
+    if task.parent:
+        details.append(f"replaces task {task.parent}")
+    at = task.started_at or task.queued_at or task.ended_at or 0
+    return at, f"task {task.task_id}, try {task.attempt}{labels}", details
+
+
+def _event_line(row: EventRow) -> _Line:
+    event = row.event
+    about = [event.sink, None if event.task_id is None else f"task {event.task_id}"]
+    data = [f"{name} {value}" for name, value in event.data.items()]
+    text = ", ".join([_EVENTS.get(event.kind, event.kind.value), *(each for each in about if each), *data])
+    return event.at_us, text, [_cut(event.text)] if event.text else []
+
+
+def _draw(lines: Sequence[_Line], start: int) -> Iterator[str]:
+    for number, (at, text, details) in enumerate(lines):
+        last = number == len(lines) - 1
+        when = format_time(at) if number == 0 else _relative(at - start)
+        yield f"{'└' if last else '├'}─ {when}  {text}"
+        for place, detail in enumerate(details):
+            corner = "└" if place == len(details) - 1 else "├"
+            yield f"{' ' if last else '│'}  {corner}─ {' '.join(detail.split())}"
+
+
+def _relative(microseconds: int) -> str:
+    return f"{'-' if microseconds < 0 else '+'}{_span(abs(microseconds))}"
+
+
+def _span(microseconds: int) -> str:
+    """Return a duration in a unit that fits it."""
+    if microseconds < 1_000_000:
+        return f"{microseconds / 1000:.1f} ms"
+    return f"{microseconds / 1_000_000:.2f} s"
+
+
+def format_time(microseconds: int) -> str:
+    """Return a time for people, UTC."""
+    try:
+        at = datetime.fromtimestamp(microseconds / 1_000_000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{microseconds} us"
+    return at.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ... ({len(text)} characters)"
+
+
+def show_bytes(data: bytes) -> str:
+    r"""Return bytes as text; what is not UTF-8 is escaped.
+
+    Example:
+        >>> show_bytes(b"caf\xe9")
+        'caf\\xe9'
+    """
+    return data.decode("utf-8", "backslashreplace")
+
+
+def describe_nothing(what: str, where: str, span: tuple[int | None, int | None]) -> str:
+    """Say that nothing was found, and what is kept."""
+    first, last = span
+    if first is None or last is None:
+        return f"nothing is recorded about {escape(what)}: {where} has no messages"
+    return (
+        f"nothing is recorded about {escape(what)} in {where}, which has messages from {format_time(first)} to "
+        f"{format_time(last)} (UTC)"
+    )
+
+
+def encode_traces(traces: Sequence[Trace], *, more: bool) -> str:
+    """Return stories as one JSON document; bytes are text, and base64 beside it where they are not UTF-8."""
+    document = {"messages": [_to_json(msgspec.to_builtins(trace, builtin_types=(bytes,))) for trace in traces]}
+    return json.dumps({**document, "more": more})
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        made: dict[str, Any] = {}
+        for name, item in value.items():
+            made[name] = _to_json(item)
+            if isinstance(item, bytes) and made[name] != item.decode("utf-8", "replace"):
+                made[f"{name}_base64"] = base64.b64encode(item).decode()
+        return made
+    if isinstance(value, list):
+        return [_to_json(item) for item in value]
+    return show_bytes(value) if isinstance(value, bytes) else value

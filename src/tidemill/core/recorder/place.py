@@ -1,0 +1,35 @@
+"""How a message is named on a command line and in an address: TOPIC:PARTITION:OFFSET."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_PLACE = re.compile(r"([A-Za-z0-9._-]{1,249}):(\d{1,10}):(\d{1,19})", re.ASCII)
+_LARGEST_PARTITION = 2**31 - 1
+_LARGEST_OFFSET = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class MessagePlace:
+    """Where a message is."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+def parse_place(text: str) -> MessagePlace | None:
+    """Return the place that a text names; None: it names none.
+
+    Example:
+        >>> parse_place("orders:3:4711")
+        MessagePlace(topic='orders', partition=3, offset=4711)
+        >>> parse_place("pipeline.yaml") is None
+        True
+    """
+    found = _PLACE.fullmatch(text)
+    if found is None:
+        return None
+    place = MessagePlace(found[1], int(found[2]), int(found[3]))
+    return place if place.partition <= _LARGEST_PARTITION and place.offset <= _LARGEST_OFFSET else None

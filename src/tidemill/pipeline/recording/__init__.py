@@ -1,0 +1,1 @@
+"""What an engine records of its messages, its tasks, and what goes wrong."""

@@ -1,0 +1,110 @@
+"""Events of an engine until they are sent: cleaned, limited in number, with exact counts of what was left out.
+
+`add` may be called from any thread; everything else from the engine's loop. Invariant: an event that was added can be
+encoded, whatever users put into it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from tidemill.core.recorder.failure_sample import FailureSample
+from tidemill.pipeline.recording.texts import classify_error, clean_error, clean_name
+from tidemill.recorder.events import EventKind, RecordedEvent
+from tidemill.recorder.schema import MAX_BODY_BYTES
+
+#: This many failures of a second are recorded one by one.
+MAX_PER_SECOND = 1_000
+#: What may come in any number; the other kinds are rare by nature, and must not be crowded out.
+_SAMPLED = frozenset(
+    {
+        EventKind.TASK_FAILED,
+        EventKind.TASK_RETRY,
+        EventKind.TASK_REPLACED,
+        EventKind.DEAD_LETTERED,
+        EventKind.PERIODIC_RUN,
+    }
+)
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class EventLog:
+    """The events of one engine.
+
+    Args:
+        clock: A clock that never goes back, in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start without events."""
+        self._clock = clock
+        self._sample = FailureSample(MAX_PER_SECOND)
+        self._events: deque[RecordedEvent] = deque()
+
+    def add(
+        self,
+        kind: EventKind,
+        text: str = "",
+        *,
+        partition: tuple[str, int] | None = None,
+        offset: int | None = None,
+        task_id: str | None = None,
+        sink: str | None = None,
+        data: dict[str, str | int | float] | None = None,
+    ) -> None:
+        """Add an event that happens now.
+
+        Args:
+            kind: What happens.
+            text: The error or the reason.
+            partition: Where: topic and partition.
+            offset: Likewise.
+            task_id: The task it happens to.
+            sink: The sink's place in the configuration.
+            data: Other facts.
+        """
+        error_class = classify_error(text) if text else ""
+        if kind in _SAMPLED and not self._sample.admits(self._clock(), kind, error_class):
+            return
+        self._events.append(
+            RecordedEvent(
+                time.time_ns() // 1000,
+                kind,
+                clean_name(partition[0]) if partition is not None else None,
+                partition[1] if partition is not None else None,
+                offset,
+                clean_name(task_id) if task_id is not None else None,
+                clean_name(sink) if sink is not None else None,
+                clean_error(text),
+                error_class,
+                {name: clean_error(fact) if isinstance(fact, str) else fact for name, fact in (data or {}).items()},
+            )
+        )
+
+    def take(self, *, last: bool = False) -> Iterator[tuple[bytes, int]]:
+        """Yield what was added since the last call, encoded, and how many events each body has.
+
+        Args:
+            last: Include the counts of the current second.
+        """
+        counts = self._sample.take_last_counts() if last else self._sample.take_counts(self._clock())
+        now = time.time_ns() // 1000
+        for (kind, error_class), count in counts.items():
+            event = RecordedEvent(now, EventKind(kind), error_class=error_class, data={"count": count})
+            self._events.append(event)
+        encoded: list[msgspec.Raw] = []
+        size = 0
+        for _ in range(len(self._events)):
+            event_bytes = _encode(self._events.popleft())
+            if size + len(event_bytes) > MAX_BODY_BYTES and encoded:
+                yield _encode(encoded), len(encoded)
+                encoded, size = [], 0
+            encoded.append(msgspec.Raw(event_bytes))
+            size += len(event_bytes)
+        if encoded:
+            yield _encode(encoded), len(encoded)

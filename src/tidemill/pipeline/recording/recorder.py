@@ -1,0 +1,278 @@
+"""The engine's side of the flight recorder: collects rows and events, and packs them into frames for the link.
+
+Rows go out every `MAX_AGE_SECONDS`, or sooner when there are many. Invariants: nothing here waits for anything or
+raises into the pipeline; what cannot be packed is counted as dropped; what waits is bounded by the settings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import structlog
+
+from tidemill.config.debug_settings import DebugSettings
+from tidemill.core.recorder.commit_times import CommitTimes
+from tidemill.core.recorder.outgoing import EVENTS, OutgoingFrames
+from tidemill.core.recorder.pause_watch import PauseWatch
+from tidemill.pipeline.commits import Commits
+from tidemill.pipeline.handler.models import ExecutorError
+from tidemill.pipeline.recording.event_log import EventLog
+from tidemill.pipeline.recording.message_rows import MessageRows, TakenRows
+from tidemill.pipeline.recording.task_rows import TaskRows
+from tidemill.pipeline.recording.texts import describe_failure
+from tidemill.pipeline.reports.report import FinishedBatch
+from tidemill.pipeline.services import Services
+from tidemill.pipeline.tasks.pool import TaskPool, TaskRun
+from tidemill.pipeline.tasks.process import ProcessOutcome
+from tidemill.recorder.events import EventKind
+from tidemill.recorder.schema import MAX_BODY_BYTES, RowTable, encode_rows
+from tidemill.runtime.engine_tasks import EngineTasks
+from tidemill.runtime.log import throttle
+from tidemill.runtime.progress import SinkStats
+from tidemill.sources.base import TopicPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = structlog.get_logger(__name__)
+
+#: Rows go out at this age, or when there are this many, or when their output is this large.
+MAX_AGE_SECONDS = 1.0
+MAX_ROWS = 20_000
+MAX_HELD_BYTES = 4 * 1024 * 1024
+#: More rows than this are packed on a thread: it takes about a microsecond for each.
+MAX_ROWS_ON_LOOP = 2_000
+#: Rows stay at least this long, so that most messages are committed by then.
+COMMIT_SECONDS = 0.3
+#: This much is under way to the driver without a confirmation.
+WINDOW_BYTES = 4 * MAX_BODY_BYTES
+#: A body that is still larger with a single row is dropped.
+MAX_ROW_BYTES = 1024 * 1024
+#: A partition that backpressure holds for this long is recorded as paused.
+PAUSED_SECONDS = 2.0
+_LOG_SECONDS = 60.0
+
+
+class EngineRecorder:
+    """What one engine records; use it on the engine's loop.
+
+    Args:
+        settings: The section `debug`.
+        clock: A clock that never goes back, in seconds.
+
+    Attributes:
+        frames: What is sent to the driver.
+        events: What happened; any thread may add to it.
+        commits: When messages were committed.
+        tasks: Where rows are packed on a thread; an engine sets its own.
+    """
+
+    def __init__(self, settings: DebugSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start with nothing recorded."""
+        self._clock = clock
+        self._stores_events = settings.store_events
+        self.frames = OutgoingFrames(settings.max_buffer_bytes, settings.max_buffer, WINDOW_BYTES)
+        self.events = EventLog(clock)
+        self.commits: CommitTimes[TopicPartition] = CommitTimes()
+        self.tasks = EngineTasks()
+        self._packing: asyncio.Task[None] | None = None
+        self._messages = MessageRows(self.commits)
+        self._tasks = TaskRows(settings)
+        self._tasks_since: float | None = None
+        self._rows_per_body = dict.fromkeys(RowTable, MAX_ROWS)
+        self._pauses = PauseWatch(PAUSED_SECONDS)
+        self._sinks: dict[str, tuple[int, int, int]] = {}
+
+    def attach(self, pool: TaskPool, commits: Commits, services: Services) -> None:
+        """Listen to the parts of the engine."""
+        pool.on_attempt = self.note_attempt
+        commits.on_committed = self.note_committed
+        services.on_block = self.note_block
+        services.periodic.on_run = self.note_periodic_run
+
+    # -- what is recorded -------------------------------------------------------------------------------------
+
+    def take(self, batch: FinishedBatch) -> None:
+        """Record messages that left the pipeline."""
+        now = self._clock()
+        self._messages.add(batch, now)
+        if self._messages.size >= 4 * MAX_ROWS:  # no thread was free for long
+            self._pack_messages(now, at_once=True)
+        elif self._messages.size >= MAX_ROWS:
+            self._pack_messages(now - COMMIT_SECONDS)
+
+    def note_committed(self, partition: TopicPartition, offset: int) -> None:
+        """Record a commit."""
+        self.commits.note(partition, offset, time.time_ns() // 1000)
+
+    def note_attempt(self, run: TaskRun, outcome: ProcessOutcome) -> None:
+        """Record a try of a task that has just ended."""
+        self._note_task(lambda now: self._tasks.add(run, outcome, now))
+
+    def note_known(self, run: TaskRun, exit_code: int, output_bytes: int) -> None:
+        """Record a task whose result was known; for those with a label or an exit code only."""
+        self._note_task(lambda now: self._tasks.add_known(run, exit_code, output_bytes))
+
+    def _note_task(self, add: Callable[[float], None]) -> None:
+        now = self._clock()
+        try:
+            add(now)
+        except Exception as error:  # a user's values can be anything
+            self._lose(1, error)
+        if self._tasks_since is None:
+            self._tasks_since = now
+        if self._tasks.size >= MAX_ROWS or self._tasks.held_bytes >= MAX_HELD_BYTES:
+            self._pack_tasks()
+
+    def note_failure(
+        self,
+        kind: Literal["task_failed", "task_retry", "task_replaced"],
+        run: TaskRun,
+        error: ExecutorError,
+        **data: str | int | float,
+    ) -> None:
+        """Record what a failure of a task, which is not terminal yet, leads to."""
+        partition, offsets = run.owner.find_task_offsets(run)
+        self.events.add(
+            EventKind(kind),
+            run.failure or describe_failure(error),
+            partition=partition,
+            offset=offsets[0] if offsets else None,
+            task_id=run.task.task_id,
+            data={"attempt": run.attempts, "kind": error.kind.value, **data},
+        )
+
+    def note_partitions(
+        self, kind: Literal["assigned", "revoked"], partitions: Sequence[TopicPartition], why: str
+    ) -> None:
+        """Record that partitions come or go."""
+        for partition in partitions:
+            self.events.add(EventKind(kind), why, partition=partition)
+
+    def note_stall(self, partition: TopicPartition, offset: int | None, why: str) -> None:
+        """Record a partition that stands still."""
+        self.events.add(EventKind.PARTITION_STALLED, why, partition=partition, offset=offset)
+
+    def note_block(self, hook: str | None, task: str | None, seconds: float) -> None:
+        """Record that something blocks the event loop; on any thread."""
+        what = {"hook": hook} if hook is not None else {"task": task} if task is not None else {}
+        self.events.add(EventKind.LOOP_BLOCK, data={**what, "seconds": round(seconds, 3)})
+
+    def note_periodic_run(self, hook: str, seconds: float, error: str | None) -> None:
+        """Record that a periodic hook has run."""
+        self.events.add(EventKind.PERIODIC_RUN, error or "", data={"hook": hook, "seconds": round(seconds, 6)})
+
+    def look(self, sinks: Mapping[str, SinkStats], paused: Collection[str]) -> None:
+        """Pack what is due, and record what changed since the last look.
+
+        Args:
+            sinks: What happened at each sink so far.
+            paused: The names of the partitions that backpressure holds.
+        """
+        now = self._clock()
+        begun, over = self._pauses.look(now, paused)
+        for kind, names in ((EventKind.PAUSED, begun), (EventKind.RESUMED, over)):
+            for name in names:
+                topic, _, number = name.rpartition("/")
+                self.events.add(kind, partition=(topic, int(number)))
+        self._compare_sinks(sinks)
+        self._pack_events()
+        if self._messages.find_age(now) >= MAX_AGE_SECONDS + COMMIT_SECONDS:
+            self._pack_messages(now - COMMIT_SECONDS)
+        if self._tasks_since is not None and now - self._tasks_since >= MAX_AGE_SECONDS:
+            self._pack_tasks()
+
+    def _compare_sinks(self, sinks: Mapping[str, SinkStats]) -> None:
+        for place, stats in sinks.items():
+            errors, refused, skipped = self._sinks.get(place, (0, 0, 0))
+            if stats.error_count > errors:
+                data: dict[str, str | int | float] = {
+                    "count": stats.error_count - errors,
+                    "payloads": stats.refused - refused,
+                }
+                self.events.add(EventKind.SINK_ERROR, stats.last_error or "", sink=place, data=data)
+            if stats.skipped > skipped:
+                text, data = stats.last_error or "", {"count": stats.skipped - skipped}
+                self.events.add(EventKind.SINK_SKIPPED, text, sink=place, data=data)
+            self._sinks[place] = (stats.error_count, stats.refused, stats.skipped)
+
+    async def close(self) -> None:
+        """Pack everything; the link sends it."""
+        if self._packing is not None:
+            await self._packing
+        self._pack_messages(self._clock(), at_once=True)
+        self._pack_tasks()
+        self._pack_events(last=True)
+
+    # -- frames -----------------------------------------------------------------------------------------------
+
+    def _pack_events(self, *, last: bool = False) -> None:
+        for body, count in self.events.take(last=last):
+            if self._stores_events:
+                self.frames.add(EVENTS, body, count)
+
+    def _pack_messages(self, until: float, *, at_once: bool = False) -> None:
+        """Pack rows: few of them here, many on a thread, unless it has to be at once."""
+        if self._packing is not None and not at_once:
+            return
+        before = self._messages.size
+        try:
+            taken = self._messages.take(until)
+            if taken is None:
+                return
+            if at_once or taken.size <= MAX_ROWS_ON_LOOP:
+                self._add(RowTable.MESSAGES, self._encode(RowTable.MESSAGES, taken.join()))
+            else:
+                self._packing = self.tasks.run("the packing of recorded rows", self._pack_on_thread(taken))
+        except Exception as error:
+            self._lose(before - self._messages.size, error)
+
+    async def _pack_on_thread(self, taken: TakenRows) -> None:
+        try:
+            bodies = await asyncio.to_thread(lambda: self._encode(RowTable.MESSAGES, taken.join()))
+            self._add(RowTable.MESSAGES, bodies)
+        except Exception as error:
+            self._lose(taken.size, error)
+        finally:
+            self._packing = None
+
+    def _pack_tasks(self) -> None:
+        size, self._tasks_since = self._tasks.size, None
+        try:
+            rows = self._tasks.take()
+            if rows is not None:
+                self._add(RowTable.TASKS, self._encode(RowTable.TASKS, rows))
+        except Exception as error:
+            self._lose(size, error)
+
+    def _add(self, table: RowTable, bodies: Sequence[tuple[bytes, int]]) -> None:
+        for body, count in bodies:
+            if len(body) > MAX_ROW_BYTES:
+                self._lose(count, ValueError(f"a row of {len(body)} bytes"))
+            else:
+                self.frames.add(table, body, count)
+
+    def _encode(self, table: RowTable, rows: pa.RecordBatch) -> list[tuple[bytes, int]]:
+        """Return bodies of limited size and their rows; how many fit into one is learned from those before."""
+        bodies: list[tuple[bytes, int]] = []
+        start, end = 0, rows.num_rows
+        while start < end:
+            count = min(self._rows_per_body[table], end - start)
+            body = encode_rows(rows.slice(start, count))
+            fits = max(1, int(count * 0.9 * MAX_BODY_BYTES / len(body)))
+            if len(body) > MAX_BODY_BYTES and count > 1:
+                self._rows_per_body[table] = min(fits, count - 1)
+                continue
+            self._rows_per_body[table] = min(fits, MAX_ROWS)
+            bodies.append((body, count))
+            start += count
+        return bodies
+
+    def _lose(self, count: int, error: Exception) -> None:
+        self.frames.dropped += count
+        throttle(log, _LOG_SECONDS).error(
+            "rows cannot be recorded and are lost", rows=count, error=str(error), exc_info=error
+        )

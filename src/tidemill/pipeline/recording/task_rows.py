@@ -1,0 +1,176 @@
+"""Rows of tasks that ran: one for each try, with what it wrote if that is kept.
+
+Invariants: a row can be encoded and is at most about 200 KB, whatever users put into it; of what a program wrote, only
+what the settings keep, up to `MAX_STREAM_BYTES` of each stream, is held.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from tidemill.config.debug_settings import DebugSettings
+from tidemill.core.recorder.failure_sample import FailureSample
+from tidemill.pipeline.handler.models import ExecutorError, ExecutorTask
+from tidemill.pipeline.recording.message_rows import encode_words
+from tidemill.pipeline.recording.texts import MAX_LABELS, clean_args, clean_error, clean_name, describe_failure
+from tidemill.pipeline.tasks.pool import TaskRun
+from tidemill.pipeline.tasks.process import ProcessOutcome
+from tidemill.recorder.schema import tasks_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Of each stream, half of it from the beginning and half from the end.
+MAX_STREAM_BYTES = 64 * 1024
+#: A task has up to this many offsets in its row.
+MAX_OFFSETS = 1_000
+#: What a task that ended well has as its kind.
+OK = "ok"
+#: Output of failed tasks is kept of this many a second.
+MAX_OUTPUTS_PER_SECOND = 100
+
+
+class TaskRows:
+    """The rows of one engine.
+
+    Args:
+        settings: What is kept.
+    """
+
+    def __init__(self, settings: DebugSettings) -> None:
+        """Start without rows."""
+        self._settings = settings
+        self._least_seconds = settings.event_min_duration_ms / 1000
+        self._output_seconds = settings.output_min_duration_ms / 1000
+        self._outputs = FailureSample(MAX_OUTPUTS_PER_SECOND)
+        self._rows: list[tuple[Any, ...]] = []
+        self._held_bytes = 0
+
+    @property
+    def size(self) -> int:
+        """How many rows there are."""
+        return len(self._rows)
+
+    @property
+    def held_bytes(self) -> int:
+        """How much output they hold."""
+        return self._held_bytes
+
+    def add(self, run: TaskRun, outcome: ProcessOutcome, now: float) -> None:
+        """Add the row of a try that has just ended, of a task that is not terminal.
+
+        Args:
+            run: The task.
+            outcome: How it ended.
+            now: A clock that never goes back, in seconds.
+        """
+        is_bad = outcome.kind is not None
+        if not is_bad and outcome.duration_seconds < self._least_seconds:
+            return
+        keeps = self._settings.store_output and (
+            self._outputs.admits(now, OK, "") if is_bad else outcome.duration_seconds >= self._output_seconds
+        )
+        error = None
+        if outcome.kind is not None:
+            text = outcome.stderr.decode("utf-8", "replace")
+            failure = ExecutorError(run.task, outcome.exit_code, text, outcome.exception, None, outcome.kind)
+            error = clean_error(describe_failure(failure))
+        self._add(
+            run,
+            outcome.pid,
+            run.slot,
+            (
+                run.ended_at - int((time.monotonic() - run.queued_at) * 1_000_000),
+                None if outcome.pid is None else run.ended_at - int(outcome.duration_seconds * 1_000_000),
+                run.ended_at,
+            ),
+            outcome.exit_code,
+            OK if outcome.kind is None else outcome.kind.value,
+            len(outcome.stdout) + len(outcome.stderr),
+            cut_stream(outcome.stdout) if keeps else None,
+            cut_stream(outcome.stderr) if keeps else None,
+            error,
+        )
+
+    def add_known(self, run: TaskRun, exit_code: int, output_bytes: int) -> None:
+        """Add the row of a task whose result was known."""
+        kind = OK if exit_code == 0 else "exit"
+        at = run.ended_at or time.time_ns() // 1000
+        self._add(run, None, None, (at, at, at), exit_code, kind, output_bytes, None, None, None)
+
+    def _add(
+        self,
+        run: TaskRun,
+        pid: int | None,
+        slot: int | None,
+        times: tuple[int, int | None, int],
+        exit_code: int | None,
+        kind: str,
+        output_bytes: int,
+        stdout: bytes | None,
+        stderr: bytes | None,
+        error: str | None,
+    ) -> None:
+        task, (place, offsets) = run.task, run.owner.find_task_offsets(run)
+        self._held_bytes += len(stdout or b"") + len(stderr or b"")
+        self._rows.append(  # in the order of the schema
+            (
+                clean_name(task.task_id),
+                clean_name(place[0]),
+                place[1],
+                list(offsets[:MAX_OFFSETS]),
+                clean_args(task.args),
+                _clean_labels(task),
+                slot,
+                pid,
+                *times,
+                _fit(exit_code),
+                kind,
+                run.attempts,
+                _measure_input(task),
+                output_bytes,
+                None if task.parent_task_id is None else clean_name(task.parent_task_id),
+                stdout,
+                stderr,
+                error,
+            )
+        )
+
+    def take(self) -> pa.RecordBatch | None:
+        """Remove all rows; return them, or None if there are none."""
+        import pyarrow as pa
+
+        rows, self._rows, self._held_bytes = self._rows, [], 0
+        if not rows:
+            return None
+        schema = tasks_schema()
+        columns = dict(zip(schema.names, zip(*rows, strict=True), strict=True))
+        words = {name: encode_words(columns.pop(name)) for name in ("topic", "kind")}
+        arrays = {name: pa.array(column, schema.field(name).type) for name, column in columns.items()} | words
+        return pa.record_batch([arrays[name] for name in schema.names], schema=schema)
+
+
+def cut_stream(data: bytes) -> bytes:
+    """Return what is kept of a stream: all of it, or its beginning and its end."""
+    if len(data) <= MAX_STREAM_BYTES:
+        return data
+    between = b"\n... (%d bytes left out) ...\n" % (len(data) - MAX_STREAM_BYTES)
+    half = (MAX_STREAM_BYTES - len(between)) // 2
+    return data[:half] + between + data[-half:]
+
+
+def _clean_labels(task: ExecutorTask) -> list[tuple[str, str]]:
+    return [(clean_name(name), clean_error(str(value))) for name, value in list(task.labels.items())[:MAX_LABELS]]
+
+
+def _measure_input(task: ExecutorTask) -> int:
+    stdin = task.stdin
+    if stdin is None:
+        return 0
+    return len(stdin) if isinstance(stdin, bytes) or stdin.isascii() else len(stdin.encode("utf-8", "replace"))
+
+
+def _fit(exit_code: int | None) -> int | None:
+    """Return an exit code that fits its column; a known result may say anything."""
+    return exit_code if exit_code is None or -(2**31) <= exit_code < 2**31 else None

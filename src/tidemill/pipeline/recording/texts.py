@@ -1,0 +1,71 @@
+"""Makes texts of users, programs and servers fit to be recorded: encodable, masked as in logs and letters, and short.
+
+Invariant: a text is masked before it is cut, so that no half of a secret is left.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from tidemill.config.redaction import redact_text
+from tidemill.core.deadletters.letter_stats import generalize_error
+from tidemill.core.errors import escape_surrogates
+from tidemill.deadletters.letter import summarize_stderr
+from tidemill.pipeline.handler.models import ExecutorError
+from tidemill.recorder.schema import MAX_ERROR_CHARS
+
+#: Ids, labels and names are kept up to this length.
+MAX_NAME_CHARS = 1_000
+#: An argument of a task is kept up to this length, and of all its arguments this much together.
+MAX_ARG_CHARS = 4_096
+MAX_ARGS_CHARS = 16_384
+MAX_LABELS = 50
+#: Only this much of a text is masked; what is kept is less.
+_MASKED_CHARS = 4 * MAX_ERROR_CHARS
+#: The error class is made of less than this.
+_CLASS_CHARS = 1_000
+
+
+def clean_name(name: object) -> str:
+    """Return an id, a label or a name."""
+    text = name if isinstance(name, str) else str(name)
+    return escape_surrogates(text[:MAX_NAME_CHARS])
+
+
+def clean_error(text: str) -> str:
+    """Return an error text."""
+    return redact_text(escape_surrogates(text[:_MASKED_CHARS]))[:MAX_ERROR_CHARS]
+
+
+@functools.lru_cache(1_000)
+def classify_error(text: str) -> str:
+    """Return the class by which failures with this error are grouped, the one of `tidemill dlq stats`."""
+    return generalize_error(redact_text(escape_surrogates(text[:_CLASS_CHARS])))
+
+
+def describe_failure(error: ExecutorError) -> str:
+    """Return how a task failed, as its dead letter says it."""
+    return error.exception or summarize_stderr(error.stderr) or f"exit code {error.exit_code}"
+
+
+@functools.lru_cache(4_000)
+def _clean_short_arg(arg: str) -> str:
+    return redact_text(escape_surrogates(arg))
+
+
+def clean_args(args: object) -> list[str]:
+    """Return the arguments of a task; those beyond the limits are left out."""
+    cleaned: list[str] = []
+    left = MAX_ARGS_CHARS
+    for arg in args if isinstance(args, list | tuple) else ():
+        text = arg if isinstance(arg, str) else str(arg)
+        if len(text) <= 100:
+            text = _clean_short_arg(text)
+        else:
+            text = redact_text(escape_surrogates(text[: 4 * MAX_ARG_CHARS]))[:MAX_ARG_CHARS]
+        left -= len(text)
+        if left < 0:
+            cleaned.append("...")
+            break
+        cleaned.append(text)
+    return cleaned

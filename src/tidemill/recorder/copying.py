@@ -1,0 +1,110 @@
+"""Copies recordings into another folder: consistent, sealed, readable like any other.
+
+A period that is being written is copied as it is at one moment: its open segments are sealed in the copy, its database
+is copied by SQLite.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from tidemill.recorder.frames import DamagedSegmentError
+from tidemill.recorder.periods import (
+    LOCK,
+    Period,
+    SegmentName,
+    create_file,
+    list_periods,
+    list_worker_folders,
+    make_private_folder,
+    map_file,
+)
+from tidemill.recorder.read_database import open_database
+from tidemill.recorder.sealed_files import read_open, write_sealed
+from tidemill.recorder.sealing import seal
+
+
+def copy_recordings(sources: Iterable[Path], target: Path) -> tuple[list[Period], list[str]]:
+    """Copy all periods below some folders.
+
+    Args:
+        sources: Folders of recordings, of several hosts perhaps.
+        target: The folder for all of them; created if it is missing.
+
+    Returns:
+        The copies, and what could not be read.
+
+    Raises:
+        OSError: The target cannot be written.
+    """
+    target.mkdir(mode=0o700, parents=True, exist_ok=True)
+    copies: list[Period] = []
+    problems: list[str] = []
+    for source in sources:
+        for folder in list_worker_folders(source):
+            copies += [copy_period(period, target, problems) for period in list_periods(folder)]
+    return copies, problems
+
+
+def copy_period(period: Period, target: Path, problems: list[str]) -> Period:
+    """Copy a period; what cannot be read of it is added to the problems.
+
+    Raises:
+        OSError: The target cannot be written.
+    """
+    copy = _choose_name(period, target)
+    os.close(create_file(copy.folder / LOCK))
+    for name in period.list_segments():
+        try:
+            _copy_segment(period, name, copy)
+        except FileNotFoundError:
+            continue  # removed, or sealed meanwhile
+        except (DamagedSegmentError, ValueError) as error:
+            problems.append(f"{period.name}: {name.stem} is damaged and was left out: {error}")
+    os.close(create_file(copy.database))
+    try:
+        with contextlib.closing(open_database(period)) as db, contextlib.closing(sqlite3.connect(copy.database)) as out:
+            db.backup(out)
+    except (sqlite3.Error, FileNotFoundError) as error:
+        problems.append(f"{period.name}: its events cannot be read and were left out: {error}")
+    return copy
+
+
+def _choose_name(period: Period, target: Path) -> Period:
+    """Create the folder of a copy; two hosts may have recordings of the same name."""
+    worker = target / period.worker_folder.name
+    make_private_folder(worker)
+    number = 1
+    while True:
+        copy = Period(worker, period.name if number == 1 else f"{period.name}-{number}")
+        try:
+            copy.folder.mkdir(mode=0o700)
+        except FileExistsError:
+            number += 1
+            continue
+        return copy
+
+
+def _copy_segment(period: Period, name: SegmentName, copy: Period) -> None:
+    if not name.sealed:
+        path = period.path_of(name, "open")
+        if path.exists():
+            batches = read_open(path, name)
+            worker = period.name.removesuffix(f"-{period.started}")
+            if any(len(batch) for _, batch in batches):
+                write_sealed(copy, name, seal(name.table, batches, worker), time.time())
+            return
+    # The index first, as everywhere.
+    for ending in ("idx", "parquet"):
+        fd = create_file(copy.path_of(name, ending))
+        try:
+            view = map_file(period.path_of(name, ending))
+            while view:
+                view = view[os.write(fd, view) :]
+        finally:
+            os.close(fd)

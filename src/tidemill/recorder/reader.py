@@ -1,0 +1,321 @@
+"""Answers questions about recordings: over the files of one or all workers below a folder, and what is in memory.
+
+Files of drivers that run are read while they grow. What is damaged is skipped and said in `problems`; what retention
+removes meanwhile is not missed. Any thread may ask.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from tidemill.core.recorder.cursor import Key, decode_cursor, encode_cursor
+from tidemill.recorder import event_search, row_search
+from tidemill.recorder.memory_recording import MemoryRecording
+from tidemill.recorder.periods import list_periods, list_worker_folders
+from tidemill.recorder.queries import (
+    CountSeries,
+    EventPage,
+    EventQuery,
+    EventRow,
+    FailureList,
+    MessagePage,
+    MessageQuery,
+    MessageRow,
+    RecordingInfo,
+    TaskPage,
+    TaskQuery,
+    TaskRow,
+    Trace,
+)
+from tidemill.recorder.recording_info import describe_recording, find_span
+from tidemill.recorder.row_filter import KEY_KINDS, Criteria
+from tidemill.recorder.row_search import Found
+from tidemill.recorder.schema import MAX_KEY_BYTES, RowTable
+from tidemill.recorder.segment_store import DiskStore, MemoryStore, SegmentStore, StoreCache
+from tidemill.recorder.story import tell_stories
+
+_MILLION = 1_000_000
+RowT = TypeVar("RowT", MessageRow, TaskRow)
+
+
+class Reader:
+    """Reads recordings.
+
+    Args:
+        db_dir: The folder of all recordings; None: there is none.
+        memory: The recordings of this process that are in memory, by the names of the folders they would have.
+
+    Example:
+        >>> reader = Reader(Path("~/.local/state/tidemill").expanduser())
+        >>> page = reader.find_messages(MessageQuery(topic="orders", partition=3, offset=4711))  # doctest: +SKIP
+    """
+
+    def __init__(self, db_dir: Path | None, memory: dict[str, MemoryRecording] | None = None) -> None:
+        """Read nothing yet."""
+        self._db_dir = db_dir
+        self._memory = [MemoryStore(name, recording) for name, recording in (memory or {}).items()]
+        self._cache = StoreCache()
+        # Parquet files are shared, and not made for several threads at once.
+        self._lock = threading.Lock()
+
+    def _list_stores(self, recording: str | None = None) -> list[SegmentStore]:
+        """Return the stores of one recording or of all, the newest first."""
+        stores: list[SegmentStore] = [*self._memory]
+        if self._db_dir is not None:
+            for folder in list_worker_folders(self._db_dir):
+                stores += [DiskStore(period, self._cache) for period in reversed(list_periods(folder))]
+        return [store for store in stores if recording is None or store.recording == recording]
+
+    def find_messages(self, query: MessageQuery, cursor: str | None = None, limit: int = 100) -> MessagePage:
+        """Return finished messages, those that were resolved last first.
+
+        With a task, a label or a text of an error, a page has the messages of that many tasks or errors.
+
+        Args:
+            query: Which.
+            cursor: Where the page begins, from the one before.
+            limit: The most rows of a page.
+
+        Raises:
+            WrongCursorError: The cursor is damaged, or belongs to another query.
+        """
+        if query.task_id is not None or query.label is not None:
+            return self._find_by_tasks(query, cursor, limit)
+        if query.error:
+            return self._find_by_errors(query, cursor, limit)
+        criteria = _message_criteria(query)
+        found, following, problems = self._search(criteria, "messages", query, query.recording, cursor, limit)
+        return MessagePage(_to_rows(found, MessageRow), following, problems)
+
+    def find_tasks(self, query: TaskQuery, cursor: str | None = None, limit: int = 100) -> TaskPage:
+        """Return tasks, those that ended last first; see `find_messages`.
+
+        Raises:
+            WrongCursorError: The cursor is damaged, or belongs to another query.
+        """
+        criteria = Criteria(
+            table=RowTable.TASKS,
+            topic=query.topic,
+            partition=query.partition,
+            offset=query.offset,
+            task_id=query.task_id,
+            label=None if query.label is None else split_label(query.label),
+            kinds=query.kinds,
+            min_us=_to_us(query.min_seconds),
+            max_us=_to_us(query.max_seconds),
+            since_us=query.since_us,
+            until_us=query.until_us,
+        )
+        found, following, problems = self._search(criteria, "tasks", query, query.recording, cursor, limit)
+        return TaskPage(_to_rows(found, TaskRow), following, problems)
+
+    def _search(
+        self,
+        criteria: Criteria,
+        what: str,
+        query: msgspec.Struct,
+        recording: str | None,
+        cursor: str | None,
+        limit: int,
+    ) -> tuple[list[Found], str | None, list[str]]:
+        text = _name_query(what, query)
+        if cursor is not None:
+            after = decode_cursor(cursor, text, KEY_KINDS[criteria.table])
+            criteria = msgspec.structs.replace(criteria, after=after)
+        problems: list[str] = []
+        with self._lock:
+            segments = row_search.list_segments(self._list_stores(recording), criteria.table, problems)
+            found = row_search.search(segments, criteria, limit + 1, problems)
+        return found[:limit], _next_cursor(text, [each.key for each in found], limit), problems
+
+    def _find_by_tasks(self, query: MessageQuery, cursor: str | None, limit: int) -> MessagePage:
+        wanted = TaskQuery(
+            topic=query.topic,
+            partition=query.partition,
+            offset=query.offset,
+            task_id=query.task_id,
+            label=query.label,
+            recording=query.recording,
+        )
+        page = self.find_tasks(wanted, cursor, limit)
+        places = {(task.topic, task.partition, offset) for task in page.rows for offset in task.offsets}
+        return self._find_at(query, places, page.cursor, page.problems)
+
+    def _find_by_errors(self, query: MessageQuery, cursor: str | None, limit: int) -> MessagePage:
+        wanted = EventQuery(
+            topic=query.topic,
+            partition=query.partition,
+            offset=query.offset,
+            text=query.error,
+            recording=query.recording,
+        )
+        page = self.find_events(wanted, cursor, limit)
+        events = [row.event for row in page.rows]
+        places = {
+            (event.topic, event.partition, event.offset)
+            for event in events
+            if event.topic is not None and event.partition is not None and event.offset is not None
+        }
+        return self._find_at(query, places, page.cursor, page.problems)
+
+    def _find_at(
+        self, query: MessageQuery, places: Iterable[tuple[str, int, int]], cursor: str | None, problems: list[str]
+    ) -> MessagePage:
+        """Return the messages at some places that match the rest of a query."""
+        places = frozenset(places)
+        if not places:
+            return MessagePage([], cursor, problems)
+        criteria = msgspec.structs.replace(_message_criteria(query), places=places)
+        problems = list(problems)
+        with self._lock:
+            segments = row_search.list_segments(self._list_stores(query.recording), RowTable.MESSAGES, problems)
+            # Each may have been reprocessed a few times.
+            found = row_search.search(segments, criteria, 4 * len(places), problems)
+        return MessagePage(_to_rows(found, MessageRow), cursor, list(dict.fromkeys(problems)))
+
+    def find_events(self, query: EventQuery, cursor: str | None = None, limit: int = 100) -> EventPage:
+        """Return events, the newest first; see `find_messages`.
+
+        Raises:
+            WrongCursorError: The cursor is damaged, or belongs to another query.
+        """
+        text = _name_query("events", query)
+        after = None if cursor is None else decode_cursor(cursor, text, event_search.KEY_KINDS)
+        problems: list[str] = []
+        found = event_search.search_events(self._list_stores(query.recording), query, after, limit + 1, problems)
+        following = _next_cursor(text, [each.key for each in found], limit)
+        return EventPage([each.row for each in found[:limit]], following, problems)
+
+    def list_failures(
+        self,
+        since_us: int | None = None,
+        until_us: int | None = None,
+        limit: int = 100,
+        recording: str | None = None,
+    ) -> FailureList:
+        """Return failures grouped by error class, the most frequent first.
+
+        Args:
+            since_us: Failures from this minute on.
+            until_us: Failures up to this minute.
+            limit: The most groups.
+            recording: Of one recording only.
+        """
+        stores, problems = self._list_stores(recording), list[str]()
+        groups, more = event_search.group_failures(stores, since_us, until_us, limit, problems)
+        groups = [
+            msgspec.structs.replace(group, example=self._find_example(stores, group.error_class, problems))
+            for group in groups
+        ]
+        return FailureList(groups, more, list(dict.fromkeys(problems)))
+
+    def _find_example(self, stores: Sequence[SegmentStore], error_class: str, problems: list[str]) -> EventRow | None:
+        for store in stores:
+            found = event_search.search_events([store], EventQuery(error_class=error_class), None, 1, problems)
+            if found:
+                return found[0].row
+        return None
+
+    def read_counts(
+        self, since_us: int, until_us: int, step_seconds: int = 1, recording: str | None = None
+    ) -> CountSeries:
+        """Return what was counted, for charts; steps of whole minutes are the quickest.
+
+        Args:
+            since_us: From.
+            until_us: To, exclusive.
+            step_seconds: The time for which counts are added up.
+            recording: Of one recording only.
+        """
+        problems: list[str] = []
+        step = max(1, step_seconds)
+        stores = self._list_stores(recording)
+        points = event_search.add_counts(stores, since_us // _MILLION, -(-until_us // _MILLION), step, problems)
+        return CountSeries(points, step, problems)
+
+    def trace(self, topic: str, partition: int, offset: int, recording: str | None = None) -> Trace:
+        """Return all that is known of a message, once for each time it was processed."""
+        messages = self.find_messages(
+            MessageQuery(topic=topic, partition=partition, offset=offset, recording=recording)
+        )
+        tasks = self.find_tasks(
+            TaskQuery(topic=topic, partition=partition, offset=offset, recording=recording), limit=1_000
+        )
+        events = self.find_events(
+            EventQuery(topic=topic, partition=partition, offset=offset, recording=recording), limit=1_000
+        )
+        problems = [*messages.problems, *tasks.problems, *events.problems]
+        rows = list(events.rows)
+        for task_id in dict.fromkeys(task.task_id for task in tasks.rows):
+            query = EventQuery(topic=topic, partition=partition, task_id=task_id, recording=recording)
+            rows += [row for row in self.find_events(query, limit=100).rows if row not in rows]
+        stores = self._list_stores(recording)
+
+        def find_commit(since: int, until: int) -> int | None:
+            return event_search.find_commit(stores, f"{topic}/{partition}", offset, since, until, problems)
+
+        told = tell_stories(messages.rows, tasks.rows, rows, find_commit)
+        first, last = self.find_span()
+        return msgspec.structs.replace(
+            told, kept_from_us=first, kept_to_us=last, problems=list(dict.fromkeys(problems))
+        )
+
+    def find_span(self) -> tuple[int | None, int | None]:
+        """Return the times of the oldest and the newest message that are kept."""
+        with self._lock:
+            return find_span(self._list_stores())
+
+    def list_recordings(self) -> list[RecordingInfo]:
+        """Return the periods of all workers, the newest of each first."""
+        with self._lock:
+            return [describe_recording(store) for store in self._list_stores()]
+
+
+def split_label(label: str) -> tuple[str, str]:
+    """Return name and value of NAME=VALUE."""
+    name, _, value = label.partition("=")
+    return name, value
+
+
+def _message_criteria(query: MessageQuery) -> Criteria:
+    return Criteria(
+        table=RowTable.MESSAGES,
+        topic=query.topic,
+        partition=query.partition,
+        offset=query.offset,
+        key=None if query.key is None else query.key[:MAX_KEY_BYTES],
+        kinds=query.statuses,
+        min_us=_to_us(query.min_seconds),
+        max_us=_to_us(query.max_seconds),
+        since_us=query.since_us,
+        until_us=query.until_us,
+    )
+
+
+def _to_us(seconds: float | None) -> int | None:
+    return None if seconds is None else int(seconds * _MILLION)
+
+
+def _to_rows(found: Sequence[Found], kind: type[RowT]) -> list[RowT]:
+    names = kind.__struct_fields__
+    rows = []
+    for each in found:
+        if "labels" in each.row:
+            each.row["labels"] = dict(each.row["labels"] or ())
+            each.row["offsets"] = each.row["offsets"] or []
+            each.row["args"] = each.row["args"] or []
+        rows.append(kind(*(each.row[name] for name in names)))
+    return rows
+
+
+def _name_query(what: str, query: msgspec.Struct) -> str:
+    return f"{what} {msgspec.json.encode(query).decode()}"
+
+
+def _next_cursor(text: str, keys: Sequence[Key], limit: int) -> str | None:
+    return encode_cursor(text, keys[limit - 1]) if len(keys) > limit > 0 else None

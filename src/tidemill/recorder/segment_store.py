@@ -1,0 +1,242 @@
+"""The segments of a period as a reader sees them, on disk or in memory; what is read often is kept, within limits.
+
+Invariant: nothing here writes or waits for who writes. A file that is gone was removed by retention: it raises
+`FileNotFoundError`, which readers pass over.
+"""
+
+from __future__ import annotations
+
+import collections
+import sqlite3
+import threading
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from tidemill.recorder.frames import MAGIC, DamagedSegmentError, FrameInfo, read_frames
+from tidemill.recorder.hash_index import HashIndex
+from tidemill.recorder.memory_recording import MemoryRecording
+from tidemill.recorder.periods import Period, SegmentName, map_file
+from tidemill.recorder.read_database import check_version, open_database
+from tidemill.recorder.row_filter import WORDS
+from tidemill.recorder.schema import decode_rows
+from tidemill.recorder.sealing import SealedSegment, join_batches
+from tidemill.recorder.summary import SegmentSummary, unpack_index_file
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+ValueT = TypeVar("ValueT")
+
+#: What is known of a Parquet file takes about 100 kB of memory, an index about 330 kB of mapped file.
+MAX_FILES = 64
+MAX_INDEXES = 128
+#: A summary takes a few kB.
+MAX_SUMMARIES = 4096
+#: The rows of an open segment are decoded as they come; this many parts are joined into one.
+_MAX_PARTS = 16
+
+
+class RecentlyUsed(Generic[KeyT, ValueT]):
+    """Keeps what was used last; any thread may use it."""
+
+    def __init__(self, most: int) -> None:
+        """Keep at most this many."""
+        self._most = most
+        self._lock = threading.Lock()
+        self._kept: collections.OrderedDict[KeyT, ValueT] = collections.OrderedDict()
+
+    def find(self, key: KeyT, make: Callable[[], ValueT]) -> ValueT:
+        """Return what is kept, or else what `make` returns, which is kept from now on."""
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        value = make()
+        with self._lock:
+            self._kept[key] = value
+            while len(self._kept) > self._most:
+                self._kept.popitem(last=False)
+        return value
+
+
+class SegmentStore(Protocol):
+    """The segments of a period."""
+
+    @property
+    def recording(self) -> str:
+        """The name of its worker's folder."""
+
+    def list_segments(self) -> list[SegmentName]:
+        """Return the segments, the oldest first."""
+
+    def summarize(self, name: SegmentName) -> SegmentSummary:
+        """Return what a sealed segment has."""
+
+    def find_index(self, name: SegmentName, index: str) -> HashIndex:
+        """Return an index of a sealed segment."""
+
+    def open_rows(self, name: SegmentName) -> pq.ParquetFile:
+        """Return the rows of a sealed segment."""
+
+    def list_parts(self, name: SegmentName) -> tuple[list[pa.Table], str]:
+        """Return the rows of an open segment, and what is wrong with the rest of it, if anything is."""
+
+    def connect(self) -> sqlite3.Connection:
+        """Return a connection to the database that cannot write."""
+
+
+class _OpenRows:
+    """The rows of an open segment, as far as they were read."""
+
+    def __init__(self) -> None:
+        self.position = len(MAGIC)
+        self.parts: list[pa.Table] = []
+        self.lock = threading.Lock()
+
+
+class StoreCache:
+    """What readers of files keep."""
+
+    def __init__(self) -> None:
+        """Keep nothing yet."""
+        self.summaries: RecentlyUsed[Path, SegmentSummary] = RecentlyUsed(MAX_SUMMARIES)
+        self.indexes: RecentlyUsed[Path, dict[str, HashIndex]] = RecentlyUsed(MAX_INDEXES)
+        self.files: RecentlyUsed[Path, pq.ParquetFile] = RecentlyUsed(MAX_FILES)
+        self.opened: RecentlyUsed[Path, _OpenRows] = RecentlyUsed(8)
+
+
+class DiskStore:
+    """The segments of a period on disk.
+
+    Args:
+        period: The period.
+        cache: What is kept of it.
+    """
+
+    def __init__(self, period: Period, cache: StoreCache) -> None:
+        """Read nothing yet."""
+        self.period = period
+        self._cache = cache
+
+    @property
+    def recording(self) -> str:
+        """See `SegmentStore`."""
+        return self.period.worker_folder.name
+
+    def list_segments(self) -> list[SegmentName]:
+        """See `SegmentStore`."""
+        return self.period.list_segments()
+
+    def summarize(self, name: SegmentName) -> SegmentSummary:
+        """See `SegmentStore`."""
+        path = self.period.path_of(name, "idx")
+        return self._cache.summaries.find(path, lambda: unpack_index_file(map_file(path))[0])
+
+    def find_index(self, name: SegmentName, index: str) -> HashIndex:
+        """See `SegmentStore`."""
+        path = self.period.path_of(name, "idx")
+        return self._cache.indexes.find(path, lambda: unpack_index_file(map_file(path))[1])[index]
+
+    def open_rows(self, name: SegmentName) -> pq.ParquetFile:
+        """See `SegmentStore`."""
+        path = self.period.path_of(name, "parquet")
+        return self._cache.files.find(path, lambda: _open_parquet(name, map_file(path)))
+
+    def list_parts(self, name: SegmentName) -> tuple[list[pa.Table], str]:
+        """See `SegmentStore`."""
+        path = self.period.path_of(name, "open")
+        known = self._cache.opened.find(path, _OpenRows)
+        problem = ""
+        with known.lock:
+            batches: list[tuple[FrameInfo, pa.RecordBatch]] = []
+            try:
+                for frame in read_frames(map_file(path), known.position):
+                    # Copied: the file may be removed, and the mapping is as large as all of it.
+                    batches.append((frame.info, decode_rows(name.table, bytes(frame.body))))
+                    known.position = frame.end
+            except (DamagedSegmentError, ValueError) as error:
+                problem = str(error)  # what precedes it counts
+            if batches:
+                known.parts = [*known.parts, join_batches(name.table, batches)]
+            if len(known.parts) > _MAX_PARTS:
+                known.parts = [_join(known.parts)]
+            return known.parts, problem
+
+    def connect(self) -> sqlite3.Connection:
+        """See `SegmentStore`."""
+        return open_database(self.period)
+
+
+class MemoryStore:
+    """The segments of a recording in memory.
+
+    Args:
+        recording: The name that a worker's folder would have.
+        memory: The recording.
+    """
+
+    def __init__(self, recording: str, memory: MemoryRecording) -> None:
+        """Read nothing yet."""
+        self._recording = recording
+        self._memory = memory
+        self._files: RecentlyUsed[SegmentName, pq.ParquetFile] = RecentlyUsed(MAX_FILES)
+
+    @property
+    def recording(self) -> str:
+        """See `SegmentStore`."""
+        return self._recording
+
+    def list_segments(self) -> list[SegmentName]:
+        """See `SegmentStore`."""
+        return self._memory.list_segments()
+
+    def _find(self, name: SegmentName) -> SealedSegment:
+        segment = self._memory.find_sealed(name)
+        if segment is None:
+            raise FileNotFoundError(name.stem)
+        return segment
+
+    def summarize(self, name: SegmentName) -> SegmentSummary:
+        """See `SegmentStore`."""
+        return self._find(name).summary
+
+    def find_index(self, name: SegmentName, index: str) -> HashIndex:
+        """See `SegmentStore`."""
+        return unpack_index_file(memoryview(self._find(name).index))[1][index]
+
+    def open_rows(self, name: SegmentName) -> pq.ParquetFile:
+        """See `SegmentStore`."""
+        return self._files.find(name, lambda: _open_parquet(name, self._find(name).parquet))
+
+    def list_parts(self, name: SegmentName) -> tuple[list[pa.Table], str]:
+        """See `SegmentStore`."""
+        batches = self._memory.list_batches(name)
+        return ([join_batches(name.table, batches)] if batches else []), ""
+
+    def connect(self) -> sqlite3.Connection:
+        """See `SegmentStore`."""
+        db = sqlite3.connect(self._memory.database_uri, uri=True, isolation_level=None, timeout=2.0)
+        # Tables of a shared cache are locked as a whole; who reads does not wait.
+        db.execute("pragma read_uncommitted = on")
+        return check_version(db)
+
+
+def _open_parquet(name: SegmentName, data: object) -> pq.ParquetFile:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(
+            pa.BufferReader(pa.py_buffer(data)), page_checksum_verification=True, read_dictionary=WORDS[name.table]
+        )
+    except (pa.ArrowException, OSError) as error:
+        raise DamagedSegmentError(f"not a Parquet file: {error}") from error
+
+
+def _join(parts: list[pa.Table]) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.concat_tables(parts).unify_dictionaries().combine_chunks()

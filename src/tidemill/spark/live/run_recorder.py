@@ -1,0 +1,143 @@
+"""What the link gives to the recording of a run: what engines recorded, and when engines come and go.
+
+Invariants: nothing here waits or raises into the link; what cannot be read is confirmed, so that no engine sends it
+again, and said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from tidemill.pipeline.recording.texts import classify_error, clean_error
+from tidemill.recorder.events import EventKind, RecordedEvent
+from tidemill.recorder.schema import RowTable
+from tidemill.runtime.engine_link import RECONNECT_SECONDS
+from tidemill.runtime.link_messages import Hello
+from tidemill.runtime.link_server import LinkEvents, LinkServer
+from tidemill.runtime.log import throttle
+from tidemill.runtime.progress import EngineProgress, EngineSummary
+
+if TYPE_CHECKING:
+    from tidemill.recorder.writer import RecordWriter
+
+log = structlog.get_logger(__name__)
+
+#: An engine whose link is closed counts as lost when it has not come back for this long.
+LOST_SECONDS = RECONNECT_SECONDS + 1.0
+_LOG_SECONDS = 60.0
+_decode_events = msgspec.msgpack.Decoder(list[RecordedEvent]).decode
+
+
+class RunRecorder:
+    """Stores what engines record; see `RecordSink`.
+
+    Attributes:
+        writer: Where it goes; set before a link is opened.
+        server: Where what was stored is confirmed; None: there is no link, or not any more.
+    """
+
+    writer: RecordWriter
+
+    def __init__(self) -> None:
+        """Start without a link."""
+        self.server: LinkServer | None = None
+
+    def confirm(self, engine_id: str, seq: int) -> None:
+        """Tell an engine that something is stored; from any thread."""
+        if self.server is not None:
+            self.server.confirm(engine_id, seq)
+
+    def put_rows(self, engine_id: str, slot: int, seq: int, table: str, body: bytes) -> None:
+        """Take rows of an engine."""
+        try:
+            known = RowTable(table)
+        except ValueError as error:
+            self._refuse(engine_id, slot, seq, error)
+        else:
+            self.writer.put_rows(engine_id, slot, seq, known, body)
+
+    def put_events(self, engine_id: str, slot: int, seq: int, body: bytes) -> None:
+        """Take events of an engine."""
+        try:
+            events = _decode_events(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            self._refuse(engine_id, slot, seq, error)
+        else:
+            self.writer.put_events(engine_id, slot, seq, events)
+
+    def _refuse(self, engine_id: str, slot: int, seq: int, error: Exception) -> None:
+        throttle(log, _LOG_SECONDS).error("what an engine recorded cannot be read", slot=slot, error=str(error))
+        self.confirm(engine_id, seq)
+
+    def tell(self, kind: EventKind, hello: Hello, text: str = "") -> None:
+        """Record what happened to an engine."""
+        data: dict[str, str | int | float] = {
+            "slot": hello.slot,
+            "pid": hello.pid,
+            "host": hello.host,
+            "engine_id": hello.engine_id,
+        }
+        error_class = classify_error(text) if text else ""
+        event = RecordedEvent(time.time_ns() // 1000, kind, text=clean_error(text), error_class=error_class, data=data)
+        self.writer.add_event(event)
+
+    def open_link(self, events: LinkEvents, *, bind_host: str) -> LinkServer:
+        """Return a link that records what engines send, and when they start and end."""
+        self.server = LinkServer(_WatchedLink(events, self), bind_host=bind_host, records=self)
+        return self.server
+
+
+class _WatchedLink:
+    """Passes the events of a link on.
+
+    An engine has started with its first beat: one that is refused sends none.
+    """
+
+    def __init__(self, events: LinkEvents, recorder: RunRecorder) -> None:
+        self._events = events
+        self._recorder = recorder
+        self._new: dict[int, Hello] = {}
+        self._engines: dict[int, Hello] = {}
+        #: Engines whose link is closed, and when they count as lost.
+        self._missed: dict[str, asyncio.TimerHandle] = {}
+
+    def on_hello(self, link: int, hello: Hello) -> None:
+        self._new[link] = hello
+        self._events.on_hello(link, hello)
+
+    def on_beat(self, link: int, progress: EngineProgress) -> None:
+        if self._new and (hello := self._new.pop(link, None)) is not None:
+            self._engines[link] = hello
+            missed = self._missed.pop(hello.engine_id, None)
+            if missed is not None:
+                missed.cancel()
+            elif not hello.run_token:
+                self._recorder.tell(EventKind.ENGINE_STARTED, hello)
+        self._events.on_beat(link, progress)
+
+    def on_ready(self, link: int) -> None:
+        self._events.on_ready(link)
+
+    def on_ended(self, link: int, summary: EngineSummary) -> None:
+        hello = self._engines.pop(link, None)
+        if hello is not None:
+            text = summary.reason.value if summary.error is None else f"{summary.reason.value}: {summary.error}"
+            self._recorder.tell(EventKind.ENGINE_ENDED, hello, text)
+        self._events.on_ended(link, summary)
+
+    def on_closed(self, link: int) -> None:
+        self._new.pop(link, None)
+        hello = self._engines.pop(link, None)
+        if hello is not None:
+            loop = asyncio.get_running_loop()
+            self._missed[hello.engine_id] = loop.call_later(LOST_SECONDS, self._lose, hello)
+        self._events.on_closed(link)
+
+    def _lose(self, hello: Hello) -> None:
+        self._missed.pop(hello.engine_id, None)
+        self._recorder.tell(EventKind.ENGINE_LOST, hello)

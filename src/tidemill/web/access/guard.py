@@ -1,0 +1,223 @@
+"""What each request passes before a page or an answer is built, and what each answer carries.
+
+Invariants: only health checks, static files and the login are answered without a login; a host name that is not ours
+is refused, so that no page elsewhere can reach this server by a name of its own; a change needs the role operate, the
+token of the session's pages, and an origin of ours; a body has at most 1 MiB; a request takes at most 30 s, except
+live streams; forwarded headers are not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from urllib.parse import parse_qs, quote
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
+from starlette.responses import RedirectResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tidemill.web.access.logins import Identity, Logins
+from tidemill.web.access.origins import Origins
+from tidemill.web.problems import Problem, answer_problem
+
+MAX_BODY_BYTES = 1024 * 1024
+REQUEST_SECONDS = 30.0
+#: Answered to anybody, by any host name: probes have neither a login nor a name of ours.
+HEALTH_PATHS = frozenset({"/healthz", "/readyz"})
+LOGIN_PATH = "/login"
+LOGOUT_PATH = "/logout"
+LIVE_PATH = "/api/v1/live"
+#: The one page below `/api/`.
+DOCS_PATH = "/api/docs"
+_STATIC = "/static/"
+_SAFE = ("GET", "HEAD", "OPTIONS")
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+class Guard:
+    """Wraps an application.
+
+    Args:
+        app: What is guarded.
+        logins: Who may do what.
+        origins: By which names, and from where.
+        cookie: The name of the login's cookie; it holds the port, since cookies of one host are shared by all ports.
+        request_seconds: How long a request may take.
+    """
+
+    def __init__(
+        self, app: ASGIApp, logins: Logins, origins: Origins, cookie: str, request_seconds: float = REQUEST_SECONDS
+    ) -> None:
+        """Guard nothing yet."""
+        self._app = app
+        self._logins = logins
+        self._origins = origins
+        self._cookie = cookie
+        self._request_seconds = request_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse it."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        is_begun = False
+
+        async def send_guarded(message: Message) -> None:
+            nonlocal is_begun
+            if message["type"] == "http.response.start":
+                is_begun = True
+                _add_headers(MutableHeaders(scope=message), scope["path"])
+            await send(message)
+
+        self._strip_prefix(scope)
+        try:
+            async with asyncio.timeout(None if scope["path"] == LIVE_PATH else self._request_seconds):
+                await self._answer(scope, receive, send_guarded)
+        except TimeoutError:
+            if not is_begun:
+                text = f"the request was not complete, or not answered, within {self._request_seconds:g} s"
+                await answer_problem(408, text)(scope, receive, send_guarded)
+        except Problem as problem:
+            await problem.response(scope, receive, send_guarded)
+
+    def _strip_prefix(self, scope: Scope) -> None:
+        """Have paths begin behind the prefix, whether or not a proxy has removed it."""
+        prefix = self._origins.prefix
+        path = scope["path"]
+        if prefix and (path == prefix or path.startswith(f"{prefix}/")):
+            scope["path"] = path.removeprefix(prefix) or "/"
+            scope["raw_path"] = quote(scope["path"]).encode()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, method, headers = scope["path"], scope["method"], Headers(scope=scope)
+        if path in HEALTH_PATHS:
+            await self._app(scope, receive, send)
+            return
+        identity = self._find_token(headers)
+        host = headers.get("host", "")
+        if identity is None and not self._origins.is_host(host):
+            raise Problem(
+                421,
+                f"this server is not {host or 'a host without a name'}; to open it by that name, add it to "
+                "debug.allowed_hosts",
+            )
+        body = b"" if method in _SAFE else await _read_body(headers, receive)
+        if method not in _SAFE:
+            self._refuse_foreign(headers, host, identity)
+        if identity is None:
+            identity = self._logins.find_session(self._read_cookie(headers))
+        if identity is None and not (path == LOGIN_PATH or path.startswith(_STATIC)):
+            await self._ask_for_login(scope, receive, send)
+            return
+        if identity is not None and method not in _SAFE and path != LOGIN_PATH:
+            _refuse_change(identity, headers, body, is_logout=path == LOGOUT_PATH)
+        scope.setdefault("state", {})["identity"] = identity
+        await self._app(scope, receive if method in _SAFE else _replay(body, receive), send)
+
+    def _find_token(self, headers: Headers) -> Identity | None:
+        sent = headers.get("authorization")
+        if sent is None:
+            return None
+        kind, _, token = sent.partition(" ")
+        identity = self._logins.find_token(token.strip()) if kind.lower() == "bearer" else None
+        if identity is None:
+            raise Problem(
+                401,
+                "this token is not known; see debug.tokens, and send it as `Authorization: Bearer TOKEN`",
+                {"WWW-Authenticate": "Bearer"},
+            )
+        return identity
+
+    def _refuse_foreign(self, headers: Headers, host: str, token: Identity | None) -> None:
+        """Refuse a change that a page elsewhere asks for. Browsers name the origin of each; programs do not."""
+        origin = headers.get("origin")
+        if origin is None and token is not None:
+            return
+        if origin is None or not self._origins.is_same(origin, host):
+            raise Problem(
+                403, f"a change must come from a page of this server, and not from {origin or 'an unknown origin'}"
+            )
+
+    def _read_cookie(self, headers: Headers) -> str | None:
+        return cookie_parser(headers.get("cookie", "")).get(self._cookie)
+
+    async def _ask_for_login(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].startswith("/api/") and scope["path"] != DOCS_PATH:
+            text = "log in first, or send a token (`Authorization: Bearer TOKEN`)"
+            raise Problem(401, text, {"WWW-Authenticate": "Bearer"})
+        query = scope["query_string"].decode("latin-1")
+        key = parse_qs(query).get("key", [""])[0]
+        wanted = scope["path"] + (f"?{query}" if query and not key else "")
+        target = f"{self._origins.prefix}{LOGIN_PATH}?" + (f"key={quote(key, safe='')}&" if key else "")
+        response = RedirectResponse(f"{target}next={quote(wanted, safe='')}", 303)
+        if Headers(scope=scope).get("hx-request"):  # a part of a page that has been open for too long
+            response.headers["HX-Redirect"] = target
+            response.status_code = 401
+        await response(scope, receive, send)
+
+
+def _add_headers(headers: MutableHeaders, path: str) -> None:
+    for name, value in _HEADERS.items():
+        headers[name] = value
+    if not path.startswith(_STATIC):
+        headers["Cache-Control"] = "no-store"
+
+
+def _refuse_change(identity: Identity, headers: Mapping[str, str], body: bytes, *, is_logout: bool) -> None:
+    if identity.csrf:
+        sent = headers.get("x-csrf-token", "")
+        if not sent and headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
+            sent = parse_qs(body.decode("latin-1")).get("csrf", [""])[0]
+        if not secrets.compare_digest(sent.encode(), identity.csrf.encode()):
+            raise Problem(403, "the page is too old: reload it, and try again (its token is not that of this login)")
+    if not (is_logout or identity.may_operate):
+        raise Problem(403, f"{identity.name} may only read; changes need the role operate")
+
+
+async def _read_body(headers: Headers, receive: Receive) -> bytes:
+    length = headers.get("content-length", "0")
+    if not length.isdecimal():
+        raise Problem(400, "the header Content-Length is not a number")
+    if int(length) > MAX_BODY_BYTES:
+        raise _refuse_large()
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Problem(400, "the client went away")
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > MAX_BODY_BYTES:
+            raise _refuse_large()
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+def _refuse_large() -> Problem:
+    return Problem(413, f"the body is larger than {MAX_BODY_BYTES:,} bytes")
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    is_sent = False
+
+    async def replay() -> Message:
+        nonlocal is_sent
+        if is_sent:
+            return await receive()
+        is_sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay

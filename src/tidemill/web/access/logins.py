@@ -1,0 +1,146 @@
+"""Sessions, and the ways to get one: a key, or a user's password; and tokens, which need none.
+
+Invariants: a session ends after 12 hours, or when somebody logs out; there are at most a thousand, the oldest go; who
+fails to log in again and again has to wait, and so does everybody once that happens from many addresses. Used on one
+event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from tidemill.config.web_settings import TokenSettings, UserSettings
+from tidemill.web.access.hashes import is_password, is_token
+
+SESSION_SECONDS = 12 * 3600.0
+MAX_SESSIONS = 1000
+#: So many failed logins within the time, from one address and from all of them.
+MAX_FAILURES = 10
+MAX_ALL_FAILURES = 60
+FAILURE_SECONDS = 60.0
+#: Longer ones are not hashed.
+_MAX_PASSWORD_CHARS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who sends a request.
+
+    Attributes:
+        name: The user's or the token's name; "key" with the key of the address.
+        role: read or operate.
+        csrf: What a change must bring; '' for tokens, which no browser adds by itself.
+    """
+
+    name: str
+    role: str
+    csrf: str = ""
+
+    @property
+    def may_operate(self) -> bool:
+        """Whether they may change something."""
+        return self.role == "operate"
+
+
+@dataclass(slots=True)
+class _Session:
+    identity: Identity
+    ends_at: float
+
+
+class TooManyLoginsError(Exception):
+    """Too many logins have failed."""
+
+    def __init__(self, wait_seconds: float) -> None:
+        """Keep how long to wait."""
+        super().__init__(f"too many failed logins; try again in {wait_seconds:.0f} s")
+        self.wait_seconds = wait_seconds
+
+
+@dataclass(slots=True)
+class Logins:
+    """Knows who may do what.
+
+    Args:
+        key: Of the address; None: there are users or tokens.
+        users: By name.
+        tokens: By name.
+        clock: Seconds that never go back.
+    """
+
+    key: str | None
+    users: Mapping[str, UserSettings]
+    tokens: Mapping[str, TokenSettings]
+    clock: Callable[[], float] = time.monotonic
+    _sessions: dict[str, _Session] = field(default_factory=dict)
+    _failures: deque[tuple[float, str]] = field(default_factory=deque)
+    _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def find_session(self, secret: str | None) -> Identity | None:
+        """Return who has a session; None: there is no such session."""
+        session = self._sessions.get(secret or "")
+        if session is None or session.ends_at <= self.clock():
+            return None
+        return session.identity
+
+    def find_token(self, token: str) -> Identity | None:
+        """Return whose token it is; None: nobody's."""
+        found = [name for name, known in self.tokens.items() if is_token(token, known.hash)]
+        return Identity(found[0], self.tokens[found[0]].role) if found else None
+
+    def use_key(self, key: str, address: str) -> str | None:
+        """Open a session with the key of the address; returns its secret, or None if it is not the key.
+
+        Raises:
+            TooManyLoginsError: It is not even looked at.
+        """
+        self._refuse_too_many(address)
+        if self.key is None or not hmac.compare_digest(key.encode(errors="replace"), self.key.encode()):
+            self._failures.append((self.clock(), address))
+            return None
+        return self._open("key", "operate")
+
+    async def use_password(self, name: str, password: str, address: str) -> str | None:
+        """Open a session for a user; returns its secret, or None if name or password are wrong.
+
+        Raises:
+            TooManyLoginsError: They are not even looked at.
+        """
+        async with self._one_at_a_time:
+            self._refuse_too_many(address)
+            user = self.users.get(name)
+            known = None if user is None or len(password) > _MAX_PASSWORD_CHARS else user.hash
+            is_right = await asyncio.to_thread(is_password, password[:_MAX_PASSWORD_CHARS], known)
+            if user is None or not is_right:
+                self._failures.append((self.clock(), address))
+                return None
+        return self._open(name, user.role)
+
+    def close(self, secret: str | None) -> None:
+        """End a session."""
+        self._sessions.pop(secret or "", None)
+
+    def _open(self, name: str, role: str) -> str:
+        now = self.clock()
+        for secret in [secret for secret, session in self._sessions.items() if session.ends_at <= now]:
+            del self._sessions[secret]
+        while len(self._sessions) >= MAX_SESSIONS:
+            del self._sessions[next(iter(self._sessions))]
+        secret = secrets.token_urlsafe(32)
+        self._sessions[secret] = _Session(Identity(name, role, secrets.token_urlsafe(32)), now + SESSION_SECONDS)
+        return secret
+
+    def _refuse_too_many(self, address: str) -> None:
+        now = self.clock()
+        while self._failures and self._failures[0][0] <= now - FAILURE_SECONDS:
+            self._failures.popleft()
+        own = [at for at, failed in self._failures if failed == address]
+        times = own if len(own) >= MAX_FAILURES else [at for at, _ in self._failures]
+        if len(own) >= MAX_FAILURES or len(times) >= MAX_ALL_FAILURES:
+            raise TooManyLoginsError(times[0] + FAILURE_SECONDS - now)

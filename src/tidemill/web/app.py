@@ -1,0 +1,120 @@
+"""Puts the application together: the login, health, the sections that a process mounts, and the guard around all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Scope
+
+from tidemill.web.access.guard import DOCS_PATH, Guard
+from tidemill.web.access.logins import Logins
+from tidemill.web.access.origins import Origins
+from tidemill.web.api_page import describe_api
+from tidemill.web.login import build_login
+from tidemill.web.pages import STATIC_FOLDER, Pages
+from tidemill.web.problems import Problem, answer_problem
+from tidemill.web.sections import Health, Section
+
+API = "/api/v1"
+_KEPT = "public, max-age=31536000, immutable"
+
+
+class _Static(StaticFiles):
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers["Cache-Control"] = _KEPT if scope["query_string"] else "no-cache"
+        return response
+
+
+def create_app(
+    sections: Sequence[Section], pages: Pages, logins: Logins, origins: Origins, health: Health, port: int
+) -> ASGIApp:
+    """Return the application.
+
+    Args:
+        sections: What is mounted; the first page of the first one is where a reader begins.
+        pages: Renders them.
+        logins: Who may do what.
+        origins: By which names, and from where.
+        health: What probes ask.
+        port: The port, for the name of the cookie.
+    """
+    cookie = f"tidemill_{port}"
+    app = FastAPI(title="tidemill", version=pages.about.version, docs_url=None, redoc_url=None, openapi_url=None)
+    links = [link for section in sections for link in section.links]
+    pages.links = sorted(links, key=lambda link: link.is_last)
+    _handle_errors(app, pages)
+    app.include_router(_build_health(health))
+    app.include_router(build_login(logins, pages, cookie, is_secure=origins.is_secure))
+    for section in sections:
+        app.include_router(section.api, prefix=API)
+        app.include_router(section.pages, include_in_schema=False)
+    app.include_router(_build_api_pages(app, pages))
+    app.mount("/static", _Static(directory=STATIC_FOLDER), name="static")
+    return Guard(app, logins, origins, cookie)
+
+
+def _build_health(health: Health) -> APIRouter:
+    router = APIRouter(include_in_schema=False)
+
+    def answer(reasons: list[str]) -> Response:
+        return JSONResponse({"ok": not reasons, "reasons": reasons}, 503 if reasons else 200)
+
+    @router.get("/healthz")
+    async def check_life() -> Response:
+        return answer(health.find_dead())
+
+    @router.get("/readyz")
+    async def check_readiness() -> Response:
+        return answer(health.find_unready())
+
+    return router
+
+
+def _build_api_pages(app: FastAPI, pages: Pages) -> APIRouter:
+    router = APIRouter(include_in_schema=False)
+
+    @router.get("/api/openapi.json")
+    async def show_document() -> Response:
+        return JSONResponse(app.openapi())
+
+    @router.get(DOCS_PATH)
+    async def show_page(request: Request) -> Response:
+        return pages.answer(request, "api.html", operations=describe_api(app.openapi()))
+
+    return router
+
+
+def _handle_errors(app: FastAPI, pages: Pages) -> None:
+    def answer(request: Request, status: int, text: str, headers: dict[str, str] | None = None) -> Response:
+        if request.url.path.startswith("/api/") or "text/html" not in request.headers.get("accept", ""):
+            return answer_problem(status, text, headers)
+        return pages.answer(request, "error.html", status, code=status, text=text)
+
+    @app.exception_handler(HTTPException)
+    async def answer_http(request: Request, error: HTTPException) -> Response:
+        text = f"there is nothing at {request.url.path}" if error.status_code == 404 else str(error.detail)
+        return answer(request, error.status_code, text, dict(error.headers or {}))
+
+    @app.exception_handler(Problem)
+    async def answer_refusal(request: Request, error: Problem) -> Response:
+        return answer(request, error.status, error.text, error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def answer_invalid(request: Request, error: RequestValidationError) -> Response:
+        return answer(request, 422, "; ".join(_describe_invalid(details) for details in error.errors()))
+
+    @app.exception_handler(Exception)
+    async def answer_bug(request: Request, error: Exception) -> Response:
+        return answer(request, 500, "an error inside tidemill; see the log of the process")
+
+
+def _describe_invalid(details: dict[str, Any]) -> str:
+    return f"{'.'.join(str(part) for part in details['loc'][1:]) or 'the request'}: {details['msg']}"

@@ -1,0 +1,71 @@
+"""Builds pages from templates. All text is escaped by the templates; nothing here joins markup by itself."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from tidemill.web.access.logins import Identity
+from tidemill.web.formats import FILTERS
+from tidemill.web.sections import About, Link
+
+_FOLDER = Path(__file__).parent
+STATIC_FOLDER = _FOLDER / "static"
+
+
+class Pages:
+    """Renders templates.
+
+    Args:
+        about: What runs here.
+        prefix: The path before all others; ''.
+    """
+
+    def __init__(self, about: About, prefix: str = "") -> None:
+        """Compile nothing yet: a template is when it is first used."""
+        self.about = about
+        self.prefix = prefix
+        self.links: Sequence[Link] = ()
+        self._digests: dict[str, str] = {}
+        self._templates = Environment(
+            loader=FileSystemLoader(_FOLDER / "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters |= FILTERS
+        self._templates.globals |= {"about": about, "url": self.url, "static": self._link_static, "prefix": prefix}
+
+    def url(self, path: str) -> str:
+        """Return a path of ours as browsers see it."""
+        return f"{self.prefix}{path}"
+
+    def _link_static(self, name: str) -> str:
+        # Its digest is in the address, so that a browser can keep it for good.
+        if name not in self._digests:
+            self._digests[name] = hashlib.sha256((STATIC_FOLDER / name).read_bytes()).hexdigest()[:12]
+        return f"{self.prefix}/static/{name}?v={self._digests[name]}"
+
+    def render(self, template: str, **values: Any) -> str:
+        """Return a part of a page."""
+        return self._templates.get_template(template).render(values)
+
+    def answer(self, request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
+        """Return a whole page.
+
+        Args:
+            request: What is answered.
+            template: The page's.
+            status: The status of HTTP.
+            values: What the template shows.
+        """
+        identity: Identity | None = getattr(request.state, "identity", None)
+        own = {"identity": identity, "links": self.links if identity else (), "path": request.url.path}
+        return HTMLResponse(self.render(template, **own, **values), status)

@@ -1,0 +1,1 @@
+"""What the driver of a pipeline mounts: overview, configuration, actions."""

@@ -1,0 +1,209 @@
+"""Describes a pipeline at a moment, from what its engines have sent to the driver anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tidemill.config.redaction import redact_text
+from tidemill.config.settings import Settings
+from tidemill.config.sink_types import name_sink_section
+from tidemill.config.web_settings import check_url
+from tidemill.runtime.progress import EngineProgress, SinkStats, name_stalled_partition
+from tidemill.spark.live.status_report import find_problems, is_starting
+from tidemill.spark.live.web_ui import Watched
+from tidemill.spark.progress import EngineStatus, PipelineProgress
+from tidemill.web.pipeline import models
+from tidemill.web.pipeline.sampler import Sampler, find_quantile
+
+_BREAKERS = ("closed", "half-open", "open")
+_SINKS = "sinks."
+
+
+def describe_pipeline(watched: Watched, progress: PipelineProgress, sampler: Sampler, at: float) -> models.Overview:
+    """Return the state of a pipeline.
+
+    Args:
+        watched: The pipeline.
+        progress: The sums over its engines.
+        sampler: What was counted before.
+        at: Now, in seconds since the epoch.
+    """
+    settings, state = watched.settings, watched.asked.state()
+    kafka = settings.kafka
+    return models.Overview(
+        at=at,
+        group=kafka.consumer_group,
+        worker=watched.worker,
+        topic=kafka.source_topic,
+        brokers=kafka.brokers,
+        state="starting" if is_starting(state, progress) else state.phase.value,
+        step=state.describe_step(),
+        problems=find_problems(state, progress),
+        waits=_list_waits(progress),
+        run_seconds=state.run_seconds,
+        left_seconds=state.left_seconds,
+        consumed=progress.consumed,
+        done=progress.messages_done,
+        done_per_second=sampler.rate("done"),
+        delivered=progress.delivered,
+        delivered_per_second=sampler.rate("delivered"),
+        in_flight=progress.in_flight,
+        in_flight_bytes=progress.in_flight_bytes,
+        held=progress.held,
+        skipped=progress.skipped,
+        lag=sampler.lag(),
+        tasks=_describe_tasks(progress, settings),
+        task_p50_seconds=sampler.task_quantile(0.5),
+        task_p95_seconds=sampler.task_quantile(0.95),
+        letters=models.Letters(
+            written=progress.dead_lettered, dropped=progress.letters_dropped, kinds=dict(progress.letter_kinds)
+        ),
+        hooks=_describe_hooks(progress, settings),
+        engines=[_describe_engine(engine, sampler) for engine in progress.engines],
+        partitions=_describe_partitions(progress),
+        orphans=list(watched.asked.find_orphans()),
+        sinks=_describe_sinks(progress, settings),
+        slowest=[
+            models.SlowTask(seconds=seconds, task_id=task_id, label=label)
+            for seconds, task_id, label in progress.slowest
+        ],
+    )
+
+
+def _list_waits(progress: PipelineProgress) -> list[models.Wait]:
+    # A partition that stands still is shown in its row as well; it is what a reader looks for first.
+    return [models.Wait(what=what, why=redact_text(why)) for what, why in sorted(progress.stalled.items())]
+
+
+def _describe_tasks(progress: PipelineProgress, settings: Settings) -> models.Tasks:
+    running = sum(engine.state == "running" for engine in progress.engines)
+    return models.Tasks(
+        running=progress.tasks_running,
+        queued=progress.tasks_queued,
+        in_backoff=progress.tasks_retrying,
+        done=progress.tasks_done,
+        failed=progress.tasks_failed,
+        retried=progress.tasks_retried,
+        timed_out=progress.timeouts,
+        max_running=running * settings.executor.max_executors,
+    )
+
+
+def _describe_hooks(progress: PipelineProgress, settings: Settings) -> models.Hooks:
+    return models.Hooks(
+        periodic_runs=progress.periodic_runs,
+        periodic_errors=progress.periodic_errors,
+        cache_enabled=settings.cache.enabled,
+        cache_hits=progress.cache_hits,
+        cache_misses=progress.cache_misses,
+        cache_entries=progress.cache_entries,
+        loop_blocks=progress.loop_blocks,
+    )
+
+
+def _describe_engine(engine: EngineStatus, sampler: Sampler) -> models.Engine:
+    now = engine.progress or EngineProgress()
+    return models.Engine(
+        slot=engine.slot,
+        state=engine.state,
+        is_well=engine.state in ("running", "finished"),
+        host=engine.host,
+        pid=engine.pid,
+        starts=engine.starts,
+        silent_seconds=engine.silent_seconds,
+        partitions=len(now.partitions),
+        tasks_running=now.tasks_running,
+        tasks_queued=now.tasks_queued,
+        tasks_in_backoff=now.tasks_retrying,
+        in_flight=now.in_flight,
+        done=now.messages_done + (engine.past.messages_done if engine.past is not None else 0),
+        cpu_percent=sampler.cpu_percent(engine.slot),
+        rss_bytes=now.rss_bytes,
+    )
+
+
+def _describe_partitions(progress: PipelineProgress) -> list[models.Partition]:
+    owners = {
+        name: engine
+        for engine in progress.engines
+        if engine.progress is not None
+        for name in engine.progress.partitions
+    }
+    paused = set(progress.paused)
+    return [
+        _describe_partition(name, progress, owners.get(name), is_paused=name in paused)
+        for name in sorted(progress.partitions, key=_sort_partition)
+    ]
+
+
+def _describe_partition(
+    name: str, progress: PipelineProgress, owner: EngineStatus | None, *, is_paused: bool
+) -> models.Partition:
+    # What the current owner has read: an earlier one gave up what it did not commit.
+    flow: Mapping[str, tuple[int, int, int]] = owner.progress.flow if owner and owner.progress else {}
+    taken, committed, given_up = flow.get(name, (0, 0, 0))
+    stalled = progress.stalled.get(name_stalled_partition(name))
+    return models.Partition(
+        name=name,
+        engine=owner.slot if owner is not None else None,
+        lag=progress.lag.get(name),
+        consumed=progress.flow.get(name, (0, 0, 0))[0],
+        uncommitted=max(0, taken - committed - given_up),
+        committed_offset=progress.committed.get(name),
+        is_paused=is_paused,
+        stalled=None if stalled is None else redact_text(stalled),
+    )
+
+
+def _sort_partition(name: str) -> tuple[str, int]:
+    topic, _, number = name.rpartition("/")
+    return (topic, int(number)) if number.isdecimal() else (name, -1)
+
+
+def _describe_sinks(progress: PipelineProgress, settings: Settings) -> list[models.Sink]:
+    links = {
+        f"{name_sink_section(kind)}.{name}": _find_ui_url(section)
+        for kind, named in settings.sinks.group_by_type().items()
+        for name, section in named.items()
+    }
+    # Those of engines that have ended are no longer the state of the breaker.
+    now: Sequence[EngineProgress] = [engine.progress for engine in progress.engines if engine.progress is not None]
+    return [
+        _describe_sink(
+            place,
+            progress.sinks.get(place, SinkStats()),
+            max((engine.sinks[place].breaker_state for engine in now if place in engine.sinks), default=0),
+            progress.stalled.get(place),
+            links.get(place, ""),
+        )
+        for place in sorted({*links, *progress.sinks})
+    ]
+
+
+def _describe_sink(place: str, stats: SinkStats, breaker: int, waits: str | None, ui_url: str) -> models.Sink:
+    return models.Sink(
+        name=place.removeprefix(_SINKS),
+        breaker=_BREAKERS[breaker],
+        delivered=stats.delivered_payloads,
+        errors=stats.error_count,
+        refused=stats.refused,
+        skipped=stats.skipped,
+        dead_lettered=stats.dead_lettered,
+        breaker_opened=stats.breaker_opened,
+        batch_p50_seconds=find_quantile(stats.sends.counts, 0.5),
+        batch_p95_seconds=find_quantile(stats.sends.counts, 0.95),
+        last_error=None if stats.last_error is None else redact_text(stats.last_error),
+        last_error_at=stats.last_error_at,
+        last_delivered_at=stats.last_delivered_at,
+        waits=None if waits is None else redact_text(waits),
+        ui_url=ui_url,
+    )
+
+
+def _find_ui_url(section: object) -> str:
+    """Return the address of a sink's own pages, if a browser may be sent there."""
+    found = section.get("ui_url", "") if isinstance(section, Mapping) else getattr(section, "ui_url", "")
+    try:
+        return redact_text(check_url(str(found)))
+    except ValueError:
+        return ""

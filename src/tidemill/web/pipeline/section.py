@@ -1,0 +1,194 @@
+"""The pages and the API of a pipeline: overview, configuration, live updates, actions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import structlog
+from fastapi import APIRouter, Query
+from fastapi.responses import Response
+from sse_starlette import EventSourceResponse
+from starlette.requests import Request
+
+from tidemill.core.errors import RemoteError
+from tidemill.core.wording import format_count
+from tidemill.recorder.events import EventKind, RecordedEvent
+from tidemill.recorder.periods import name_worker_folder
+from tidemill.recorder.writer import RecordWriter
+from tidemill.spark.live.web_ui import Watched
+from tidemill.web.live import LiveUpdates
+from tidemill.web.pages import Pages
+from tidemill.web.pipeline.models import Done, Overview, Series, Setting
+from tidemill.web.pipeline.overview import describe_pipeline
+from tidemill.web.pipeline.past_series import build_series, choose_step
+from tidemill.web.pipeline.sampler import KEPT_SECONDS, Sampler
+from tidemill.web.pipeline.settings_view import list_settings
+from tidemill.web.problems import Problem
+from tidemill.web.recorded.archive import Archive
+from tidemill.web.sections import Link, Section
+
+log = structlog.get_logger(__name__)
+
+TICK_SECONDS = 1.0
+_MILLION = 1_000_000
+MAX_SERIES_SECONDS = 7 * 86_400
+_PING_SECONDS = 15
+#: A client that does not read for this long is disconnected; it connects again by itself.
+_SEND_SECONDS = 30.0
+#: The parts of the overview that are replaced when they change.
+_PARTS = ("head", "tiles", "engines", "partitions", "sinks", "slowest", "hooks")
+
+
+class PipelineView:
+    """What pages and API show, and the updates of both.
+
+    Args:
+        watched: The pipeline.
+        pages: Renders parts of pages.
+        archive: What was recorded.
+        writer: Where actions are recorded; None: nowhere.
+
+    Attributes:
+        recording: The name of this worker's recordings.
+    """
+
+    def __init__(self, watched: Watched, pages: Pages, archive: Archive, writer: RecordWriter | None = None) -> None:
+        """Sample nothing yet."""
+        self.archive = archive
+        self.recording = name_worker_folder(watched.settings.kafka.consumer_group, watched.worker)
+        self.watched = watched
+        self.sampler = Sampler()
+        self.live = LiveUpdates({"overview": self._describe, "page": self._render})
+        self._pages = pages
+        self._writer = writer
+        self._ticking: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to sample, on the running loop, until it ends."""
+        self.sample()
+        self._ticking = asyncio.get_running_loop().create_task(self._tick())
+
+    def sample(self) -> None:
+        """Take a sample."""
+        self.sampler.add(time.time(), self.watched.asked.progress())
+
+    def now(self) -> Overview:
+        """Return the state of the pipeline."""
+        return describe_pipeline(self.watched, self.watched.asked.progress(), self.sampler, time.time())
+
+    def note_action(self, action: str, by: str) -> None:
+        """Log and record that somebody did something."""
+        log.info("an action was carried out for the web UI", action=action, by=by)
+        if self._writer is not None:
+            at_us = int(time.time() * _MILLION)
+            event = RecordedEvent(at_us, EventKind.ACTION, text=action, data={"by": by})
+            self._writer.add_event(event)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            try:
+                self.sample()
+                self.live.update()
+            except Exception:
+                log.exception("the web UI could not be updated; the next update may")
+
+    def _describe(self) -> Mapping[str, str]:
+        return {"overview": self.now().model_dump_json()}
+
+    def _render(self) -> Mapping[str, str]:
+        overview = self.now()
+        parts = {name: self._pages.render(f"overview/{name}.html", o=overview) for name in _PARTS}
+        return parts | {"point": self.sampler.series(1).model_dump_json()}
+
+
+def build_section(view: PipelineView, pages: Pages) -> Section:
+    """Return the section of a pipeline."""
+    links = [Link("Overview", "/"), Link("Configuration", "/configuration", is_last=True)]
+    return Section(links, _build_pages(view, pages), _build_api(view), view.live.close)
+
+
+def _build_pages(view: PipelineView, pages: Pages) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/")
+    async def show_overview(
+        request: Request,
+        range_seconds: Annotated[int, Query(alias="range", ge=1, le=MAX_SERIES_SECONDS)] = KEPT_SECONDS,
+    ) -> Response:
+        return pages.answer(request, "overview.html", o=view.now(), range=range_seconds)
+
+    @router.get("/configuration")
+    async def show_configuration(request: Request, changed: bool = False) -> Response:
+        found = list_settings(view.watched.settings, view.watched.configured)
+        shown = [setting for setting in found if not changed or setting.origin != "default"]
+        sections: dict[str, list[Setting]] = {}
+        for setting in shown:
+            section = setting.key.partition(".")[0] if "." in setting.key else "general"
+            sections.setdefault(section, []).append(setting)
+        return pages.answer(request, "configuration.html", sections=sections, changed=changed, count=len(shown))
+
+    return router
+
+
+def _build_api(view: PipelineView) -> APIRouter:
+    router = APIRouter(tags=["pipeline"])
+
+    @router.get("/overview", summary="The state of the pipeline")
+    async def read_overview() -> Overview:
+        return view.now()
+
+    @router.get(
+        "/series",
+        summary="Numbers over time, for charts",
+        description="A point per second for the last 15 minutes; longer times are read from the recording, in steps.",
+    )
+    async def read_series(
+        seconds: Annotated[int, Query(ge=1, le=MAX_SERIES_SECONDS, description="How far back.")] = KEPT_SECONDS,
+    ) -> Series:
+        if seconds <= KEPT_SECONDS:
+            return view.sampler.series(seconds)
+        step, now = choose_step(seconds), int(time.time())
+        since = (now - seconds) // step * step
+        counts = await asyncio.to_thread(
+            view.archive.read_counts, view.recording, since * _MILLION, (now + 1) * _MILLION, step
+        )
+        return build_series(counts, step)
+
+    @router.get("/configuration", summary="All settings, secrets masked")
+    async def read_configuration() -> list[Setting]:
+        return list_settings(view.watched.settings, view.watched.configured)
+
+    @router.get(
+        "/live",
+        summary="Updates as server-sent events, once a second while something changes",
+        description="`overview` has the same document as /overview. `missed` says how many updates were skipped "
+        "because the client reads too slowly. The view `page` is for the pages of the web UI.",
+        response_class=EventSourceResponse,
+    )
+    async def follow(view_name: Annotated[Literal["overview", "page"], Query(alias="view")] = "overview") -> Response:
+        events = await view.live.listen(view_name)
+        return EventSourceResponse(events, ping=_PING_SECONDS, send_timeout=_SEND_SECONDS)
+
+    @router.post("/actions/release", summary="Release the failure brake of all engines")
+    async def release(request: Request) -> Done:
+        try:
+            engines = await asyncio.to_thread(view.watched.release)
+        except RemoteError as error:
+            raise Problem(503, str(error)) from error
+        if not engines:
+            raise Problem(409, "no brake is on, and nothing is held")
+        view.note_action("release", request.state.identity.name)
+        held = format_count(sum(engine["held"] for engine in engines), "held message")
+        return Done(text=f"Released the brake of {format_count(len(engines), 'engine')}; {held} become dead letters.")
+
+    @router.post("/actions/drain", summary="Drain: read no more, finish what is running, commit, and end")
+    async def drain(request: Request) -> Done:
+        view.note_action("drain", request.state.identity.name)
+        view.watched.drain()
+        return Done(text="The pipeline drains, and ends.")
+
+    return router

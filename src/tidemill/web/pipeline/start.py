@@ -1,0 +1,68 @@
+"""Builds the web UI of a pipeline's driver; `spark.live.web_ui` finds it by its name."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from tidemill.recorder.memory_recording import MemoryRecording
+from tidemill.recorder.periods import name_worker_folder
+from tidemill.recorder.reader import Reader
+from tidemill.recorder.writer import RecordWriter
+from tidemill.runtime.log import version
+from tidemill.spark.live.readiness import find_unready
+from tidemill.spark.live.run_recorder import RunRecorder
+from tidemill.spark.live.web_ui import Watched
+from tidemill.web.pages import Pages
+from tidemill.web.pipeline.section import PipelineView, build_section
+from tidemill.web.recorded.archive import Archive
+from tidemill.web.recorded.section import build_section as build_recorded_section
+from tidemill.web.sections import About, Health, Section
+from tidemill.web.server import WebServer
+
+
+def describe_about(watched: Watched) -> About:
+    """Return what the head of every page says."""
+    settings = watched.settings
+    links = [(link.name, link.url) for link in settings.debug.custom_links]
+    if watched.metrics_address is not None:
+        links.append(("Metrics", f"{watched.metrics_address}/metrics"))
+    group = settings.kafka.consumer_group
+    return About("pipeline", group, watched.worker, version(), links, settings.cluster_name)
+
+
+def open_archive(watched: Watched, writer: RecordWriter | None = None) -> Archive:
+    """Return what was recorded by this pipeline, and by others below the same folder."""
+    settings = watched.settings
+    debug = settings.debug
+    folder = Path(debug.db_dir).expanduser() if debug.db_dir else None
+    memory = {}
+    if writer is not None and isinstance(recording := writer.recording, MemoryRecording):
+        name = name_worker_folder(settings.kafka.consumer_group, watched.worker)
+        memory[name] = recording
+    return Archive(Reader(folder, memory), debug.max_ui_rows)
+
+
+def build_server(listener: socket.socket, key: str | None, watched: Watched, recorder: RunRecorder | None) -> WebServer:
+    """Return the server.
+
+    Args:
+        listener: A listening socket.
+        key: Of the address; None: there are users or tokens.
+        watched: The pipeline.
+        recorder: What is recorded goes there; None: nothing is.
+    """
+    writer = recorder.writer if recorder is not None else None
+
+    def mount(pages: Pages) -> Sequence[Section]:
+        archive = open_archive(watched, writer)
+        view = PipelineView(watched, pages, archive, writer)
+        view.start()
+        return [build_section(view, pages), build_recorded_section(archive, pages)]
+
+    def find_reasons() -> list[str]:
+        return find_unready(watched.asked.state(), watched.asked.progress(), watched.asked.find_orphans())
+
+    health = Health(find_dead=list, find_unready=find_reasons)
+    return WebServer(listener, watched.settings.debug, key, describe_about(watched), health, mount)

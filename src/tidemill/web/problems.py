@@ -1,0 +1,49 @@
+"""Errors as programs read them: application/problem+json (RFC 9457)."""
+
+from __future__ import annotations
+
+import http
+import json
+from collections.abc import Mapping
+
+from starlette.responses import Response
+
+MEDIA_TYPE = "application/problem+json"
+
+
+def answer_problem(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Return the answer.
+
+    Args:
+        status: The status of HTTP.
+        text: What is wrong, and what to do.
+        headers: Further ones.
+    """
+    try:
+        title = http.HTTPStatus(status).phrase
+    except ValueError:
+        title = "Error"
+    document = {"type": "about:blank", "title": title, "status": status, "detail": text}
+    return Response(json.dumps(document), status, dict(headers or {}), MEDIA_TYPE)
+
+
+class Problem(Exception):
+    """Why a request is refused or cannot be answered.
+
+    Args:
+        status: The status of HTTP.
+        text: What is wrong, and what to do.
+        headers: Of the answer.
+    """
+
+    def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
+        """Keep the answer."""
+        super().__init__(text)
+        self.status = status
+        self.text = text
+        self.headers = dict(headers or {})
+
+    @property
+    def response(self) -> Response:
+        """The answer."""
+        return answer_problem(self.status, self.text, self.headers)

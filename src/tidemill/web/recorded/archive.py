@@ -1,0 +1,105 @@
+"""Asks the reader of recordings for pages and API; what is asked is limited, and answered as models.
+
+A cursor of ours holds the times of its query too: "15m" before now is another time with each page.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from tidemill.core.recorder.cursor import WrongCursorError
+from tidemill.recorder.counts import Counts
+from tidemill.recorder.queries import EventQuery, MessageQuery, TaskQuery
+from tidemill.recorder.reader import Reader
+from tidemill.web.problems import Problem
+from tidemill.web.recorded import models
+
+QueryT = TypeVar("QueryT", MessageQuery, TaskQuery, EventQuery)
+PageT = TypeVar("PageT")
+
+_CURSOR = re.compile(r"(\d{0,18})-(\d{0,18})-(\S{1,2000})")
+
+
+def _open_cursor(query: QueryT, cursor: str) -> tuple[QueryT, str | None]:
+    """Return the query with the times of its first page, and the reader's cursor."""
+    if not cursor:
+        return query, None
+    found = _CURSOR.fullmatch(cursor)
+    if found is None:
+        raise Problem(422, "cursor: this is not one that this server has given out; begin again without it")
+    since, until = (int(text) if text else None for text in found.groups()[:2])
+    return msgspec.structs.replace(query, since_us=since, until_us=until), found[3]
+
+
+def _seal_cursor(query: QueryT, cursor: str | None) -> str | None:
+    if cursor is None:
+        return None
+    since, until = ("" if at is None else str(at) for at in (query.since_us, query.until_us))
+    return f"{since}-{until}-{cursor}"
+
+
+class Archive:
+    """What was recorded.
+
+    Args:
+        reader: Of the recordings.
+        max_rows: The most rows of an answer.
+    """
+
+    def __init__(self, reader: Reader, max_rows: int) -> None:
+        """Read nothing yet."""
+        self._reader = reader
+        self.max_rows = max_rows
+
+    def _limit(self, limit: int) -> int:
+        return max(1, min(limit, self.max_rows))
+
+    def find_messages(self, query: MessageQuery, cursor: str, limit: int) -> models.MessagePage:
+        """Return a page of messages."""
+        query, inner = _open_cursor(query, cursor)
+        page = _ask(lambda: self._reader.find_messages(query, inner, self._limit(limit)))
+        rows = [models.describe_message(row) for row in page.rows]
+        return models.MessagePage(rows=rows, cursor=_seal_cursor(query, page.cursor), problems=page.problems)
+
+    def find_tasks(self, query: TaskQuery, cursor: str, limit: int) -> models.TaskPage:
+        """Return a page of tasks."""
+        query, inner = _open_cursor(query, cursor)
+        page = _ask(lambda: self._reader.find_tasks(query, inner, self._limit(limit)))
+        rows = [models.describe_task(row) for row in page.rows]
+        return models.TaskPage(rows=rows, cursor=_seal_cursor(query, page.cursor), problems=page.problems)
+
+    def find_events(self, query: EventQuery, cursor: str, limit: int) -> models.EventPage:
+        """Return a page of events."""
+        query, inner = _open_cursor(query, cursor)
+        page = _ask(lambda: self._reader.find_events(query, inner, self._limit(limit)))
+        rows = [models.describe_event(row) for row in page.rows]
+        return models.EventPage(rows=rows, cursor=_seal_cursor(query, page.cursor), problems=page.problems)
+
+    def list_failures(self, since_us: int | None, until_us: int | None, limit: int) -> models.FailureList:
+        """Return groups of failures."""
+        found = self._reader.list_failures(since_us, until_us, self._limit(limit))
+        groups = [models.describe_failure(group) for group in found.groups]
+        return models.FailureList(groups=groups, more=found.more, problems=found.problems)
+
+    def tell_story(self, topic: str, partition: int, offset: int) -> models.MessageStory:
+        """Return what happened to a message."""
+        return models.describe_story(self._reader.trace(topic, partition, offset))
+
+    def read_counts(self, recording: str, since_us: int, until_us: int, step_seconds: int) -> list[Counts]:
+        """Return what was counted in each step of a time, without steps in which nothing was."""
+        return self._reader.read_counts(since_us, until_us, step_seconds, recording).points
+
+    def list_recordings(self) -> list[models.Recording]:
+        """Return all periods, the newest of each worker first."""
+        return [models.describe_recording(info) for info in self._reader.list_recordings()]
+
+
+def _ask(question: Callable[[], PageT]) -> PageT:
+    try:
+        return question()
+    except WrongCursorError as error:
+        raise Problem(422, f"cursor: {error}") from error

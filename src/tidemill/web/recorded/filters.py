@@ -1,0 +1,216 @@
+"""Filters as they are in an address: read, checked, and written again for links.
+
+Whatever is wrong is said with the name of the filter; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import Depends, Query
+
+from tidemill.recorder.events import EventKind
+from tidemill.recorder.queries import EventQuery, MessageQuery, TaskQuery
+from tidemill.web.problems import Problem
+
+_MILLION = 1_000_000
+_AGO = re.compile(r"(\d{1,6})(s|m|h|d)")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+#: A message as logs and pages write it: topic:partition:offset, or with slashes.
+_PLACE = re.compile(r"(?P<topic>[A-Za-z0-9._-]+)[:/](?P<partition>\d{1,9})[:/](?P<offset>\d{1,18})")
+STATUSES = ("done", "failed", "rejected")
+
+Text = Annotated[str, Query(max_length=1024)]
+
+
+def parse_place(text: str) -> tuple[str, int, int] | None:
+    """Return topic, partition and offset; None: it is something else.
+
+    Example:
+        >>> parse_place("orders:3:4711"), parse_place("orders/3/4711"), parse_place("A-17")
+        (('orders', 3, 4711), ('orders', 3, 4711), None)
+    """
+    found = _PLACE.fullmatch(text.strip())
+    return (found["topic"], int(found["partition"]), int(found["offset"])) if found else None
+
+
+def parse_time(name: str, text: str, now: float) -> int | None:
+    """Return a time in microseconds since the epoch.
+
+    Args:
+        name: The filter's name.
+        text: '' is none; "15m", "2h" and "1d" are before now; else a date or a time, UTC without a zone.
+        now: Seconds since the epoch.
+
+    Raises:
+        Problem: It is not a time.
+
+    Example:
+        >>> parse_time("since", "15m", 1000.0), parse_time("since", "1970-01-01T00:01", 0.0)
+        (100000000, 60000000)
+    """
+    if not text:
+        return None
+    if ago := _AGO.fullmatch(text):
+        return int((now - int(ago[1]) * _UNITS[ago[2]]) * _MILLION)
+    try:
+        moment = datetime.fromisoformat(text)
+        at = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        raise Problem(
+            422, f"{name}: expected a time like 2026-05-01T12:00, or 15m, 2h or 1d for before now, and not {text!r}"
+        ) from None
+    return int(at * _MILLION)
+
+
+def parse_number(name: str, text: str, kind: type[int] | type[float]) -> int | float | None:
+    """Return a number that is not negative; None: there is none.
+
+    Raises:
+        Problem: It is not one.
+    """
+    if not text:
+        return None
+    try:
+        number = kind(text)
+    except ValueError:
+        number = -1
+    if not 0 <= number < 2**62:
+        what = "a whole number" if kind is int else "a number of seconds"
+        raise Problem(422, f"{name}: expected {what}, and not {text!r}")
+    return number
+
+
+def _parse_int(name: str, text: str) -> int | None:
+    number = parse_number(name, text, int)
+    return None if number is None else int(number)
+
+
+def _parse_words(name: str, words: list[str], known: tuple[str, ...]) -> tuple[str, ...]:
+    chosen = tuple(word for word in words if word)
+    for word in chosen:
+        if word not in known:
+            raise Problem(422, f"{name}: expected one of {', '.join(known)}, and not {word!r}")
+    return chosen
+
+
+def read_messages(
+    topic: Text = "",
+    partition: Text = "",
+    offset: Text = "",
+    key: Text = "",
+    task: Text = "",
+    label: Annotated[str, Query(max_length=1024, description="NAME=VALUE")] = "",
+    status: Annotated[list[str], Query(description="done, failed, rejected")] = [],  # noqa: B006 - FastAPI copies it
+    min_seconds: Annotated[str, Query(max_length=20, description="From consumed to resolved, at least.")] = "",
+    max_seconds: Annotated[str, Query(max_length=20)] = "",
+    since: Annotated[str, Query(max_length=40, description="2026-05-01T12:00, or 15m, 2h, 1d before now.")] = "",
+    until: Annotated[str, Query(max_length=40)] = "",
+    error: Annotated[str, Query(max_length=1024, description="A text in one of its errors.")] = "",
+    recording: Text = "",
+) -> MessageQuery:
+    """Return which messages an address asks for."""
+    now = time.time()
+    return MessageQuery(
+        topic=topic or None,
+        partition=_parse_int("partition", partition),
+        offset=_parse_int("offset", offset),
+        key=key.encode() if key else None,
+        task_id=task or None,
+        label=_check_label(label),
+        statuses=_parse_words("status", status, STATUSES),
+        min_seconds=parse_number("min_seconds", min_seconds, float),
+        max_seconds=parse_number("max_seconds", max_seconds, float),
+        since_us=parse_time("since", since, now),
+        until_us=parse_time("until", until, now),
+        error=error,
+        recording=recording or None,
+    )
+
+
+def read_tasks(
+    topic: Text = "",
+    partition: Text = "",
+    offset: Text = "",
+    task: Text = "",
+    label: Annotated[str, Query(max_length=1024, description="NAME=VALUE")] = "",
+    kind: Annotated[list[str], Query(description="ok, or kinds of errors")] = [],  # noqa: B006 - FastAPI copies it
+    min_seconds: Annotated[str, Query(max_length=20)] = "",
+    max_seconds: Annotated[str, Query(max_length=20)] = "",
+    since: Annotated[str, Query(max_length=40, description="2026-05-01T12:00, or 15m, 2h, 1d before now.")] = "",
+    until: Annotated[str, Query(max_length=40)] = "",
+    recording: Text = "",
+) -> TaskQuery:
+    """Return which tasks an address asks for."""
+    now = time.time()
+    return TaskQuery(
+        topic=topic or None,
+        partition=_parse_int("partition", partition),
+        offset=_parse_int("offset", offset),
+        task_id=task or None,
+        label=_check_label(label),
+        kinds=tuple(word for word in kind if word),
+        min_seconds=parse_number("min_seconds", min_seconds, float),
+        max_seconds=parse_number("max_seconds", max_seconds, float),
+        since_us=parse_time("since", since, now),
+        until_us=parse_time("until", until, now),
+        recording=recording or None,
+    )
+
+
+def read_events(
+    topic: Text = "",
+    partition: Text = "",
+    offset: Text = "",
+    task: Text = "",
+    sink: Text = "",
+    kind: Annotated[list[str], Query(description=", ".join(EventKind))] = [],  # noqa: B006 - FastAPI copies it
+    error_class: Text = "",
+    text: Annotated[str, Query(max_length=1024, description="Anywhere in the event's text.")] = "",
+    since: Annotated[str, Query(max_length=40, description="2026-05-01T12:00, or 15m, 2h, 1d before now.")] = "",
+    until: Annotated[str, Query(max_length=40)] = "",
+    recording: Text = "",
+) -> EventQuery:
+    """Return which events an address asks for."""
+    now = time.time()
+    return EventQuery(
+        topic=topic or None,
+        partition=_parse_int("partition", partition),
+        offset=_parse_int("offset", offset),
+        task_id=task or None,
+        sink=sink or None,
+        kinds=_parse_words("kind", kind, tuple(EventKind)),
+        error_class=error_class or None,
+        text=text,
+        since_us=parse_time("since", since, now),
+        until_us=parse_time("until", until, now),
+        recording=recording or None,
+    )
+
+
+MessageFilters = Annotated[MessageQuery, Depends(read_messages)]
+TaskFilters = Annotated[TaskQuery, Depends(read_tasks)]
+EventFilters = Annotated[EventQuery, Depends(read_events)]
+
+
+def _check_label(label: str) -> str | None:
+    if label and "=" not in label.strip("="):
+        raise Problem(422, f"label: expected NAME=VALUE, and not {label!r}")
+    return label or None
+
+
+def change_address(given: Mapping[str, list[str]], **changes: str | None) -> str:
+    """Return the query of an address with some filters changed; None or '' removes one.
+
+    Example:
+        >>> change_address({"status": ["failed"], "cursor": ["x"]}, cursor=None, since="1h")
+        'status=failed&since=1h'
+    """
+    kept = {name: [value for value in values if value] for name, values in given.items() if name not in changes}
+    added = {name: [value] for name, value in changes.items() if value}
+    return urlencode({name: values for name, values in {**kept, **added}.items() if values}, doseq=True)

@@ -1,0 +1,305 @@
+"""What the REST API says about recordings; the pages show the same. Times are seconds since the epoch."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+
+from tidemill.recorder.queries import EventRow, FailureGroup, MessageRow, RecordingInfo, Story, TaskRow, Trace
+
+_MILLION = 1_000_000
+
+
+def to_seconds(at_us: int | None) -> float | None:
+    """Return microseconds as seconds."""
+    return None if at_us is None else at_us / _MILLION
+
+
+def measure(since_us: int | None, until_us: int | None) -> float | None:
+    """Return how long something took, in seconds; None: it is not known."""
+    return None if since_us is None or until_us is None else (until_us - since_us) / _MILLION
+
+
+def show_bytes(data: bytes | None) -> str | None:
+    """Return bytes as text; what is not UTF-8 is escaped."""
+    return None if data is None else data.decode("utf-8", "backslashreplace")
+
+
+class Message(BaseModel):
+    """A finished message."""
+
+    recording: str = Field(description="The worker that recorded it.")
+    engine: int
+    topic: str
+    partition: int
+    offset: int
+    key: str | None = Field(description="Its first 256 bytes.")
+    status: str = Field(description="done, failed or rejected")
+    error: str | None = Field(description="The class of its error.")
+    seconds: float | None = Field(description="From consumed to resolved.")
+    record_at: float | None
+    consumed_at: float | None
+    arranged_at: float | None
+    tasks_done_at: float | None
+    resolved_at: float | None
+    committed_at: float | None = Field(description="null if it was not known yet when the row was taken.")
+    window: int | None
+    tasks: int
+    precomputed: int
+    attempts: int
+    payloads: int
+
+
+class Task(BaseModel):
+    """A task that ran, or one of its attempts."""
+
+    recording: str
+    engine: int
+    task_id: str
+    topic: str
+    partition: int
+    offsets: list[int]
+    args: list[str]
+    labels: dict[str, str]
+    slot: int | None
+    pid: int | None
+    kind: str = Field(description="ok, or the kind of its error")
+    attempt: int
+    exit_code: int | None
+    queued_at: float | None
+    started_at: float | None
+    ended_at: float | None
+    seconds: float | None = Field(description="From its start to its end.")
+    waited_seconds: float | None = Field(description="From queued to started.")
+    input_bytes: int | None
+    output_bytes: int | None
+    parent: str | None = Field(description="The task that it replaced.")
+    stdout: str | None
+    stderr: str | None
+    error: str | None
+
+
+class Event(BaseModel):
+    """Something that happened."""
+
+    recording: str
+    at: float
+    kind: str
+    topic: str | None
+    partition: int | None
+    offset: int | None
+    task_id: str | None
+    sink: str | None
+    text: str
+    error_class: str
+    data: dict[str, str | int | float]
+
+
+class Failure(BaseModel):
+    """Failures with the same error."""
+
+    error_class: str
+    count: int
+    kinds: dict[str, int]
+    first_at: float
+    last_at: float
+    minutes: list[tuple[int, int]] = Field(description="Minutes since the epoch, and how many in each.")
+    example: Event | None
+
+
+class Recording(BaseModel):
+    """A period that a worker recorded."""
+
+    recording: str
+    period: str
+    group: str
+    worker: str
+    started_at: float
+    first_at: float | None = Field(description="The time of its first message.")
+    last_at: float | None
+    messages: int
+    tasks: int
+    events: int
+    size_bytes: int
+    live: bool = Field(description="Whether it is being written.")
+    problems: list[str]
+
+
+class MessagePage(BaseModel):
+    """A page of messages, the newest first."""
+
+    rows: list[Message]
+    cursor: str | None = Field(description="Where the next page begins; null: there is none.")
+    problems: list[str] = Field(description="What could not be read.")
+
+
+class TaskPage(BaseModel):
+    """A page of tasks, those that ended last first."""
+
+    rows: list[Task]
+    cursor: str | None = Field(description="Where the next page begins; null: there is none.")
+    problems: list[str] = Field(description="What could not be read.")
+
+
+class EventPage(BaseModel):
+    """A page of events, the newest first."""
+
+    rows: list[Event]
+    cursor: str | None = Field(description="Where the next page begins; null: there is none.")
+    problems: list[str] = Field(description="What could not be read.")
+
+
+class FailureList(BaseModel):
+    """Groups of failures, the most frequent first."""
+
+    groups: list[Failure]
+    more: int = Field(description="How many groups were left out.")
+    problems: list[str] = Field(description="What could not be read.")
+
+
+class Told(BaseModel):
+    """What happened to a message, once."""
+
+    message: Message
+    tasks: list[Task]
+    events: list[Event]
+    committed_at: float | None
+    committed_exactly: bool = Field(description="Whether that is the commit itself, and not the first look after it.")
+
+
+class MessageStory(BaseModel):
+    """What happened to a message, each time that it was processed."""
+
+    stories: list[Told]
+    tasks: list[Task] = Field(description="Tasks that belong to none of them.")
+    events: list[Event] = Field(description="Events that belong to none of them.")
+    kept_from: float | None = Field(description="The time of the oldest message that is kept.")
+    kept_to: float | None
+    problems: list[str] = Field(description="What could not be read.")
+
+
+def describe_message(row: MessageRow) -> Message:
+    """Return a message."""
+    return Message(
+        recording=row.recording,
+        engine=row.engine,
+        topic=row.topic,
+        partition=row.partition,
+        offset=row.offset,
+        key=show_bytes(row.key),
+        status=row.status,
+        error=row.error,
+        seconds=measure(row.consumed_at, row.resolved_at),
+        record_at=to_seconds(row.record_at),
+        consumed_at=to_seconds(row.consumed_at),
+        arranged_at=to_seconds(row.arranged_at),
+        tasks_done_at=to_seconds(row.tasks_done_at),
+        resolved_at=to_seconds(row.resolved_at),
+        committed_at=to_seconds(row.committed_at),
+        window=row.window,
+        tasks=row.tasks,
+        precomputed=row.precomputed,
+        attempts=row.attempts,
+        payloads=row.payloads,
+    )
+
+
+def describe_task(row: TaskRow) -> Task:
+    """Return a task."""
+    return Task(
+        recording=row.recording,
+        engine=row.engine,
+        task_id=row.task_id,
+        topic=row.topic,
+        partition=row.partition,
+        offsets=row.offsets,
+        args=row.args,
+        labels=row.labels,
+        slot=row.slot,
+        pid=row.pid,
+        kind=row.kind,
+        attempt=row.attempt,
+        exit_code=row.exit_code,
+        queued_at=to_seconds(row.queued_at),
+        started_at=to_seconds(row.started_at),
+        ended_at=to_seconds(row.ended_at),
+        seconds=measure(row.started_at, row.ended_at),
+        waited_seconds=measure(row.queued_at, row.started_at),
+        input_bytes=row.input_bytes,
+        output_bytes=row.output_bytes,
+        parent=row.parent,
+        stdout=show_bytes(row.stdout),
+        stderr=show_bytes(row.stderr),
+        error=row.error,
+    )
+
+
+def describe_event(row: EventRow) -> Event:
+    """Return an event."""
+    event = row.event
+    return Event(
+        recording=row.recording,
+        at=event.at_us / _MILLION,
+        kind=event.kind.value,
+        topic=event.topic,
+        partition=event.partition,
+        offset=event.offset,
+        task_id=event.task_id,
+        sink=event.sink,
+        text=event.text,
+        error_class=event.error_class,
+        data=event.data,
+    )
+
+
+def describe_failure(group: FailureGroup) -> Failure:
+    """Return a group of failures."""
+    return Failure(
+        error_class=group.error_class,
+        count=group.count,
+        kinds=group.kinds,
+        first_at=group.first_us / _MILLION,
+        last_at=group.last_us / _MILLION,
+        minutes=group.minutes,
+        example=None if group.example is None else describe_event(group.example),
+    )
+
+
+def describe_recording(info: RecordingInfo) -> Recording:
+    """Return a period; where its files are is nobody's business but the host's."""
+    return Recording(
+        recording=info.recording,
+        period=info.period,
+        group=info.group,
+        worker=info.worker,
+        started_at=info.started_us / _MILLION,
+        first_at=to_seconds(info.first_us),
+        last_at=to_seconds(info.last_us),
+        messages=info.messages,
+        tasks=info.tasks,
+        events=info.events,
+        size_bytes=info.size_bytes,
+        live=info.live,
+        problems=info.problems,
+    )
+
+
+def describe_story(trace: Trace) -> MessageStory:
+    """Return the stories of a message."""
+    return MessageStory(
+        stories=[_describe_told(story) for story in trace.stories],
+        tasks=[describe_task(task) for task in trace.tasks],
+        events=[describe_event(event) for event in trace.events],
+        kept_from=to_seconds(trace.kept_from_us),
+        kept_to=to_seconds(trace.kept_to_us),
+        problems=trace.problems,
+    )
+
+
+def _describe_told(story: Story) -> Told:
+    return Told(
+        message=describe_message(story.message),
+        tasks=[describe_task(task) for task in story.tasks],
+        events=[describe_event(event) for event in story.events],
+        committed_at=to_seconds(story.committed_us),
+        committed_exactly=story.committed_exactly,
+    )

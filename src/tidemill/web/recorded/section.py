@@ -1,0 +1,141 @@
+"""The pages and the API of recordings: messages, one message, tasks, failures, events, recordings."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from fastapi.responses import RedirectResponse, Response
+from starlette.requests import Request
+
+from tidemill.recorder.events import EventKind
+from tidemill.web.pages import Pages
+from tidemill.web.problems import Problem
+from tidemill.web.recorded import models
+from tidemill.web.recorded.archive import Archive
+from tidemill.web.recorded.filters import (
+    STATUSES,
+    EventFilters,
+    MessageFilters,
+    TaskFilters,
+    change_address,
+    parse_place,
+    parse_time,
+)
+from tidemill.web.recorded.waterfall import draw_waterfall
+from tidemill.web.sections import Link, Section
+
+PAGE_ROWS = 100
+_GROUPS = 200
+Cursor = Annotated[str, Query(max_length=2100, description="From the page before.")]
+Limit = Annotated[int, Query(ge=1, description="The most rows; at most debug.max_ui_rows.")]
+Since = Annotated[str, Query(max_length=40, description="2026-05-01T12:00, or 15m, 2h, 1d before now.")]
+
+
+def build_section(archive: Archive, pages: Pages) -> Section:
+    """Return the section of recordings."""
+    links = [
+        Link("Messages", "/messages"),
+        Link("Tasks", "/tasks"),
+        Link("Failures", "/failures"),
+        Link("Events", "/events"),
+        Link("Recordings", "/recordings"),
+    ]
+    return Section(links, _build_pages(archive, pages), _build_api(archive))
+
+
+def _build_pages(archive: Archive, pages: Pages) -> APIRouter:
+    router = APIRouter()
+
+    def answer(
+        request: Request, template: str, cursor: str | None = None, status: int = 200, **values: Any
+    ) -> Response:
+        given = {name: request.query_params.getlist(name) for name in request.query_params}
+        path = request.url.path
+        more = "" if cursor is None else pages.url(f"{path}?{change_address(given, cursor=cursor)}")
+
+        def change(**changes: str | None) -> str:
+            return pages.url(f"{path}?{change_address(given, cursor=None, **changes)}")
+
+        def first(name: str) -> str:
+            return (given.get(name) or [""])[0]
+
+        own = {"given": given, "first": first, "change": change, "more": more, "is_first": not first("cursor")}
+        return pages.answer(request, f"recorded/{template}.html", status, **own, **values)
+
+    @router.get("/messages")
+    def show_messages(request: Request, query: MessageFilters, cursor: Cursor = "", find: str = "") -> Response:
+        if (place := parse_place(find)) is not None:
+            return RedirectResponse(pages.url("/messages/{}/{}/{}".format(*place)), 303)
+        if find:
+            given = {name: request.query_params.getlist(name) for name in request.query_params}
+            return RedirectResponse(pages.url(f"/messages?{change_address(given, find=None, key=find)}"), 303)
+        page = archive.find_messages(query, cursor, PAGE_ROWS)
+        return answer(request, "messages", page.cursor, page=page, statuses=STATUSES)
+
+    @router.get("/messages/{topic}/{partition}/{offset}")
+    def show_message(request: Request, topic: str, partition: int, offset: int) -> Response:
+        story = archive.tell_story(topic, partition, offset)
+        told = [(each, draw_waterfall(each)) for each in reversed(story.stories)]
+        is_known = bool(story.stories or story.tasks or story.events)
+        status = 200 if is_known else 404
+        place: dict[str, Any] = {"topic": topic, "partition": partition, "offset": offset}
+        return answer(request, "message", status=status, story=story, told=told, known=is_known, **place)
+
+    @router.get("/tasks")
+    def show_tasks(request: Request, query: TaskFilters, cursor: Cursor = "") -> Response:
+        page = archive.find_tasks(query, cursor, PAGE_ROWS)
+        return answer(request, "tasks", page.cursor, page=page)
+
+    @router.get("/failures")
+    def show_failures(request: Request, since: Since = "24h") -> Response:
+        now = time.time()
+        since_us = parse_time("since", since, now)
+        page = archive.list_failures(since_us, None, _GROUPS)
+        return answer(request, "failures", page=page, since=since, until=now, begin=(since_us or 0) / 1_000_000)
+
+    @router.get("/events")
+    def show_events(request: Request, query: EventFilters, cursor: Cursor = "") -> Response:
+        page = archive.find_events(query, cursor, PAGE_ROWS)
+        return answer(request, "events", page.cursor, page=page, kinds=list(EventKind))
+
+    @router.get("/recordings")
+    def show_recordings(request: Request) -> Response:
+        return answer(request, "recordings", recordings=archive.list_recordings())
+
+    return router
+
+
+def _build_api(archive: Archive) -> APIRouter:
+    router = APIRouter(tags=["recordings"])
+
+    @router.get("/messages", summary="Finished messages, the newest first")
+    def find_messages(query: MessageFilters, cursor: Cursor = "", limit: Limit = PAGE_ROWS) -> models.MessagePage:
+        return archive.find_messages(query, cursor, limit)
+
+    @router.get("/messages/{topic}/{partition}/{offset}", summary="What happened to a message")
+    def tell_story(topic: str, partition: int, offset: int) -> models.MessageStory:
+        story = archive.tell_story(topic, partition, offset)
+        if not (story.stories or story.tasks or story.events):
+            raise Problem(404, f"nothing is recorded of {topic}:{partition}:{offset}; see kept_from of /recordings")
+        return story
+
+    @router.get("/tasks", summary="Tasks that ran, those that ended last first")
+    def find_tasks(query: TaskFilters, cursor: Cursor = "", limit: Limit = PAGE_ROWS) -> models.TaskPage:
+        return archive.find_tasks(query, cursor, limit)
+
+    @router.get("/failures", summary="Failures by error, the most frequent first")
+    def list_failures(since: Since = "", until: Since = "", limit: Limit = PAGE_ROWS) -> models.FailureList:
+        now = time.time()
+        return archive.list_failures(parse_time("since", since, now), parse_time("until", until, now), limit)
+
+    @router.get("/events", summary="Failures, retries, rebalances, actions: the newest first")
+    def find_events(query: EventFilters, cursor: Cursor = "", limit: Limit = PAGE_ROWS) -> models.EventPage:
+        return archive.find_events(query, cursor, limit)
+
+    @router.get("/recordings", summary="What is kept, by worker and period")
+    def list_recordings() -> list[models.Recording]:
+        return archive.list_recordings()
+
+    return router

@@ -1,0 +1,123 @@
+"""Runs the web UI on a thread of its own, with an event loop of its own: nothing of the process waits for it.
+
+What a process shows is decided by the sections that it mounts; a driver's are in `pipeline`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Sequence
+
+import structlog
+import uvicorn
+from starlette.types import ASGIApp
+
+from tidemill.config.debug_settings import DebugSettings
+from tidemill.core.errors import describe_error
+from tidemill.web.access.logins import Logins
+from tidemill.web.access.origins import Origins
+from tidemill.web.app import create_app
+from tidemill.web.connections import LimitedProtocol
+from tidemill.web.pages import Pages
+from tidemill.web.sections import About, Health, Section
+
+log = structlog.get_logger(__name__)
+
+#: How long an idle connection is kept for the next request.
+_KEEP_ALIVE_SECONDS = 30
+#: How long requests may take to end at a stop.
+_END_SECONDS = 1
+_MAX_HEAD_BYTES = 32 * 1024
+#: How often the server looks at its flags without being woken; also the precision of the Date header.
+_TICK_SECONDS = 1.0
+
+
+class _Server(uvicorn.Server):
+    """Ends when it is told to, from any thread, and needs no polling for that."""
+
+    def __init__(self, config: uvicorn.Config, ended: asyncio.Event, sections: Sequence[Section]) -> None:
+        super().__init__(config)
+        self._ended = ended
+        self._sections = sections
+
+    async def main_loop(self) -> None:
+        while not (await self.on_tick(0) or self._ended.is_set()):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), _TICK_SECONDS)
+        for section in self._sections:
+            if section.close is not None:
+                section.close()
+
+
+class WebServer:
+    """Serves an application.
+
+    Args:
+        listener: A listening socket; it is closed at the end.
+        settings: Who may use it.
+        key: Of the address; None: there are users or tokens.
+        about: What runs here.
+        health: What probes ask.
+        mount: Returns the sections; called on the loop, before anything is answered.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        settings: DebugSettings,
+        key: str | None,
+        about: About,
+        health: Health,
+        mount: Callable[[Pages], Sequence[Section]],
+    ) -> None:
+        """Serve nothing yet."""
+        self._listener = listener
+        self._settings = settings
+        self._origins = Origins(settings.host, settings.debug_url, tuple(settings.allowed_hosts))
+        self._key = key
+        self._about = about
+        self._health = health
+        self._mount = mount
+        self._loop = asyncio.new_event_loop()
+        self._ended = asyncio.Event()
+
+    def run(self) -> None:
+        """Serve until `stop`; does not raise."""
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._serve())
+        except Exception as error:
+            log.exception("the web UI ended; the pipeline goes on without it", error=describe_error(error))
+        finally:
+            self._listener.close()
+
+    def stop(self) -> None:
+        """Ask for the end; from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._ended.set)
+
+    async def _serve(self) -> None:
+        pages = Pages(self._about, self._origins.prefix)
+        sections = self._mount(pages)
+        config = uvicorn.Config(
+            self._create_app(pages, sections),
+            http=LimitedProtocol,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=_END_SECONDS,
+            h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
+        )
+        await _Server(config, self._ended, sections).serve([self._listener])
+
+    def _create_app(self, pages: Pages, sections: Sequence[Section]) -> ASGIApp:
+        logins = Logins(self._key, self._settings.users, self._settings.tokens)
+        return create_app(sections, pages, logins, self._origins, self._health, self._listener.getsockname()[1])

@@ -1,0 +1,89 @@
+// The charts of the overview. Their numbers come from /api/v1/series, then a point with each update.
+(() => {
+  const holder = document.querySelector("[data-series]");
+  if (!holder || !window.uPlot) return;
+  const KEPT = 900;
+  const range = Number(holder.dataset.range);
+  const isLive = range <= KEPT; // longer times are asked for again now and then
+  const short = (value) => {
+    if (value == null) return "–";
+    const size = Math.abs(value);
+    if (size >= 1e6) return `${+(value / 1e6).toPrecision(3)}M`;
+    if (size >= 1e4) return `${+(value / 1e3).toPrecision(3)}k`;
+    return size >= 100 || Number.isInteger(value) ? Math.round(value).toLocaleString("en") : `${+value.toPrecision(2)}`;
+  };
+  const duration = (value) => {
+    if (value == null) return "–";
+    return value < 1 ? `${+(value * 1000).toPrecision(3)} ms` : `${+value.toPrecision(3)} s`;
+  };
+  const clock = (_, ticks) => ticks.map((at) => new Date(at * 1000).toLocaleTimeString(undefined, {
+    hour: "2-digit", minute: "2-digit", second: ticks[1] - ticks[0] < 60 ? "2-digit" : undefined, hour12: false,
+  }));
+  const CHARTS = {
+    throughput: { format: short, lines: [["done", "done", 1], ["consumed", "read", 2]] },
+    lag: { format: short, lines: [["lag", "lag", 1], ["in_flight", "in flight", 2]] },
+    tasks: { format: duration, lines: [["task_p50", "p50", 1], ["task_p95", "p95", 2], ["task_p99", "p99", 3]] },
+    failures: { format: short, lines: [["failed", "failed", 3], ["retried", "retried", 4], ["letters", "dead letters", 5]] },
+  };
+  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  let columns = null;
+  let plots = [];
+
+  // Without a pointer on it, the legend shows the newest values.
+  const latest = (plot, place) => (plot.cursor.idx == null ? plot.data[place].at(-1) : null);
+
+  const size = (figure) => ({ width: Math.max(200, figure.clientWidth - 20), height: 150 });
+
+  const draw = () => {
+    for (const { plot } of plots) plot.destroy();
+    const axis = { stroke: color("--faint"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
+    plots = [...holder.querySelectorAll("[data-chart]")].map((figure) => {
+      const chart = CHARTS[figure.dataset.chart];
+      const series = chart.lines.map(([, label, tone]) => ({
+        label, stroke: color(`--series-${tone}`), width: 1.5, points: { show: false }, spanGaps: false,
+        value: (plot, value, place) => chart.format(value ?? latest(plot, place)),
+      }));
+      const options = {
+        ...size(figure),
+        padding: [8, 8, 0, 0],
+        cursor: { y: false, sync: { key: "overview" } },
+        legend: { live: true, markers: { width: 0, fill: (plot, place) => plot.series[place].stroke() } },
+        scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
+        axes: [
+          { ...axis, size: 28, space: 70, values: clock },
+          { ...axis, size: 52, space: 34, values: (_, ticks) => ticks.map(chart.format) },
+        ],
+        series: [{ label: "time", value: (_, at) => (at == null ? "now" : new Date(at * 1000).toLocaleTimeString(undefined, { hour12: false })) }, ...series],
+      };
+      return { figure, chart, plot: new uPlot(options, pick(chart), figure) };
+    });
+  };
+
+  const pick = (chart) => [columns.at, ...chart.lines.map(([name]) => columns[name])];
+
+  const load = async () => {
+    const response = await fetch(holder.dataset.series);
+    if (!response.ok) return;
+    columns = await response.json();
+    if (plots.length) for (const { plot, chart } of plots) plot.setData(pick(chart));
+    else draw();
+  };
+
+  document.addEventListener("point", (event) => {
+    if (!columns || !isLive) return;
+    const from = event.detail.at.length && event.detail.at[0] > (columns.at.at(-1) || 0) ? event.detail : null;
+    if (!from) return;
+    for (const name of Object.keys(columns)) {
+      columns[name].push(from[name][0]);
+      if (columns[name].length > KEPT) columns[name].shift();
+    }
+    for (const { plot, chart } of plots) plot.setData(pick(chart));
+  });
+  document.addEventListener("live", load);
+  if (!isLive) setInterval(() => document.hidden || load(), Math.max(10, range / 480) * 1000);
+  document.addEventListener("theme", () => columns && draw());
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => columns && draw());
+  new ResizeObserver(() => {
+    for (const { plot, figure } of plots) plot.setSize(size(figure));
+  }).observe(holder);
+})();

@@ -1,0 +1,60 @@
+// Keeps the overview current: the server sends the parts that changed, once for all clients.
+(() => {
+  const badge = document.querySelector("[data-live]");
+  let source = null;
+  let latest = 0;
+
+  const show = (state, text) => {
+    badge.dataset.state = state;
+    badge.lastElementChild.textContent = text;
+    document.body.classList.toggle("stale", state === "lost");
+  };
+
+  const replace = (id, html) => {
+    const part = document.getElementById(id);
+    const held = getSelection();
+    // What the reader is selecting stays until the next change.
+    if (!part || (held && !held.isCollapsed && part.contains(held.anchorNode))) return;
+    const focused = part.contains(document.activeElement) ? document.activeElement.id : "";
+    const scrolled = [...part.querySelectorAll(".scroll")].map((element) => element.scrollLeft);
+    part.innerHTML = html; // rendered by the server's templates, which escape all text
+    tidemill.localize(part);
+    part.querySelectorAll(".scroll").forEach((element, place) => { element.scrollLeft = scrolled[place] || 0; });
+    if (focused) document.getElementById(focused)?.focus();
+  };
+
+  const open = () => {
+    if (source) return;
+    source = new EventSource(badge.dataset.live);
+    source.addEventListener("open", () => { latest = Date.now(); show("on", "live"); document.dispatchEvent(new Event("live")); });
+    source.addEventListener("error", () => {
+      show("lost", "no connection");
+      // The login has ended, or the server has: the browser does not try again by itself.
+      if (source.readyState === EventSource.CLOSED) { close(); setTimeout(open, 5000); }
+    });
+    source.addEventListener("missed", (event) => {
+      show("on", `live, ${JSON.parse(event.data).updates} updates skipped`);
+      document.dispatchEvent(new Event("live"));
+    });
+    source.addEventListener("point", (event) => {
+      latest = Date.now();
+      if (badge.dataset.state !== "on") show("on", "live");
+      document.dispatchEvent(new CustomEvent("point", { detail: JSON.parse(event.data) }));
+    });
+    for (const id of ["head", "tiles", "engines", "partitions", "sinks", "slowest", "hooks"]) {
+      source.addEventListener(id, (event) => replace(id, event.data));
+    }
+  };
+
+  const close = () => { source?.close(); source = null; };
+
+  // A hidden tab costs the server nothing.
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) { close(); show("off", "paused"); } else open();
+  });
+  setInterval(() => {
+    const seconds = Math.round((Date.now() - latest) / 1000);
+    if (source && latest && seconds > 5) show("lost", `${seconds} s old`);
+  }, 1000);
+  open();
+})();

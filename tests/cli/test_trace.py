@@ -1,0 +1,194 @@
+"""`tidemill trace` and `tidemill record`: what was recorded, from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from tests.recorder.rows import START, TOPIC, message, messages, task, tasks
+from tests.until import wait_until
+from typer.testing import CliRunner, Result
+
+from tidemill.cli.main import app
+from tidemill.config.debug_settings import DebugSettings
+from tidemill.pipeline.reports import history
+from tidemill.recorder.events import EventKind, RecordedEvent
+from tidemill.recorder.queries import MessageQuery
+from tidemill.recorder.reader import Reader
+from tidemill.recorder.schema import RowTable
+from tidemill.recorder.writer import RecordWriter
+
+ESCAPE = "\x1b[31m"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The recording of a worker that has ended."""
+    for name in ("TIDEMILL_CONFIG", "TIDEMILL_DEBUG__ENABLED"):
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / "recordings"
+    (tmp_path / "pipeline.yaml").write_text(f"debug: {{db_dir: '{folder}'}}\n")
+    monkeypatch.chdir(tmp_path)
+    with RecordWriter(DebugSettings(db_dir=str(folder)), "g", "host-1") as writer:
+        record(writer)
+    return folder
+
+
+def record(writer: RecordWriter) -> None:
+    """Record a message that failed, was reprocessed, and then was done; another one is evil."""
+    again = START + 60_000_000
+    rows = [
+        message(7, 3, status="failed", error="exit: exit code #", payloads=0),
+        message(7, 3, consumed_at=again, arranged_at=again + 1, tasks_done_at=again + 2, resolved_at=again + 9_000),
+        message(8, 3, key=f"{ESCAPE}key\xe9".encode("latin-1")),
+    ]
+    writer.put_rows("e1", 0, 1, RowTable.MESSAGES, messages(*rows))
+    failed = task("t-7", [7], 3, kind="exit", exit_code=3, error=f"no {ESCAPE}user", stderr=b"traceback\nof it")
+    ran = task("t-7", [7], 3, queued_at=again + 10, started_at=again + 20, ended_at=again + 30)
+    writer.put_rows("e1", 0, 2, RowTable.TASKS, tasks(failed, ran, task("t-8", [8], 3, labels=[("tenant", "beta")])))
+    letter = RecordedEvent(START + 7_000 + 9_000, EventKind.DEAD_LETTERED, TOPIC, 3, 7, text="gave up", error_class="x")
+    writer.put_events("e1", 0, 3, [letter])
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words), env={"NO_COLOR": "1", "COLUMNS": "200"})
+
+
+def test_the_story_of_a_message_is_a_tree_for_each_time_it_was_processed(folder: Path):
+    result = run("trace", "orders:3:7", "pipeline.yaml")
+    assert result.exit_code == 0, result.output
+    first, second = result.stdout.strip().split("\n\n")
+    assert first.splitlines()[0] == "orders:3:7 failed in 10.0 ms, g.host-1, engine 0"
+    order = [
+        "written to the topic",
+        "consumed",
+        "arranged",
+        "task t-7, try 1 tenant=acme",
+        "a dead letter was written",
+        "failed: exit: exit code #",
+    ]
+    places = [first.index(text) for text in order]
+    assert places == sorted(places)
+    assert "exit code 3" in first
+    assert "gave up" in first
+    assert "done, 1 payload" in second
+    assert "t-7" in second
+    assert "gave up" not in second
+
+
+def test_what_users_wrote_reaches_no_terminal_as_control_characters(folder: Path):
+    for place in ("orders:3:7", "orders:3:8"):
+        assert "\x1b" not in run("trace", place, "pipeline.yaml").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "offset"), [(("--key", "customer-7"), 7), (("--task", "t-8"), 8), (("--label", "tenant=beta"), 8)]
+)
+def test_messages_are_found_by_key_task_and_label(folder: Path, words: tuple[str, str], offset: int):
+    result = run("trace", *words, "pipeline.yaml")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(f"orders:3:{offset} ")
+
+
+def test_json_has_the_story_and_bytes_that_are_not_text(folder: Path):
+    result = run("trace", "orders:3:8", "pipeline.yaml", "--json")
+    (story,) = json.loads(result.stdout)["messages"][0]["stories"]
+    assert story["message"]["offset"] == 8
+    assert story["message"]["key"] == "\x1b[31mkey\\xe9"
+    assert story["message"]["key_base64"] == "G1szMW1rZXnp"
+    assert story["tasks"][0]["labels"] == {"tenant": "beta"}
+
+
+@pytest.mark.parametrize(
+    "words", [("orders:3:999",), ("--key", "none"), ("--task", "none"), ("--label", "tenant=none")]
+)
+def test_nothing_found_ends_with_6_and_says_what_is_kept(folder: Path, words: tuple[str, ...]):
+    result = run("trace", *words, "pipeline.yaml")
+    assert result.exit_code == 6
+    assert result.stdout == ""
+    assert "nothing is recorded about" in result.stderr
+    assert "2027-01-15 08:00:00" in result.stderr
+    assert run("trace", *words, "pipeline.yaml", "--json").exit_code == 6
+
+
+def test_an_empty_folder_says_that_there_is_nothing(folder: Path, tmp_path: Path):
+    (tmp_path / "other.yaml").write_text("debug: {db_dir: nowhere}\n")
+    result = run("trace", "orders:3:7", "other.yaml")
+    assert result.exit_code == 6
+    assert "nowhere has no messages" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "give a message as TOPIC:PARTITION:OFFSET"),
+        (("orders/3/7",), "not a message; write TOPIC:PARTITION:OFFSET"),
+        (("orders:3:7", "pipeline.yaml", "--key", "k"), "either a message or one of"),
+        (("--key", "k", "--task", "t"), "give one of them"),
+        (("--label", "tenant"), "write NAME=VALUE"),
+        (("orders:3:7", "missing.yaml"), "does not exist"),
+    ],
+)
+def test_a_wrong_question_is_refused(folder: Path, words: tuple[str, ...], message: str):
+    result = run("trace", *words)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_recordings_in_memory_are_not_looked_for(folder: Path, tmp_path: Path):
+    (tmp_path / "memory.yaml").write_text("debug: {db_dir: ''}\n")
+    result = run("trace", "orders:3:7", "memory.yaml")
+    assert result.exit_code == 2
+    assert "in the memory of their process" in result.stderr
+
+
+def test_recordings_are_listed_with_what_is_in_them(folder: Path):
+    result = run("record", "list", "pipeline.yaml")
+    assert result.exit_code == 0, result.output
+    assert "g.host-1" in result.stdout
+    (line,) = run("record", "list", "pipeline.yaml", "--json").stdout.splitlines()
+    info = json.loads(line)
+    assert (info["messages"], info["tasks"], info["events"], info["live"]) == (3, 3, 1, False)
+
+
+def test_a_recording_that_is_being_written_is_merged_as_it_is_now(folder: Path, tmp_path: Path):
+    merged = tmp_path / "merged"
+    with RecordWriter(DebugSettings(db_dir=str(folder)), "g", "host-2") as writer:
+        writer.put_rows("e2", 0, 1, RowTable.MESSAGES, messages(message(100)))
+        writer.put_events("e2", 0, 2, [RecordedEvent(START, EventKind.ACTION, text="who did it")])
+        wait_until(lambda: writer.statistics.events)
+        result = run("record", "merge", "--to", str(merged), str(folder), str(folder))
+    assert result.exit_code == 0, result.output
+    assert "4 recordings copied" in result.stderr
+    reader = Reader(merged)
+    assert [row.offset for row in reader.find_messages(MessageQuery(offset=100)).rows] == [100, 100]
+    assert len(reader.list_failures().groups) == 1
+    assert not any(info.problems or info.live for info in reader.list_recordings())
+    assert run("record", "merge", "--to", str(folder / "inside"), str(folder)).exit_code == 2
+    assert run("record", "merge", "--to", str(merged), str(tmp_path / "nowhere")).exit_code == 2
+
+
+def test_clean_removes_what_ended_before_a_time_and_nothing_that_is_written(folder: Path):
+    with RecordWriter(DebugSettings(db_dir=str(folder)), "g", "host-2"):
+        assert "0 recordings" in run("record", "clean", "pipeline.yaml").stderr
+        dry = run("record", "clean", "pipeline.yaml", "--before", "2100-01-01", "--dry-run")
+        assert "1 recording would be removed" in dry.stderr
+        assert (folder / "g.host-1").is_dir()
+        done = run("record", "clean", "pipeline.yaml", "--before", "2100-01-01")
+        assert done.stdout == dry.stdout
+        assert "1 recording removed" in done.stderr
+        assert [path.name for path in folder.iterdir()] == ["g.host-2"]
+
+
+def test_messages_are_exported_with_the_columns_of_the_history(folder: Path, tmp_path: Path):
+    result = run("record", "export", "--parquet", "out", "pipeline.yaml")
+    assert result.exit_code == 0, result.output
+    table = pq.read_table(tmp_path / "out")
+    assert table.schema.names == history.SCHEMA.names
+    assert [str(field.type) for field in table.schema] == [str(field.type) for field in history.SCHEMA]
+    assert sorted(table["offset"].to_pylist()) == [7, 7, 8]
+    assert set(table["worker"].to_pylist()) == {"host-1"}
+    assert table["finished_at"].to_pylist()[0].year == 2027
+    assert "0 messages" in run("record", "export", "--parquet", "none", "pipeline.yaml", "--until", "2026-01-01").stderr

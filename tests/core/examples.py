@@ -1,0 +1,14 @@
+"""How many examples Hypothesis tries: all with `--long`, a fifth without."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+#: What a test without a number of its own has at full length.
+FULL = 100
+SHORT = 20
+
+
+def examples(full: int) -> int:
+    """Return how many examples a test has in this run, of those that it has at full length."""
+    return max(1, full * settings().max_examples // FULL)

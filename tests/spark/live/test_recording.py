@@ -1,0 +1,187 @@
+"""A pipeline's recording in its driver: what the link brings, what comes of engines, and nothing where it is off."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.until import until
+
+from tidemill.config.settings import Settings
+from tidemill.core.recorder.outgoing import EVENTS, OutgoingFrames
+from tidemill.recorder.events import EventKind, RecordedEvent
+from tidemill.recorder.schema import RowTable
+from tidemill.runtime.beats import Beat, whole_beat
+from tidemill.runtime.engine_link import EngineLink
+from tidemill.runtime.link_messages import Hello, LinkAddress, Welcome
+from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
+from tidemill.spark.live import run_recorder
+from tidemill.spark.live.recording import record_run
+from tidemill.spark.live.run_recorder import RunRecorder
+
+SECRET = "password=hunter2"
+
+
+class Writer:
+    """Keeps what it is given, and confirms it."""
+
+    def __init__(self, recorder: RunRecorder) -> None:
+        self.recorder = recorder
+        self.rows: list[tuple[Any, ...]] = []
+        self.events: list[RecordedEvent] = []
+
+    def put_rows(self, engine_id: str, slot: int, seq: int, table: RowTable, body: bytes) -> None:
+        self.rows.append((engine_id, slot, seq, table, body))
+        self.recorder.confirm(engine_id, seq)
+
+    def put_events(self, engine_id: str, slot: int, seq: int, events: list[RecordedEvent]) -> None:
+        self.events += events
+        self.recorder.confirm(engine_id, seq)
+
+    def add_event(self, event: RecordedEvent) -> None:
+        self.events.append(event)
+
+
+class Driver:
+    """Welcomes every engine, and records it."""
+
+    def __init__(self) -> None:
+        self.recorder = RunRecorder()
+        self.writer = Writer(self.recorder)
+        self.recorder.writer = self.writer  # type: ignore[assignment]
+        self.server = self.recorder.open_link(self, bind_host="127.0.0.1")
+        self.address = self.server.start()
+        self.links: list[int] = []
+
+    def on_hello(self, link: int, hello: Hello) -> None:
+        self.links.append(link)
+        self.server.send(link, Welcome(7))
+
+    def on_beat(self, link: int, progress: EngineProgress) -> None:
+        pass
+
+    def on_ready(self, link: int) -> None:
+        pass
+
+    def on_ended(self, link: int, summary: EngineSummary) -> None:
+        pass
+
+    def on_closed(self, link: int) -> None:
+        pass
+
+    def kinds(self) -> list[EventKind]:
+        return [event.kind for event in self.writer.events]
+
+
+@pytest.fixture
+def driver() -> Any:
+    driver = Driver()
+    yield driver
+    driver.server.close()
+
+
+def connect(address: LinkAddress) -> EngineLink:
+    def beat(whole: bool) -> Beat:
+        return whole_beat(EngineProgress())
+
+    return EngineLink(address, Hello(3, 5, 0, "engine", 42, "here"), beat, lambda _: None, lambda _: None)
+
+
+async def test_rows_and_events_are_given_to_the_writer_and_confirmed(driver: Driver) -> None:
+    link, frames = connect(driver.address), OutgoingFrames(1000, 1000, 1000)
+    await link.connect()
+    event = RecordedEvent(1, EventKind.TASK_FAILED, text="why")
+    frames.add("messages", b"rows", 1)
+    frames.add(EVENTS, msgspec.msgpack.encode([event]), 1)
+    link.carry(frames)
+    await until(lambda: frames.is_empty)
+    assert driver.writer.rows == [("engine", 3, 1, RowTable.MESSAGES, b"rows")]
+    assert event in driver.writer.events
+    await link.close(EngineSummary(3, StopReason.DRAINED))
+
+
+async def test_what_cannot_be_read_is_confirmed_so_that_it_does_not_come_for_ever(driver: Driver) -> None:
+    link, frames = connect(driver.address), OutgoingFrames(1000, 1000, 1000)
+    await link.connect()
+    frames.add("novels", b"rows", 1)
+    frames.add(EVENTS, b"\xc1", 1)
+    frames.add(EVENTS, msgspec.msgpack.encode([{"kind": "x"}]), 1)
+    link.carry(frames)
+    await until(lambda: frames.is_empty)
+    assert driver.writer.rows == []
+    await link.close(EngineSummary(3, StopReason.DRAINED))
+
+
+async def test_the_start_of_an_engine_and_its_end_are_told_with_secrets_masked(driver: Driver) -> None:
+    link = connect(driver.address)
+    await link.connect()
+    await until(lambda: driver.writer.events)
+    (started,) = driver.writer.events
+    assert (started.kind, started.data) == (
+        EventKind.ENGINE_STARTED,
+        {"slot": 3, "pid": 42, "host": "here", "engine_id": "engine"},
+    )
+    await link.close(EngineSummary(3, StopReason.FAILED, f"it broke: {SECRET}"))
+    await until(lambda: len(driver.writer.events) == 2)
+    assert driver.kinds() == [EventKind.ENGINE_STARTED, EventKind.ENGINE_ENDED]
+    assert driver.writer.events[1].text == "failed: it broke: password=***"
+
+
+async def test_an_engine_that_comes_back_in_time_is_not_lost_and_one_that_does_not_is(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = connect(driver.address)
+    await link.connect()
+    await until(lambda: driver.writer.events)
+    driver.server.loop.call_soon_threadsafe(driver.server.close_link, driver.links[0])
+    await until(lambda: len(driver.links) == 2)
+    watched = driver.server._events
+    await until(lambda: not watched._missed and watched._engines)  # type: ignore[attr-defined]
+    monkeypatch.setattr(run_recorder, "LOST_SECONDS", 0.05)
+    assert link._writer is not None
+    await link._engine_tasks.stop(*link._tasks)
+    link._writer.transport.abort()
+    await until(lambda: driver.kinds() == [EventKind.ENGINE_STARTED, EventKind.ENGINE_LOST])
+
+
+async def test_an_engine_that_is_refused_is_neither_started_nor_lost(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_recorder, "LOST_SECONDS", 0.0)
+    watched = driver.server._events
+    driver.server.loop.call_soon_threadsafe(watched.on_hello, 99, Hello(3, 5, 0, "other", 1, "here"))
+    driver.server.loop.call_soon_threadsafe(watched.on_closed, 99)
+    await until(lambda: 99 in driver.links and not watched._new)  # type: ignore[attr-defined]
+    assert driver.writer.events == []
+
+
+def test_a_recording_has_the_masked_configuration_and_nothing_is_recorded_where_it_is_off(tmp_path: Path) -> None:
+    on = Settings.model_validate({"debug": {"enabled": True, "db_dir": str(tmp_path / "on")}})
+    with record_run(on, "w", EngineProgress) as recorder:
+        assert recorder is not None
+        recorder.writer.add_event(RecordedEvent(1, EventKind.ACTION))
+    assert list((tmp_path / "on").rglob("*.db"))
+    off = Settings.model_validate({"debug": {"enabled": False, "db_dir": str(tmp_path / "off")}})
+    with record_run(off, "w", EngineProgress) as recorder:
+        assert recorder is None
+    assert not (tmp_path / "off").exists()
+
+
+def test_off_means_that_nothing_of_it_is_imported() -> None:
+    code = (
+        "import sys, tidemill.spark.pipeline, tidemill.pipeline.build as build\n"
+        "from tidemill.config.settings import Settings\n"
+        "from tidemill.pipeline.handler.base import Handler\n"
+        "from tidemill.runtime.identity import Identity\n"
+        "from tidemill.spark.live.recording import record_run\n"
+        "settings = Settings.model_validate({'debug': {'enabled': False}})\n"
+        "build.build_engine(settings, Handler(), Identity('w', 0, 'e', 'g'))\n"
+        "with record_run(settings, 'w', lambda: None): pass\n"
+        "print([n for n in sys.modules if n == 'pyarrow' or 'tidemill.recorder' in n or 'pipeline.recording' in n])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, text=True)
+    assert done.stdout == "[]\n", done.stderr

@@ -1,0 +1,138 @@
+"""A pipeline that a test scripts: what the driver knows of one, without Spark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tidemill.config.settings import Settings
+from tidemill.runtime.durations import Durations
+from tidemill.runtime.progress import EngineProgress, SinkStats
+from tidemill.spark.live.monitoring import Monitored
+from tidemill.spark.live.web_ui import Watched
+from tidemill.spark.progress import EngineStatus, PipelineProgress, sum_progress
+from tidemill.spark.run_state import Phase, RunState
+
+#: Text that must stay text wherever it is shown.
+SCRIPT = "<script>alert(1)</script>"
+SECRET = "hunter2-the-secret"
+
+SETTINGS: dict[str, Any] = {
+    "kafka": {
+        "brokers": "kafka-1:9092",
+        "source_topic": "orders",
+        "consumer_group": "order-workers",
+        "client_config": {"sasl.password": SECRET},
+    },
+    "sinks": {
+        "kafka": {"results": {"topic": "order-results", "ui_url": "https://kafka-ui.example/results"}},
+        "postgres": {"db": {"dsn": f"postgresql://app:{SECRET}@db/orders", "ui_url": "javascript:alert(1)"}},
+        "filesystem": {"log": {"base_path": "output"}},
+    },
+    "debug": {"enabled": True, "port": 0, "custom_links": [{"name": "Runbook", "url": "https://wiki.example/orders"}]},
+    "executor": {"max_executors": 8, "env": {"API_TOKEN": SECRET}},
+}
+
+
+def make_engine(slot: int, **changes: Any) -> EngineProgress:
+    """Return a busy engine with the partitions 2 * slot and 2 * slot + 1."""
+    names = [f"orders/{2 * slot}", f"orders/{2 * slot + 1}"]
+    progress = EngineProgress(
+        consumed=41_250,
+        messages_done=41_000,
+        tasks_running=7,
+        tasks_queued=112,
+        tasks_retrying=3,
+        tasks_retried=214,
+        tasks_done=40_800,
+        tasks_failed=37,
+        delivered=81_000,
+        dead_lettered=37,
+        letter_kinds={"task": 30, "delivery": 7},
+        skipped=12,
+        partitions=names,
+        paused=names[1:],
+        lag={names[0]: 1_800, names[1]: 950},
+        committed={names[0]: 20_400, names[1]: 20_399},
+        flow={names[0]: (20_625, 20_400, 3), names[1]: (20_625, 20_399, 0)},
+        in_flight=250,
+        in_flight_bytes=123_456,
+        cpu_seconds=300.0,
+        rss_bytes=92 * 1024 * 1024,
+        timeouts=5,
+        attempts=Durations([0, 0, 5_000, 20_000, 12_000, 3_000, 800, 150, 40, 8, 2, 0, 0, 0, 0], 4_000.0),
+        slowest=[(7.25, f"task-{slot}-{SCRIPT}", "invoice"), (6.5, f"orders/{2 * slot}:4711:a", SCRIPT)],
+        periodic_runs=88,
+        loop_blocks=1,
+        sinks={
+            "sinks.kafka.results": SinkStats(
+                4_000,
+                40_500,
+                sends=Durations([3_000, 800, 150, 40, 10, *[0] * 10], 9.0),
+                last_delivered_at=1_790_000_000.0,
+            ),
+            "sinks.postgres.db": SinkStats(
+                3_900,
+                40_300,
+                error_count=9,
+                refused=7,
+                dead_lettered=7,
+                breaker_opened=1,
+                breaker_state=2,
+                sends=Durations([0, 0, 3_000, 800, 90, 10, *[0] * 9], 9.0),
+                last_error=f"refused {SCRIPT}: password={SECRET}",
+                last_error_at=1_790_000_100.0,
+                last_delivered_at=1_790_000_050.0,
+            ),
+        },
+        stalled={
+            "sinks.postgres.db": "connection refused (db:5432)",
+            f"partition {names[0]}": f"offset 20400 {SCRIPT} (key A-17) has been waiting for 75 s: its result waits "
+            "for sinks.postgres.db",
+        }
+        if slot == 0
+        else {},
+    )
+    return msgspec.structs.replace(progress, **changes)
+
+
+class ScriptedPipeline:
+    """What the driver knows, as a test sets it.
+
+    Attributes:
+        engines: The slots.
+        run: What the run does.
+        actions: What was asked for.
+    """
+
+    def __init__(self, settings: dict[str, Any] | None = None) -> None:
+        self.settings = Settings.model_validate(SETTINGS | (settings or {}))
+        self.engines = [
+            EngineStatus(slot, "running", 4_000 + slot, "node-1", 1 + slot, 0.2, make_engine(slot)) for slot in (0, 1)
+        ]
+        self.run = RunState(Phase.RUNNING, 4_000.0, 4_010.0, work_seconds=4_000.0)
+        self.actions: list[str] = []
+        self.orphans: list[int] = []
+        self.asked = 0
+
+    def progress(self) -> PipelineProgress:
+        self.asked += 1
+        now = [engine.progress for engine in self.engines if engine.progress is not None]
+        past = [engine.past for engine in self.engines if engine.past is not None]
+        return sum_progress(past, now, self.engines)
+
+    def release(self) -> list[dict[str, Any]]:
+        self.actions.append("release")
+        return [{"slot": 0, "held": 2}]
+
+    def watched(self, **changes: Any) -> Watched:
+        values: dict[str, Any] = {
+            "settings": self.settings,
+            "configured": self.settings,
+            "worker": "worker-1",
+            "asked": Monitored(self.progress, lambda: self.run, lambda: self.orphans, lambda: 8),
+            "release": self.release,
+            "drain": lambda: self.actions.append("drain"),
+        }
+        return Watched(**values | changes)

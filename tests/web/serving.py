@@ -1,0 +1,59 @@
+"""Asks the web UI of a scripted pipeline, in this process and without a socket."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+from starlette.types import ASGIApp
+from tests.web.scripted_pipeline import ScriptedPipeline
+
+from tidemill.spark.live.readiness import find_unready
+from tidemill.web.access.logins import Logins
+from tidemill.web.access.origins import Origins
+from tidemill.web.app import create_app
+from tidemill.web.pages import Pages
+from tidemill.web.pipeline.section import PipelineView, build_section
+from tidemill.web.pipeline.start import describe_about, open_archive
+from tidemill.web.recorded.section import build_section as build_recorded_section
+from tidemill.web.sections import Health
+
+ORIGIN = "http://127.0.0.1:8080"
+KEY = "the-key-of-the-address"
+PORT = 8080
+
+
+def make_app(pipeline: ScriptedPipeline) -> ASGIApp:
+    """Return the application, as a server builds it."""
+    watched, debug = pipeline.watched(), pipeline.settings.debug
+    origins = Origins(debug.host, debug.debug_url, tuple(debug.allowed_hosts))
+    pages = Pages(describe_about(watched), origins.prefix)
+    archive = open_archive(watched)
+    view = PipelineView(watched, pages, archive)
+    view.sample()
+    logins = Logins(None if debug.users or debug.tokens else KEY, debug.users, debug.tokens)
+    health = Health(list, lambda: find_unready(pipeline.run, pipeline.progress(), pipeline.orphans))
+    sections = [build_section(view, pages), build_recorded_section(archive, pages)]
+    return create_app(sections, pages, logins, origins, health, PORT)
+
+
+@asynccontextmanager
+async def connect(pipeline: ScriptedPipeline, app: ASGIApp | None = None) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client that is not logged in."""
+    transport = httpx.ASGITransport(app or make_app(pipeline), client=("127.0.0.1", 50_000))
+    async with httpx.AsyncClient(transport=transport, base_url=ORIGIN) as client:
+        yield client
+
+
+@asynccontextmanager
+async def log_in(pipeline: ScriptedPipeline) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client that has used the key, and has what a page's changes need."""
+    async with connect(pipeline) as client:
+        await client.get(f"/login?key={KEY}")
+        page = await client.get("/")
+        found = re.search(r'data-csrf="([^"]+)"', page.text)
+        assert found is not None, page.text
+        client.headers.update({"X-CSRF-Token": found[1], "Origin": ORIGIN})
+        yield client

@@ -1,0 +1,283 @@
+"""Pages and API over a real recording: what they show is what was recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.web.recordings import COUNT, ERROR_CLASS, FAILED, KEY, TOPIC, record
+from tests.web.scripted_pipeline import SCRIPT, SECRET, ScriptedPipeline
+from tests.web.serving import log_in
+
+from tidemill.recorder.counts import Counts
+from tidemill.recorder.writer import RecordWriter
+from tidemill.runtime.progress import EngineProgress
+from tidemill.web.pipeline.past_series import build_series
+from tidemill.web.recorded.filters import parse_time
+from tidemill.web.recorded.models import Message, Task, Told
+from tidemill.web.recorded.waterfall import draw_waterfall
+
+PAGES = [
+    "/messages",
+    f"/messages/{TOPIC}/{FAILED % 4}/{FAILED}",
+    "/messages/orders/0/999999",
+    "/tasks",
+    "/failures",
+    "/events",
+    "/recordings",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("recordings") / "db"
+    record(path)
+    return path
+
+
+@pytest.fixture
+def pipeline(folder: Path) -> ScriptedPipeline:
+    return ScriptedPipeline({"debug": {"enabled": True, "db_dir": str(folder), "max_ui_rows": 120}})
+
+
+async def read(client: httpx.AsyncClient, path: str) -> Any:
+    answer = await client.get(f"/api/v1{path}")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_text_of_users_is_never_markup_and_no_secret_is_shown(pipeline: ScriptedPipeline, path: str) -> None:
+    async with log_in(pipeline) as client:
+        answer = await client.get(path)
+
+    assert answer.status_code == (404 if "999999" in path else 200)
+    assert SCRIPT not in answer.text
+    assert SECRET not in answer.text
+    assert not re.search(r"<[^>]*\s(?:style|on\w+)=", answer.text)
+    if "999999" not in path and path != "/recordings":
+        assert html.escape(SCRIPT) in answer.text
+
+
+async def test_all_messages_are_found_page_by_page_once_each(pipeline: ScriptedPipeline) -> None:
+    seen: list[int] = []
+    async with log_in(pipeline) as client:
+        cursor = ""
+        while True:
+            page = await read(client, f"/messages?limit=70&since=1d&cursor={cursor}")
+            seen += [row["offset"] for row in page["rows"]]
+            if page["cursor"] is None:
+                break
+            cursor = page["cursor"]
+        most = await read(client, "/messages?limit=100000")
+
+    assert sorted(seen) == list(range(COUNT))
+    assert seen[0] == COUNT - 1
+    assert len(most["rows"]) == 120
+
+
+async def test_a_page_leads_to_the_next_one_with_the_same_filters(pipeline: ScriptedPipeline) -> None:
+    async with log_in(pipeline) as client:
+        first = (await client.get("/messages?since=24h&status=done")).text
+        more = re.search(r'hx-get="([^"]+)"', first)
+        assert more is not None
+        second = (await client.get(html.unescape(more[1]))).text
+
+    assert "status=done" in more[1]
+    found = [re.findall(r"<code>orders:\d:(\d+)</code>", page) for page in (first, second)]
+    assert len(found[0]) == 100
+    assert not set(found[0]) & set(found[1])
+
+
+@pytest.mark.parametrize(
+    ("filters", "offsets"),
+    [
+        ({"key": KEY}, {40, 90, 140, 190, 240}),
+        ({"status": "failed"}, {0, 80, 160, 240}),
+        ({"task": "task-17"}, {17}),
+        ({"label": "tenant=acme", "task": "task-140", "key": KEY}, {140}),
+        ({"min_seconds": "2"}, {FAILED}),
+        ({"error": "exit code 3", "partition": "0"}, {0, 80, 160, 240}),
+        ({"topic": TOPIC, "partition": "1", "offset": "81"}, {81}),
+        ({"key": "nobody"}, set()),
+        ({"recording": "another"}, set()),
+        ({"until": "2001-01-01"}, set()),
+    ],
+)
+async def test_messages_are_found_by_what_is_known_of_them(
+    pipeline: ScriptedPipeline, filters: dict[str, str], offsets: set[int]
+) -> None:
+    async with log_in(pipeline) as client:
+        answer = await client.get("/api/v1/messages", params=filters)
+        page = await client.get("/messages", params=filters)
+
+    assert {row["offset"] for row in answer.json()["rows"]} == offsets
+    assert {int(found) for found in re.findall(r"<code>orders:\d:(\d+)</code>", page.text)} == offsets
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "cursor=nonsense",
+        "cursor=--e30",
+        "since=yesterday",
+        "partition=-1",
+        "offset=x",
+        "offset=99999999999999999999999",
+        "status=lost",
+        "label=tenant",
+        "min_seconds=nan",
+        f"key={'x' * 2000}",
+        "limit=0",
+    ],
+)
+async def test_a_wrong_filter_is_named_and_answered_with_a_problem(pipeline: ScriptedPipeline, query: str) -> None:
+    async with log_in(pipeline) as client:
+        answer = await client.get(f"/api/v1/messages?{query}")
+        page = await client.get(f"/messages?{query}", headers={"Accept": "text/html"})
+
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith(f"{query.partition('=')[0]}: ")
+    assert page.status_code == (200 if query.startswith("limit") else 422)
+
+
+async def test_a_cursor_of_another_query_is_refused(pipeline: ScriptedPipeline) -> None:
+    async with log_in(pipeline) as client:
+        cursor = (await read(client, "/messages?limit=5"))["cursor"]
+        answer = await client.get(f"/api/v1/messages?limit=5&status=done&cursor={cursor}")
+    assert answer.status_code == 422
+
+
+@pytest.mark.parametrize("text", [f"{TOPIC}:0:{FAILED}", f"{TOPIC}/0/{FAILED}"])
+async def test_the_search_leads_to_a_message_by_its_place(pipeline: ScriptedPipeline, text: str) -> None:
+    async with log_in(pipeline) as client:
+        place = await client.get("/messages", params={"find": text})
+        key = await client.get("/messages", params={"find": "customer-3", "since": "1h"})
+
+    assert place.headers["location"] == f"/messages/{TOPIC}/0/{FAILED}"
+    assert key.headers["location"] == "/messages?since=1h&key=customer-3"
+
+
+async def test_a_message_tells_its_whole_story(pipeline: ScriptedPipeline) -> None:
+    async with log_in(pipeline) as client:
+        story = await read(client, f"/messages/{TOPIC}/0/{FAILED}")
+        page = (await client.get(f"/messages/{TOPIC}/0/{FAILED}")).text
+
+    (told,) = story["stories"]
+    assert told["message"]["key"] == KEY
+    assert [task["attempt"] for task in told["tasks"]] == [1, 2, 3]
+    kinds = [event["kind"] for event in told["events"]]
+    assert kinds == ["task_retry", "task_retry", "task_failed", "sink_error", "dead_lettered"]
+    assert told["tasks"][2]["stderr"] == f"Traceback {SCRIPT}"
+    for text in (
+        "window and arrange",
+        "task-240, try 3",
+        "hooks and delivery",
+        "postgres.db",
+        "exit code 3",
+        "--order",
+    ):
+        assert text in page
+    assert page.count('<svg class="bar') >= 10
+    assert page.index("task-240, try 2") < page.index("task failed") < page.index("dead lettered")
+
+
+async def test_what_is_not_recorded_says_what_is_kept(pipeline: ScriptedPipeline) -> None:
+    async with log_in(pipeline) as client:
+        page = (await client.get("/messages/orders/0/999999")).text
+        answer = await client.get("/api/v1/messages/orders/0/999999")
+
+    assert "Nothing is recorded of this message" in page
+    assert answer.status_code == 404
+
+
+async def test_failures_are_grouped_with_counts_and_an_example(pipeline: ScriptedPipeline) -> None:
+    async with log_in(pipeline) as client:
+        failures = await read(client, "/failures?since=1h")
+        page = (await client.get("/failures?since=1h")).text
+
+    (group,) = failures["groups"]
+    assert group["error_class"] == ERROR_CLASS
+    assert group["count"] == sum(group["kinds"].values()) == sum(count for _, count in group["minutes"])
+    assert group["example"]["offset"] == FAILED
+    assert page.count("<rect ") >= 2
+
+
+async def test_tasks_and_events_are_filtered_by_the_address(pipeline: ScriptedPipeline) -> None:
+    async with log_in(pipeline) as client:
+        failed = await read(client, "/tasks?kind=exit")
+        letters = await read(client, "/events?kind=dead_lettered")
+        action = await read(client, "/events?text=release")
+        wrong = await client.get("/api/v1/events?kind=nothing")
+
+    assert {task["task_id"] for task in failed["rows"]} == {f"task-{FAILED}"}
+    assert {event["offset"] for event in letters["rows"]} == {0, 80, 160, 240}
+    assert [event["data"] for event in action["rows"]] == [{"by": "ann"}]
+    assert wrong.status_code == 422
+
+
+async def test_recordings_are_listed_without_the_paths_of_the_host(pipeline: ScriptedPipeline, folder: Path) -> None:
+    async with log_in(pipeline) as client:
+        found = await read(client, "/recordings")
+        page = (await client.get("/recordings")).text
+
+    assert [(row["messages"], row["tasks"], row["live"]) for row in found] == [(COUNT, COUNT + 2, False)]
+    assert str(folder) not in page
+    assert "path" not in found[0]
+
+
+def test_times_may_be_absolute_or_before_now() -> None:
+    assert parse_time("since", "2h", 10_000.0) == 2_800_000_000
+    assert parse_time("since", "1970-01-01T01:00+01:00", 0.0) == 0
+    assert parse_time("since", "", 0.0) is None
+
+
+def test_bars_stay_within_the_picture_even_if_clocks_disagree() -> None:
+    message = Message.model_construct(consumed_at=100.0, arranged_at=99.0, tasks_done_at=101.0, resolved_at=103.0)
+    task = Task.model_construct(task_id="t", attempt=1, queued_at=None, started_at=90.0, ended_at=110.0, kind="ok")
+    told = Told.model_construct(message=message, tasks=[task], events=[], committed_at=None, committed_exactly=False)
+    bars = draw_waterfall(told)
+
+    assert bars
+    assert all(bar.left >= 0 and bar.left + bar.width <= 1000.001 for bar in bars)
+    assert all((bar.seconds or 0) >= 0 for bar in bars)
+
+
+async def test_charts_of_longer_times_are_made_of_what_was_counted(tmp_path: Path) -> None:
+    pipeline = ScriptedPipeline({"debug": {"enabled": True, "db_dir": str(tmp_path / "db")}})
+    done = [0]
+    with RecordWriter(
+        pipeline.settings.debug,
+        "order-workers",
+        "worker-1",
+        read_progress=lambda: EngineProgress(consumed=done[0], messages_done=done[0], lag={"orders/0": 7}),
+    ) as writer:
+        async with log_in(pipeline) as client:
+
+            async def is_counted() -> bool:
+                done[0] += 50
+                series = await read(client, "/series?seconds=3600")
+                return sum(value or 0 for value in series["done"]) > 0 and 7 in series["lag"]
+
+            deadline = time.monotonic() + 60
+            while not await is_counted():
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.2)
+            page = (await client.get("/?range=3600")).text
+        assert writer.statistics.problem == ""
+    assert 'data-series="/api/v1/series?seconds=3600"' in page
+
+
+def test_a_gap_in_what_was_counted_is_a_gap_in_the_chart() -> None:
+    counts = [Counts(at=60, messages_done=120, attempt_counts=[0, 0, 4, *[0] * 12]), Counts(at=240, messages_done=60)]
+    series = build_series(counts, 60)
+    assert series.at == [60.0, 120.0, 240.0]
+    assert series.done == [2.0, None, 1.0]
+    assert series.task_p50[0] == pytest.approx(0.0175)
