@@ -255,10 +255,31 @@ def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_traceback() -> N
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
+def test_ctrl_c_while_the_options_are_read_ends_the_command_without_a_traceback() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "import typer.main\n"
+        "typer.main.get_command = lambda *_: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.argv = ['tidemill', 'status']\n"
+        "from tidemill.cli.entry import main\n"
+        "main()\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
 @pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
 def test_ctrl_c_is_handled_as_before_once_the_command_runs(monkeypatch: pytest.MonkeyPatch, handler: Any) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr("tidemill.cli.main.main", lambda: seen.append(signal.getsignal(signal.SIGINT)))
+
+    def run() -> None:
+        with reporting():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    monkeypatch.setattr("tidemill.cli.main.main", run)
     before = signal.signal(signal.SIGINT, handler)
     try:
         entry.main()

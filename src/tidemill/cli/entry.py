@@ -1,4 +1,4 @@
-"""The entry point of the `tidemill` command: Ctrl-C while its modules are imported ends it without a traceback.
+"""The entry point of the `tidemill` command: Ctrl-C before the command itself runs ends it without a traceback.
 
 It imports nothing that takes time before that is arranged.
 """
@@ -10,12 +10,10 @@ import signal
 
 def main() -> None:
     """Run the command line."""
-    interrupt = signal.getsignal(signal.SIGINT)
-    # A shell that runs a script in the background has it ignored, and that stays as it is.
-    if interrupt is signal.default_int_handler:
+    # While modules are imported and options are read; `reporting` takes Ctrl-C over. A shell that runs a script in the
+    # background has it ignored, and that stays as it is.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        from tidemill.cli.main import main as run
-    finally:
-        signal.signal(signal.SIGINT, interrupt)
+    from tidemill.cli.main import main as run
+
     run()

@@ -11,7 +11,9 @@ import contextlib
 import errno
 import os
 import select
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from typing import TextIO
@@ -33,6 +35,9 @@ def reporting() -> Iterator[None]:
     Raises:
         typer.Exit: The command failed.
     """
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        # As `entry` left it: from here on an interrupt is reported.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with _without_unwritten_errors(), _reporting():
         yield
 

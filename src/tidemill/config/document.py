@@ -38,6 +38,7 @@ _HINTS = {
     r"found character '\t' that cannot start any token": "YAML does not allow tabs for indentation; use spaces",
     "found unexpected end of stream": "a quote or a bracket is not closed",
     "expected the node content, but found '<stream end>'": "a bracket is not closed",
+    "expected <block end>, but found '<block mapping start>'": "look for a wrong indentation here or one line above",
     "expected '<document start>', but found '<scalar>'": _NO_DOCUMENT,
     "expected '<document start>', but found '<block mapping start>'": _NO_DOCUMENT,
     "expected '<document start>', but found '<block sequence start>'": _NO_DOCUMENT,

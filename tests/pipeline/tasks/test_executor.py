@@ -136,7 +136,11 @@ async def test_a_script_whose_interpreter_is_missing_is_of_kind_missing(executor
     script = tmp_path / "script"
     script.write_text("#!/nonexistent/interpreter\n")
     script.chmod(0o755)
-    assert (await run(executor, str(script))).kind is ErrorKind.MISSING
+    outcome = await run(executor, str(script))
+    assert outcome.kind is ErrorKind.MISSING
+    assert (
+        "cannot be executed: No such file or directory; install it, or correct binary_path, or the" in outcome.exception
+    )
 
 
 @pytest.mark.parametrize("content", ["#!/bin/sh\n", ""])
@@ -148,7 +152,9 @@ async def test_a_file_that_may_not_be_executed_is_of_kind_permission(
     script.chmod(0o644 if content else 0o755)  # not executable; executable, but of no known format
     outcome = await run(executor, str(script))
     assert (outcome.kind, outcome.exit_code, outcome.pid) == (ErrorKind.PERMISSION, None, None)
-    assert outcome.exception
+    advice = "make it executable (chmod +x)" if content else "the first line of a script is #! and its interpreter"
+    assert f"{str(script)!r} cannot be executed: " in outcome.exception
+    assert advice in outcome.exception
 
 
 async def test_a_bare_name_that_is_found_but_not_executable_is_of_kind_permission(tmp_path: Path) -> None:

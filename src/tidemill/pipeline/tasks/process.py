@@ -28,6 +28,14 @@ from tidemill.pipeline.handler.models import ErrorKind
 #: This host has no room now.
 _OURS = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC})
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.EISDIR, errno.ELOOP, errno.ETXTBSY})
+_EXECUTABLE = "make it executable (chmod +x), or correct binary_path"
+_ADVICE = {
+    errno.ENOENT: "install it, or correct binary_path, or the interpreter in its first line if it is a script",
+    errno.EACCES: _EXECUTABLE,
+    errno.EPERM: _EXECUTABLE,
+    errno.ENOEXEC: "is it for this machine? the first line of a script is #! and its interpreter",
+    errno.ETXTBSY: "it is being written; put a new version in its place with mv",
+}
 
 
 class ProcessOutcome(msgspec.Struct, gc=False):
@@ -193,12 +201,20 @@ def explain_start_failure(error: Exception) -> tuple[ErrorKind | None, str]:
     """Return what an exception before or in posix_spawn means for the task."""
     text = str(error) or type(error).__name__
     if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return ErrorKind.MISSING, text
+        return ErrorKind.MISSING, _describe_refusal(error) or text
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _OURS):
         return None, text
     if isinstance(error, OSError) and error.errno in _REFUSED:
-        return ErrorKind.PERMISSION, text
+        return ErrorKind.PERMISSION, _describe_refusal(error) or text
     return ErrorKind.EXIT, f"cannot be started: {text}"
+
+
+def _describe_refusal(error: OSError) -> str:
+    """Return which program the system does not execute, why, and what to do; '' if it does not say which."""
+    if error.filename is None:
+        return ""
+    advice = _ADVICE.get(error.errno or 0, "correct binary_path")
+    return f"{os.fsdecode(error.filename)!r} cannot be executed: {error.strerror}; {advice}"
 
 
 def check_limit(seconds: float) -> None:

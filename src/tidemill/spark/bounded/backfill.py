@@ -285,7 +285,7 @@ class Backfill:
         while take(self._foreground.wakes) is Wake.SIGNAL:
             if not self._stopped:
                 self._stopped = True
-                log.info("stopping: what is in flight is finished; a second signal stops at once")
+                log.info("stopping: finishing what is in flight; a second signal stops at once")
                 self._foreground.states.enter(Phase.DRAINING, todo.settings.executor.drain_timeout_seconds)
                 run.drain(lambda: spark.cancel(group))
             else:
