@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from playwright.sync_api import Browser, Page, Request, sync_playwright
 from tests.until import wait_until
-from tests.web.recordings import FAILED, record
+from tests.web.recordings import FAILED, record, write_letters
 from tests.web.scripted_pipeline import ScriptedPipeline
 
 from tidemill.spark.live.web_ui import serve_web
@@ -30,6 +30,8 @@ PAGES = {
     "tasks": "/tasks?label=tenant%3Dacme",
     "failures": "/failures?since=1h",
     "events": "/events?kind=task_failed",
+    "letters": "/letters",
+    "letter": "/letters/letter-5",
     "recordings": "/recordings",
     "configuration": "/configuration",
     "api": "/api/docs",
@@ -87,7 +89,9 @@ def browser() -> Iterator[Browser]:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("recordings") / "db"
     record(folder)
-    pipeline = ScriptedPipeline({"debug": {"enabled": True, "port": 0, "db_dir": str(folder)}})
+    letters = write_letters(tmp_path_factory.mktemp("letters"))
+    debug = {"enabled": True, "port": 0, "db_dir": str(folder)}
+    pipeline = ScriptedPipeline({"debug": debug, "dlq": {"path": str(letters)}})
     with serve_web(pipeline.watched()) as web:
         assert web is not None
         web.begin()

@@ -14,6 +14,8 @@ from tidemill.runtime.log import version
 from tidemill.spark.live.readiness import find_unready
 from tidemill.spark.live.run_recorder import RunRecorder
 from tidemill.spark.live.web_ui import Watched
+from tidemill.web.letters.letter_box import LetterBox
+from tidemill.web.letters.section import build_section as build_letters_section
 from tidemill.web.pages import Pages
 from tidemill.web.pipeline.section import PipelineView, build_section
 from tidemill.web.recorded.archive import Archive
@@ -59,7 +61,8 @@ def build_server(listener: socket.socket, key: str | None, watched: Watched, rec
         archive = open_archive(watched, writer)
         view = PipelineView(watched, pages, archive, writer)
         view.start()
-        return [build_section(view, pages), build_recorded_section(archive, pages)]
+        letters = build_letters_section(LetterBox(watched.settings), pages, archive.max_rows)
+        return [build_section(view, pages), build_recorded_section(archive, pages), letters]
 
     def find_reasons() -> list[str]:
         return find_unready(watched.asked.state(), watched.asked.progress(), watched.asked.find_orphans())
