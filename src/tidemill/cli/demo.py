@@ -35,6 +35,7 @@ from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.deadletters.letter import Letter
 from tidemill.runtime.broker import EmbeddedBroker
 from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.folders import create_folder
 from tidemill.runtime.topics import TopicReader
 from tidemill.spark.pipeline import Pipeline
 
@@ -96,7 +97,7 @@ def open_folder(path: Path) -> Iterator[Path]:
         raise ConfigError(f"{folder} is not a folder; choose another with --dir")
     if folder.exists() and any(folder.iterdir()) and not (folder / _MARKER).exists():
         raise ConfigError(f"{folder} has files that are not of a demo; name another folder with --dir")
-    folder.mkdir(parents=True, exist_ok=True)
+    create_folder(folder)
     with (folder / _MARKER).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
