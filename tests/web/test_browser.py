@@ -154,6 +154,20 @@ def test_the_overview_follows_the_pipeline_without_being_reloaded(browser: Brows
     assert watch.wrong == []
 
 
+def test_a_reader_signs_out_and_in_again_with_the_forms(browser: Browser, served: Served) -> None:
+    key = served.address.partition("key=")[2]
+    with opened(browser, served, WIDE, "light") as (page, watch):
+        page.click("text=Sign out")
+        page.wait_for_url(f"{served.base}/login")
+        page.goto(f"{served.base}/tasks?kind=exit")
+        page.wait_for_url("**/login?next=*")
+        page.fill("input[name=key]", key)
+        page.keyboard.press("Enter")
+        page.wait_for_url(f"{served.base}/tasks?kind=exit")
+        assert page.locator("h1").inner_text() == "Tasks"
+    assert watch.wrong == []
+
+
 def test_a_drain_is_confirmed_by_its_name_with_the_keyboard_alone(browser: Browser, served: Served) -> None:
     with opened(browser, served, WIDE, "light") as (page, watch):
         page.keyboard.press("Tab")
