@@ -38,7 +38,10 @@ def open_archive(watched: Watched, writer: RecordWriter | None = None) -> Archiv
     """Return what was recorded by this pipeline, and by others below the same folder."""
     settings = watched.settings
     debug = settings.debug
-    folder = Path(debug.db_dir).expanduser() if debug.db_dir else None
+    try:
+        folder = Path(debug.db_dir).expanduser() if debug.db_dir else None
+    except RuntimeError:  # a user without a home: the recording is in memory
+        folder = None
     memory = {}
     if writer is not None and isinstance(recording := writer.recording, MemoryRecording):
         name = name_worker_folder(settings.kafka.consumer_group, watched.worker)
