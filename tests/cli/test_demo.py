@@ -13,9 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
+from typing import Any
 
+import httpx
 import pytest
 from rich.console import Console
+from tests.until import wait_until
 
 from tidemill.cli import demo as demo_module
 from tidemill.cli import demo_check, demo_view
@@ -107,6 +110,27 @@ def test_an_error_is_told_once_as_it_is_and_without_secrets(
     assert "hunter2" not in told.out
 
 
+def look_around(address: str) -> None:
+    """Ask the web UI of the demo for what the demo has counted."""
+    base, _, query = address.partition("/?")
+    with httpx.Client(base_url=base, timeout=60) as client:
+        assert client.get("/").status_code == 303
+        assert client.get(f"/login?{query}").status_code == 200
+        overview = client.get("/api/v1/overview").json()
+        assert (overview["done"], overview["lag"]["messages"]) == (10_000, 0)
+        (letter,) = client.get("/api/v1/letters").json()["rows"]
+        assert (letter["kind"], letter["messages"]) == ("parse", ["access-log:2:2224"])
+
+        def find_story() -> Any:
+            answer = client.get("/api/v1/messages/access-log/2/2224")
+            return answer.json() if answer.status_code == 200 else None
+
+        story = wait_until(find_story)
+        assert story["stories"][0]["message"]["status"] == "rejected"
+        rows = client.get("/api/v1/messages", params={"topic": "access-log", "limit": 5000}).json()["rows"]
+        assert len({(row["partition"], row["offset"]) for row in rows}) == 5000
+
+
 @contextmanager
 def demo(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], Queue[str]]]:
     """Start the command; yield it and a queue of the lines that it prints."""
@@ -164,6 +188,8 @@ def test_with_keep_everything_runs_on_until_ctrl_c(tmp_path: Path) -> None:
         output = read_until(lines, r"keeps running", 180)
         (address,) = re.findall(r"Kafka: +(127\.0\.0\.1:\d+)", output)
         assert len(consume(address, "access-log_dlq", 1)) == 1
+        (web,) = re.findall(r"Web UI: +(http://\S+)", output)
+        look_around(web)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
 

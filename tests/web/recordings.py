@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from tests.letters import letter, write
 from tests.recorder.rows import message, messages, task, tasks
 from tests.until import wait_until
 from tests.web.scripted_pipeline import SCRIPT, SECRET
 
 from tidemill.config.debug_settings import DebugSettings
+from tidemill.deadletters.letter import LetterKind
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.writer import RecordWriter
@@ -20,6 +22,28 @@ TOPIC = "orders"
 FAILED = 240
 KEY = f"A-17 {SCRIPT}"
 ERROR_CLASS = f"exit code # {SCRIPT}"
+
+
+def write_letters(folder: Path) -> Path:
+    """Write dead letters into a folder, and return it."""
+    letters = [
+        letter(
+            offset,
+            letter_id=f"letter-{offset}",
+            timestamp=f"2026-05-01T12:00:{offset:02d}+00:00",
+            error=f"exit code 3 {SCRIPT}",
+            kind=LetterKind.DELIVERY if offset % 4 == 0 else LetterKind.TASK,
+            sink_type="postgres" if offset % 4 == 0 else "",
+            sink_name="db" if offset % 4 == 0 else "",
+            task_id=f"task-{offset} {SCRIPT}",
+            args=["--order", SCRIPT],
+            stderr=f"Traceback {SCRIPT}",
+            original_payloads=[f'{{"data": "{SCRIPT}"}}'],
+        )
+        for offset in range(12)
+    ]
+    write(folder, letters)
+    return folder
 
 
 def record(folder: Path) -> int:

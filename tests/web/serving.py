@@ -14,6 +14,8 @@ from tidemill.spark.live.readiness import find_unready
 from tidemill.web.access.logins import Logins
 from tidemill.web.access.origins import Origins
 from tidemill.web.app import create_app
+from tidemill.web.letters.letter_box import LetterBox
+from tidemill.web.letters.section import build_section as build_letters_section
 from tidemill.web.pages import Pages
 from tidemill.web.pipeline.section import PipelineView, build_section
 from tidemill.web.pipeline.start import describe_about, open_archive
@@ -36,6 +38,7 @@ def make_app(pipeline: ScriptedPipeline) -> ASGIApp:
     logins = Logins(None if debug.users or debug.tokens else KEY, debug.users, debug.tokens)
     health = Health(list, lambda: find_unready(pipeline.run, pipeline.progress(), pipeline.orphans))
     sections = [build_section(view, pages), build_recorded_section(archive, pages)]
+    sections.append(build_letters_section(LetterBox(watched.settings), pages, archive.max_rows))
     return create_app(sections, pages, logins, origins, health, PORT)
 
 

@@ -36,7 +36,10 @@ async def enter(client: httpx.AsyncClient, **form: str) -> httpx.Response:
 async def test_a_page_leads_to_the_login(path: str) -> None:
     async with connect(ScriptedPipeline()) as client:
         answer = await client.get(path)
+        login = await client.get(answer.headers["location"])
 
+    assert login.status_code == 200
+    assert not {"order-workers", "worker-1", "orders"} & set(re.findall(r"[\w-]+", login.text))
     assert answer.status_code == 303
     assert answer.headers["location"].startswith("/login?next=%2F")
     assert "order-workers" not in answer.text
@@ -250,7 +253,7 @@ async def test_every_answer_forbids_foreign_scripts_frames_and_copies() -> None:
         assert "default-src 'none'" in policy
         assert "unsafe" not in policy
         assert answer.headers["x-content-type-options"] == "nosniff"
-        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert answer.headers["referrer-policy"] == "same-origin"
     assert [answer.headers["cache-control"] for answer in answers[:3]] == ["no-store"] * 3
 
 

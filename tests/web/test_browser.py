@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from playwright.sync_api import Browser, Page, Request, sync_playwright
 from tests.until import wait_until
-from tests.web.recordings import FAILED, record
+from tests.web.recordings import FAILED, record, write_letters
 from tests.web.scripted_pipeline import ScriptedPipeline
 
 from tidemill.spark.live.web_ui import serve_web
@@ -30,6 +30,8 @@ PAGES = {
     "tasks": "/tasks?label=tenant%3Dacme",
     "failures": "/failures?since=1h",
     "events": "/events?kind=task_failed",
+    "letters": "/letters",
+    "letter": "/letters/letter-5",
     "recordings": "/recordings",
     "configuration": "/configuration",
     "api": "/api/docs",
@@ -87,7 +89,9 @@ def browser() -> Iterator[Browser]:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("recordings") / "db"
     record(folder)
-    pipeline = ScriptedPipeline({"debug": {"enabled": True, "port": 0, "db_dir": str(folder)}})
+    letters = write_letters(tmp_path_factory.mktemp("letters"))
+    debug = {"enabled": True, "port": 0, "db_dir": str(folder)}
+    pipeline = ScriptedPipeline({"debug": debug, "dlq": {"path": str(letters)}})
     with serve_web(pipeline.watched()) as web:
         assert web is not None
         web.begin()
@@ -147,6 +151,20 @@ def test_the_overview_follows_the_pipeline_without_being_reloaded(browser: Brows
         page.wait_for_selector("#engines >> text=link lost", state="detached")
         points = page.evaluate("document.querySelectorAll('.chart canvas').length")
     assert points == 4
+    assert watch.wrong == []
+
+
+def test_a_reader_signs_out_and_in_again_with_the_forms(browser: Browser, served: Served) -> None:
+    key = served.address.partition("key=")[2]
+    with opened(browser, served, WIDE, "light") as (page, watch):
+        page.click("text=Sign out")
+        page.wait_for_url(f"{served.base}/login")
+        page.goto(f"{served.base}/tasks?kind=exit")
+        page.wait_for_url("**/login?next=*")
+        page.fill("input[name=key]", key)
+        page.keyboard.press("Enter")
+        page.wait_for_url(f"{served.base}/tasks?kind=exit")
+        assert page.locator("h1").inner_text() == "Tasks"
     assert watch.wrong == []
 
 

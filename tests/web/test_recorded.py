@@ -12,14 +12,19 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.recorder.rows import message, messages
+from tests.until import until
 from tests.web.recordings import COUNT, ERROR_CLASS, FAILED, KEY, TOPIC, record
 from tests.web.scripted_pipeline import SCRIPT, SECRET, ScriptedPipeline
 from tests.web.serving import log_in
 
 from tidemill.recorder.counts import Counts
+from tidemill.recorder.queries import MessageQuery
+from tidemill.recorder.schema import RowTable
 from tidemill.recorder.writer import RecordWriter
 from tidemill.runtime.progress import EngineProgress
 from tidemill.web.pipeline.past_series import build_series
+from tidemill.web.pipeline.start import open_archive
 from tidemill.web.recorded.filters import parse_time
 from tidemill.web.recorded.models import Message, Task, Told
 from tidemill.web.recorded.waterfall import draw_waterfall
@@ -240,9 +245,9 @@ def test_times_may_be_absolute_or_before_now() -> None:
 
 
 def test_bars_stay_within_the_picture_even_if_clocks_disagree() -> None:
-    message = Message.model_construct(consumed_at=100.0, arranged_at=99.0, tasks_done_at=101.0, resolved_at=103.0)
+    finished = Message.model_construct(consumed_at=100.0, arranged_at=99.0, tasks_done_at=101.0, resolved_at=103.0)
     task = Task.model_construct(task_id="t", attempt=1, queued_at=None, started_at=90.0, ended_at=110.0, kind="ok")
-    told = Told.model_construct(message=message, tasks=[task], events=[], committed_at=None, committed_exactly=False)
+    told = Told.model_construct(message=finished, tasks=[task], events=[], committed_at=None, committed_exactly=False)
     bars = draw_waterfall(told)
 
     assert bars
@@ -273,6 +278,19 @@ async def test_charts_of_longer_times_are_made_of_what_was_counted(tmp_path: Pat
             page = (await client.get("/?range=3600")).text
         assert writer.statistics.problem == ""
     assert 'data-series="/api/v1/series?seconds=3600"' in page
+
+
+async def test_a_recording_in_memory_is_shown_also_to_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_no_home(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", find_no_home)
+    pipeline = ScriptedPipeline({"debug": {"enabled": True, "db_dir": "~/recordings"}})
+    with RecordWriter(pipeline.settings.debug, "order-workers", "worker-1") as writer:
+        writer.put_rows("engine", 0, 1, RowTable.MESSAGES, messages(message(4711)))
+        await until(lambda: writer.statistics.rows == 1)
+        found = open_archive(pipeline.watched(), writer).find_messages(MessageQuery(), "", 10)
+    assert [row.offset for row in found.rows] == [4711]
 
 
 def test_a_gap_in_what_was_counted_is_a_gap_in_the_chart() -> None:

@@ -8,6 +8,7 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -80,6 +81,26 @@ def test_an_end_before_the_beginning_frees_the_port() -> None:
         assert web is not None
         place = find_place(web)
     socket.create_server(place).close()
+
+
+def test_an_end_during_the_import_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    importing, go_on = threading.Event(), threading.Event()
+
+    def build_slowly(name: str) -> Any:
+        importing.set()
+        go_on.wait(60)
+        raise ImportError(name)
+
+    monkeypatch.setattr("tidemill.spark.live.web_ui.importlib.import_module", build_slowly)
+    with capture_logs() as logs, serve_web(ScriptedPipeline().watched()) as web:
+        assert web is not None
+        web.begin()
+        assert importing.wait(60)
+        place = find_place(web)
+    socket.create_server(place).close()
+    go_on.set()
+    web._thread.join(60)
+    assert [line["event"] for line in logs] == ["the web UI is served"]
 
 
 def test_a_stream_has_the_state_at_once_and_ends_with_the_server(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,10 +6,9 @@ Results go to standard output (`--json`: for programs), progress and errors to s
 from __future__ import annotations
 
 import contextlib
-import heapq
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -261,48 +260,12 @@ def _find_ranges(box: Letters) -> dict[int, tuple[int, int]]:
 
 
 def _read_all(box: Letters, criteria: Criteria, *, garbage: bool = False) -> Iterator[Found]:
-    """Yield the letters that match, the oldest first."""
-    ranges = _find_ranges(box)
-    starts = {number: low for number, (low, _) in ranges.items()}
-    if criteria.since is not None:
-        starts = box.find_offsets_at(criteria.since, ranges)
-    yield from _read_matching(box, criteria, starts, {number: end for number, (_, end) in ranges.items()}, garbage)
+    from tidemill.deadletters.search import read_all
 
-
-def _read_matching(
-    box: Letters, criteria: Criteria, starts: dict[int, int], ends: dict[int, int], garbage: bool
-) -> Iterator[Found]:
-    from tidemill.deadletters.reader import Found, extract_facts
-
-    for each in box.stream(starts, ends):
-        if not isinstance(each, Found):
-            continue
-        if each.letter is None:
-            if garbage:
-                yield each
-        elif criteria.matches(extract_facts(each.letter, text=bool(criteria.text))):
-            yield each
+    return read_all(box, _find_ranges(box), criteria, garbage=garbage)
 
 
 def _find_newest(box: Letters, criteria: Criteria, limit: int) -> list[Found]:
-    """Return the newest letters that match, in order of time; without filters, what is not a letter is among them."""
+    from tidemill.deadletters.search import find_newest
 
-    def age(each: Found) -> float:
-        return each.letter.written_at if each.letter is not None else 0.0
-
-    def newest(found: Iterable[Found]) -> list[Found]:
-        numbered = heapq.nlargest(limit, enumerate(found), key=lambda each: (age(each[1]), each[0]))
-        return [each for _, each in reversed(numbered)]
-
-    if not criteria.empty:
-        return newest(_read_all(box, criteria))
-    ranges = _find_ranges(box)
-    ends = {number: end for number, (_, end) in ranges.items()}
-    reach = limit
-    while True:
-        starts = {number: max(low, end - reach) for number, (low, end) in ranges.items()}
-        found = newest(_read_matching(box, criteria, starts, ends, garbage=True))
-        if len(found) == limit or all(starts[number] == low for number, (low, _) in ranges.items()):
-            return found
-        # Transactions leave offsets without a letter: look further back.
-        reach *= 4
+    return find_newest(box, _find_ranges(box), criteria, limit)

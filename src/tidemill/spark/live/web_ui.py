@@ -108,22 +108,26 @@ class WebUi:
         with self._lock:
             self._is_ended = True
             server = self._server
-        if server is not None:
+        # Without a server it is still being imported, which nobody waits for.
+        if server is None:
+            self._listener.close()
+        else:
             server.stop()
-        self._listener.close() if self._thread.ident is None else self._thread.join(_END_SECONDS)
+            self._thread.join(_END_SECONDS)
 
     def _run(self) -> None:
         try:
             builder: Any = importlib.import_module(_BUILDER)
             server: Server = builder.build_server(self._listener, self._key, self._watched, self._recorder)
         except Exception as error:
-            log.exception("the web UI cannot be started; the pipeline runs without it", error=describe_error(error))
+            if not self._is_ended:
+                log.exception("the web UI cannot be started; the pipeline runs without it", error=describe_error(error))
             self._listener.close()
             return
         with self._lock:
-            self._server = server
             if self._is_ended:
-                server.stop()
+                return
+            self._server = server
         server.run()
 
 

@@ -14,6 +14,8 @@ from tidemill.runtime.log import version
 from tidemill.spark.live.readiness import find_unready
 from tidemill.spark.live.run_recorder import RunRecorder
 from tidemill.spark.live.web_ui import Watched
+from tidemill.web.letters.letter_box import LetterBox
+from tidemill.web.letters.section import build_section as build_letters_section
 from tidemill.web.pages import Pages
 from tidemill.web.pipeline.section import PipelineView, build_section
 from tidemill.web.recorded.archive import Archive
@@ -36,7 +38,10 @@ def open_archive(watched: Watched, writer: RecordWriter | None = None) -> Archiv
     """Return what was recorded by this pipeline, and by others below the same folder."""
     settings = watched.settings
     debug = settings.debug
-    folder = Path(debug.db_dir).expanduser() if debug.db_dir else None
+    try:
+        folder = Path(debug.db_dir).expanduser() if debug.db_dir else None
+    except RuntimeError:  # a user without a home: the recording is in memory
+        folder = None
     memory = {}
     if writer is not None and isinstance(recording := writer.recording, MemoryRecording):
         name = name_worker_folder(settings.kafka.consumer_group, watched.worker)
@@ -59,7 +64,8 @@ def build_server(listener: socket.socket, key: str | None, watched: Watched, rec
         archive = open_archive(watched, writer)
         view = PipelineView(watched, pages, archive, writer)
         view.start()
-        return [build_section(view, pages), build_recorded_section(archive, pages)]
+        letters = build_letters_section(LetterBox(watched.settings), pages, archive.max_rows)
+        return [build_section(view, pages), build_recorded_section(archive, pages), letters]
 
     def find_reasons() -> list[str]:
         return find_unready(watched.asked.state(), watched.asked.progress(), watched.asked.find_orphans())

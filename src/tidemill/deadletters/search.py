@@ -1,0 +1,77 @@
+"""Finds letters: all that match, or the newest of them, without more of a topic in memory than what is returned.
+
+Blocking: not for event loops.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol
+
+from tidemill.core.deadletters.redrive import Criteria
+from tidemill.deadletters.reader import Found, Reached, extract_facts
+
+#: The first offset and the end of each partition or file.
+Ranges = Mapping[int, tuple[int, int]]
+
+
+class Box(Protocol):
+    """Letters in a topic or in files; see `opening.Letters`."""
+
+    def find_offsets_at(self, seconds: float, ranges: Ranges) -> dict[int, int]:
+        """Return where to start to find every letter that was written at a time or later."""
+
+    def stream(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[Found | Reached | None]:
+        """Yield what is there, in order within each partition."""
+
+
+def read_all(box: Box, ranges: Ranges, criteria: Criteria, *, garbage: bool = False) -> Iterator[Found]:
+    """Yield the letters that match, the oldest first.
+
+    Args:
+        box: The letters.
+        ranges: Where they are.
+        criteria: Which.
+        garbage: Whether to yield what is not a letter, too.
+    """
+    starts = {number: low for number, (low, _) in ranges.items()}
+    if criteria.since is not None:
+        starts = box.find_offsets_at(criteria.since, ranges)
+    yield from _read_matching(box, criteria, starts, {number: end for number, (_, end) in ranges.items()}, garbage)
+
+
+def find_newest(box: Box, ranges: Ranges, criteria: Criteria, limit: int) -> list[Found]:
+    """Return the newest letters that match, in order of time; without filters, what is not a letter is among them."""
+
+    def age(each: Found) -> float:
+        return each.letter.written_at if each.letter is not None else 0.0
+
+    def newest(found: Iterable[Found]) -> list[Found]:
+        numbered = heapq.nlargest(limit, enumerate(found), key=lambda each: (age(each[1]), each[0]))
+        return [each for _, each in reversed(numbered)]
+
+    if not criteria.empty:
+        return newest(read_all(box, ranges, criteria))
+    ends = {number: end for number, (_, end) in ranges.items()}
+    reach = limit
+    while True:
+        starts = {number: max(low, end - reach) for number, (low, end) in ranges.items()}
+        found = newest(_read_matching(box, criteria, starts, ends, garbage=True))
+        if len(found) == limit or all(starts[number] == low for number, (low, _) in ranges.items()):
+            return found
+        # Transactions leave offsets without a letter: look further back.
+        reach *= 4
+
+
+def _read_matching(
+    box: Box, criteria: Criteria, starts: Mapping[int, int], ends: Mapping[int, int], garbage: bool
+) -> Iterator[Found]:
+    for each in box.stream(starts, ends):
+        if not isinstance(each, Found):
+            continue
+        if each.letter is None:
+            if garbage:
+                yield each
+        elif criteria.matches(extract_facts(each.letter, text=bool(criteria.text))):
+            yield each

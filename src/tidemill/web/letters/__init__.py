@@ -1,0 +1,1 @@
+"""Dead letters in the web UI: the newest that match, and one with everything in it."""
