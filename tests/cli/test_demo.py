@@ -138,6 +138,7 @@ def read_until(lines: Queue[str], pattern: str, seconds: float) -> str:
 @pytest.mark.spark
 @pytest.mark.kafka
 @pytest.mark.timeout(240)
+@pytest.mark.long  # scripts/demo is the same
 def test_the_demo_ends_with_numbers_that_agree_with_the_input(tmp_path: Path) -> None:
     with demo(tmp_path / "demo") as (process, lines):
         output = read_until(lines, r"numbers agree|WRONG", 180)

@@ -238,6 +238,7 @@ async def test_while_the_broker_is_down_batches_fail_as_retryable_and_arrive_onc
     assert consume(broker.bootstrap, topic, 2)[-1].value() == b"2"
 
 
+@pytest.mark.long  # test_producer.py has it of the producer
 async def test_closing_gives_up_what_the_broker_never_confirmed(own_kafka: Callable[..., EmbeddedBroker]) -> None:
     broker = own_kafka()
     topic = broker.create_topic("t")

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from confluent_kafka.admin import AdminClient
+from tests import prepared
 from tests.until import wait_until
 
 from tidemill.runtime.exitcode import ExitCode
@@ -74,26 +75,18 @@ class Site:
     def parts(self) -> list[str]:
         return sorted(part.name for part in self.outcomes.glob("part-*"))
 
-    def command(self, handler: str, *arguments: str) -> list[str]:
-        return [
-            *(sys.executable, "-m", "tidemill", "backfill", str(self.config_path)),
-            *("--handler", f"tests.spark.backfill_handlers:{handler}", "--outcomes", str(self.outcomes), *arguments),
-        ]
+    def arguments(self, handler: str, *more: str) -> list[str]:
+        handler = f"tests.spark.backfill_handlers:{handler}"
+        return ["backfill", str(self.config_path), "--handler", handler, "--outcomes", str(self.outcomes), *more]
 
     def run(self, handler: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(handler, *arguments),
-            cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+        return prepared.run_text(self.arguments(handler, *arguments), cwd=self.folder, env=env, timeout=120)
 
     def start(self, handler: str, *arguments: str) -> subprocess.Popen[bytes]:
         with open(self.folder / "log", "ab") as log:
             process = subprocess.Popen(
-                self.command(handler, *arguments),
+                [sys.executable, "-m", "tidemill", *self.arguments(handler, *arguments)],
                 cwd=self.folder,
                 env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "BACKFILL_MARK": self.topic},
                 stdin=subprocess.DEVNULL,

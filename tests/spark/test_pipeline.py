@@ -136,7 +136,13 @@ def test_a_revoke_that_may_take_longer_than_the_poll_interval_is_refused_before_
     assert "kafka.max_poll_interval_ms (30000)" in str(pipeline.error)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["ctrl-c", "the end of a terminal"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, id="ctrl-c", marks=pytest.mark.long),  # tests/cli/test_run.py has it of a command
+        pytest.param(signal.SIGHUP, id="the end of a terminal"),
+    ],
+)
 def test_a_signal_for_the_whole_process_group_drains(start: Callable[..., Driver], number: int) -> None:
     driver = start(DRAIN_SECONDS="0.5")
     driver.engines()
@@ -210,6 +216,7 @@ def test_it_runs_outside_the_main_thread_and_drains_when_asked(
 @pytest.mark.spark
 @pytest.mark.kafka
 @pytest.mark.timeout(300)
+@pytest.mark.long  # test_supervisor.py has it of engines without Kafka
 def test_at_the_first_start_no_engine_consumes_before_all_have_their_share(
     settings: Settings, embedded_kafka: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -186,6 +186,7 @@ async def test_a_migration_may_take_longer_than_a_transaction(postgres, monkeypa
 
 
 @pytest.mark.alone
+@pytest.mark.long
 async def test_a_store_with_a_hundred_thousand_events_is_migrated_within_ten_seconds(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -208,6 +208,7 @@ async def test_events_and_their_numbers_survive_a_changed_trigger(database: Data
 
 
 @pytest.mark.alone
+@pytest.mark.long
 async def test_ten_thousand_triggers_are_registered_and_claimed_within_two_seconds(database: Database) -> None:
     began = time.perf_counter()
     tokens = await claimed(database, *[f"trigger-{number}" for number in range(10_000)])

