@@ -397,6 +397,45 @@ def test_a_batch_that_is_too_large_is_split_into_bodies_that_are_complete_by_the
     assert max(bodies) <= MAX_BODY_BYTES
 
 
+def test_a_message_that_cannot_be_recorded_does_not_take_its_neighbours_along() -> None:
+    recorder, spoiled = EngineRecorder(settings_of(), Clock()), batch(*range(1000))
+    for n, value in ((500, 7), (998, object())):
+        spoiled.messages[n].key = value  # type: ignore[assignment]
+    spoiled.messages[7].timestamp = 2**62
+    recorder.take(spoiled)
+    recorder._pack_messages(float("inf"), at_once=True)
+    rows = Recorded(recorder).messages
+    assert recorder.frames.dropped == 2
+    assert [row["offset"] for row in rows] == [n for n in range(1000) if n not in (500, 998)]
+    assert rows[7]["record_at"] is None, "a time that does not fit is left out"
+
+
+def test_a_handler_that_spoils_every_message_costs_rows_but_no_time() -> None:
+    recorder, spoiled = EngineRecorder(settings_of(), Clock()), batch(*range(1000))
+    for each in spoiled.messages:
+        each.key = object()  # type: ignore[assignment]
+    recorder.take(spoiled)
+    assert recorder.frames.dropped == 1000
+
+
+async def test_a_clock_that_is_set_back_holds_up_nothing_and_loses_nothing(
+    rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, back = time.time_ns, 0
+    monkeypatch.setattr(time, "time_ns", lambda: real() - back)
+    it = rig(Shell(), [message(0)], debug={})
+    await it.committed(1)
+    back = 3_600_000_000_000
+    it.source.feed(message(1))
+    await it.committed(2)
+    assert it.recorder is not None
+    it.engine.context.finished.flush()  # type: ignore[union-attr]
+    recorded = await end(it)
+    assert [row["offset"] for row in recorded.messages] == [0, 1]
+    assert len(recorded.tasks) == 2
+    assert all(row["committed_at"] is not None for row in recorded.messages)
+
+
 async def test_many_rows_are_packed_on_a_thread_and_the_rest_at_the_end() -> None:
     recorder, threads = EngineRecorder(settings_of(), Clock()), set()
     recorder._encode = lambda table, rows: threads.add(threading.get_ident()) or [(b"x", rows.num_rows)]  # type: ignore

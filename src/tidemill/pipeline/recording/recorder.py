@@ -47,6 +47,8 @@ MAX_HELD_BYTES = 4 * 1024 * 1024
 MAX_ROWS_ON_LOOP = 2_000
 #: Rows stay at least this long, so that most messages are committed by then.
 COMMIT_SECONDS = 0.3
+#: A batch that cannot be recorded as a whole is split, this often; what is left then is lost.
+MAX_SPLITS = 50
 #: This much is under way to the driver without a confirmation.
 WINDOW_BYTES = 4 * MAX_BODY_BYTES
 #: A body that is still larger with a single row is dropped.
@@ -97,8 +99,17 @@ class EngineRecorder:
 
     def take(self, batch: FinishedBatch) -> None:
         """Record messages that left the pipeline."""
-        now = self._clock()
-        self._messages.add(batch, now)
+        now, failures, batches = self._clock(), 0, [batch]
+        while batches:
+            part = batches.pop()
+            try:
+                self._messages.add(part, now)
+            except Exception as error:  # a handler can put anything into a message; the others are recorded
+                failures += 1
+                if len(part) == 1 or failures > MAX_SPLITS:
+                    self._lose(len(part), error)
+                else:
+                    batches += reversed(part.split())
         if self._messages.size >= 4 * MAX_ROWS:  # no thread was free for long
             self._pack_messages(now, at_once=True)
         elif self._messages.size >= MAX_ROWS:

@@ -118,8 +118,8 @@ class TaskRows:
             (
                 clean_name(task.task_id),
                 clean_name(place[0]),
-                place[1],
-                list(offsets[:MAX_OFFSETS]),
+                int(place[1]),
+                [int(offset) for offset in offsets[:MAX_OFFSETS]],
                 clean_args(task.args),
                 _clean_labels(task),
                 slot,

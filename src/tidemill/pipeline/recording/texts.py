@@ -37,10 +37,14 @@ def clean_error(text: str) -> str:
     return redact_text(escape_surrogates(text[:_MASKED_CHARS]))[:MAX_ERROR_CHARS]
 
 
-@functools.lru_cache(1_000)
 def classify_error(text: str) -> str:
     """Return the class by which failures with this error are grouped, the one of `tidemill dlq stats`."""
-    return generalize_error(redact_text(escape_surrogates(text[:_CLASS_CHARS])))
+    return _classify_short_text(text[:_CLASS_CHARS])  # cut first: the cache keeps what it is asked for
+
+
+@functools.lru_cache(1_000)
+def _classify_short_text(text: str) -> str:
+    return generalize_error(redact_text(escape_surrogates(text)))
 
 
 def describe_failure(error: ExecutorError) -> str:

@@ -49,6 +49,8 @@ class WindowTimes:
         self.payloads[offset] = self.payloads.get(offset, 0) + count
 
 
+#: A producer can set any time; one that does not fit into microseconds is not one.
+_MAX_TIMESTAMP = 2**63 // 1000
 #: Of messages that were dead-lettered before they had any task.
 NO_WINDOW = WindowTimes(None, None, None)
 
@@ -127,8 +129,16 @@ class FinishedBatch:
 
     @functools.cached_property
     def record_at(self) -> list[int | None]:
-        """The time of each record, in UTC microseconds since the epoch; None if the broker gave none."""
-        return [message.timestamp * 1000 if message.timestamp >= 0 else None for message in self.messages]
+        """The time of each record, in UTC microseconds since the epoch; None if there is none, or it is absurd."""
+        times = [message.timestamp for message in self.messages]
+        return [time * 1000 if 0 <= time < _MAX_TIMESTAMP else None for time in times]
+
+    def split(self) -> tuple[FinishedBatch, FinishedBatch]:
+        """Return both halves of the messages, to find the one that a report cannot take."""
+        times = [at * 1000 for at in self.resolved_at]
+        items = list(zip(self.messages, self.runs, self.windows, times, self.rejected, strict=True))
+        half = len(items) // 2
+        return FinishedBatch(items[:half]), FinishedBatch(items[half:])
 
 
 class Report(Protocol):
