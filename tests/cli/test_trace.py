@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -13,12 +14,17 @@ from typer.testing import CliRunner, Result
 
 from tidemill.cli.main import app
 from tidemill.config.debug_settings import DebugSettings
+from tidemill.config.loading import load_settings
 from tidemill.pipeline.reports import history
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.queries import MessageQuery
 from tidemill.recorder.reader import Reader
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.writer import RecordWriter
+from tidemill.runtime.control_socket import ControlThread
+from tidemill.runtime.pipeline_socket import pipeline_socket
+from tidemill.spark.live.recording import answer_trace
+from tidemill.spark.live.run_recorder import RunRecorder
 
 ESCAPE = "\x1b[31m"
 
@@ -31,6 +37,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "recordings"
     (tmp_path / "pipeline.yaml").write_text(f"debug: {{db_dir: '{folder}'}}\n")
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     with RecordWriter(DebugSettings(db_dir=str(folder)), "g", "host-1") as writer:
         record(writer)
     return folder
@@ -137,11 +145,48 @@ def test_a_wrong_question_is_refused(folder: Path, words: tuple[str, ...], messa
     assert message in result.stderr
 
 
-def test_recordings_in_memory_are_not_looked_for(folder: Path, tmp_path: Path):
-    (tmp_path / "memory.yaml").write_text("debug: {db_dir: ''}\n")
-    result = run("trace", "orders:3:7", "memory.yaml")
-    assert result.exit_code == 2
-    assert "in the memory of their process" in result.stderr
+def test_recordings_in_memory_are_asked_of_their_process(folder: Path, tmp_path: Path):
+    (tmp_path / "memory.yaml").write_text("debug: {db_dir: ''}\nkafka: {consumer_group: in-memory}\n")
+    settings = load_settings("memory.yaml")
+    with RecordWriter(settings.debug, "in-memory", "host-1") as writer:
+        recorder = RunRecorder()
+        recorder.writer = writer
+        record(writer)
+        wait_until(lambda: writer.statistics.events)
+
+        def answer(request: dict[str, Any]) -> dict[str, Any]:
+            return answer_trace(recorder, "in-memory", "host-1", request)
+
+        with ControlThread(pipeline_socket(settings.kafka, "host-1", {"trace": answer})):
+            result = run("trace", "orders:3:7", "memory.yaml")
+            assert result.exit_code == 0, result.output
+            assert result.stdout.startswith("orders:3:7 failed in 10.0 ms, in-memory.host-1, engine 0")
+            assert "\x1b" not in run("trace", "--key", "customer-7", "memory.yaml").stdout
+            (story,) = json.loads(run("trace", "orders:3:8", "memory.yaml", "--json").stdout)["messages"][0]["stories"]
+            assert story["message"]["key_base64"] == "G1szMW1rZXnp"
+            nothing = run("trace", "orders:3:999", "memory.yaml")
+            assert nothing.exit_code == 6
+            assert "2027-01-15" in nothing.stderr
+            # A pipeline with another configuration is not asked.
+            assert run("trace", "orders:3:8", "pipeline.yaml").stdout.count("orders:3:8") == 1
+    assert run("trace", "orders:3:7", "memory.yaml").exit_code == 6
+    assert run("record", "list", "memory.yaml").exit_code == 2
+
+
+def test_a_process_whose_recording_is_on_disk_has_nothing_to_add(folder: Path):
+    with RecordWriter(DebugSettings(db_dir=str(folder)), "g", "host-2") as writer:
+        recorder = RunRecorder()
+        recorder.writer = writer
+        assert answer_trace(recorder, "g", "host-2", {"query": {"offset": 7}}) == {"traces": None}
+    assert answer_trace(None, "g", "host-2", {}) == {"traces": None}
+
+
+def test_a_wrong_question_to_a_process_is_answered_with_what_is_wrong():
+    with RecordWriter(DebugSettings(db_dir=""), "g", "w") as writer:
+        recorder = RunRecorder()
+        recorder.writer = writer
+        assert "not a question" in answer_trace(recorder, "g", "w", {"query": {"offset": "seven"}})["error"]
+        assert "not a question" in answer_trace(recorder, "g", "w", {})["error"]
 
 
 def test_recordings_are_listed_with_what_is_in_them(folder: Path):

@@ -221,6 +221,19 @@ COMMANDS = (
     "consume a/b",
     "consume orders --from end",
     "consume orders --from noon",
+    "trace",
+    "trace orders/3/7",
+    "trace orders:3:7 --key customer-17",
+    "trace --key customer-17 --task t-1",
+    "trace --label tenant",
+    "trace orders:3:7 missing.yaml",
+    "trace orders:3:7 memory.yaml",
+    "trace orders:3:7 recordings.yaml",
+    "record",
+    "record clean recordings.yaml --before noon",
+    "record merge --to merged missing",
+    "record merge --to ./merged .",
+    "record export recordings.yaml",
     "triggers",
     "triggers run",
     "triggers check",
@@ -249,6 +262,8 @@ COMMANDS = (
 def test_mistakes_on_the_command_line(folder: Path, collector: Collector) -> None:
     (folder / "handler.py").touch()
     (folder / "wrong.yaml").write_text("kafka: {brokerz: x}\nexecutor: {max_executors: many}\n")
+    (folder / "recordings.yaml").write_text("debug: {db_dir: recordings}\n")
+    (folder / "memory.yaml").write_text("debug: {db_dir: ''}\n")
     (folder / "folders.yaml").write_text(
         "kafka: {source_topic: t, client_config: {no.such.key: 1}}\nexecutor: {binary_path: no-such-program}\n"
         "sinks: {filesystem: {out: {base_path: wrong.yaml}}}\nhistory: {path: /proc/history}\n"

@@ -429,3 +429,26 @@ def test_every_confirmed_row_is_found_exactly_once_at_any_moment_while_segments_
         wait_until(lambda: len(confirmed) == 300)
     assert looks == 75
     assert len(reader.list_recordings()) > 1
+
+
+def test_events_of_the_same_moment_in_several_periods_are_on_one_page_each(tmp_path: Path):
+    for period in range(4):
+        with RecordWriter(DebugSettings(db_dir=str(tmp_path)), "g", "w") as writer:
+            events = [RecordedEvent(START, EventKind.PAUSED, text=f"{period} {number}") for number in range(5)]
+            writer.put_events("e", 0, 1, events)
+    reader, found, cursor = Reader(tmp_path), [], None
+    while True:
+        page = reader.find_events(EventQuery(), cursor, limit=3)
+        found += [row.event.text for row in page.rows]
+        cursor = page.cursor
+        if cursor is None:
+            break
+    assert sorted(found) == [f"{period} {number}" for period in range(4) for number in range(5)]
+
+
+def test_a_database_that_was_just_begun_is_no_problem(recorded: Path):
+    (tmp := recorded / "g.w" / "w-20270101T000000Z").mkdir(mode=0o700)
+    tmp.with_name(f"{tmp.name}.db").touch(mode=0o600)
+    reader = Reader(recorded)
+    assert reader.find_events(EventQuery()).problems == []
+    assert len(reader.find_messages(MessageQuery(), limit=1_000).rows) == len(ROWS)

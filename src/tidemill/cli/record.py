@@ -12,7 +12,7 @@ import typer
 from tidemill.cli.dlq_options import parse_time
 from tidemill.cli.help import App
 from tidemill.cli.options import ConfigPath
-from tidemill.cli.recordings import find_folder, open_reader
+from tidemill.cli.recordings import find_folder
 from tidemill.cli.reporting import reporting
 from tidemill.cli.tables import Column, find_width, format_table
 from tidemill.core.errors import ConfigError
@@ -33,15 +33,17 @@ def list_recordings(
     with reporting():
         import msgspec
 
-        reader, where = open_reader(config)
-        found = reader.list_recordings()
+        from tidemill.recorder.reader import Reader
+
+        folder = find_folder(config)
+        found = Reader(folder).list_recordings()
         if as_json:
             for info in found:
                 typer.echo(json.dumps(msgspec.to_builtins(info)))
             return
         for line in format_table(_columns(), [_row(info) for info in found], find_width()):
             typer.echo(line)
-        typer.echo(f"{format_count(len(found), 'recording')} in {where}", err=True)
+        typer.echo(f"{format_count(len(found), 'recording')} in {folder}", err=True)
 
 
 def _columns() -> list[Column]:
@@ -105,7 +107,7 @@ def merge(
     with reporting():
         from tidemill.recorder.copying import copy_recordings
 
-        sources = folders or [find_folder(config)[0]]
+        sources = folders or [find_folder(config)]
         for source in sources:
             if not source.is_dir():
                 raise ConfigError(f"{source}: there is no folder of recordings")
@@ -135,7 +137,7 @@ def clean(
     with reporting():
         from tidemill.recorder.cleaning import find_expired, remove_recordings
 
-        folder, _ = find_folder(config)
+        folder = find_folder(config)
         expired = find_expired(folder, time.time(), parse_time("--before", before))
         if not dry_run:
             expired = remove_recordings(expired)
@@ -159,7 +161,7 @@ def export(
         from tidemill.pipeline.reports.history import SCHEMA
         from tidemill.recorder.export import export_messages
 
-        folder, _ = find_folder(config)
+        folder = find_folder(config)
         first, last = parse_time("--from", since), parse_time("--until", until)
         problems: list[str] = []
         count = export_messages(

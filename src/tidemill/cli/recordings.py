@@ -9,14 +9,14 @@ from tidemill.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from tidemill.config.debug_settings import DebugSettings
-    from tidemill.recorder.reader import Reader
+    from tidemill.config.settings import Settings
 
 
-def find_folder(config: Path | None) -> tuple[Path, DebugSettings]:
-    """Return the folder of a configuration's recordings.
+def load_quietly(config: Path | None) -> Settings:
+    """Return a configuration; what is logged from now on are warnings and worse.
 
     Raises:
-        ConfigError: It has none, or the configuration is wrong.
+        ConfigError: It is wrong.
     """
     from tidemill.config.loading import load_settings
     from tidemill.runtime.log import configure
@@ -25,23 +25,30 @@ def find_folder(config: Path | None) -> tuple[Path, DebugSettings]:
     if settings.logging.level in ("DEBUG", "INFO"):
         settings.logging.level = "WARNING"  # meant for the pipeline
     configure(settings.logging)
-    if not settings.debug.db_dir:
+    return settings
+
+
+def expand_folder(debug: DebugSettings) -> Path:
+    """Return the folder of recordings.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if not debug.db_dir:
         raise ConfigError(
-            "debug.db_dir is '': recordings are in the memory of their process; only its web UI shows them"
+            "debug.db_dir is '': recordings are in the memory of their process; tidemill trace asks it, and its web UI "
+            "shows them"
         )
     try:
-        return Path(settings.debug.db_dir).expanduser(), settings.debug
+        return Path(debug.db_dir).expanduser()
     except RuntimeError as error:  # a user without a home
-        raise ConfigError(f"debug.db_dir {settings.debug.db_dir!r}: {error}; write the whole path") from None
+        raise ConfigError(f"debug.db_dir {debug.db_dir!r}: {error}; write the whole path") from None
 
 
-def open_reader(config: Path | None) -> tuple[Reader, str]:
-    """Return a reader of a configuration's recordings, and where they are.
+def find_folder(config: Path | None) -> Path:
+    """Return the folder of a configuration's recordings.
 
     Raises:
         ConfigError: It has none, or the configuration is wrong.
     """
-    from tidemill.recorder.reader import Reader
-
-    folder, _ = find_folder(config)
-    return Reader(folder), str(folder)
+    return expand_folder(load_quietly(config).debug)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidemill.cli.recordings import open_reader
+from tidemill.cli.recordings import expand_folder, load_quietly
 from tidemill.cli.reporting import reporting
 from tidemill.core.errors import ConfigError
+from tidemill.core.wording import format_count
 from tidemill.runtime.exitcode import ExitCode
 
 if TYPE_CHECKING:
-    from tidemill.core.recorder.place import MessagePlace
-    from tidemill.recorder.queries import MessageQuery, Trace
-    from tidemill.recorder.reader import Reader
+    from tidemill.recorder.queries import MessageQuery
+    from tidemill.recorder.tracing import Traces
 
-#: With a key or a label, the stories of this many messages are told, the newest ones.
-_MOST = 10
+#: A process that does not answer in this time hangs, or is suspended.
+_ANSWER_SECONDS = 5.0
 
 
 def trace(
@@ -49,68 +50,80 @@ def trace(
     with reporting():
         from tidemill.cli.trace_view import describe_nothing, describe_trace, encode_traces
 
-        message, config = _read_arguments(place, config, [key, task, label])
-        reader, where = open_reader(config)
-        traces, more = _tell(reader, message, key, task, label)
-        for problem in dict.fromkeys(problem for each in traces for problem in each.problems):
+        query, config = _read_arguments(place, config, key, task, label)
+        traces, where = _find(query, config)
+        for problem in traces.problems:
             typer.echo(f"warning: {problem}", err=True)
         if as_json:
-            typer.echo(encode_traces(traces, more=more))
-        if not any(each.stories or each.events or each.tasks for each in traces):
+            typer.echo(encode_traces(traces.found, more=traces.more))
+        if not traces.found:
             if not as_json:
                 names = (("key", key), ("task", task), ("label", label))
                 what = next((f"{name} {value}" for name, value in names if value is not None), str(place))
-                typer.echo(describe_nothing(what, where, reader.find_span()), err=True)
+                typer.echo(describe_nothing(what, where, (traces.first_us, traces.last_us)), err=True)
             raise typer.Exit(ExitCode.NOTHING_FOUND)
         if not as_json:
-            typer.echo("\n\n".join(describe_trace(each) for each in traces))
-            if more:
-                typer.echo(f"there are more messages than these {len(traces)}, the newest ones", err=True)
+            typer.echo("\n\n".join(map(describe_trace, traces.found)))
+            if traces.more:
+                typer.echo(f"there are more messages than these {len(traces.found)}, the newest ones", err=True)
+
+
+def _find(query: MessageQuery, config: Path | None) -> tuple[Traces, str]:
+    """Return what files and running pipelines know, and where it was looked for."""
+    import msgspec
+
+    from tidemill.config.loading import CONFIG_VARIABLE
+    from tidemill.recorder.reader import Reader
+    from tidemill.recorder.tracing import Traces, find_traces
+    from tidemill.runtime.pipeline_socket import ask_pipelines
+
+    settings = load_quietly(config)
+    traces, where = Traces(), "the memory of pipelines that run"
+    if settings.debug.db_dir:
+        folder = expand_folder(settings.debug)
+        traces, where = find_traces(Reader(folder), query), str(folder)
+    chosen = config is not None or os.environ.get(CONFIG_VARIABLE)
+    request = {"do": "trace", "query": msgspec.to_builtins(query)}
+    answers = ask_pipelines(settings.kafka if chosen else None, request, _ANSWER_SECONDS)
+    for report in answers.reports:
+        # What is on disk was read here; a process without a recording in memory says nothing.
+        if report.get("traces") is not None:
+            traces.add(msgspec.convert(report["traces"], Traces))
+    if answers.silent:
+        traces.problems.append(
+            f"no answer within {_ANSWER_SECONDS:g} s from {format_count(answers.silent, 'process')}; what is only in "
+            "their memory is not shown"
+        )
+    return traces, where
 
 
 def _read_arguments(
-    place: str | None, config: Path | None, others: list[str | None]
-) -> tuple[MessagePlace | None, Path | None]:
-    """Return the message that was asked for, and the configuration, which is alone where an option says the message.
+    place: str | None, config: Path | None, key: str | None, task: str | None, label: str | None
+) -> tuple[MessageQuery, Path | None]:
+    """Return which messages were asked for, and the configuration, which is alone where an option says which.
 
     Raises:
         ConfigError: It does not say which messages.
     """
     from tidemill.core.recorder.place import parse_place
-
-    options = sum(other is not None for other in others)
-    if options > 1:
-        raise ConfigError("--key, --task and --label: give one of them")
-    if options and config is None and place is not None and parse_place(place) is None:
-        return None, Path(place)
-    if options and place is not None:
-        raise ConfigError(f"{place}: give either a message or one of --key, --task and --label")
-    if options:
-        return None, config
-    if place is None:
-        raise ConfigError("give a message as TOPIC:PARTITION:OFFSET, or one of --key, --task and --label")
-    message = parse_place(place)
-    if message is None:
-        raise ConfigError(f"{place}: not a message; write TOPIC:PARTITION:OFFSET, for example orders:3:4711")
-    return message, config
-
-
-def _tell(
-    reader: Reader, message: MessagePlace | None, key: str | None, task: str | None, label: str | None
-) -> tuple[list[Trace], bool]:
-    """Return the stories of each message, the newest first, and whether there are more messages."""
-    if message is not None:
-        return [reader.trace(message.topic, message.partition, message.offset)], False
-    page = reader.find_messages(_make_query(key, task, label), limit=_MOST)
-    places = dict.fromkeys((row.topic, row.partition, row.offset) for row in page.rows)
-    traces = [reader.trace(*each) for each in list(places)[:_MOST]]
-    return traces, page.cursor is not None or len(places) > _MOST
-
-
-def _make_query(key: str | None, task: str | None, label: str | None) -> MessageQuery:
     from tidemill.recorder.queries import MessageQuery
 
+    options = sum(option is not None for option in (key, task, label))
+    if options > 1:
+        raise ConfigError("--key, --task and --label: give one of them")
+    message = None if place is None else parse_place(place)
+    if options and place is not None:
+        if message is not None or config is not None:
+            raise ConfigError(f"{place}: give either a message or one of --key, --task and --label")
+        config = Path(place)
     if label is not None and "=" not in label:
         raise ConfigError(f"--label {label}: write NAME=VALUE")
-    # What is not UTF-8 comes as surrogates from the command line.
-    return MessageQuery(key=None if key is None else key.encode("utf-8", "surrogateescape"), task_id=task, label=label)
+    if options:
+        # What is not UTF-8 comes as surrogates from the command line.
+        raw = None if key is None else key.encode("utf-8", "surrogateescape")
+        return MessageQuery(key=raw, task_id=task, label=label), config
+    if place is None:
+        raise ConfigError("give a message as TOPIC:PARTITION:OFFSET, or one of --key, --task and --label")
+    if message is None:
+        raise ConfigError(f"{place}: not a message; write TOPIC:PARTITION:OFFSET, for example orders:3:4711")
+    return MessageQuery(topic=message.topic, partition=message.partition, offset=message.offset), config

@@ -16,6 +16,9 @@ from tidemill.recorder.periods import Period, list_periods, list_worker_folders
 from tidemill.recorder.read_database import open_database
 from tidemill.runtime.lock import HeldError
 
+#: For how long a recording is kept whose database does not say it.
+KEEP_SECONDS = 7 * 24 * 3600
+
 log = structlog.get_logger(__name__)
 
 
@@ -108,8 +111,8 @@ def find_expired(db_dir: Path, now: float, before: float | None = None) -> list[
     found = []
     for folder in list_worker_folders(db_dir):
         for period in list_periods(folder):
-            keep_seconds = 0 if before is not None else _ask(period, "select keep_seconds from about", 0)
-            limit = before if before is not None else now - keep_seconds if keep_seconds else 0.0
+            keep_seconds = _ask(period, "select keep_seconds from about", KEEP_SECONDS)
+            limit = now - keep_seconds if before is None else before
             if _measure(period).ended_at < limit and not period.is_live():
                 found.append(period)
     return found

@@ -27,7 +27,7 @@ _ORDER = "order by at_us desc, events.id desc limit ?"
 _RECENT = 2_000
 #: The shortest text that the index can find; shorter ones are looked for in all texts.
 _TRIGRAM = 3
-#: The types of a sort key: the time backwards, the recording, the number in its database backwards.
+#: The types of a sort key: the time backwards, the period, the number in its database backwards.
 KEY_KINDS: tuple[type[int] | type[str], ...] = (int, str, int)
 _MINUTE = 60
 
@@ -56,7 +56,7 @@ def search_events(
     """Return the newest events that match, at most `limit`."""
     found: list[FoundEvent] = []
     for store in stores:
-        where, values = _make_where(query, after, store.recording)
+        where, values = _make_where(query, after, store.place)
         if query.text and query.text.isascii() and len(query.text) >= _TRIGRAM:
             # A text that many events have is found among the newest of them; the index would list all the others first.
             few = _search_recent(store, query, after, limit, problems)
@@ -73,7 +73,7 @@ def _collect(
     def read(db: sqlite3.Connection) -> None:
         for row in db.execute(statement, values):
             event = EventRow(store.recording, _make_event(row))
-            found.append(FoundEvent((-row[0], store.recording, -row[-1]), event))
+            found.append(FoundEvent((-row[0], store.place, -row[-1]), event))
 
     ask_database(store, read, problems)
 
@@ -88,7 +88,7 @@ def _search_recent(
     store: SegmentStore, query: EventQuery, after: Key | None, limit: int, problems: list[str]
 ) -> list[FoundEvent]:
     """Return the events that match among the newest `_RECENT` that match all but the text."""
-    where, values = _make_where(msgspec.structs.replace(query, text=""), after, store.recording)
+    where, values = _make_where(msgspec.structs.replace(query, text=""), after, store.place)
     newest = f"select * from events {where} {_ORDER}"  # noqa: S608
     found: list[FoundEvent] = []
     statement = (
@@ -99,7 +99,7 @@ def _search_recent(
     return found
 
 
-def _make_where(query: EventQuery, after: Key | None, recording: str) -> tuple[str, list[Any]]:
+def _make_where(query: EventQuery, after: Key | None, place: str) -> tuple[str, list[Any]]:
     clauses: list[tuple[str, list[Any]]] = []
     for column, wanted in (
         ("topic", query.topic),
@@ -121,7 +121,7 @@ def _make_where(query: EventQuery, after: Key | None, recording: str) -> tuple[s
     if query.text:
         clauses.append(_match_text(query.text))
     if after is not None:
-        clauses.append(_make_after(after, recording))
+        clauses.append(_make_after(after, place))
     where = " and ".join(f"({clause})" for clause, _ in clauses)
     return (f"where {where}" if where else ""), [value for _, values in clauses for value in values]
 
@@ -133,10 +133,10 @@ def _match_text(text: str) -> tuple[str, list[Any]]:
     return "text_id in (select rowid from texts_search where texts_search match ?)", [phrase]
 
 
-def _make_after(after: Key, recording: str) -> tuple[str, list[Any]]:
+def _make_after(after: Key, place: str) -> tuple[str, list[Any]]:
     at_us, where, number = -int(after[0]), str(after[1]), -int(after[2])
-    if recording != where:
-        return ("at_us <= ?" if recording > where else "at_us < ?"), [at_us]
+    if place != where:
+        return ("at_us <= ?" if place > where else "at_us < ?"), [at_us]
     return "at_us < ? or (at_us = ? and events.id < ?)", [at_us, at_us, number]
 
 

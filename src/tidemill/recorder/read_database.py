@@ -14,7 +14,7 @@ def open_database(period: Period) -> sqlite3.Connection:
     """Return a connection that cannot write.
 
     Raises:
-        OSError: It is missing, a link, or not this user's.
+        OSError: It is missing, empty, a link, or not this user's.
         sqlite3.Error: It is damaged, or of another version.
     """
     status = period.database.lstat()
@@ -36,6 +36,9 @@ def check_version(db: sqlite3.Connection) -> sqlite3.Connection:
     except BaseException:
         db.close()
         raise
+    if version == 0:  # it was begun a moment ago, or its process was killed at that moment
+        db.close()
+        raise FileNotFoundError(2, "the database has no tables yet")
     if version != VERSION:
         db.close()
         raise sqlite3.DatabaseError(f"its tables have version {version}, not {VERSION}")

@@ -69,6 +69,10 @@ class SegmentStore(Protocol):
     def recording(self) -> str:
         """The name of its worker's folder."""
 
+    @property
+    def place(self) -> str:
+        """The name of its worker's folder and that of the period: no other store has it."""
+
     def list_segments(self) -> list[SegmentName]:
         """Return the segments, the oldest first."""
 
@@ -125,6 +129,11 @@ class DiskStore:
     def recording(self) -> str:
         """See `SegmentStore`."""
         return self.period.worker_folder.name
+
+    @property
+    def place(self) -> str:
+        """See `SegmentStore`."""
+        return f"{self.recording}/{self.period.name}"
 
     def list_segments(self) -> list[SegmentName]:
         """See `SegmentStore`."""
@@ -188,6 +197,11 @@ class MemoryStore:
     def recording(self) -> str:
         """See `SegmentStore`."""
         return self._recording
+
+    @property
+    def place(self) -> str:
+        """See `SegmentStore`."""
+        return f"{self.recording}/"
 
     def list_segments(self) -> list[SegmentName]:
         """See `SegmentStore`."""

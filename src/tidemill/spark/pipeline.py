@@ -40,7 +40,7 @@ from tidemill.spark.live.control_desk import ControlDesk
 from tidemill.spark.live.ending import lag_fields, leave_for, log_drained, refuse_failure, refuse_uncommitted
 from tidemill.spark.live.group_monitor import GroupWatch
 from tidemill.spark.live.monitoring import Monitored, serve_metrics
-from tidemill.spark.live.recording import record_run
+from tidemill.spark.live.recording import answer_trace, record_run
 from tidemill.spark.live.reloader import Code, CodeFiles, Reloader
 from tidemill.spark.live.status_report import build_report
 from tidemill.spark.live.supervisor import JobMaker, Supervisor
@@ -247,7 +247,11 @@ class Pipeline:
             except RemoteError as error:
                 return {"error": str(error)}
 
-        return ControlDesk(self._found_by, worker, self.progress, report, {"release": release})
+        async def trace(request: dict[str, Any]) -> dict[str, Any]:
+            group = settings.kafka.consumer_group
+            return await asyncio.to_thread(answer_trace, self._recorder, group, worker, request)
+
+        return ControlDesk(self._found_by, worker, self.progress, report, {"release": release, "trace": trace})
 
     def _run_on_spark(self, spark: Spark, settings: Settings, worker: str, packed: bytes, partitions: int) -> ExitCode:
         count = choose_engine_count(settings.spark, partitions)

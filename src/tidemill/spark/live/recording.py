@@ -1,10 +1,12 @@
-"""Opens the recording of a pipeline, unless it is off: then nothing of it is imported."""
+"""Opens the recording of a pipeline, unless it is off (then nothing of it is imported), and answers about it."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from tidemill.config.redaction import redact
 from tidemill.config.settings import Settings
@@ -39,3 +41,24 @@ def record_run(
     ) as writer:
         recorder.writer = writer
         yield recorder
+
+
+def answer_trace(recorder: RunRecorder | None, group: str, worker: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer what is known of some messages, if that is in this process's memory; files are read by who asks."""
+    if recorder is None:
+        return {"traces": None}
+    from tidemill.recorder.memory_recording import MemoryRecording
+    from tidemill.recorder.periods import name_worker_folder
+    from tidemill.recorder.queries import MessageQuery
+    from tidemill.recorder.reader import Reader
+    from tidemill.recorder.tracing import find_traces
+
+    memory = recorder.writer.recording
+    if not isinstance(memory, MemoryRecording):
+        return {"traces": None}
+    try:
+        query = msgspec.convert(request.get("query"), MessageQuery)
+    except msgspec.ValidationError as error:
+        return {"error": f"not a question about messages: {error}"}
+    reader = Reader(None, {name_worker_folder(group, worker): memory})
+    return {"traces": msgspec.to_builtins(find_traces(reader, query))}
