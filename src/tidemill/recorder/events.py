@@ -29,6 +29,19 @@ class EventKind(enum.StrEnum):
     ACTION = "action"
 
 
+#: What happens when all is well: the texts are reasons, not errors, and have no class.
+ORDINARY = frozenset(
+    {
+        EventKind.ASSIGNED,
+        EventKind.REVOKED,
+        EventKind.PAUSED,
+        EventKind.RESUMED,
+        EventKind.ENGINE_STARTED,
+        EventKind.ACTION,
+    }
+)
+
+
 class RecordedEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     """One thing that happened.
 

@@ -14,7 +14,7 @@ import msgspec
 
 from tidemill.core.recorder.failure_sample import FailureSample
 from tidemill.pipeline.recording.texts import classify_error, clean_error, clean_name
-from tidemill.recorder.events import EventKind, RecordedEvent
+from tidemill.recorder.events import ORDINARY, EventKind, RecordedEvent
 from tidemill.recorder.schema import MAX_BODY_BYTES
 
 #: This many failures of a second are recorded one by one.
@@ -68,7 +68,7 @@ class EventLog:
             sink: The sink's place in the configuration.
             data: Other facts.
         """
-        error_class = classify_error(text) if text else ""
+        error_class = classify_error(text) if text and kind not in ORDINARY else ""
         if kind in _SAMPLED and not self._sample.admits(self._clock(), kind, error_class):
             return
         self._events.append(

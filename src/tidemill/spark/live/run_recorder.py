@@ -20,7 +20,7 @@ from tidemill.runtime.engine_link import RECONNECT_SECONDS
 from tidemill.runtime.link_messages import Hello
 from tidemill.runtime.link_server import LinkEvents, LinkServer
 from tidemill.runtime.log import throttle
-from tidemill.runtime.progress import EngineProgress, EngineSummary
+from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
 
 if TYPE_CHECKING:
     from tidemill.recorder.writer import RecordWriter
@@ -74,15 +74,15 @@ class RunRecorder:
         throttle(log, _LOG_SECONDS).error("what an engine recorded cannot be read", slot=slot, error=str(error))
         self.confirm(engine_id, seq)
 
-    def tell(self, kind: EventKind, hello: Hello, text: str = "") -> None:
-        """Record what happened to an engine."""
+    def tell(self, kind: EventKind, hello: Hello, text: str = "", *, is_failure: bool = True) -> None:
+        """Record what happened to an engine; what is a failure is grouped with others of its class."""
         data: dict[str, str | int | float] = {
             "slot": hello.slot,
             "pid": hello.pid,
             "host": hello.host,
             "engine_id": hello.engine_id,
         }
-        error_class = classify_error(text) if text else ""
+        error_class = classify_error(text) if text and is_failure else ""
         event = RecordedEvent(time.time_ns() // 1000, kind, text=clean_error(text), error_class=error_class, data=data)
         self.writer.add_event(event)
 
@@ -127,7 +127,8 @@ class _WatchedLink:
         hello = self._engines.pop(link, None)
         if hello is not None:
             text = summary.reason.value if summary.error is None else f"{summary.reason.value}: {summary.error}"
-            self._recorder.tell(EventKind.ENGINE_ENDED, hello, text)
+            is_failure = summary.reason is not StopReason.DRAINED
+            self._recorder.tell(EventKind.ENGINE_ENDED, hello, text, is_failure=is_failure)
         self._events.on_ended(link, summary)
 
     def on_closed(self, link: int) -> None:
