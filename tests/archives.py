@@ -68,6 +68,16 @@ def create_broker_archive() -> None:
             shutil.move(new, archive)
 
 
+def find_spark_archive() -> Path | None:
+    """Return the archive with which a Spark of this process starts; None if there is none."""
+    from tidemill.runtime.jar_resolver import spark_home
+    from tidemill.spark.session.conf import spark_conf
+    from tidemill.spark.session.kept_launch import find_kept_launch
+
+    kept = find_kept_launch(find_java(), spark_home(), spark_conf(SparkSettings(), "archive", 2))
+    return kept.archive if kept is not None and kept.uses_archive else None
+
+
 def create_spark_archive() -> None:
     """Run a job in Spark until the archive is there that its later starts use."""
     from tidemill.spark.session import launching
