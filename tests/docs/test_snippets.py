@@ -17,6 +17,7 @@ from tests.docs.snippets import PAGES, ROOT, Block, blocks
 from tests.until import wait_until
 
 from tidemill.config.loading import load_settings
+from tidemill.runtime.folders import user_cache_folder
 from tidemill.runtime.jars import kafka_classpath
 
 KNOWN = {"python", "yaml", "yaml triggers", "sh", "sh background", "text", "console", "json"}
@@ -68,9 +69,13 @@ class PageRun:
         self.where = folder
         self.background: list[tuple[Block, subprocess.Popen[bytes]]] = []
         clean = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMILL_")}
+        # What runs leave in a home is not left in that of whoever runs tests; what was downloaded is found.
+        (folder / ".home").mkdir()
         # Two test runs on this machine are two machines to Kafka.
         self.env = {
             **clean,
+            "HOME": str(folder / ".home"),
+            "XDG_CACHE_HOME": str(user_cache_folder().parent),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "WORKER_ID": f"docs-{os.getpid()}",
         }

@@ -407,3 +407,25 @@ def test_the_time_of_a_commit_is_found_in_the_counts(tmp_path: Path):
         committed = wait_until(lambda: reader.trace(TOPIC, 0, 7).stories[0].committed_us)
         assert committed is not None
         assert committed >= at
+
+
+def test_every_confirmed_row_is_found_exactly_once_at_any_moment_while_segments_are_sealed(tmp_path: Path):
+    confirmed: list[int] = []
+    settings = DebugSettings(db_dir=str(tmp_path), rotation_interval_minutes=0.005)
+    reader, looks = Reader(tmp_path), 0
+    with RecordWriter(
+        settings, "g", "w", stored=lambda _, seq: confirmed.append(seq), policy=SealPolicy(max_rows=15)
+    ) as writer:
+        for seq in range(300):
+            writer.put_rows("e1", 0, seq + 1, RowTable.MESSAGES, messages(message(seq)))
+            if seq % 4 == 0:
+                least = len(confirmed)
+                page = reader.find_messages(MessageQuery(), limit=1_000)
+                found = [row.offset for row in page.rows]
+                assert page.problems == []
+                assert len(found) == len(set(found)), "a row was found twice"
+                assert set(range(least)) <= set(found), "a confirmed row was not found"
+                looks += 1
+        wait_until(lambda: len(confirmed) == 300)
+    assert looks == 75
+    assert len(reader.list_recordings()) > 1

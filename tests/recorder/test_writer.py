@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,13 @@ from tests.until import wait_until
 
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.core.recorder.sealing import SealPolicy
-from tidemill.recorder import open_segment
+from tidemill.recorder import disk_recording, open_segment, sealed_files
+from tidemill.recorder import writer as writer_module
 from tidemill.recorder.disk_recording import DiskRecording
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.periods import Period, list_periods, list_worker_folders
+from tidemill.recorder.queries import MessageQuery
+from tidemill.recorder.reader import Reader
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.writer import RecordWriter
 
@@ -65,6 +69,8 @@ def test_rows_are_sealed_when_there_are_enough_and_the_rest_at_the_end(tmp_path:
         assert list(tmp_path.rglob("messages-*.open"))
     assert sorted(read_offsets(tmp_path)) == list(range(10, 60))
     assert not list(tmp_path.rglob("*.open"))
+    assert Reader(tmp_path).list_failures().problems == []
+    assert not [*tmp_path.rglob("*-wal"), *tmp_path.rglob("*-shm")], "readers would leave these behind"
 
 
 def test_a_frame_that_is_sent_again_is_stored_once_and_confirmed_again(tmp_path: Path):
@@ -160,6 +166,105 @@ def test_a_full_disk_loses_rows_says_so_and_goes_on_when_there_is_room(tmp_path:
     lost = [line for line in logs if line["event"] == "recorded rows are lost"]
     assert lost
     assert "No space left" in lost[0]["error"]
+
+
+LIMITED = """
+    import resource, sys
+    from tests.recorder.rows import START, message, messages
+    from tidemill.config.debug_settings import DebugSettings
+    from tidemill.recorder.events import EventKind, RecordedEvent
+    from tidemill.recorder.schema import RowTable
+    from tidemill.recorder.writer import RecordWriter
+
+    # No file of this process may become larger than this, which is how a full disk looks.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+    seqs = []
+    writer = RecordWriter(DebugSettings(db_dir=sys.argv[1]), "g", "w", stored=lambda _, seq: seqs.append(seq))
+    with writer:
+        for seq in range(1, 101):
+            writer.put_rows("e", 0, 2 * seq, RowTable.MESSAGES, messages(*(message(100 * seq + n) for n in range(100))))
+            text = f"{seq}" * 1_000
+            writer.put_events("e", 0, 2 * seq + 1, [RecordedEvent(START, EventKind.TASK_FAILED, text=text)])
+    done = writer.statistics
+    print(done.rows, done.lost_rows, done.events, done.lost_events, len(seqs))
+"""
+
+
+def test_files_that_cannot_grow_lose_rows_and_events_and_the_process_ends_as_usual(tmp_path: Path):
+    command = [sys.executable, "-c", textwrap.dedent(LIMITED), str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    rows, lost_rows, events, lost_events, confirmed = map(int, run.stdout.splitlines()[-1].split())
+    assert (rows + lost_rows, events + lost_events, confirmed) == (10_000, 100, 200)
+    assert lost_rows > 0
+    assert lost_events > 0
+    assert len(read_offsets(tmp_path)) == rows
+
+
+def test_what_a_full_disk_does_not_let_seal_is_sealed_later_and_readable_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(path: Path, data: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    one = DiskRecording(tmp_path, "g", "w", settings(tmp_path), SealPolicy(max_rows=10))
+    with monkeypatch.context() as full:
+        full.setattr(sealed_files, "_write_file", refuse)
+        with pytest.raises(OSError, match="No space left"):
+            add(one, 0)
+        with pytest.raises(OSError, match="No space left"):
+            add(one, 10)
+    page = Reader(tmp_path).find_messages(MessageQuery())
+    assert (len(page.rows), page.problems) == (20, [])
+    assert read_offsets(tmp_path) == []
+    monkeypatch.setattr(one, "_retry_at", 0.0)
+    one.tick()
+    assert read_offsets(tmp_path) == list(range(20))
+    assert not list(tmp_path.rglob("*.open"))
+    one.close()
+
+
+def test_a_new_period_that_cannot_be_begun_leaves_nothing_behind_and_the_old_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*arguments: object, **others: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    one = DiskRecording(tmp_path, "g", "w", settings(tmp_path, rotation_interval_minutes=1e-9))
+    before = sorted(path.name for path in (tmp_path / "g.w").iterdir())
+    with monkeypatch.context() as full:
+        full.setattr(disk_recording, "EventsDatabase", refuse)
+        with pytest.raises(sqlite3.OperationalError):
+            one.tick()
+        add(one, 0)
+    assert sorted(path.name for path in (tmp_path / "g.w").iterdir()) == before
+    one.close()
+    assert read_offsets(tmp_path) == list(range(10))
+
+
+def test_a_disk_that_hangs_delays_neither_who_records_nor_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang(*arguments: object) -> None:
+        hangs.set()
+        goes_on.wait(60)
+
+    monkeypatch.setattr(DiskRecording, "append", hang)
+    monkeypatch.setattr(writer_module, "END_SECONDS", 0.2)
+    monkeypatch.setattr(writer_module, "MAX_QUEUE_BYTES", 50_000)
+    confirmed: list[int] = []
+    with capture_logs() as logs:
+        with RecordWriter(settings(tmp_path), "g", "w", stored=lambda _, seq: confirmed.append(seq)) as writer:
+            body = messages(*(message(offset) for offset in range(1_000)))
+            writer.put_rows("e", 0, 1, RowTable.MESSAGES, body)
+            wait_until(hangs.is_set)
+            for seq in range(2, 100):
+                writer.put_rows("e", 0, seq, RowTable.MESSAGES, body)
+            lost = writer.statistics.lost_rows
+        assert 0 < lost < 98
+        assert len(confirmed) == lost
+        assert any("the disk is too slow" in str(line) for line in logs)
+    goes_on.set()
 
 
 def test_a_folder_that_cannot_be_written_means_memory_and_is_said_once(tmp_path: Path):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.until import wait_until
 
-from tidemill.core.errors import RemoteError
+from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.broker import EmbeddedBroker
 from tidemill.runtime.processes import is_running
 from tidemill.testing.kafka import consume, produce, unique_name
@@ -75,6 +75,12 @@ def test_a_taken_port_is_refused_although_somebody_answers_there(tmp_path: Path)
         with pytest.raises(RemoteError, match=r"port \d+ of 127\.0\.0\.1 is in use"):
             broker.start()
         assert not broker.running
+
+
+def test_a_file_in_the_place_of_the_data_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="file is a file, not a folder"):
+        EmbeddedBroker(tmp_path / "file").start()
 
 
 def test_a_broker_that_does_not_start_leaves_no_folder() -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.runtime.folders import OwnedFolder, user_cache_folder, writable_cache_folder
+from tidemill.core.errors import ConfigError
+from tidemill.runtime.folders import OwnedFolder, create_folder, user_cache_folder, writable_cache_folder
 
 PREFIX = "tidemill-test-"
 OWNER = """
@@ -107,3 +108,13 @@ def test_a_folder_without_a_lock_is_removed_if_it_is_old_and_empty(temporary: Pa
     OwnedFolder(PREFIX).cleanup()
     assert {name for name, folder in folders.items() if folder.exists()} == {"young", "full"}
     assert (temporary / f"{PREFIX}link").is_symlink()
+
+
+def test_a_folder_that_cannot_be_created_is_reported_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file is a file, not a folder; choose another folder"):
+        create_folder(tmp_path / "file")
+    with pytest.raises(ConfigError, match=r"file/below cannot be created: Not a directory; choose another one"):
+        create_folder(tmp_path / "file" / "below")
+    create_folder(tmp_path / "new" / "below")
+    create_folder(tmp_path / "new" / "below")

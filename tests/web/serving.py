@@ -30,11 +30,12 @@ def make_app(pipeline: ScriptedPipeline) -> ASGIApp:
     watched, debug = pipeline.watched(), pipeline.settings.debug
     origins = Origins(debug.host, debug.debug_url, tuple(debug.allowed_hosts))
     pages = Pages(describe_about(watched), origins.prefix)
-    view = PipelineView(watched, pages)
+    archive = open_archive(watched)
+    view = PipelineView(watched, pages, archive)
     view.sample()
     logins = Logins(None if debug.users or debug.tokens else KEY, debug.users, debug.tokens)
     health = Health(list, lambda: find_unready(pipeline.run, pipeline.progress(), pipeline.orphans))
-    sections = [build_section(view, pages), build_recorded_section(open_archive(watched), pages)]
+    sections = [build_section(view, pages), build_recorded_section(archive, pages)]
     return create_app(sections, pages, logins, origins, health, PORT)
 
 

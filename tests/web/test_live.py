@@ -12,7 +12,7 @@ from tidemill.web import live
 from tidemill.web.live import LiveUpdates
 from tidemill.web.pages import Pages
 from tidemill.web.pipeline.section import PipelineView
-from tidemill.web.pipeline.start import describe_about
+from tidemill.web.pipeline.start import describe_about, open_archive
 from tidemill.web.problems import Problem
 
 
@@ -88,7 +88,7 @@ async def test_a_client_that_goes_makes_room(monkeypatch: pytest.MonkeyPatch) ->
 async def test_the_overview_sends_only_parts_that_changed() -> None:
     pipeline = ScriptedPipeline()
     watched = pipeline.watched()
-    view = PipelineView(watched, Pages(describe_about(watched)))
+    view = PipelineView(watched, Pages(describe_about(watched)), open_archive(watched))
     view.sample()
     client = await view.live.listen("page")
     first = {event["event"] for event in [await anext(client) for _ in range(8)]}

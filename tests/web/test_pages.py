@@ -95,7 +95,7 @@ async def test_what_cannot_be_found_is_a_page_for_readers_and_a_problem_for_prog
     async with log_in(ScriptedPipeline()) as client:
         page = await client.get("/no-such-page", headers={"Accept": "text/html"})
         problem = await client.get("/api/v1/no-such-thing", headers={"Accept": "text/html"})
-        wrong = await client.get("/api/v1/series?seconds=100000")
+        wrong = await client.get("/api/v1/series?seconds=10000000")
 
     assert (page.status_code, problem.status_code, wrong.status_code) == (404, 404, 422)
     assert "there is nothing at /no-such-page" in page.text

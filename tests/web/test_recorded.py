@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,10 @@ from tests.web.recordings import COUNT, ERROR_CLASS, FAILED, KEY, TOPIC, record
 from tests.web.scripted_pipeline import SCRIPT, SECRET, ScriptedPipeline
 from tests.web.serving import log_in
 
+from tidemill.recorder.counts import Counts
+from tidemill.recorder.writer import RecordWriter
+from tidemill.runtime.progress import EngineProgress
+from tidemill.web.pipeline.past_series import build_series
 from tidemill.web.recorded.filters import parse_time
 from tidemill.web.recorded.models import Message, Task, Told
 from tidemill.web.recorded.waterfall import draw_waterfall
@@ -242,3 +248,36 @@ def test_bars_stay_within_the_picture_even_if_clocks_disagree() -> None:
     assert bars
     assert all(bar.left >= 0 and bar.left + bar.width <= 1000.001 for bar in bars)
     assert all((bar.seconds or 0) >= 0 for bar in bars)
+
+
+async def test_charts_of_longer_times_are_made_of_what_was_counted(tmp_path: Path) -> None:
+    pipeline = ScriptedPipeline({"debug": {"enabled": True, "db_dir": str(tmp_path / "db")}})
+    done = [0]
+    with RecordWriter(
+        pipeline.settings.debug,
+        "order-workers",
+        "worker-1",
+        read_progress=lambda: EngineProgress(consumed=done[0], messages_done=done[0], lag={"orders/0": 7}),
+    ) as writer:
+        async with log_in(pipeline) as client:
+
+            async def is_counted() -> bool:
+                done[0] += 50
+                series = await read(client, "/series?seconds=3600")
+                return sum(value or 0 for value in series["done"]) > 0 and 7 in series["lag"]
+
+            deadline = time.monotonic() + 60
+            while not await is_counted():
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.2)
+            page = (await client.get("/?range=3600")).text
+        assert writer.statistics.problem == ""
+    assert 'data-series="/api/v1/series?seconds=3600"' in page
+
+
+def test_a_gap_in_what_was_counted_is_a_gap_in_the_chart() -> None:
+    counts = [Counts(at=60, messages_done=120, attempt_counts=[0, 0, 4, *[0] * 12]), Counts(at=240, messages_done=60)]
+    series = build_series(counts, 60)
+    assert series.at == [60.0, 120.0, 240.0]
+    assert series.done == [2.0, None, 1.0]
+    assert series.task_p50[0] == pytest.approx(0.0175)

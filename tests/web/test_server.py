@@ -82,7 +82,7 @@ def test_an_end_before_the_beginning_frees_the_port() -> None:
     socket.create_server(place).close()
 
 
-def test_a_stream_has_the_state_at_once_and_its_client_holds_up_no_end() -> None:
+def test_a_stream_has_the_state_at_once_and_ends_with_the_server(caplog: pytest.LogCaptureFixture) -> None:
     with served() as web:
         connection = http.client.HTTPConnection(*find_place(web), timeout=30)
         connection.request("GET", "/api/v1/live", headers=log_in(web))
@@ -93,7 +93,10 @@ def test_a_stream_has_the_state_at_once_and_its_client_holds_up_no_end() -> None
         assert overview["group"] == "order-workers"
         began = time.monotonic()
     assert time.monotonic() - began < 10
+    rest = answer.read()
+    assert rest.startswith(b"\r\n")
     connection.close()
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("uvicorn")] == []
 
 
 def test_silent_clients_give_way_and_are_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tidemill.runtime.broker import EmbeddedBroker
 
 _CALL_SECONDS = 10.0
+#: Each takes files and memory of a broker that is for trying things out.
+_MAX_PARTITIONS = 1_000
 
 
 class _StopRequestedError(Exception):
@@ -73,8 +75,12 @@ def parse_topic(text: str) -> tuple[str, int]:
         raise ConfigError(f"--topic {text}: this name {error}; write NAME:PARTITIONS, for example orders:4") from None
     if not (count or "1").isdecimal():
         raise ConfigError(f"--topic {text}: {count!r} is not a number; write NAME:PARTITIONS, for example orders:4")
-    if int(count or 1) < 1:
-        raise ConfigError(f"--topic {text}: a topic has at least 1 partition; write for example orders:4")
+    # Shorter than Python's limit for the digits of a number.
+    if not 1 <= int((count or "1")[:10]) <= _MAX_PARTITIONS:
+        raise ConfigError(
+            f"--topic {text}: a topic has at least 1 partition, and at most {_MAX_PARTITIONS:,} here; write for "
+            "example orders:4"
+        )
     return name, int(count or 1)
 
 

@@ -35,6 +35,7 @@ from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.deadletters.letter import Letter
 from tidemill.runtime.broker import EmbeddedBroker
 from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.folders import create_folder
 from tidemill.runtime.topics import TopicReader
 from tidemill.spark.pipeline import Pipeline
 
@@ -43,7 +44,7 @@ ItemT = TypeVar("ItemT")
 PARTITIONS = 4
 DEFAULT_FOLDER = Path("demo-output")
 _MARKER = ".tidemill-demo"
-_OWN = ("kafka", "output", "topics", "tidemill.yaml")
+_OWN = ("kafka", "output", "topics", "recordings", "tidemill.yaml")
 #: If nothing is committed for this long, something is wrong, and waiting longer does not help.
 _STALL_SECONDS = 120.0
 #: Window summaries may come after the last commit.
@@ -96,7 +97,7 @@ def open_folder(path: Path) -> Iterator[Path]:
         raise ConfigError(f"{folder} is not a folder; choose another with --dir")
     if folder.exists() and any(folder.iterdir()) and not (folder / _MARKER).exists():
         raise ConfigError(f"{folder} has files that are not of a demo; name another folder with --dir")
-    folder.mkdir(parents=True, exist_ok=True)
+    create_folder(folder)
     with (folder / _MARKER).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -304,6 +305,7 @@ def _write_settings(folder: Path, bootstrap: str) -> Settings:
     document = yaml.safe_load((find_example() / "tidemill.yaml").read_text())
     document["kafka"]["brokers"] = bootstrap
     document["sinks"]["filesystem"]["output"]["base_path"] = str(folder / "output")
+    document["debug"] = {**document.get("debug", {}), "db_dir": str(folder / "recordings")}
     (folder / "tidemill.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
     return Settings.model_validate(document)
 

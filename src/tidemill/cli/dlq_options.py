@@ -102,7 +102,7 @@ def make_criteria(
     """Return the criteria that the common options stand for.
 
     Raises:
-        ConfigError: A kind is unknown, or a time is invalid.
+        ConfigError: A kind is unknown, a time is invalid, or the times are in the wrong order.
     """
     from tidemill.core.deadletters.redrive import Criteria
     from tidemill.deadletters.letter import LetterKind
@@ -113,12 +113,15 @@ def make_criteria(
             raise ConfigError(f"--kind {kind}: unknown kind; choose one of {', '.join(known)}")
     if "" in (ids or ()):
         raise ConfigError("--id: the id is empty; give the id of a letter, or omit the option for all letters")
+    begin, end = (parse_time(name, at, relative=relative) for name, at in (("--from", since), ("--until", until)))
+    if begin is not None and end is not None and begin >= end:
+        raise ConfigError(f"--until {until} is not after --from {since}, so no letter matches; swap or change them")
     return Criteria(
         tuple(ids or ()),
         tuple(kinds or ()),
         tuple(sinks or ()),
-        parse_time("--from", since, relative=relative),
-        parse_time("--until", until, relative=relative),
+        begin,
+        end,
         tuple(keys or ()),
         text,
     )

@@ -78,8 +78,8 @@ def find_system_cause(error: BaseException) -> TidemillError | None:
     """Return what to report for an error of the operating system that no command can prevent; None for any other.
 
     Example:
-        >>> find_system_cause(OSError(errno.ENAMETOOLONG, "File name too long", "xxx"))
-        ConfigError("'xxx': File name too long")
+        >>> str(find_system_cause(OSError(errno.ENAMETOOLONG, "File name too long", "xxx")))
+        "'xxx' cannot be used: File name too long; check the path and its permissions"
     """
     if not isinstance(error, OSError):
         return None
@@ -87,7 +87,7 @@ def find_system_cause(error: BaseException) -> TidemillError | None:
         place = "a file or standard output" if error.filename is None else repr(error.filename)
         return RemoteError(f"cannot write to {place}: {error.strerror}", retryable=False)
     if error.errno in _UNUSABLE and error.filename is not None:
-        return ConfigError(f"{error.filename!r}: {error.strerror}")
+        return ConfigError(f"{error.filename!r} cannot be used: {error.strerror}; check the path and its permissions")
     return None
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from tidemill.config.redaction import redact_text
 from tidemill.core.wording import format_count
 from tidemill.recorder.queries import EventRow, MessageRow, Story, TaskRow, Trace
 from tidemill.runtime.log_console import escape
@@ -99,7 +100,7 @@ def _task_line(task: TaskRow) -> _Line:
         details.append(f"error {_cut(task.error)}")
     for name, output in (("stdout", task.stdout), ("stderr", task.stderr)):
         if output:
-            details.append(f"{name} {_cut(show_bytes(output))}")
+            details.append(f"{name} {_cut(redact_text(show_bytes(output)))}")
     if task.parent:
         details.append(f"replaces task {task.parent}")
     at = task.started_at or task.queued_at or task.ended_at or 0

@@ -116,7 +116,7 @@ class OwnedPartition:
         run.attempts = 1
         if self.order is not None or run.generation:  # else it ends with its window's arrangement
             run.ended_at = time.time_ns() // 1000
-        if self._context.recorder is not None:
+        if (known.exit_code or run.task.labels) and self._context.recorder is not None:
             self._context.recorder.note_known(run, known.exit_code, len(stdout) + len(known.stderr))
         run.owner.succeeded(run, ExecutorResult(known.exit_code, stdout, known.stderr, 0.0, run.task, None))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -71,7 +72,7 @@ class DiskRecording:
         self._numbers = 0
         self._sealed: list[SegmentSize] = []
         self._unsealed: list[SegmentName] = []
-        self._retry_at = 0.0
+        self._retry_at = self._rotate_at = 0.0
         self._flushed = self._cleaned = time.monotonic()
         self._begin_period()
 
@@ -89,6 +90,9 @@ class DiskRecording:
             )
         except BaseException:
             os.close(lock)
+            shutil.rmtree(period.folder, ignore_errors=True)
+            for path in period.list_files():
+                path.unlink(missing_ok=True)
             raise
         self._period, self._lock, self.database = period, lock, database
         self._began = time.monotonic()
@@ -175,7 +179,8 @@ class DiskRecording:
             self.database.flush()
         if now - self._cleaned >= CLEAN_SECONDS:
             self._clean()
-        if is_period_over(now - self._began, self._settings.rotation_interval_minutes * 60):
+        if is_period_over(now - self._began, self._settings.rotation_interval_minutes * 60) and now >= self._rotate_at:
+            self._rotate_at = now + RETRY_SECONDS  # if it fails
             self._rotate()
 
     def _seal(self, table: RowTable) -> None:
@@ -197,13 +202,21 @@ class DiskRecording:
 
     def _seal_again(self) -> None:
         self._retry_at = time.monotonic() + RETRY_SECONDS
-        while self._unsealed:
-            name = self._unsealed[0]
-            row = seal_open_file(self._period, name, self._worker)
-            del self._unsealed[0]
+        refused: list[SegmentName] = []
+        names, self._unsealed = self._unsealed, refused
+        problem: Exception | None = None
+        for name in names:
+            try:
+                row = seal_open_file(self._period, name, self._worker)
+            except Exception as error:  # one that cannot be sealed must not hold back the others
+                refused.append(name)
+                problem = error
+                continue
             if row is not None:
                 self._sealed.append(SegmentSize(name.stem, row.size_bytes))
                 self.database.add_segment(row)
+        if problem is not None:
+            raise problem
 
     def _clean(self) -> None:
         self._cleaned = time.monotonic()
@@ -237,6 +250,7 @@ class DiskRecording:
         for table in list(self._open):
             self._seal(table)
         self._begin_period()
+        self._rotate_at = 0.0
         _close_period(before, lock, database)
 
     def close(self) -> None:

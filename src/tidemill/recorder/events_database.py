@@ -221,7 +221,12 @@ class EventsDatabase:
         self._db.execute("pragma synchronous = off")
 
     def close(self) -> None:
-        """Close it; it is one file then."""
+        """Close it; it is one file then, unless somebody reads it at this moment."""
+        try:
+            self._db.execute("pragma journal_mode = delete")
+        except sqlite3.Error:
+            self._db.close()
+            return
         self._db.close()
 
     def _roll_back(self) -> None:
@@ -243,5 +248,6 @@ def list_in_database(database: Path, rows: Sequence[SegmentRow]) -> None:
                 "insert or replace into segments values (?, ?, ?, ?, ?, ?, ?)",
                 (row.name, about.table, about.rows, row.size_bytes, about.first_at, about.last_at, row.sealed_at_us),
             )
+        db.execute("pragma journal_mode = delete")
     finally:
         db.close()

@@ -17,6 +17,7 @@ import hashlib
 import mmap
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -215,6 +216,7 @@ def create_period(worker_folder: Path, worker: str, now: float) -> tuple[Period,
             os.close(create_file(period.database))
         except BaseException:
             os.close(lock)
+            shutil.rmtree(period.folder, ignore_errors=True)
             raise
         return period, lock
     raise FileExistsError(17, f"too many periods {readable}-{start} in {worker_folder}")

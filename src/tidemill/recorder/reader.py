@@ -33,7 +33,8 @@ from tidemill.recorder.queries import (
     Trace,
 )
 from tidemill.recorder.recording_info import describe_recording, find_span
-from tidemill.recorder.row_search import Criteria, Found
+from tidemill.recorder.row_filter import KEY_KINDS, Criteria
+from tidemill.recorder.row_search import Found
 from tidemill.recorder.schema import MAX_KEY_BYTES, RowTable
 from tidemill.recorder.segment_store import DiskStore, MemoryStore, SegmentStore, StoreCache
 from tidemill.recorder.story import tell_stories
@@ -124,7 +125,7 @@ class Reader:
     ) -> tuple[list[Found], str | None, list[str]]:
         text = _name_query(what, query)
         if cursor is not None:
-            after = decode_cursor(cursor, text, row_search.KEY_KINDS[criteria.table])
+            after = decode_cursor(cursor, text, KEY_KINDS[criteria.table])
             criteria = msgspec.structs.replace(criteria, after=after)
         problems: list[str] = []
         with self._lock:

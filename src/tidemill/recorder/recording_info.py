@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 
 from tidemill.recorder.event_search import ask_database
 from tidemill.recorder.queries import RecordingInfo
-from tidemill.recorder.row_search import COLUMNS, READ_ERRORS
+from tidemill.recorder.row_filter import COLUMNS
+from tidemill.recorder.row_search import READ_ERRORS
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.segment_store import DiskStore, SegmentStore
 

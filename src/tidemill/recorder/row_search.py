@@ -6,15 +6,14 @@ sort key of the last row) leads to exactly the rows after it.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tidemill.core.recorder.cursor import Key
 from tidemill.recorder.frames import DamagedSegmentError
 from tidemill.recorder.periods import SegmentName
+from tidemill.recorder.row_filter import COLUMNS, WORDS, Criteria, is_after, list_columns, match_rows
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.sealing import pack_label
 from tidemill.recorder.segment_store import SegmentStore
@@ -23,75 +22,6 @@ from tidemill.recorder.summary import SegmentSummary
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
-
-#: Columns that are dictionaries in open segments.
-_WORDS = ("topic", "status", "kind", "engine_id")
-
-
-class Columns(msgspec.Struct, frozen=True):
-    """What the columns of a table are for; rows are ordered by `at` backwards, then by recording and `ties`."""
-
-    at: str
-    start: str
-    kind: str
-    first: str
-    last: str
-    ties: tuple[str, ...]
-
-
-COLUMNS = {
-    RowTable.MESSAGES: Columns(
-        "resolved_at", "consumed_at", "status", "offset", "offset", ("topic", "partition", "offset", "engine_id")
-    ),
-    RowTable.TASKS: Columns(
-        "ended_at", "started_at", "kind", "first_offset", "last_offset", ("task_id", "attempt", "engine_id")
-    ),
-}
-#: The types of a sort key: the time, the recording, the ties.
-KEY_KINDS: dict[RowTable, tuple[type[int] | type[str], ...]] = {
-    RowTable.MESSAGES: (int, str, str, int, int, str),
-    RowTable.TASKS: (int, str, str, int, str),
-}
-
-
-class Criteria(msgspec.Struct, frozen=True, kw_only=True):
-    """Which rows; what is None or empty matches all. Times and durations are microseconds.
-
-    Attributes:
-        places: Topics, partitions and offsets of messages, instead of one.
-        after: The sort key of the row before the first one.
-    """
-
-    table: RowTable
-    topic: str | None = None
-    partition: int | None = None
-    offset: int | None = None
-    key: bytes | None = None
-    task_id: str | None = None
-    label: tuple[str, str] | None = None
-    kinds: tuple[str, ...] = ()
-    min_us: int | None = None
-    max_us: int | None = None
-    since_us: int | None = None
-    until_us: int | None = None
-    places: frozenset[tuple[str, int, int]] = frozenset()
-    after: Key | None = None
-
-    def may_be_in(self, summary: SegmentSummary) -> bool:
-        """Tell whether a segment may have such rows."""
-        if self.since_us is not None and summary.last_at < self.since_us:
-            return False
-        if self.until_us is not None and summary.first_at >= self.until_us:
-            return False
-        if self.after is not None and summary.first_at > -int(self.after[0]):
-            return False
-        if self.min_us is not None and summary.longest_us < self.min_us:
-            return False
-        if self.kinds and not any(kind in summary.kinds for kind in self.kinds):
-            return False
-        if self.places:
-            return any(summary.has_offset(topic, partition, offset, offset) for topic, partition, offset in self.places)
-        return summary.has_offset(self.topic, self.partition, self.offset, self.offset)
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -166,46 +96,35 @@ def search(segments: Sequence[Segment], criteria: Criteria, limit: int, problems
 
 
 def _search_segment(segment: Segment, criteria: Criteria, limit: int, problems: list[str]) -> list[Found]:
-    recording = segment.store.recording
-    if segment.summary is None:
-        try:
-            parts, problem = segment.store.list_parts(segment.name)
-        except FileNotFoundError:
-            # Sealed a moment ago, or removed.
-            return _search_just_sealed(segment, criteria, limit)
-        if problem:
-            problems.append(f"{segment.place} is damaged; the rest of it was skipped: {problem}")
-        found: list[Found] = []
-        for part in parts:
-            rows = _select(part, criteria, recording, limit)
-            found += _to_found(part.take(rows["row"]), criteria.table, recording)
-        return found
-    return _search_sealed(segment.store, segment.name, criteria, limit)
-
-
-def _search_just_sealed(segment: Segment, criteria: Criteria, limit: int) -> list[Found]:
-    name = SegmentName(segment.name.number, segment.name.table, sealed=True)
-    return _search_sealed(segment.store, name, criteria, limit)
+    if segment.summary is not None:
+        return _search_sealed(segment.store, segment.name, criteria, limit)
+    try:
+        parts, problem = segment.store.list_parts(segment.name)
+    except FileNotFoundError:  # sealed a moment ago, or removed
+        name = SegmentName(segment.name.number, segment.name.table, sealed=True)
+        return _search_sealed(segment.store, name, criteria, limit)
+    if problem:
+        problems.append(f"{segment.place} is damaged; the rest of it was skipped: {problem}")
+    found: list[Found] = []
+    for part in parts:
+        rows = _choose(part, criteria, limit)
+        found += _finish(part.take(rows), criteria, segment.store.recording, limit)
+    return found
 
 
 def _search_sealed(store: SegmentStore, name: SegmentName, criteria: Criteria, limit: int) -> list[Found]:
-    file = None
     groups = _find_groups(store, name, criteria)
-    if groups is None:
-        file = store.open_rows(name)
-        groups = list(range(file.num_row_groups))
+    if groups is not None and not groups:
+        return []
+    file = store.open_rows(name)
+    groups = [group for group in groups or range(file.num_row_groups) if _may_have_offset(file, group, criteria)]
     if not groups:
         return []
-    file = file or store.open_rows(name)
-    groups = [group for group in groups if _may_have_offset(file, group, criteria)]
-    if not groups:
+    rows = _choose(_read(file, groups, list_columns(criteria)), criteria, limit)
+    if not len(rows):
         return []
-    table = _read(file, groups, _list_columns(criteria))
-    chosen = _select(table, criteria, store.recording, limit)
-    if not len(chosen):
-        return []
-    needed, rows = _locate(file, groups, chosen["row"].to_pylist())
-    return _to_found(_read(file, needed, None).take(rows), criteria.table, store.recording)
+    needed, places = _locate(file, groups, rows.to_pylist())
+    return _finish(_read(file, needed, None).take(places), criteria, store.recording, limit)
 
 
 def _read(file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str] | None) -> pa.Table:
@@ -252,122 +171,58 @@ def _column_places(file: pq.ParquetFile) -> dict[str, int]:
     return {about.column(place).path_in_schema: place for place in range(about.num_columns)}
 
 
-def _list_columns(criteria: Criteria) -> list[str]:
-    """Return the columns that decide whether and where a row is in the answer."""
-    columns = COLUMNS[criteria.table]
-    names = [columns.at, *columns.ties]
-    names += [columns.start] if criteria.min_us is not None or criteria.max_us is not None else []
-    names += [columns.kind] if criteria.kinds else []
-    names += ["topic"] if criteria.topic is not None else []
-    names += ["partition"] if criteria.partition is not None else []
-    names += [columns.first, columns.last] if criteria.offset is not None else []
-    names += ["key"] if criteria.key is not None else []
-    names += ["labels"] if criteria.label is not None else []
-    if criteria.offset is not None and criteria.table is RowTable.TASKS:
-        names.append("offsets")
-    return list(dict.fromkeys(names))
+def _choose(table: pa.Table, criteria: Criteria, limit: int) -> pa.Array:
+    """Return the numbers of the rows that may be among the newest that match: by time alone, which is quick.
 
-
-def _select(table: pa.Table, criteria: Criteria, recording: str, limit: int) -> pa.Table:
-    """Return the numbers of the newest rows of a table that match, as a column `row`, in order."""
+    There are more than `limit` where several rows have the time of the last one, or that of the cursor.
+    """
     import pyarrow.compute as pc
 
-    columns = COLUMNS[criteria.table]
-    for name in _WORDS:
+    for name in WORDS[criteria.table]:
         if name in table.column_names:
-            place = table.column_names.index(name)
-            table = table.set_column(place, name, table[name].cast("string"))
-    mask = _match(table, criteria, columns)
-    rows = pc.indices_nonzero(mask) if mask is not None else _count_up(len(table))
-    picked = (
-        table.select([columns.at, *columns.ties]).take(rows)
-        if mask is not None
-        else table.select([columns.at, *columns.ties])
-    )
-    picked = picked.set_column(0, columns.at, pc.coalesce(picked[columns.at], 0)).append_column("row", rows)
+            table = table.set_column(table.column_names.index(name), name, table[name].cast("string"))
+    mask = match_rows(table, criteria)
+    at = pc.coalesce(table[COLUMNS[criteria.table].at].combine_chunks(), 0)
+    rows = pc.indices_nonzero(pc.is_valid(at) if mask is None else mask)
+    at = at.take(rows)
+    if criteria.after is None:
+        return rows.filter(pc.greater_equal(at, _find_threshold(at, limit)))
+    start = -int(criteria.after[0])
+    earlier = pc.less(at, start)
+    threshold = _find_threshold(at.filter(earlier), limit)
+    return rows.filter(pc.or_(pc.equal(at, start), pc.and_(earlier, pc.greater_equal(at, threshold))))
+
+
+def _find_threshold(times: pa.Array, limit: int) -> int:
+    """Return the time that the newest `limit` of some times have at least."""
+    import pyarrow.compute as pc
+
+    if len(times) <= limit:
+        return -(2**63)
+    newest = times.take(pc.select_k_unstable(times, limit, sort_keys=[("", "descending")]))
+    return int(pc.min(newest).as_py())
+
+
+def _finish(table: pa.Table, criteria: Criteria, recording: str, limit: int) -> list[Found]:
+    """Return the first of some rows, in order."""
+    import pyarrow.compute as pc
+
+    columns = COLUMNS[criteria.table]
+    keys = table.select([columns.at, *columns.ties])
+    for place, name in enumerate(keys.column_names):
+        keys = keys.set_column(place, name, keys[name].cast("string") if name in WORDS[criteria.table] else keys[name])
+    keys = keys.set_column(0, columns.at, pc.coalesce(keys[columns.at], 0))
     if criteria.after is not None:
-        picked = picked.filter(_is_after(picked, criteria.after, recording, columns))
-    keys = [(columns.at, "descending"), *((name, "ascending") for name in columns.ties)]
-    return picked.take(pc.select_k_unstable(picked, min(limit, len(picked)), sort_keys=keys))
-
-
-def _count_up(number: int) -> pa.Array:
-    import pyarrow as pa
-
-    return pa.array(range(number), pa.uint64())
-
-
-def _match(table: pa.Table, criteria: Criteria, columns: Columns) -> pa.ChunkedArray | None:
-    """Return which rows match; None: all."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    masks = []
-    for name, wanted in (
-        ("topic", criteria.topic),
-        ("partition", criteria.partition),
-        ("task_id", criteria.task_id),
-        ("key", criteria.key),
-    ):
-        if wanted is not None:
-            masks.append(pc.equal(table[name], wanted))
-    if criteria.kinds:
-        masks.append(pc.is_in(table[columns.kind], pa.array(criteria.kinds)))
-    if criteria.since_us is not None:
-        masks.append(pc.greater_equal(table[columns.at], criteria.since_us))
-    if criteria.until_us is not None:
-        masks.append(pc.less(table[columns.at], criteria.until_us))
-    if criteria.min_us is not None or criteria.max_us is not None:
-        took = pc.subtract(table[columns.at], table[columns.start])
-        if criteria.min_us is not None:
-            masks.append(pc.greater_equal(took, criteria.min_us))
-        if criteria.max_us is not None:
-            masks.append(pc.less_equal(took, criteria.max_us))
-    if criteria.label is not None:
-        name, value = criteria.label
-        masks.append(pc.equal(pc.map_lookup(table["labels"], pa.scalar(name), "first"), value))
-    if criteria.places:
-        masks.append(_match_places(table, criteria.places))
-    if criteria.offset is not None:
-        masks.append(pc.less_equal(table[columns.first], criteria.offset))
-        masks.append(pc.greater_equal(table[columns.last], criteria.offset))
-        if criteria.table is RowTable.TASKS:
-            within = functools.reduce(pc.and_, masks)
-            has = (
-                maybe and criteria.offset in (offsets or ())
-                for maybe, offsets in zip(within.to_pylist(), table["offsets"].to_pylist(), strict=True)
-            )
-            masks.append(pa.chunked_array([pa.array(list(has), pa.bool_())]))
-    return pc.fill_null(functools.reduce(pc.and_kleene, masks), False) if masks else None
-
-
-def _match_places(table: pa.Table, places: Iterable[tuple[str, int, int]]) -> Any:
-    """Return which messages are among some; these are few, and in few partitions."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    partitions: dict[tuple[str, int], list[int]] = {}
-    for topic, partition, offset in places:
-        partitions.setdefault((topic, partition), []).append(offset)
-    masks = []
-    for (topic, partition), offsets in partitions.items():
-        here = pc.and_(pc.equal(table["topic"], topic), pc.equal(table["partition"], partition))
-        masks.append(pc.and_(here, pc.is_in(table["offset"], pa.array(offsets, pa.int64()))))
-    return functools.reduce(pc.or_, masks)
-
-
-def _is_after(table: pa.Table, after: Key, recording: str, columns: Columns) -> Any:
-    """Return which rows come after a sort key."""
-    import pyarrow.compute as pc
-
-    at, where, *ties = after
-    if recording != where:
-        return (pc.less_equal if recording > str(where) else pc.less)(table[columns.at], -int(at))
-    later: Any = None
-    for name, value in reversed(list(zip(columns.ties, ties, strict=True))):
-        greater = pc.greater(table[name], value)
-        later = greater if later is None else pc.or_(greater, pc.and_(pc.equal(table[name], value), later))
-    return pc.or_(pc.less(table[columns.at], -int(at)), pc.and_(pc.equal(table[columns.at], -int(at)), later))
+        later = is_after(keys, criteria.after, recording, columns)
+        keys, table = keys.filter(later), table.filter(later)
+    order = [(columns.at, "descending"), *((name, "ascending") for name in columns.ties)]
+    first = pc.select_k_unstable(keys, min(limit, len(keys)), sort_keys=order)
+    found = []
+    for row in table.take(first).to_pylist():
+        row["recording"] = recording
+        key = (-(row[columns.at] or 0), recording, *(row[name] for name in columns.ties))
+        found.append(Found(key, row))
+    return found
 
 
 def _locate(file: pq.ParquetFile, groups: Sequence[int], rows: Sequence[int]) -> tuple[list[int], pa.Array]:
@@ -387,13 +242,3 @@ def _locate(file: pq.ParquetFile, groups: Sequence[int], rows: Sequence[int]) ->
                 places[row] = start + row - starts[group].start
         start += len(starts[group])
     return needed, pa.array([places[row] for row in rows], pa.int64())
-
-
-def _to_found(table: pa.Table, kind: RowTable, recording: str) -> list[Found]:
-    columns = COLUMNS[kind]
-    found = []
-    for row in table.to_pylist():
-        row["recording"] = recording
-        key = (-(row[columns.at] or 0), recording, *(row[name] for name in columns.ties))
-        found.append(Found(key, row))
-    return found

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 #: Small enough that reading one is quick, large enough that its statistics cost little.
-GROUP_ROWS = 16_384
+GROUP_ROWS = 8_192
 #: Columns with few different values.
 _WORDS = ("topic", "status", "error", "kind", "engine_id")
 #: So many values tell whether they repeat.

@@ -18,6 +18,7 @@ from tidemill.recorder.hash_index import HashIndex
 from tidemill.recorder.memory_recording import MemoryRecording
 from tidemill.recorder.periods import Period, SegmentName, map_file
 from tidemill.recorder.read_database import check_version, open_database
+from tidemill.recorder.row_filter import WORDS
 from tidemill.recorder.schema import decode_rows
 from tidemill.recorder.sealing import SealedSegment, join_batches
 from tidemill.recorder.summary import SegmentSummary, unpack_index_file
@@ -142,7 +143,7 @@ class DiskStore:
     def open_rows(self, name: SegmentName) -> pq.ParquetFile:
         """See `SegmentStore`."""
         path = self.period.path_of(name, "parquet")
-        return self._cache.files.find(path, lambda: _open_parquet(map_file(path)))
+        return self._cache.files.find(path, lambda: _open_parquet(name, map_file(path)))
 
     def list_parts(self, name: SegmentName) -> tuple[list[pa.Table], str]:
         """See `SegmentStore`."""
@@ -208,7 +209,7 @@ class MemoryStore:
 
     def open_rows(self, name: SegmentName) -> pq.ParquetFile:
         """See `SegmentStore`."""
-        return self._files.find(name, lambda: _open_parquet(self._find(name).parquet))
+        return self._files.find(name, lambda: _open_parquet(name, self._find(name).parquet))
 
     def list_parts(self, name: SegmentName) -> tuple[list[pa.Table], str]:
         """See `SegmentStore`."""
@@ -223,12 +224,14 @@ class MemoryStore:
         return check_version(db)
 
 
-def _open_parquet(data: object) -> pq.ParquetFile:
+def _open_parquet(name: SegmentName, data: object) -> pq.ParquetFile:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        return pq.ParquetFile(pa.BufferReader(pa.py_buffer(data)), page_checksum_verification=True)
+        return pq.ParquetFile(
+            pa.BufferReader(pa.py_buffer(data)), page_checksum_verification=True, read_dictionary=WORDS[name.table]
+        )
     except (pa.ArrowException, OSError) as error:
         raise DamagedSegmentError(f"not a Parquet file: {error}") from error
 

@@ -26,7 +26,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from tidemill.core.errors import RemoteError
-from tidemill.runtime.folders import OwnedFolder
+from tidemill.runtime.folders import OwnedFolder, create_folder
 from tidemill.runtime.guarded import Guarded
 from tidemill.runtime.jars import Progress, kafka_classpath
 from tidemill.runtime.java import find_java
@@ -132,7 +132,7 @@ class EmbeddedBroker:
 
         Raises:
             RemoteError: It did not come up (with the end of its log), or its jars cannot be downloaded.
-            ConfigError: There is no Java.
+            ConfigError: There is no Java, or the data folder cannot be created.
         """
         if self.running:
             return self
@@ -143,9 +143,10 @@ class EmbeddedBroker:
                 f"port {self._fixed_port} of {HOST} is in use, perhaps by another Kafka; stop that program or choose "
                 "another port"
             )
+        # Before the download, which takes a while.
+        create_folder(self.data_dir)
         java = str(find_java().executable)
         command = [java, *_JVM_OPTIONS, "-cp", kafka_classpath(self._progress)]
-        self.data_dir.mkdir(parents=True, exist_ok=True)
         first = not (self.data_dir / "data" / "meta.properties").exists()
         self._progress("starting Apache Kafka")
         for attempt in range(1, _PORT_ATTEMPTS + 1):

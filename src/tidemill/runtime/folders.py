@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from tidemill.core.errors import ConfigError
 from tidemill.runtime.lock import HeldError, lock_file, refuse_foreign
 
 _OWNER = ".owner"
@@ -44,6 +45,20 @@ def writable_cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
             refuse_foreign(temporary)
             return temporary
     return Path(tempfile.mkdtemp(prefix="tidemill-cache-"))
+
+
+def create_folder(folder: Path) -> None:
+    """Create a folder that a user named, and those above it, if it is missing.
+
+    Raises:
+        ConfigError: It cannot be created.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ConfigError(f"{folder} is a file, not a folder; choose another folder") from None
+    except OSError as error:
+        raise ConfigError(f"the folder {folder} cannot be created: {error.strerror}; choose another one") from None
 
 
 def _temporary_cache_folder() -> Path:

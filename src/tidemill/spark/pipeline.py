@@ -65,7 +65,6 @@ if TYPE_CHECKING:  # loaded only where something is recorded
 
 log = structlog.get_logger(__name__)
 
-
 #: A stop takes at most its drain timeout and this, whatever is unreachable; the rest of 5 s is for Spark.
 STOP_SECONDS = 4.0
 #: Of that, an engine may take this much beyond its drain timeout; `pipeline.leaving` has it end a little earlier.
@@ -276,8 +275,7 @@ class Pipeline:
         spark.watch(lambda: self._foreground.wakes.put(Wake.SPARK_LOST))
         self._live = live
         try:
-            open_link = LinkServer if self._recorder is None else self._recorder.open_link
-            live.start(bind_host=host, open_link=open_link)
+            live.start(bind_host=host, open_link=self._recorder.open_link if self._recorder else LinkServer)
             self._linked = live
             if self._web is not None:
                 self._web.begin()
@@ -334,11 +332,8 @@ class Pipeline:
                     self._stop_reloads()
                     self._drained_at = self._drained_at or time.monotonic()
                     now = live.progress()
-                    log.info(
-                        "draining: no more messages are read; a second signal stops at once",
-                        **lag_fields(now),
-                        in_flight=now.in_flight,
-                    )
+                    text = "draining: no more messages are read; a second signal stops at once"
+                    log.info(text, **lag_fields(now), in_flight=now.in_flight)
                     self._foreground.states.enter(Phase.DRAINING, drain_seconds)
                     live.drain()
                 case Wake.STOP:

@@ -48,11 +48,18 @@ class LiveUpdates:
         self._views = views
         self._clients: set[Client] = set()
         self._last: dict[str, dict[str, str]] = {}
+        self._is_ended = False
 
     @property
     def clients(self) -> int:
         """How many listen."""
         return len(self._clients)
+
+    def close(self) -> None:
+        """End all streams."""
+        self._is_ended = True
+        for client in self._clients:
+            client.has_news.set()
 
     def update(self) -> None:
         """Compute what is new for those that listen."""
@@ -87,6 +94,8 @@ class LiveUpdates:
             while True:
                 await client.has_news.wait()
                 client.has_news.clear()
+                if self._is_ended:
+                    return
                 pending, client.pending = client.pending, {}
                 missed, client.missed = client.missed, 0
                 if missed:

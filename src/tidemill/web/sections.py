@@ -31,11 +31,13 @@ class Section:
         links: Its pages in the navigation.
         pages: Their routes.
         api: Its routes below `/api/v1`.
+        close: Ends what would keep the server from ending, such as streams.
     """
 
     links: Sequence[Link]
     pages: APIRouter
     api: APIRouter
+    close: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

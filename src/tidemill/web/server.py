@@ -37,14 +37,18 @@ _TICK_SECONDS = 1.0
 class _Server(uvicorn.Server):
     """Ends when it is told to, from any thread, and needs no polling for that."""
 
-    def __init__(self, config: uvicorn.Config, ended: asyncio.Event) -> None:
+    def __init__(self, config: uvicorn.Config, ended: asyncio.Event, sections: Sequence[Section]) -> None:
         super().__init__(config)
         self._ended = ended
+        self._sections = sections
 
     async def main_loop(self) -> None:
         while not (await self.on_tick(0) or self._ended.is_set()):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), _TICK_SECONDS)
+        for section in self._sections:
+            if section.close is not None:
+                section.close()
 
 
 class WebServer:
@@ -71,6 +75,7 @@ class WebServer:
         """Serve nothing yet."""
         self._listener = listener
         self._settings = settings
+        self._origins = Origins(settings.host, settings.debug_url, tuple(settings.allowed_hosts))
         self._key = key
         self._about = about
         self._health = health
@@ -94,8 +99,10 @@ class WebServer:
             self._loop.call_soon_threadsafe(self._ended.set)
 
     async def _serve(self) -> None:
+        pages = Pages(self._about, self._origins.prefix)
+        sections = self._mount(pages)
         config = uvicorn.Config(
-            self._create_app(),
+            self._create_app(pages, sections),
             http=LimitedProtocol,
             ws="none",
             lifespan="off",
@@ -109,12 +116,8 @@ class WebServer:
             timeout_graceful_shutdown=_END_SECONDS,
             h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
         )
-        await _Server(config, self._ended).serve([self._listener])
+        await _Server(config, self._ended, sections).serve([self._listener])
 
-    def _create_app(self) -> ASGIApp:
-        settings = self._settings
-        origins = Origins(settings.host, settings.debug_url, tuple(settings.allowed_hosts))
-        pages = Pages(self._about, origins.prefix)
-        logins = Logins(self._key, settings.users, settings.tokens)
-        port = self._listener.getsockname()[1]
-        return create_app(self._mount(pages), pages, logins, origins, self._health, port)
+    def _create_app(self, pages: Pages, sections: Sequence[Section]) -> ASGIApp:
+        logins = Logins(self._key, self._settings.users, self._settings.tokens)
+        return create_app(sections, pages, logins, self._origins, self._health, self._listener.getsockname()[1])

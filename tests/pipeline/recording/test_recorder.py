@@ -330,7 +330,7 @@ async def test_what_sinks_refuse_and_hooks_skip_is_told_with_the_next_beat(rig: 
     errors, skipped = recorded.of(EventKind.SINK_ERROR), recorded.of(EventKind.SINK_SKIPPED)
     assert {(error.sink, error.text) for error in errors} == {("sinks.filesystem.files", "no password=***")}
     assert sum(int(error.data["payloads"]) for error in errors) == 3
-    assert [event.data for event in skipped] == [{"payloads": 3}]
+    assert [event.data for event in skipped] == [{"count": 3}]
 
 
 async def test_commits_that_are_not_known_yet_are_left_empty(rig: MakeRig) -> None:
@@ -453,7 +453,7 @@ def test_ten_thousand_failures_a_second_are_sampled_and_their_counts_exact() -> 
     counts: Counter[str] = Counter()
     for event in events:
         if event.kind is EventKind.TASK_FAILED:
-            counts[event.error_class] += int(event.data.get("more", 1))
+            counts[event.error_class] += int(event.data.get("count", 1))
     assert counts == {"no user #": 7500, "password=***": 2500}
     assert SECRET not in str(events)
 

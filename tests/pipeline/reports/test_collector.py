@@ -64,7 +64,7 @@ async def test_large_messages_and_large_outputs_are_not_kept_until_there_are_a_t
     finished = FinishedMessages([kept])
     add(finished, 1, 2, size_bytes=collector.MAX_BYTES // 2)
     assert kept.batches == [[1, 2]]
-    finished.note_output(collector.MAX_BYTES)
+    finished.size_bytes += collector.MAX_BYTES
     add(finished, 3)
     assert kept.batches == [[1, 2], [3]]
 

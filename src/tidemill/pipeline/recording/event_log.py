@@ -95,7 +95,7 @@ class EventLog:
         counts = self._sample.take_last_counts() if last else self._sample.take_counts(self._clock())
         now = time.time_ns() // 1000
         for (kind, error_class), count in counts.items():
-            event = RecordedEvent(now, EventKind(kind), error_class=error_class, data={"more": count})
+            event = RecordedEvent(now, EventKind(kind), error_class=error_class, data={"count": count})
             self._events.append(event)
         encoded: list[msgspec.Raw] = []
         size = 0

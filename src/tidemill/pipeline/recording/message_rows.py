@@ -79,7 +79,7 @@ class TakenRows:
         self._topics = [topic for block in blocks for topic in block.topics]
         partitions = [partition for block in blocks for partition in block.partitions]
         offsets = [offset for block in blocks for offset in block.offsets]
-        self._committed_at = commits.find(list(zip(self._topics, partitions, strict=True)), offsets)
+        self._committed_at = commits.find(_list_places(self._topics, partitions), offsets)
         self.size = len(offsets)
 
     def join(self) -> pa.RecordBatch:
@@ -96,6 +96,15 @@ class TakenRows:
         joined["status"] = encode_words([status for block in blocks for status in block.statuses])
         joined["error"] = encode_words([error for block in blocks for error in block.errors])
         return pa.record_batch([joined[name] for name in schema.names], schema=schema)
+
+
+def _list_places(topics: Sequence[str], partitions: Sequence[int]) -> Sequence[TopicPartition]:
+    """Return topic and partition of each row; the same object for the same place, mostly."""
+    topic = topics[0]
+    if topics.count(topic) < len(topics):
+        return list(zip(topics, partitions, strict=True))
+    known = {partition: (topic, partition) for partition in set(partitions)}
+    return [known[partition] for partition in partitions]
 
 
 class _Block:

@@ -113,9 +113,8 @@ class EngineRecorder:
         self._note_task(lambda now: self._tasks.add(run, outcome, now))
 
     def note_known(self, run: TaskRun, exit_code: int, output_bytes: int) -> None:
-        """Record a task whose result was known, if it is worth a row of its own."""
-        if exit_code or run.task.labels:
-            self._note_task(lambda now: self._tasks.add_known(run, exit_code, output_bytes))
+        """Record a task whose result was known; for those with a label or an exit code only."""
+        self._note_task(lambda now: self._tasks.add_known(run, exit_code, output_bytes))
 
     def _note_task(self, add: Callable[[float], None]) -> None:
         now = self._clock()
@@ -191,12 +190,12 @@ class EngineRecorder:
             errors, refused, skipped = self._sinks.get(place, (0, 0, 0))
             if stats.error_count > errors:
                 data: dict[str, str | int | float] = {
-                    "errors": stats.error_count - errors,
+                    "count": stats.error_count - errors,
                     "payloads": stats.refused - refused,
                 }
                 self.events.add(EventKind.SINK_ERROR, stats.last_error or "", sink=place, data=data)
             if stats.skipped > skipped:
-                text, data = stats.last_error or "", {"payloads": stats.skipped - skipped}
+                text, data = stats.last_error or "", {"count": stats.skipped - skipped}
                 self.events.add(EventKind.SINK_SKIPPED, text, sink=place, data=data)
             self._sinks[place] = (stats.error_count, stats.refused, stats.skipped)
 

@@ -94,7 +94,7 @@ class TaskRows:
         )
 
     def add_known(self, run: TaskRun, exit_code: int, output_bytes: int) -> None:
-        """Add the row of a task whose result was known, if it has a label or failed."""
+        """Add the row of a task whose result was known."""
         kind = OK if exit_code == 0 else "exit"
         at = run.ended_at or time.time_ns() // 1000
         self._add(run, None, None, (at, at, at), exit_code, kind, output_bytes, None, None, None)

@@ -30,15 +30,18 @@ class FinishedMessages:
 
     Args:
         reports: Get every batch.
+
+    Attributes:
+        size_bytes: How much they keep: who gives a message something large, such as its task's output, adds that here.
     """
 
-    __slots__ = ("_items", "_reports", "_size_bytes", "_timer")
+    __slots__ = ("_items", "_reports", "_timer", "size_bytes")
 
     def __init__(self, reports: Sequence[Report]) -> None:
         """Start empty."""
         self._reports = reports
         self._items: list[FinishedItem] = []
-        self._size_bytes = 0
+        self.size_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def add(
@@ -60,22 +63,18 @@ class FinishedMessages:
         """
         items = self._items
         items.append((message, runs, window, time.time_ns(), rejected))
-        self._size_bytes += size_bytes
-        if len(items) >= MAX_MESSAGES or self._size_bytes >= MAX_BYTES:
+        self.size_bytes += size_bytes
+        if len(items) >= MAX_MESSAGES or self.size_bytes >= MAX_BYTES:
             self.flush()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(MAX_SECONDS, self.flush)
-
-    def note_output(self, size_bytes: int) -> None:
-        """Count the output of a task, which its message will keep."""
-        self._size_bytes += size_bytes
 
     def flush(self) -> None:
         """Hand over what was collected."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        items, self._items, self._size_bytes = self._items, [], 0
+        items, self._items, self.size_bytes = self._items, [], 0
         if not items:
             return
         batch = FinishedBatch(items)

@@ -152,7 +152,7 @@ class WindowRun:
         context.counters.tasks_done += 1
         context.slowest.add(result)
         if context.finished is not None:
-            context.finished.note_output(len(result.stdout_bytes) + len(result.stderr))
+            context.finished.size_bytes += len(result.stdout_bytes) + len(result.stderr)
         # Even without a hook the turn is given back first: a window of a hundred known results must not recurse.
         context.hooks.submit(self.collect if context.overridden.on_task_complete else self._end_task, run)
 

@@ -217,7 +217,9 @@ def _make_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"the folder for outcomes {folder} cannot be made: {error.strerror}") from error
+        raise ConfigError(
+            f"the folder for outcomes {folder} cannot be created: {error.strerror}; choose another one"
+        ) from error
     return folder
 
 

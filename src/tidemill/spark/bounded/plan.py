@@ -107,7 +107,9 @@ class Folder:
             path.parent.mkdir(parents=True, exist_ok=True)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise ConfigError(f"the folder for outcomes {self.path} cannot be used: {error.strerror}") from error
+            raise ConfigError(
+                f"the folder for outcomes {self.path} cannot be used: {error.strerror}; choose another one"
+            ) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield

@@ -16,20 +16,25 @@ from starlette.requests import Request
 from tidemill.core.errors import RemoteError
 from tidemill.core.wording import format_count
 from tidemill.recorder.events import EventKind, RecordedEvent
+from tidemill.recorder.periods import name_worker_folder
 from tidemill.recorder.writer import RecordWriter
 from tidemill.spark.live.web_ui import Watched
 from tidemill.web.live import LiveUpdates
 from tidemill.web.pages import Pages
 from tidemill.web.pipeline.models import Done, Overview, Series, Setting
 from tidemill.web.pipeline.overview import describe_pipeline
+from tidemill.web.pipeline.past_series import build_series, choose_step
 from tidemill.web.pipeline.sampler import KEPT_SECONDS, Sampler
 from tidemill.web.pipeline.settings_view import list_settings
 from tidemill.web.problems import Problem
+from tidemill.web.recorded.archive import Archive
 from tidemill.web.sections import Link, Section
 
 log = structlog.get_logger(__name__)
 
 TICK_SECONDS = 1.0
+_MILLION = 1_000_000
+MAX_SERIES_SECONDS = 7 * 86_400
 _PING_SECONDS = 15
 #: A client that does not read for this long is disconnected; it connects again by itself.
 _SEND_SECONDS = 30.0
@@ -43,11 +48,17 @@ class PipelineView:
     Args:
         watched: The pipeline.
         pages: Renders parts of pages.
+        archive: What was recorded.
         writer: Where actions are recorded; None: nowhere.
+
+    Attributes:
+        recording: The name of this worker's recordings.
     """
 
-    def __init__(self, watched: Watched, pages: Pages, writer: RecordWriter | None = None) -> None:
+    def __init__(self, watched: Watched, pages: Pages, archive: Archive, writer: RecordWriter | None = None) -> None:
         """Sample nothing yet."""
+        self.archive = archive
+        self.recording = name_worker_folder(watched.settings.kafka.consumer_group, watched.worker)
         self.watched = watched
         self.sampler = Sampler()
         self.live = LiveUpdates({"overview": self._describe, "page": self._render})
@@ -72,7 +83,7 @@ class PipelineView:
         """Log and record that somebody did something."""
         log.info("an action was carried out for the web UI", action=action, by=by)
         if self._writer is not None:
-            at_us = int(time.time() * 1_000_000)
+            at_us = int(time.time() * _MILLION)
             event = RecordedEvent(at_us, EventKind.ACTION, text=action, data={"by": by})
             self._writer.add_event(event)
 
@@ -97,15 +108,18 @@ class PipelineView:
 def build_section(view: PipelineView, pages: Pages) -> Section:
     """Return the section of a pipeline."""
     links = [Link("Overview", "/"), Link("Configuration", "/configuration", is_last=True)]
-    return Section(links, _build_pages(view, pages), _build_api(view))
+    return Section(links, _build_pages(view, pages), _build_api(view), view.live.close)
 
 
 def _build_pages(view: PipelineView, pages: Pages) -> APIRouter:
     router = APIRouter()
 
     @router.get("/")
-    async def show_overview(request: Request) -> Response:
-        return pages.answer(request, "overview.html", o=view.now())
+    async def show_overview(
+        request: Request,
+        range_seconds: Annotated[int, Query(alias="range", ge=1, le=MAX_SERIES_SECONDS)] = KEPT_SECONDS,
+    ) -> Response:
+        return pages.answer(request, "overview.html", o=view.now(), range=range_seconds)
 
     @router.get("/configuration")
     async def show_configuration(request: Request, changed: bool = False) -> Response:
@@ -127,11 +141,22 @@ def _build_api(view: PipelineView) -> APIRouter:
     async def read_overview() -> Overview:
         return view.now()
 
-    @router.get("/series", summary="Numbers over the last minutes, a point per second")
+    @router.get(
+        "/series",
+        summary="Numbers over time, for charts",
+        description="A point per second for the last 15 minutes; longer times are read from the recording, in steps.",
+    )
     async def read_series(
-        seconds: Annotated[int, Query(ge=1, le=KEPT_SECONDS, description="How far back.")] = KEPT_SECONDS,
+        seconds: Annotated[int, Query(ge=1, le=MAX_SERIES_SECONDS, description="How far back.")] = KEPT_SECONDS,
     ) -> Series:
-        return view.sampler.series(seconds)
+        if seconds <= KEPT_SECONDS:
+            return view.sampler.series(seconds)
+        step, now = choose_step(seconds), int(time.time())
+        since = (now - seconds) // step * step
+        counts = await asyncio.to_thread(
+            view.archive.read_counts, view.recording, since * _MILLION, (now + 1) * _MILLION, step
+        )
+        return build_series(counts, step)
 
     @router.get("/configuration", summary="All settings, secrets masked")
     async def read_configuration() -> list[Setting]:

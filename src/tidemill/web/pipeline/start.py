@@ -56,9 +56,10 @@ def build_server(listener: socket.socket, key: str | None, watched: Watched, rec
     writer = recorder.writer if recorder is not None else None
 
     def mount(pages: Pages) -> Sequence[Section]:
-        view = PipelineView(watched, pages, writer)
+        archive = open_archive(watched, writer)
+        view = PipelineView(watched, pages, archive, writer)
         view.start()
-        return [build_section(view, pages), build_recorded_section(open_archive(watched, writer), pages)]
+        return [build_section(view, pages), build_recorded_section(archive, pages)]
 
     def find_reasons() -> list[str]:
         return find_unready(watched.asked.state(), watched.asked.progress(), watched.asked.find_orphans())

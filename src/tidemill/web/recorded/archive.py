@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from tidemill.core.recorder.cursor import WrongCursorError
+from tidemill.recorder.counts import Counts
 from tidemill.recorder.queries import EventQuery, MessageQuery, TaskQuery
 from tidemill.recorder.reader import Reader
 from tidemill.web.problems import Problem
@@ -57,36 +58,40 @@ class Archive:
     def _limit(self, limit: int) -> int:
         return max(1, min(limit, self.max_rows))
 
-    def find_messages(self, query: MessageQuery, cursor: str, limit: int) -> models.Messages:
+    def find_messages(self, query: MessageQuery, cursor: str, limit: int) -> models.MessagePage:
         """Return a page of messages."""
         query, inner = _open_cursor(query, cursor)
         page = _ask(lambda: self._reader.find_messages(query, inner, self._limit(limit)))
         rows = [models.describe_message(row) for row in page.rows]
-        return models.Messages(rows=rows, cursor=_seal_cursor(query, page.cursor), problems=page.problems)
+        return models.MessagePage(rows=rows, cursor=_seal_cursor(query, page.cursor), problems=page.problems)
 
-    def find_tasks(self, query: TaskQuery, cursor: str, limit: int) -> models.Tasks:
+    def find_tasks(self, query: TaskQuery, cursor: str, limit: int) -> models.TaskPage:
         """Return a page of tasks."""
         query, inner = _open_cursor(query, cursor)
         page = _ask(lambda: self._reader.find_tasks(query, inner, self._limit(limit)))
         rows = [models.describe_task(row) for row in page.rows]
-        return models.Tasks(rows=rows, cursor=_seal_cursor(query, page.cursor), problems=page.problems)
+        return models.TaskPage(rows=rows, cursor=_seal_cursor(query, page.cursor), problems=page.problems)
 
-    def find_events(self, query: EventQuery, cursor: str, limit: int) -> models.Events:
+    def find_events(self, query: EventQuery, cursor: str, limit: int) -> models.EventPage:
         """Return a page of events."""
         query, inner = _open_cursor(query, cursor)
         page = _ask(lambda: self._reader.find_events(query, inner, self._limit(limit)))
         rows = [models.describe_event(row) for row in page.rows]
-        return models.Events(rows=rows, cursor=_seal_cursor(query, page.cursor), problems=page.problems)
+        return models.EventPage(rows=rows, cursor=_seal_cursor(query, page.cursor), problems=page.problems)
 
-    def list_failures(self, since_us: int | None, until_us: int | None, limit: int) -> models.Failures:
+    def list_failures(self, since_us: int | None, until_us: int | None, limit: int) -> models.FailureList:
         """Return groups of failures."""
         found = self._reader.list_failures(since_us, until_us, self._limit(limit))
         groups = [models.describe_failure(group) for group in found.groups]
-        return models.Failures(groups=groups, more=found.more, problems=found.problems)
+        return models.FailureList(groups=groups, more=found.more, problems=found.problems)
 
     def tell_story(self, topic: str, partition: int, offset: int) -> models.MessageStory:
         """Return what happened to a message."""
         return models.describe_story(self._reader.trace(topic, partition, offset))
+
+    def read_counts(self, recording: str, since_us: int, until_us: int, step_seconds: int) -> list[Counts]:
+        """Return what was counted in each step of a time, without steps in which nothing was."""
+        return self._reader.read_counts(since_us, until_us, step_seconds, recording).points
 
     def list_recordings(self) -> list[models.Recording]:
         """Return all periods, the newest of each worker first."""

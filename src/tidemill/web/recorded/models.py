@@ -124,7 +124,7 @@ class Recording(BaseModel):
     problems: list[str]
 
 
-class Messages(BaseModel):
+class MessagePage(BaseModel):
     """A page of messages, the newest first."""
 
     rows: list[Message]
@@ -132,7 +132,7 @@ class Messages(BaseModel):
     problems: list[str] = Field(description="What could not be read.")
 
 
-class Tasks(BaseModel):
+class TaskPage(BaseModel):
     """A page of tasks, those that ended last first."""
 
     rows: list[Task]
@@ -140,7 +140,7 @@ class Tasks(BaseModel):
     problems: list[str] = Field(description="What could not be read.")
 
 
-class Events(BaseModel):
+class EventPage(BaseModel):
     """A page of events, the newest first."""
 
     rows: list[Event]
@@ -148,7 +148,7 @@ class Events(BaseModel):
     problems: list[str] = Field(description="What could not be read.")
 
 
-class Failures(BaseModel):
+class FailureList(BaseModel):
     """Groups of failures, the most frequent first."""
 
     groups: list[Failure]

@@ -111,7 +111,7 @@ def _build_api(archive: Archive) -> APIRouter:
     router = APIRouter(tags=["recordings"])
 
     @router.get("/messages", summary="Finished messages, the newest first")
-    def find_messages(query: MessageFilters, cursor: Cursor = "", limit: Limit = PAGE_ROWS) -> models.Messages:
+    def find_messages(query: MessageFilters, cursor: Cursor = "", limit: Limit = PAGE_ROWS) -> models.MessagePage:
         return archive.find_messages(query, cursor, limit)
 
     @router.get("/messages/{topic}/{partition}/{offset}", summary="What happened to a message")
@@ -122,16 +122,16 @@ def _build_api(archive: Archive) -> APIRouter:
         return story
 
     @router.get("/tasks", summary="Tasks that ran, those that ended last first")
-    def find_tasks(query: TaskFilters, cursor: Cursor = "", limit: Limit = PAGE_ROWS) -> models.Tasks:
+    def find_tasks(query: TaskFilters, cursor: Cursor = "", limit: Limit = PAGE_ROWS) -> models.TaskPage:
         return archive.find_tasks(query, cursor, limit)
 
     @router.get("/failures", summary="Failures by error, the most frequent first")
-    def list_failures(since: Since = "", until: Since = "", limit: Limit = PAGE_ROWS) -> models.Failures:
+    def list_failures(since: Since = "", until: Since = "", limit: Limit = PAGE_ROWS) -> models.FailureList:
         now = time.time()
         return archive.list_failures(parse_time("since", since, now), parse_time("until", until, now), limit)
 
     @router.get("/events", summary="Failures, retries, rebalances, actions: the newest first")
-    def find_events(query: EventFilters, cursor: Cursor = "", limit: Limit = PAGE_ROWS) -> models.Events:
+    def find_events(query: EventFilters, cursor: Cursor = "", limit: Limit = PAGE_ROWS) -> models.EventPage:
         return archive.find_events(query, cursor, limit)
 
     @router.get("/recordings", summary="What is kept, by worker and period")

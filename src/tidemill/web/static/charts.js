@@ -3,6 +3,8 @@
   const holder = document.querySelector("[data-series]");
   if (!holder || !window.uPlot) return;
   const KEPT = 900;
+  const range = Number(holder.dataset.range);
+  const isLive = range <= KEPT; // longer times are asked for again now and then
   const short = (value) => {
     if (value == null) return "–";
     const size = Math.abs(value);
@@ -48,7 +50,7 @@
         legend: { live: true, markers: { width: 0, fill: (plot, place) => plot.series[place].stroke() } },
         scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
         axes: [
-          { ...axis, space: 70, values: clock },
+          { ...axis, size: 28, space: 70, values: clock },
           { ...axis, size: 52, space: 34, values: (_, ticks) => ticks.map(chart.format) },
         ],
         series: [{ label: "time", value: (_, at) => (at == null ? "now" : new Date(at * 1000).toLocaleTimeString(undefined, { hour12: false })) }, ...series],
@@ -68,7 +70,7 @@
   };
 
   document.addEventListener("point", (event) => {
-    if (!columns) return;
+    if (!columns || !isLive) return;
     const from = event.detail.at.length && event.detail.at[0] > (columns.at.at(-1) || 0) ? event.detail : null;
     if (!from) return;
     for (const name of Object.keys(columns)) {
@@ -78,6 +80,7 @@
     for (const { plot, chart } of plots) plot.setData(pick(chart));
   });
   document.addEventListener("live", load);
+  if (!isLive) setInterval(() => document.hidden || load(), Math.max(10, range / 480) * 1000);
   document.addEventListener("theme", () => columns && draw());
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => columns && draw());
   new ResizeObserver(() => {

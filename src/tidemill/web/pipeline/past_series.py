@@ -1,0 +1,62 @@
+"""Numbers over longer times than the sampler keeps, from what was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidemill.recorder.counts import Counts
+from tidemill.web.pipeline.models import Series
+from tidemill.web.pipeline.sampler import find_quantile
+
+_MINUTE = 60
+#: A chart has about this many points.
+_POINTS = 480
+
+
+def choose_step(seconds: int) -> int:
+    """Return the seconds of a step; whole minutes once there are more of them than points.
+
+    Example:
+        >>> choose_step(900), choose_step(3600), choose_step(86_400)
+        (2, 8, 180)
+    """
+    step = -(-seconds // _POINTS)
+    return step if step < _MINUTE else -(-step // _MINUTE) * _MINUTE
+
+
+def build_series(counts: Sequence[Counts], step_seconds: int) -> Series:
+    """Return counts as numbers per second; where a step is missing, nothing is known.
+
+    Args:
+        counts: In order of time.
+        step_seconds: The time of each.
+    """
+    columns: dict[str, list[float | None]] = {name: [] for name in Series.model_fields}
+    before: int | None = None
+    for point in counts:
+        if before is not None and point.at > before + step_seconds:
+            _add(columns, {"at": float(before + step_seconds)})
+        before = point.at
+        _add(columns, _describe(point, step_seconds))
+    return Series(**columns)
+
+
+def _add(columns: dict[str, list[float | None]], values: dict[str, float | None]) -> None:
+    for name, column in columns.items():
+        column.append(values.get(name))
+
+
+def _describe(point: Counts, step_seconds: int) -> dict[str, float | None]:
+    return {
+        "at": float(point.at),
+        "consumed": point.consumed / step_seconds,
+        "done": point.messages_done / step_seconds,
+        "failed": point.tasks_failed / step_seconds,
+        "retried": point.tasks_retried / step_seconds,
+        "letters": point.dead_lettered / step_seconds,
+        "lag": point.lag,
+        "in_flight": point.in_flight,
+        "task_p50": find_quantile(point.attempt_counts, 0.5),
+        "task_p95": find_quantile(point.attempt_counts, 0.95),
+        "task_p99": find_quantile(point.attempt_counts, 0.99),
+    }

@@ -1,0 +1,187 @@
+"""The pages in a real browser: the system's chromium, driven through all of them.
+
+`TIDEMILL_SCREENSHOTS=DIR` keeps the pictures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+from playwright.sync_api import Browser, Page, Request, sync_playwright
+from tests.until import wait_until
+from tests.web.recordings import FAILED, record
+from tests.web.scripted_pipeline import ScriptedPipeline
+
+from tidemill.spark.live.web_ui import serve_web
+
+PAGES = {
+    "overview": "/",
+    "messages": "/messages",
+    "message": f"/messages/orders/0/{FAILED}",
+    "unknown message": "/messages/orders/0/999999",
+    "tasks": "/tasks?label=tenant%3Dacme",
+    "failures": "/failures?since=1h",
+    "events": "/events?kind=task_failed",
+    "recordings": "/recordings",
+    "configuration": "/configuration",
+    "api": "/api/docs",
+}
+WIDE, NARROW = (1280, 850), (390, 844)
+#: Waits of the browser, in milliseconds: enough for a machine that is very busy.
+PATIENCE = 90_000
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@dataclass
+class Served:
+    """A pipeline with its web UI."""
+
+    pipeline: ScriptedPipeline
+    address: str
+
+    @property
+    def base(self) -> str:
+        parts = urlsplit(self.address)
+        return f"{parts.scheme}://{parts.netloc}"
+
+
+@dataclass
+class Watch:
+    """What went wrong in a page."""
+
+    base: str
+    wrong: list[str] = field(default_factory=list)
+
+    def follow(self, page: Page) -> None:
+        page.on(
+            "console", lambda said: self.wrong.append(f"{said.type}: {said.text}") if said.type == "error" else None
+        )
+        page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        page.on("request", self._check)
+
+    def _check(self, request: Request) -> None:
+        if not request.url.startswith((f"{self.base}/", "data:")):
+            self.wrong.append(f"a request elsewhere: {request.url}")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    found = shutil.which("chromium")
+    assert found is not None, "chromium is missing; scripts/test installs it (apt install chromium fonts-dejavu-core)"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("recordings") / "db"
+    record(folder)
+    pipeline = ScriptedPipeline({"debug": {"enabled": True, "port": 0, "db_dir": str(folder)}})
+    with serve_web(pipeline.watched()) as web:
+        assert web is not None
+        web.begin()
+        yield Served(pipeline, web.address)
+
+
+@contextlib.contextmanager
+def opened(browser: Browser, served: Served, size: tuple[int, int], theme: str) -> Iterator[tuple[Page, Watch]]:
+    """Yield a page that is logged in."""
+    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=theme)  # type: ignore[arg-type]
+    context.set_default_timeout(PATIENCE)
+    page, watch = context.new_page(), Watch(served.base)
+    watch.follow(page)
+    page.goto(served.address)
+    page.wait_for_url(f"{served.base}/")
+    try:
+        yield page, watch
+    finally:
+        context.close()
+
+
+@pytest.mark.parametrize(
+    ("size", "theme"),
+    [
+        (NARROW, "dark"),
+        pytest.param(WIDE, "light", marks=pytest.mark.long),
+        pytest.param(WIDE, "dark", marks=pytest.mark.long),
+        pytest.param(NARROW, "light", marks=pytest.mark.long),
+    ],
+)
+def test_every_page_fits_logs_no_error_and_asks_nobody_else(
+    browser: Browser, served: Served, size: tuple[int, int], theme: str, tmp_path: Path
+) -> None:
+    kept = Path(os.environ.get("TIDEMILL_SCREENSHOTS", tmp_path))
+    with opened(browser, served, size, theme) as (page, watch):
+        for name, path in PAGES.items():
+            page.goto(f"{served.base}{path}")
+            if path == "/":
+                page.wait_for_selector("[data-live][data-state=on]")
+                page.wait_for_selector(".chart canvas")
+            page.screenshot(path=kept / f"{name.replace(' ', '-')}-{theme}-{size[0]}.png", full_page=True)
+            assert page.evaluate("document.documentElement.scrollWidth") <= size[0], f"{name} is wider than the window"
+            assert page.locator("h1").count() == 1, name
+            background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            assert (background == "rgb(14, 19, 24)") == (theme == "dark"), name
+    wrong = [text for text in watch.wrong if "404" not in text]  # the message that is not recorded
+    assert wrong == []
+
+
+def test_the_overview_follows_the_pipeline_without_being_reloaded(browser: Browser, served: Served) -> None:
+    with opened(browser, served, WIDE, "light") as (page, watch):
+        page.wait_for_selector("[data-live][data-state=on]")
+        first = served.pipeline.engines
+        served.pipeline.engines = [msgspec.structs.replace(first[0], state="link lost"), first[1]]
+        page.wait_for_selector("#engines >> text=link lost")
+        served.pipeline.engines = first
+        page.wait_for_selector("#engines >> text=link lost", state="detached")
+        points = page.evaluate("document.querySelectorAll('.chart canvas').length")
+    assert points == 4
+    assert watch.wrong == []
+
+
+def test_a_drain_is_confirmed_by_its_name_with_the_keyboard_alone(browser: Browser, served: Served) -> None:
+    with opened(browser, served, WIDE, "light") as (page, watch):
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.className") == "skip"
+        page.focus("#drain")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("dialog[open]")
+        page.keyboard.type("order-worker")
+        assert page.is_disabled("dialog button[value=yes]")
+        page.keyboard.type("s")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".toasts >> text=The pipeline drains")
+    wait_until(lambda: served.pipeline.actions == ["drain"], 10)
+    assert watch.wrong == []
+
+
+def test_searching_paging_and_opening_a_message_by_hand(browser: Browser, served: Served) -> None:
+    with opened(browser, served, WIDE, "light") as (page, watch):
+        page.goto(f"{served.base}/messages")
+        assert page.locator("#rows > tr").count() == 101
+        page.click("tr.more a")
+        page.locator("#rows > tr").nth(200).wait_for()
+        page.keyboard.press("/")
+        page.keyboard.type(f"orders:0:{FAILED}")
+        page.keyboard.press("Enter")
+        page.wait_for_url(f"**/messages/orders/0/{FAILED}")
+        assert page.locator("svg.bar").count() >= 10
+        page.goto(f"{served.base}/configuration")
+        page.fill("input[type=search]", "consumer_group")
+        assert page.locator("tr.setting:visible").count() == 1
+        page.click("[data-theme-switch]")
+        assert page.get_attribute("html", "data-theme") == "dark"
+        page.reload()
+        assert page.get_attribute("html", "data-theme") == "dark"
+    assert watch.wrong == []
