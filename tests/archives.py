@@ -7,6 +7,7 @@ run without them just as well: a JVM ignores an archive that is not its own.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -68,6 +69,16 @@ def create_broker_archive() -> None:
             shutil.move(new, archive)
 
 
+def find_spark_archive() -> Path | None:
+    """Return the archive with which a Spark of this process starts; None if there is none."""
+    from tidemill.runtime.jar_resolver import spark_home
+    from tidemill.spark.session.conf import spark_conf
+    from tidemill.spark.session.kept_launch import find_kept_launch
+
+    kept = find_kept_launch(find_java(), spark_home(), spark_conf(SparkSettings(), "archive", 2))
+    return kept.archive if kept is not None and kept.uses_archive else None
+
+
 def create_spark_archive() -> None:
     """Run a job in Spark until the archive is there that its later starts use."""
     from tidemill.spark.session import launching
@@ -81,7 +92,9 @@ def create_spark_archive() -> None:
         kept = spark._launch._kept
         if kept is not None and kept.wants_archive:
             spark.note_running()
-            wait_until(lambda: not kept.wants_archive, 120, what="the archive of Spark's JVM")
+            # It is created at the lowest priority; what it would save is not worth more than this.
+            with contextlib.suppress(AssertionError):
+                wait_until(lambda: not kept.wants_archive, 240)
     finally:
         spark.stop()
 

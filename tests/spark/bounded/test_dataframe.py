@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.archives import find_spark_archive
 from tests.spark.backfill_handlers import Known, Unready
 
 from tidemill import CollectResult, ExecutorTask, FilePayload, Handler, PrecomputedResult
@@ -37,13 +38,15 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+    archive = find_spark_archive()
+    options = [*QUICK_JVM, *([f"-XX:SharedArchiveFile={archive}"] if archive is not None else [])]
     os.environ["JAVA_HOME"] = str(find_java().home)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     session = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.extraJavaOptions", " ".join(QUICK_JVM))
+        .config("spark.driver.extraJavaOptions", " ".join(options))
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
