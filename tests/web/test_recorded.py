@@ -182,7 +182,7 @@ async def test_a_message_tells_its_whole_story(pipeline: ScriptedPipeline) -> No
     assert kinds == ["task_retry", "task_retry", "task_failed", "sink_error", "dead_lettered"]
     assert told["tasks"][2]["stderr"] == f"Traceback {SCRIPT}"
     for text in (
-        "window and arrange",
+        "buffer, window and arrange",
         "task-240, try 3",
         "hooks and delivery",
         "postgres.db",

@@ -30,7 +30,7 @@ from tidemill.pipeline.handler.periodic import periodic
 from tidemill.pipeline.recording import recorder as recorder_module
 from tidemill.pipeline.recording.event_log import MAX_PER_SECOND, EventLog
 from tidemill.pipeline.recording.recorder import EngineRecorder
-from tidemill.pipeline.recording.task_rows import MAX_STREAM_BYTES, cut_stream
+from tidemill.pipeline.recording.task_rows import MAX_STREAM_BYTES, cut_stream, mask_stream
 from tidemill.pipeline.reports.report import NO_WINDOW, FinishedBatch
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.schema import MAX_BODY_BYTES, RowTable, decode_rows
@@ -168,8 +168,8 @@ async def test_each_try_of_a_task_has_a_row_and_its_failure_an_event_with_secret
     assert first["pid"] not in (None, os.getpid())
     assert SECRET not in str(first["args"])
     assert first["error"] == "cannot log in with password=***"
-    assert first["stdout"] == f"{SECRET} to stdout\n".encode(), "output is kept as it is, as letters keep messages"
-    assert first["output_bytes"] == len(first["stdout"]) + len(first["stderr"])
+    assert first["stdout"] == b"password=*** to stdout\n"
+    assert first["output_bytes"] == len(f"{SECRET} to stdout\ncannot log in with {SECRET}\n")
     (row,) = recorded.messages
     assert (row["status"], row["attempts"], row["error"]) == ("failed", 2, "cannot log in with password=***")
     (retry,), (failed,) = recorded.of(EventKind.TASK_RETRY), recorded.of(EventKind.TASK_FAILED)
@@ -523,6 +523,17 @@ def test_of_a_long_stream_the_beginning_and_the_end_are_kept(size: int) -> None:
     cut = cut_stream(data)
     assert len(cut) <= MAX_STREAM_BYTES
     assert cut == data or (cut.startswith(b"aaa") and cut.endswith(b"zzz") and b"left out" in cut)
+
+
+def test_no_half_of_a_secret_is_left_where_a_long_stream_is_cut() -> None:
+    for size in range(len(SECRET) + 2):
+        lines = f"{SECRET}\n".encode() * 10_000 + b"." * size
+        assert b"hunter" not in mask_stream(cut_stream(lines))
+        assert b"unter2" not in mask_stream(cut_stream(lines))
+
+
+def test_masking_leaves_what_is_not_text_as_it_is() -> None:
+    assert mask_stream(b"\xff\xfe token=abc \x00") == b"\xff\xfe token=*** \x00"
 
 
 async def test_a_blocked_loop_is_an_event_with_its_hook(rig: MakeRig) -> None:

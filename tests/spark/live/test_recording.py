@@ -128,7 +128,17 @@ async def test_the_start_of_an_engine_and_its_end_are_told_with_secrets_masked(d
     await link.close(EngineSummary(3, StopReason.FAILED, f"it broke: {SECRET}"))
     await until(lambda: len(driver.writer.events) == 2)
     assert driver.kinds() == [EventKind.ENGINE_STARTED, EventKind.ENGINE_ENDED]
-    assert driver.writer.events[1].text == "failed: it broke: password=***"
+    ended = driver.writer.events[1]
+    assert (ended.text, ended.error_class) == ("failed: it broke: password=***", "failed: it broke: password=***")
+
+
+async def test_an_engine_that_was_drained_has_not_failed(driver: Driver) -> None:
+    link = connect(driver.address)
+    await link.connect()
+    await until(lambda: driver.writer.events)
+    await link.close(EngineSummary(3, StopReason.DRAINED))
+    await until(lambda: len(driver.writer.events) == 2)
+    assert (driver.writer.events[1].text, driver.writer.events[1].error_class) == ("drained", "")
 
 
 async def test_an_engine_that_comes_back_in_time_is_not_lost_and_one_that_does_not_is(

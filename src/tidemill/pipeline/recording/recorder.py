@@ -45,6 +45,8 @@ MAX_ROWS = 20_000
 MAX_HELD_BYTES = 4 * 1024 * 1024
 #: More rows than this are packed on a thread: it takes about a microsecond for each.
 MAX_ROWS_ON_LOOP = 2_000
+#: So is more output than this, in which secrets are looked for.
+MAX_OUTPUT_ON_LOOP = 16 * 1024
 #: Rows stay at least this long, so that most messages are committed by then.
 COMMIT_SECONDS = 0.3
 #: A batch that cannot be recorded as a whole is split, this often; what is left then is lost.
@@ -233,13 +235,16 @@ class EngineRecorder:
     def _pack_tasks(self, *, at_once: bool = False) -> None:
         if at_once or RowTable.TASKS not in self._packing:
             self._tasks_since = None
-            self._pack(RowTable.TASKS, self._tasks.take(), at_once=at_once)
+            output_bytes = self._tasks.held_bytes
+            self._pack(RowTable.TASKS, self._tasks.take(), at_once=at_once, output_bytes=output_bytes)
 
-    def _pack(self, table: RowTable, taken: TakenRows | TakenTaskRows | None, *, at_once: bool) -> None:
+    def _pack(
+        self, table: RowTable, taken: TakenRows | TakenTaskRows | None, *, at_once: bool, output_bytes: int = 0
+    ) -> None:
         """Pack rows: few of them here, many on a thread, unless it has to be at once."""
         if taken is None:
             return
-        if not at_once and taken.size > MAX_ROWS_ON_LOOP:
+        if not at_once and (taken.size > MAX_ROWS_ON_LOOP or output_bytes > MAX_OUTPUT_ON_LOOP):
             self._packing[table] = self.tasks.run(f"the packing of {table}", self._pack_on_thread(table, taken))
             return
         try:

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from tidemill.config.debug_settings import DebugSettings
+from tidemill.config.redaction import redact_text
 from tidemill.core.recorder.failure_sample import FailureSample
 from tidemill.pipeline.handler.models import ExecutorError, ExecutorTask
 from tidemill.pipeline.recording.message_rows import encode_words
@@ -163,19 +164,31 @@ class TakenTaskRows:
         import pyarrow as pa
 
         schema = tasks_schema()
-        columns = dict(zip(schema.names, zip(*self._rows, strict=True), strict=True))
+        columns: dict[str, Any] = dict(zip(schema.names, zip(*self._rows, strict=True), strict=True))
+        for stream in ("stdout", "stderr"):
+            columns[stream] = [None if data is None else mask_stream(data) for data in columns[stream]]
         words = {name: encode_words(columns.pop(name)) for name in ("topic", "kind")}
         arrays = {name: pa.array(column, schema.field(name).type) for name, column in columns.items()} | words
         return pa.record_batch([arrays[name] for name in schema.names], schema=schema)
 
 
 def cut_stream(data: bytes) -> bytes:
-    """Return what is kept of a stream: all of it, or its beginning and its end."""
+    """Return what is kept of a stream: all of it, or its beginning and its end.
+
+    Between them it is cut at the end of a line if it has lines, so that no half of a secret is left unmasked.
+    """
     if len(data) <= MAX_STREAM_BYTES:
         return data
-    between = b"\n... (%d bytes left out) ...\n" % (len(data) - MAX_STREAM_BYTES)
-    half = (MAX_STREAM_BYTES - len(between)) // 2
-    return data[:half] + between + data[-half:]
+    half = (MAX_STREAM_BYTES - 100) // 2
+    head, tail = data[:half], data[-half:]
+    head = head[: head.rfind(b"\n") + 1] or head
+    tail = tail[tail.find(b"\n") + 1 :] or tail
+    return head + b"\n... (%d bytes left out) ...\n" % (len(data) - len(head) - len(tail)) + tail
+
+
+def mask_stream(data: bytes) -> bytes:
+    """Return what a program wrote with its secrets masked, as logs mask them; bytes that are not text stay."""
+    return redact_text(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
 def _clean_labels(task: ExecutorTask) -> list[tuple[str, str]]:

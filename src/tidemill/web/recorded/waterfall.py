@@ -71,7 +71,7 @@ def _list_spans(told: Told) -> Iterator[_Span]:
     message = told.message
     consumed, arranged, tasks_done = message.consumed_at, message.arranged_at, message.tasks_done_at
     if consumed is not None:
-        yield _Span("window and arrange", "stage", consumed, arranged or message.resolved_at)
+        yield _Span("buffer, window and arrange", "stage", consumed, arranged or message.resolved_at)
     if arranged is not None and tasks_done is not None:
         yield _Span("tasks", "stage", arranged, tasks_done)
     yield from sorted(_list_details(told), key=lambda span: span.start)
