@@ -19,6 +19,7 @@ import confluent_kafka as ck
 import pytest
 import yaml
 from confluent_kafka.admin import AdminClient
+from tests.jsonl import read_lines
 from tests.sinks.conftest import database, http_double, mongo, postgres, valkey
 from tests.spark.terminal import Command
 from tests.until import wait_until
@@ -107,7 +108,7 @@ class Site:
 
     def rows(self) -> list[dict[str, Any]]:
         path = self.out / "out.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return read_lines(path)
 
     def seen(self) -> Counter[int]:
         return Counter(row["n"] for row in self.rows())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests import prepared
+from tests.jsonl import read_lines
 from tests.runtime.metrics.asking import scrape
 from tests.until import wait_until
 
@@ -251,7 +251,7 @@ class DevRun:
 
     def results(self) -> list[dict[str, str]]:
         path = self.folder / "output" / "results.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return read_lines(path)
 
     def processed(self, lines: list[str]) -> set[str]:
         """Wait for the results of these lines, and return them without their numbers."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests import prepared
+from tests.jsonl import read_lines
 from tests.letters import letter, write
 from tests.until import wait_until
 from typer.testing import CliRunner
@@ -59,7 +60,7 @@ class Dlq:
 
     def sent(self) -> Counter[int]:
         path = self.folder / "out" / "out.jsonl"
-        return Counter(json.loads(line)["n"] for line in path.read_text().splitlines()) if path.exists() else Counter()
+        return Counter(line["n"] for line in read_lines(path))
 
 
 @pytest.fixture

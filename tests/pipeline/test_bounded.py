@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import Counter
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from tests.jsonl import read_lines
 from tests.until import until
 
 from tidemill.config.settings import Settings
@@ -114,7 +114,7 @@ class Place:
 
     def lines(self, name: str = "out") -> list[dict[str, Any]]:
         path = self.folder / "out" / name
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return read_lines(path)
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self.outcomes.iterdir()) if self.outcomes.exists() else []

@@ -15,6 +15,7 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
+from tests.jsonl import read_lines
 from tests.sources.engines import Engines
 from tests.until import until
 
@@ -78,8 +79,7 @@ class Place(Engines):
         assert producer.flush(20) == 0
 
     def lines(self) -> Counter[str]:
-        text = (self.folder / "out").read_text() if (self.folder / "out").exists() else ""
-        return Counter(json.loads(line)["value"] for line in text.splitlines())
+        return Counter(line["value"] for line in read_lines(self.folder / "out"))
 
     def committed_at_the_broker(self, partitions: list[Any]) -> dict[Any, int]:
         consumer = ck.Consumer({"bootstrap.servers": self.broker.bootstrap, "group.id": self.topic})

@@ -20,6 +20,7 @@ import pytest
 import yaml
 from confluent_kafka.admin import AdminClient
 from tests import prepared
+from tests.jsonl import read_lines
 from tests.until import wait_until
 
 from tidemill.runtime.exitcode import ExitCode
@@ -67,7 +68,7 @@ class Site:
 
     def seen(self) -> Counter[int]:
         path = self.folder / "out" / "out.jsonl"
-        return Counter(json.loads(line)["n"] for line in path.read_text().splitlines()) if path.exists() else Counter()
+        return Counter(line["n"] for line in read_lines(path))
 
     def rows(self) -> list[dict[str, Any]]:
         return [row for part in sorted(self.outcomes.glob("part-*")) for row in pq.read_table(part).to_pylist()]

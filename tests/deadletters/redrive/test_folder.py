@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.jsonl import read_lines
 from tests.letters import letter, write
 
 from tidemill.config.settings import Settings
@@ -57,8 +57,7 @@ class Place:
         return Redrive(self.settings, RedriveOrder(**{"target": Target.SINK, **order})).run()
 
     def sent(self) -> Counter[int]:
-        lines = self.out.read_text().splitlines() if self.out.exists() else []
-        return Counter(json.loads(line)["n"] for line in lines)
+        return Counter(line["n"] for line in read_lines(self.out))
 
     def redriven(self) -> dict[str, list[str]]:
         """Return where to each letter was sent, by the value of its message."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.archives import find_spark_archive
+from tests.jsonl import read_lines
 from tests.spark.backfill_handlers import Known, Unready
 
 from tidemill import CollectResult, ExecutorTask, FilePayload, Handler, PrecomputedResult
@@ -83,7 +84,7 @@ def out_file(settings: Settings) -> Path:
 
 def seen(settings: Settings) -> Counter[int]:
     path = out_file(settings)
-    return Counter(json.loads(line)["n"] for line in path.read_text().splitlines()) if path.exists() else Counter()
+    return Counter(line["n"] for line in read_lines(path))
 
 
 def test_a_batch_is_delivered_once_however_often_its_outcomes_are_read(session, settings):
