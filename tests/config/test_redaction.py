@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tidemill.config.redaction import MASK, is_secret, redact, redact_text
+from tidemill.deadletters.letter import Letter, LetterKind
 
 
 @pytest.mark.parametrize(
@@ -125,9 +126,15 @@ def test_other_text_stays_as_it_is(text: str) -> None:
 
 def test_long_texts_do_not_take_long() -> None:
     texts = ["a" * 200_000 + "=", "password" * 20_000 + " =x", "x://" * 50_000, "a.b@c " * 30_000 + "="]
+    texts += [":" + "token" * 20_000, "@" + "a.a." * 50_000, "token" + " " * 50_000 + "token"]
 
     started = time.perf_counter()
     for text in texts:
         redact_text(text)
 
     assert time.perf_counter() - started < 2.0
+
+
+def test_the_value_of_an_option_is_masked_where_a_letter_shows_arguments() -> None:
+    letter = Letter.about([], LetterKind.TASK, "failed", args=["psql", "--password", "hunter2", "--token", "-v", 3])
+    assert letter.args == ["psql", "--password", MASK, "--token", "-v", "3"]

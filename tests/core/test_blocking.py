@@ -25,6 +25,14 @@ def test_a_watching_thread_that_was_late_itself_blames_nobody():
     assert judge_block(0.5, usage, usage, 0.2, overslept_seconds=0.1) is Cause.WAITING
 
 
+def test_a_thread_that_still_waits_for_a_cpu_blames_nobody():
+    before = Usage(1.0, 1.0)
+    assert judge_block(0.5, before, Usage(1.05, 1.1, is_runnable=True), 0.2) is Cause.STARVED
+    assert judge_block(0.5, before, Usage(1.05, 1.1), 0.2) is Cause.WAITING
+    assert judge_block(0.5, before, Usage(1.45, 1.0, is_runnable=True), 0.2) is Cause.COMPUTING
+    assert judge_block(0.5, before, Usage(1.15, 1.0, is_runnable=True), 0.2) is Cause.STARVED
+
+
 def test_code_that_computes_without_letting_the_watching_thread_run_is_to_blame():
     before = Usage(1.0, 1.0)
     assert judge_block(0.5, before, Usage(1.45, 1.0), 0.2, overslept_seconds=0.45) is Cause.COMPUTING

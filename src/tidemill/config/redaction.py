@@ -23,10 +23,11 @@ _SSL_KEY = re.compile(r"ssl[._]key(?:[._]|$|store[._-]?key)", re.IGNORECASE)
 _PUBLIC = re.compile(
     r"[._](?:location|path|file|url|mechanism|format|type|enabled?)$|^env_inherit_deny$", re.IGNORECASE
 )
-_USERINFO = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]*://)(?P<user>[^/?#\s'\"]*)@")
-#: Starts only at the beginning of a word: tried inside each word, it would take quadratic time on a long one.
+#: What precedes `://`, and a name behind the word that makes it secret, are bounded: without a bound, a long text of
+#: nothing but such words would take quadratic time, with the GIL held.
+_USERINFO = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]{0,30}://)(?P<user>[^/?#\s'\"]*)@")
 _ASSIGNED = re.compile(
-    rf"(?P<name>(?<![\w.-])[\w.-]*(?:{_WORDS})[\w.-]*)(?P<equals>['\"]?\s*[=:]\s*)"
+    rf"(?P<name>(?:{_WORDS})[\w.-]{{0,100}})(?P<equals>['\"]?\s{{0,100}}[=:]\s*)"
     r"(?P<value>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\s,;&'\"}\])]+)",
     re.IGNORECASE,
 )
@@ -47,6 +48,30 @@ def is_secret(key: str) -> bool:
     if _SASL.match(key):
         return not _SASL_PUBLIC.match(key)
     return bool(_SECRET_KEY.search(key) or _SSL_KEY.search(key))
+
+
+def announces_secret(argument: str) -> bool:
+    """Tell whether an argument of a command is an option whose value, the next argument, is a secret.
+
+    Example:
+        >>> [announces_secret(argument) for argument in ("--password", "--db-token", "--token=x", "password", "--top")]
+        [True, True, False, False, False]
+    """
+    return argument.startswith("-") and "=" not in argument and len(argument) <= 100 and is_secret(argument.lstrip("-"))
+
+
+def redact_arguments(arguments: Iterable[object]) -> list[str]:
+    """Return the arguments of a command with the secrets in them masked, as texts.
+
+    Example:
+        >>> redact_arguments(["curl", "--token", "hunter2", "http://me:hunter2@host/", 7])
+        ['curl', '--token', '***', 'http://***@host/', '7']
+    """
+    masked, is_secret_next = [], False
+    for argument in map(str, arguments):
+        masked.append(MASK if is_secret_next and not argument.startswith("-") else redact_text(argument))
+        is_secret_next = announces_secret(argument)
+    return masked
 
 
 def redact(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,11 +30,13 @@ class Usage:
 
     Attributes:
         cpu_seconds: Time on a CPU.
-        queued_seconds: Time in the run queue, waiting for a CPU.
+        queued_seconds: Time in the run queue, waiting for a CPU; a wait counts when it is over.
+        is_runnable: Whether it runs, or waits for a CPU, at this moment, and not in a call.
     """
 
     cpu_seconds: float
     queued_seconds: float
+    is_runnable: bool = False
 
 
 def judge_block(
@@ -55,13 +57,18 @@ def judge_block(
         <Cause.STARVED: 'starved'>
         >>> judge_block(0.5, Usage(1.0, 0.0), Usage(1.0, 0.0), 0.2)
         <Cause.WAITING: 'waiting'>
+        >>> judge_block(0.5, Usage(1.0, 0.0), Usage(1.0, 0.0, is_runnable=True), 0.2)
+        <Cause.STARVED: 'starved'>
         >>> judge_block(0.5, Usage(1.0, 0.0), Usage(1.4, 0.0), 0.2, overslept_seconds=0.4)
         <Cause.COMPUTING: 'computing'>
     """
     computed = now.cpu_seconds - before.cpu_seconds
     if computed >= threshold_seconds:
         return Cause.COMPUTING
-    own_seconds = late_seconds - max(now.queued_seconds - before.queued_seconds, overslept_seconds)
+    queued = now.queued_seconds - before.queued_seconds
+    if now.is_runnable:
+        queued = max(queued, late_seconds - computed)  # the wait that is not over yet
+    own_seconds = late_seconds - max(queued, overslept_seconds)
     if own_seconds < threshold_seconds:
         return Cause.STARVED
     return Cause.COMPUTING if computed >= own_seconds / 2 else Cause.WAITING

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import msgspec
 
-from tidemill.config.redaction import redact_text
+from tidemill.config.redaction import redact_arguments, redact_text
 from tidemill.deadletters.payloads import Blob, drop_body, encode_json, make_digest
 from tidemill.runtime.messages import Header, SourceMessage
 
@@ -144,7 +144,7 @@ class Letter(msgspec.Struct, kw_only=True):
             attempt_count=attempts,
             redrives=max((count_redrives(message.headers) for message in messages if message.headers), default=0),
             task_id=task_id,
-            args=[redact_text(str(argument)) for argument in args],
+            args=redact_arguments(args),
             exit_code=exit_code,
             # Masked before it is cut: half of a secret would not be recognised.
             stderr=truncate_stderr(redact_text(stderr[-_MASKED_CHARS:])),

@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -128,7 +128,8 @@ class BlockWatch:
             if late < self._threshold + self._pulse or told == since:
                 continue
             frame = sys._current_frames().get(self._ident)
-            cause = judge_block(late, before, self._read_usage(), self._threshold, overslept)
+            usage = replace(self._read_usage(), is_runnable=self._is_runnable())
+            cause = judge_block(late, before, usage, self._threshold, overslept)
             # Woken late, it would see where the loop is now, not where it was blocked.
             unseen = cause is Cause.STARVED or overslept >= self._threshold
             block = Block(None if unseen else self._task_name(), cause, late, "" if unseen else _stack(frame))
@@ -143,6 +144,12 @@ class BlockWatch:
                     told = since
                 self._found = block
                 self._on_block(block)
+
+    def _is_runnable(self) -> bool:
+        with contextlib.suppress(OSError, IndexError):
+            # The name before the state is in parentheses, and may have any characters.
+            return Path(f"/proc/self/task/{self._native_id}/stat").read_text().rpartition(")")[2].split()[0] == "R"
+        return False
 
     def _task_name(self) -> str | None:
         task = asyncio.current_task(self._loop)

@@ -272,7 +272,7 @@ async def test_texts_that_nobody_expects_are_recorded_without_a_fault(rig: MakeR
             return [
                 ExecutorTask(
                     "id \ud800" + "x" * 100_000,
-                    ("a" * 50_000, "nul \0", "\udcff", SECRET),
+                    ("--token", "hunter2", "a" * 50_000, "nul \0", "\udcff", SECRET),
                     binary_path="/bin/true",
                     labels={"\ud800": "\udc00" * 9000},
                 )
@@ -288,6 +288,7 @@ async def test_texts_that_nobody_expects_are_recorded_without_a_fault(rig: MakeR
     (row,) = recorded.tasks
     assert row["task_id"].startswith("id \\ud800xx")
     assert SECRET not in str(recorded.rows) + str(recorded.events)
+    assert row["args"][:2] == ["--token", "***"]
     assert all(len(body) < MAX_BODY_BYTES for body in recorded.bodies)
     assert recorded.messages[0]["key"] == b"k" * 256
     assert it.recorder is not None
