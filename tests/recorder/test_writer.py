@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sqlite3
@@ -12,8 +13,10 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 from structlog.testing import capture_logs
@@ -22,15 +25,18 @@ from tests.until import wait_until
 
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.core.recorder.sealing import SealPolicy
-from tidemill.recorder import disk_recording, open_segment, sealed_files
+from tidemill.recorder import disk_recording, open_segment, sampling, sealed_files
 from tidemill.recorder import writer as writer_module
+from tidemill.recorder.counts import Counts
 from tidemill.recorder.disk_recording import DiskRecording
 from tidemill.recorder.events import EventKind, RecordedEvent
+from tidemill.recorder.events_database import EventsDatabase
 from tidemill.recorder.periods import Period, list_periods, list_worker_folders
 from tidemill.recorder.queries import MessageQuery
 from tidemill.recorder.reader import Reader
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.writer import RecordWriter
+from tidemill.runtime.progress import EngineProgress
 
 POLICY = SealPolicy(max_rows=20)
 FAILED = RecordedEvent(
@@ -284,6 +290,21 @@ def test_no_folder_means_memory_and_nothing_is_said(tmp_path: Path, monkeypatch:
         assert writer.statistics.place == "memory"
     assert logs == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_after_a_rotation_the_minute_before_is_not_counted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    clock, seconds = SimpleNamespace(now=float(START // 1_000_000 // 60 * 60)), iter(range(1, 1_000))
+    fake = SimpleNamespace(time=lambda: clock.now, monotonic=lambda: clock.now, time_ns=lambda: int(clock.now * 1e9))
+    monkeypatch.setattr(sampling, "time", fake)
+    sampler = sampling.Sampler(settings(""), lambda: EngineProgress(consumed=next(seconds)))
+    for name in ("one", "two"):
+        with contextlib.closing(EventsDatabase(tmp_path / name, "g", "w", 1, 1)) as database:
+            for _ in range(40):
+                clock.now += 1
+                sampler.tick(database)
+    with contextlib.closing(sqlite3.connect(tmp_path / "two")) as db:
+        ((body,),) = db.execute("select body from counts where step = 60").fetchall()
+    assert msgspec.msgpack.decode(body, type=Counts).consumed == 19
 
 
 @pytest.mark.parametrize("plant", ["folder", "worker", "file"])
