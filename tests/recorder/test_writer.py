@@ -31,7 +31,7 @@ from tidemill.recorder.counts import Counts
 from tidemill.recorder.disk_recording import DiskRecording
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.events_database import EventsDatabase
-from tidemill.recorder.periods import Period, list_periods, list_worker_folders
+from tidemill.recorder.periods import Period, SegmentName, create_period, list_periods, list_worker_folders
 from tidemill.recorder.queries import MessageQuery
 from tidemill.recorder.reader import Reader
 from tidemill.recorder.schema import RowTable
@@ -290,6 +290,27 @@ def test_no_folder_means_memory_and_nothing_is_said(tmp_path: Path, monkeypatch:
         assert writer.statistics.place == "memory"
     assert logs == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_segment_that_cannot_be_sealed_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "g.w").mkdir(mode=0o700)
+    period, lock = create_period(tmp_path / "g.w", "w", 1_000.0)
+    os.close(lock)
+    names = [SegmentName(number, RowTable.MESSAGES, sealed=False) for number in (1, 2)]
+    for name in names:
+        period.path_of(name, "open").touch()
+
+    def refuse_first(period: Period, name: SegmentName, worker: str) -> None:
+        if name.number == 1:
+            raise ValueError("not a time")
+        period.path_of(name, "open").unlink()
+
+    monkeypatch.setattr(sealed_files, "seal_open_file", refuse_first)
+    with capture_logs() as logs:
+        sealed_files.seal_leftovers(tmp_path)
+    assert period.list_segments() == names[:1]
+    (line,) = logs
+    assert line["path"] == str(period.path_of(names[0], "open"))
 
 
 def test_after_a_rotation_the_minute_before_is_not_counted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
