@@ -25,7 +25,7 @@ from tests.until import wait_until
 
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.core.recorder.sealing import SealPolicy
-from tidemill.recorder import disk_recording, open_segment, sampling, sealed_files
+from tidemill.recorder import cleaning, disk_recording, open_segment, periods, sampling, sealed_files
 from tidemill.recorder import writer as writer_module
 from tidemill.recorder.counts import Counts
 from tidemill.recorder.disk_recording import DiskRecording
@@ -311,6 +311,23 @@ def test_one_segment_that_cannot_be_sealed_holds_up_no_other(tmp_path: Path, mon
     assert period.list_segments() == names[:1]
     (line,) = logs
     assert line["path"] == str(period.path_of(names[0], "open"))
+
+
+def test_an_old_period_stays_where_nobody_knows_whether_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with RecordWriter(settings(tmp_path), "g", "w"):
+        pass
+    period = find_period(tmp_path)
+
+    def refuse(path: Path) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patched, capture_logs() as logs:
+        patched.setattr(periods, "lock_file", refuse)
+        assert not cleaning.remove_period(period)
+    assert period.database.exists()
+    assert len(logs) == 1
+    assert cleaning.remove_period(period)
+    assert not period.database.exists()
 
 
 def test_after_a_rotation_the_minute_before_is_not_counted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
