@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ from tidemill.recorder.counts import Counts
 from tidemill.recorder.disk_recording import DiskRecording
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.events_database import EventsDatabase
+from tidemill.recorder.memory_recording import MemoryRecording
 from tidemill.recorder.periods import Period, SegmentName, create_period, list_periods, list_worker_folders
 from tidemill.recorder.queries import MessageQuery
 from tidemill.recorder.reader import Reader
@@ -290,6 +292,25 @@ def test_no_folder_means_memory_and_nothing_is_said(tmp_path: Path, monkeypatch:
         assert writer.statistics.place == "memory"
     assert logs == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_kept_in_memory_does_not_grow_for_ever():
+    memory = MemoryRecording("g", "w", settings("", retention_hours=2))
+    now, database = int(time.time()), memory.database
+    for age in (10_000, 5_000, 10):
+        for step in (1, 60):
+            database.add_counts(step, now - age, b"")
+        database.add_state((now - age) * 1_000_000, "{}")
+        failed = RecordedEvent((now - age) * 1_000_000, EventKind.TASK_FAILED, text=f"{age}", error_class=f"{age}")
+        memory.add_events([failed])
+    memory.tick()
+    with contextlib.closing(sqlite3.connect(memory.database_uri, uri=True)) as db:
+        ask = "select step, ? - at from counts order by step, at"
+        assert db.execute(ask, (now,)).fetchall() == [(1, 10), (60, 5_000), (60, 10)]
+        assert db.execute("select ? - at_us / 1000000 from worker_state", (now,)).fetchall() == [(10,)]
+        ask = "select name from failures join classes on id = class_id order by last_us"
+        assert db.execute(ask).fetchall() == [("5000",), ("10",)]
+    memory.close()
 
 
 def test_one_segment_that_cannot_be_sealed_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
