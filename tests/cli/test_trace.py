@@ -100,6 +100,18 @@ def test_messages_are_found_by_key_task_and_label(folder: Path, words: tuple[str
     assert result.stdout.startswith(f"orders:3:{offset} ")
 
 
+def test_a_task_and_a_label_that_are_not_utf_8_are_found_as_they_are_stored(folder: Path):
+    row = task("\\udcff", [9], 3, labels=[("tenant", "\\udcff")])
+    with RecordWriter(DebugSettings(db_dir=str(folder)), "g", "host-2") as writer:
+        writer.put_rows("e1", 0, 1, RowTable.MESSAGES, messages(message(9, 3)))
+        writer.put_rows("e1", 0, 2, RowTable.TASKS, tasks(row))
+    for words in (("--task", "\udcff"), ("--label", "tenant=\udcff")):
+        result = run("trace", *words, "pipeline.yaml")
+        assert result.exit_code == 0, result.output
+        assert result.stdout.startswith("orders:3:9 ")
+    assert run("trace", "--task", "none\udcff", "pipeline.yaml").exit_code == 6
+
+
 def test_json_has_the_story_and_bytes_that_are_not_text(folder: Path):
     result = run("trace", "orders:3:8", "pipeline.yaml", "--json")
     (story,) = json.loads(result.stdout)["messages"][0]["stories"]

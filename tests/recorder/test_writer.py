@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sqlite3
@@ -10,10 +11,13 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 from structlog.testing import capture_logs
@@ -22,15 +26,19 @@ from tests.until import wait_until
 
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.core.recorder.sealing import SealPolicy
-from tidemill.recorder import disk_recording, open_segment, sealed_files
+from tidemill.recorder import cleaning, disk_recording, open_segment, periods, sampling, sealed_files
 from tidemill.recorder import writer as writer_module
+from tidemill.recorder.counts import Counts
 from tidemill.recorder.disk_recording import DiskRecording
 from tidemill.recorder.events import EventKind, RecordedEvent
-from tidemill.recorder.periods import Period, list_periods, list_worker_folders
+from tidemill.recorder.events_database import EventsDatabase
+from tidemill.recorder.memory_recording import MemoryRecording
+from tidemill.recorder.periods import Period, SegmentName, create_period, list_periods, list_worker_folders
 from tidemill.recorder.queries import MessageQuery
 from tidemill.recorder.reader import Reader
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.writer import RecordWriter
+from tidemill.runtime.progress import EngineProgress
 
 POLICY = SealPolicy(max_rows=20)
 FAILED = RecordedEvent(
@@ -284,6 +292,78 @@ def test_no_folder_means_memory_and_nothing_is_said(tmp_path: Path, monkeypatch:
         assert writer.statistics.place == "memory"
     assert logs == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_kept_in_memory_does_not_grow_for_ever():
+    memory = MemoryRecording("g", "w", settings("", retention_hours=2))
+    now, database = int(time.time()), memory.database
+    for age in (10_000, 5_000, 10):
+        for step in (1, 60):
+            database.add_counts(step, now - age, b"")
+        database.add_state((now - age) * 1_000_000, "{}")
+        failed = RecordedEvent((now - age) * 1_000_000, EventKind.TASK_FAILED, text=f"{age}", error_class=f"{age}")
+        memory.add_events([failed])
+    memory.tick()
+    with contextlib.closing(sqlite3.connect(memory.database_uri, uri=True)) as db:
+        ask = "select step, ? - at from counts order by step, at"
+        assert db.execute(ask, (now,)).fetchall() == [(1, 10), (60, 5_000), (60, 10)]
+        assert db.execute("select ? - at_us / 1000000 from worker_state", (now,)).fetchall() == [(10,)]
+        ask = "select name from failures join classes on id = class_id order by last_us"
+        assert db.execute(ask).fetchall() == [("5000",), ("10",)]
+    memory.close()
+
+
+def test_one_segment_that_cannot_be_sealed_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "g.w").mkdir(mode=0o700)
+    period, lock = create_period(tmp_path / "g.w", "w", 1_000.0)
+    os.close(lock)
+    names = [SegmentName(number, RowTable.MESSAGES, sealed=False) for number in (1, 2)]
+    for name in names:
+        period.path_of(name, "open").touch()
+
+    def refuse_first(period: Period, name: SegmentName, worker: str) -> None:
+        if name.number == 1:
+            raise ValueError("not a time")
+        period.path_of(name, "open").unlink()
+
+    monkeypatch.setattr(sealed_files, "seal_open_file", refuse_first)
+    with capture_logs() as logs:
+        sealed_files.seal_leftovers(tmp_path)
+    assert period.list_segments() == names[:1]
+    (line,) = logs
+    assert line["path"] == str(period.path_of(names[0], "open"))
+
+
+def test_an_old_period_stays_where_nobody_knows_whether_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with RecordWriter(settings(tmp_path), "g", "w"):
+        pass
+    period = find_period(tmp_path)
+
+    def refuse(path: Path) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patched, capture_logs() as logs:
+        patched.setattr(periods, "lock_file", refuse)
+        assert not cleaning.remove_period(period)
+    assert period.database.exists()
+    assert len(logs) == 1
+    assert cleaning.remove_period(period)
+    assert not period.database.exists()
+
+
+def test_after_a_rotation_the_minute_before_is_not_counted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    clock, seconds = SimpleNamespace(now=float(START // 1_000_000 // 60 * 60)), iter(range(1, 1_000))
+    fake = SimpleNamespace(time=lambda: clock.now, monotonic=lambda: clock.now, time_ns=lambda: int(clock.now * 1e9))
+    monkeypatch.setattr(sampling, "time", fake)
+    sampler = sampling.Sampler(settings(""), lambda: EngineProgress(consumed=next(seconds)))
+    for name in ("one", "two"):
+        with contextlib.closing(EventsDatabase(tmp_path / name, "g", "w", 1, 1)) as database:
+            for _ in range(40):
+                clock.now += 1
+                sampler.tick(database)
+    with contextlib.closing(sqlite3.connect(tmp_path / "two")) as db:
+        ((body,),) = db.execute("select body from counts where step = 60").fetchall()
+    assert msgspec.msgpack.decode(body, type=Counts).consumed == 19
 
 
 @pytest.mark.parametrize("plant", ["folder", "worker", "file"])

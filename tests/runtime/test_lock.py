@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 
 from tidemill.core.errors import ConfigError
 from tidemill.runtime.exitcode import ExitCode, find_exit_code
-from tidemill.runtime.lock import GroupInUseError, WorkerLock, WorkerNameInUseError
+from tidemill.runtime.lock import GroupInUseError, WorkerLock, WorkerNameInUseError, lock_file
 
 HOLDER = """
 import sys
@@ -160,3 +161,14 @@ def test_a_link_in_place_of_the_lock_file_is_not_followed(tmp_path: Path) -> Non
     with pytest.raises(ConfigError):
         lock.acquire()
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_full_disk_leaves_the_file_unlocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", refuse)
+        with pytest.raises(OSError, match="no space left"):
+            lock_file(tmp_path / "lock")
+    os.close(lock_file(tmp_path / "lock"))

@@ -10,7 +10,7 @@ import typer
 
 from tidemill.cli.recordings import expand_folder, load_quietly
 from tidemill.cli.reporting import reporting
-from tidemill.core.errors import ConfigError
+from tidemill.core.errors import ConfigError, escape_surrogates
 from tidemill.core.wording import format_count
 from tidemill.runtime.exitcode import ExitCode
 
@@ -121,6 +121,7 @@ def _read_arguments(
     if options:
         # What is not UTF-8 comes as surrogates from the command line.
         raw = None if key is None else key.encode("utf-8", "surrogateescape")
+        task, label = (None if text is None else escape_surrogates(text) for text in (task, label))
         return MessageQuery(key=raw, task_id=task, label=label), config
     if place is None:
         raise ConfigError("give a message as TOPIC:PARTITION:OFFSET, or one of --key, --task and --label")

@@ -83,8 +83,11 @@ def remove_period(period: Period) -> bool:
         lock = period.lock()
     except HeldError:
         return False
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         lock = -1  # without a folder there is nobody who writes to it
+    except OSError as error:  # nobody knows whether somebody writes to it
+        log.warning("an old recording cannot be removed", path=str(period.database), error=str(error))
+        return False
     try:
         if lock >= 0:
             shutil.rmtree(period.folder)

@@ -202,6 +202,20 @@ class EventsDatabase:
         """Store the state of the engines."""
         self._db.execute("insert or replace into worker_state values (?, ?)", (at_us, body))
 
+    def trim(self, now: float, keep_seconds: float, keep_count_seconds: float) -> None:
+        """Remove what is older than it is kept, and all states but the newest; events stay.
+
+        Args:
+            now: Seconds since the epoch.
+            keep_seconds: How old failures and the counts of minutes may be.
+            keep_count_seconds: How old the counts of seconds may be.
+        """
+        oldest = now - keep_seconds
+        self._db.execute("delete from counts where step = 1 and at < ?", (now - keep_count_seconds,))
+        self._db.execute("delete from counts where step > 1 and at < ?", (oldest,))
+        self._db.execute("delete from worker_state where at_us < (select max(at_us) from worker_state)")
+        self._db.execute("delete from failures where last_us < ?", (int(oldest * 1_000_000),))
+
     def add_segment(self, row: SegmentRow) -> None:
         """List a sealed segment."""
         about = row.summary

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 MAX_BYTES = 64 * 1024 * 1024
 #: Of the 64 MiB, what events may take: a few hundred bytes each.
 MAX_EVENTS = 50_000
+#: Counts of single seconds are kept this long; those of minutes stay.
+COUNT_SECONDS = 3600.0
+#: What is too old is looked for this often.
+TRIM_SECONDS = 60.0
 
 
 class MemoryRecording:
@@ -61,6 +65,8 @@ class MemoryRecording:
         self.database = EventsDatabase(
             self.database_uri, group, worker, time.time_ns() // 1000, keep_hours=settings.retention_hours
         )
+        self._keep_seconds = settings.retention_hours * 3600
+        self._trim_at = 0.0
         self._lock = threading.Lock()
         self._numbers = 0
         self._open: dict[RowTable, list[tuple[FrameInfo, pa.RecordBatch]]] = {}
@@ -105,12 +111,19 @@ class MemoryRecording:
             self.database.remove_oldest(self.database.events - self._max_events)
 
     def tick(self) -> None:
-        """Seal and remove what is due."""
+        """Seal and remove what is due.
+
+        Raises:
+            sqlite3.Error: There is no memory for it.
+        """
         for table, batches in list(self._open.items()):
             rows = sum(len(batch) for _, batch in batches)
             size = sum(batch.nbytes for _, batch in batches)
             if self._policy.is_full(rows, size, time.monotonic() - self._began[table]):
                 self._seal(table, batches)
+        if time.monotonic() >= self._trim_at:
+            self._trim_at = time.monotonic() + TRIM_SECONDS
+            self.database.trim(time.time(), self._keep_seconds, COUNT_SECONDS)
 
     def _seal(self, table: RowTable, batches: list[tuple[FrameInfo, pa.RecordBatch]]) -> None:
         segment, name = seal(table, batches, self._worker), self._names[table]

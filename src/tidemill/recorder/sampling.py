@@ -42,6 +42,7 @@ class Sampler:
     def _enter(self, database: EventsDatabase) -> None:
         self._database = database
         self._next_state = 0.0
+        self._minute = None  # the seconds of the one before are in its own database
         if self._config is not None:
             database.add_config(time.time_ns() // 1000, _encode(self._config))
 

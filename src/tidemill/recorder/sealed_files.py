@@ -124,11 +124,17 @@ def _seal_period(period: Period) -> int:
     try:
         worker = period.name.removesuffix(f"-{period.started}")
         names = [name for name in period.list_segments() if not name.sealed]
-        rows = [row for name in names if (row := seal_open_file(period, name, worker)) is not None]
+        rows: list[SegmentRow] = []
+        for name in names:
+            try:
+                row = seal_open_file(period, name, worker)
+            except Exception as error:  # whatever is in one file: the others are sealed
+                path = str(period.path_of(name, "open"))
+                log.warning("a recorded segment cannot be sealed", path=path, error=str(error))
+                continue
+            if row is not None:
+                rows.append(row)
         _list_rows(period, rows)
-    except (OSError, MemoryError) as error:
-        log.warning("a recorded segment cannot be sealed", path=str(period.folder), error=str(error))
-        return 0
     finally:
         os.close(lock)
     return len(rows)

@@ -140,7 +140,11 @@ class RecordWriter:
         self.recording: Recording | None = None
 
     def __enter__(self) -> Self:
-        """Open the recording and start the thread; a folder that cannot be written means memory."""
+        """Open the recording and start the thread; a folder that cannot be written means memory.
+
+        Raises:
+            sqlite3.Error: SQLite cannot make the database, not even in memory.
+        """
         recording = self.recording = self._open_recording()
         self.statistics.place = recording.place
         self._thread = threading.Thread(target=self._run, args=(recording,), name="tidemill-recorder", daemon=True)
@@ -148,18 +152,22 @@ class RecordWriter:
         return self
 
     def _open_recording(self) -> Recording:
+        problem = None
         if self._settings.db_dir:
             try:
                 folder = Path(self._settings.db_dir).expanduser()
                 return DiskRecording(folder, self._group, self._worker, self._settings, self._policy)
             except (OSError, sqlite3.Error, RuntimeError) as error:  # RuntimeError: a user without a home
-                log.warning(
-                    "the recording cannot be written; the newest 64 MiB are kept in memory",
-                    path=self._settings.db_dir,
-                    error=str(error),
-                    advice="set debug.db_dir to a folder that this user can write to",
-                )
-        return MemoryRecording(self._group, self._worker, self._settings, self._policy)
+                problem = str(error)
+        recording = MemoryRecording(self._group, self._worker, self._settings, self._policy)
+        if problem is not None:
+            log.warning(
+                "the recording cannot be written; the newest 64 MiB are kept in memory",
+                path=self._settings.db_dir,
+                error=problem,
+                advice="set debug.db_dir to a folder that this user can write to",
+            )
+        return recording
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -24,11 +24,12 @@ def test_an_offset_that_goes_back_starts_again() -> None:
     assert commits.find(["a", "a"], [4, 7]) == [300, None]
 
 
-def test_a_clock_that_is_set_back_leaves_the_times_in_order() -> None:
+def test_after_a_clock_is_set_back_commits_have_their_own_times() -> None:
     commits: CommitTimes[str] = CommitTimes()
     commits.note("a", 10, 100)
     commits.note("a", 20, 50)
-    assert commits.find(["a"], [15]) == [100]
+    commits.note("a", 30, 60)
+    assert commits.find(["a", "a"], [15, 25]) == [50, 60]
 
 
 def test_only_commits_that_rows_may_ask_for_are_kept() -> None:

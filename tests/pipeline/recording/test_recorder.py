@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -28,12 +30,15 @@ from tidemill.pipeline.handler.models import (
 )
 from tidemill.pipeline.handler.periodic import periodic
 from tidemill.pipeline.recording import recorder as recorder_module
+from tidemill.pipeline.recording import task_rows
 from tidemill.pipeline.recording.event_log import MAX_PER_SECOND, EventLog
 from tidemill.pipeline.recording.recorder import EngineRecorder
 from tidemill.pipeline.recording.task_rows import MAX_STREAM_BYTES, cut_stream, mask_stream
 from tidemill.pipeline.reports.report import NO_WINDOW, FinishedBatch
+from tidemill.pipeline.tasks.process import ProcessOutcome
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.schema import MAX_BODY_BYTES, RowTable, decode_rows
+from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.base import Refusal
 from tidemill.sinks.payloads import CollectResult, FilePayload
@@ -451,6 +456,58 @@ async def test_many_rows_are_packed_on_a_thread_and_the_rest_at_the_end() -> Non
     while (frame := recorder.frames.take_next()) is not None:
         counts.append(frame.count)
     assert counts == [30_000, 1]
+
+
+async def test_a_stop_that_cannot_wait_loses_what_a_thread_packs_and_nothing_else() -> None:
+    recorder, goes_on = EngineRecorder(settings_of(), Clock()), threading.Event()
+    faults: list[str] = []
+    recorder.tasks = EngineTasks(faults.append)
+    encode = recorder._encode
+    recorder._encode = lambda table, rows: (rows.num_rows < 5000 or goes_on.wait(30)) and encode(table, rows)  # type: ignore
+    try:
+        recorder.take(batch(*range(5000)))
+        recorder._pack_messages(float("inf"))
+        recorder.take(batch(5000))
+        recorder.events.add(EventKind.ACTION, "x")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await asyncio.gather(recorder.close(), return_exceptions=True)
+        await until(lambda: recorder.frames.dropped)
+    finally:
+        goes_on.set()
+    recorded = Recorded(recorder)
+    assert [row["offset"] for row in recorded.messages] == [5000]
+    assert [event.kind for event in recorded.events] == [EventKind.ACTION]
+    assert (recorder.frames.dropped, faults) == (5000, [])
+
+
+def add_output(recorder: EngineRecorder, size: int) -> None:
+    """Record a task that failed and wrote this much."""
+    task = ExecutorTask("t", binary_path="/bin/x")
+    owner = SimpleNamespace(find_task_offsets=lambda run: (("t", 0), [1]))
+    run: Any = SimpleNamespace(task=task, owner=owner, slot=0, attempts=1, queued_at=0.0, ended_at=1, failure=None)
+    recorder.note_attempt(run, ProcessOutcome(1, b"x" * size, b"", 0.1, 1, ErrorKind.EXIT, None))
+
+
+async def test_output_is_masked_on_a_thread_and_left_out_where_there_is_no_time_for_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorder, size = EngineRecorder(settings_of(), Clock()), recorder_module.MAX_OUTPUT_ON_LOOP + 1
+    masked_on: list[int] = []
+
+    def mask(data: bytes) -> bytes:
+        masked_on.append(threading.get_ident())
+        return data
+
+    monkeypatch.setattr(task_rows, "mask_stream", mask)
+    add_output(recorder, size)
+    recorder._pack_tasks(at_once=True)
+    assert masked_on == []
+    add_output(recorder, size)
+    await recorder.close()
+    assert masked_on
+    assert threading.get_ident() not in masked_on
+    assert [row["stdout"] for row in Recorded(recorder).tasks] == [None, b"x" * size]
 
 
 async def test_memory_is_bounded_when_no_beat_ever_comes() -> None:

@@ -9,10 +9,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 from tests.until import until
 
 from tidemill.config.settings import Settings
 from tidemill.core.recorder.outgoing import EVENTS, OutgoingFrames
+from tidemill.recorder import events_database
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.schema import RowTable
 from tidemill.runtime.beats import Beat, whole_beat
@@ -179,6 +181,16 @@ def test_a_recording_has_the_masked_configuration_and_nothing_is_recorded_where_
     with record_run(off, "w", EngineProgress) as recorder:
         assert recorder is None
     assert not (tmp_path / "off").exists()
+
+
+def test_a_pipeline_runs_without_a_recording_where_sqlite_cannot_make_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events_database, "_TABLES", "create virtual table x using fts5 (y, tokenize='unknown');")
+    on = Settings.model_validate({"debug": {"enabled": True, "db_dir": str(tmp_path / "on")}})
+    with capture_logs() as logs, record_run(on, "w", EngineProgress) as recorder:
+        assert recorder is None
+    assert [line["event"] for line in logs] == ["nothing is recorded: SQLite cannot make the database"]
 
 
 def test_off_means_that_nothing_of_it_is_imported() -> None:

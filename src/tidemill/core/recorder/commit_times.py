@@ -34,15 +34,15 @@ class CommitTimes(Generic[PartitionT]):
         Args:
             partition: The partition.
             offset: Its next offset from now on; one that goes back belongs to another ownership.
-            at: When it was confirmed.
+            at: When it was confirmed; if the clock was set back, what was noted before is forgotten.
         """
         offsets, times = self._commits.setdefault(partition, ([], []))
-        if offsets and offset < offsets[-1]:
+        if offsets and (offset < offsets[-1] or at < times[-1]):
             offsets.clear()
             times.clear()
         if not offsets or offset > offsets[-1]:
             offsets.append(offset)
-            times.append(max(at, times[-1]) if times else at)
+            times.append(at)
 
     def find(self, partitions: Sequence[PartitionT], offsets: Sequence[int]) -> list[int | None]:
         """Return when each message was committed; None: it is not, or nobody knows any more."""

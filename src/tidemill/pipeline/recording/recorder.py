@@ -7,6 +7,7 @@ raises into the pipeline; what cannot be packed is counted as dropped; what wait
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
@@ -214,12 +215,22 @@ class EngineRecorder:
             self._sinks[place] = (stats.error_count, stats.refused, stats.skipped)
 
     async def close(self) -> None:
-        """Pack everything; the link sends it."""
-        for packing in list(self._packing.values()):
-            await packing
-        self._pack_messages(self._clock(), at_once=True)
-        self._pack_tasks(at_once=True)
-        self._pack_events(last=True)
+        """Pack everything; the link sends it. When this is cancelled, what threads still pack is lost."""
+        try:
+            await self._wait_for_threads()
+            self._pack_messages(self._clock())
+            self._pack_tasks()
+            await self._wait_for_threads()
+        finally:
+            for packing in self._packing.values():
+                self.tasks.cancel(packing)
+            self._pack_messages(self._clock(), at_once=True)
+            self._pack_tasks(at_once=True)
+            self._pack_events(last=True)
+
+    async def _wait_for_threads(self) -> None:
+        if self._packing:
+            await asyncio.wait(self._packing.values())  # unlike `gather`, it cancels none of them
 
     # -- frames -----------------------------------------------------------------------------------------------
 
@@ -235,8 +246,15 @@ class EngineRecorder:
     def _pack_tasks(self, *, at_once: bool = False) -> None:
         if at_once or RowTable.TASKS not in self._packing:
             self._tasks_since = None
-            output_bytes = self._tasks.held_bytes
-            self._pack(RowTable.TASKS, self._tasks.take(), at_once=at_once, output_bytes=output_bytes)
+            taken = self._tasks.take()
+            if at_once and taken is not None and taken.output_bytes > MAX_OUTPUT_ON_LOOP:
+                throttle(log, _LOG_SECONDS).warning(
+                    "output of tasks is not recorded: there was no time to mask it",
+                    tasks=taken.size,
+                    bytes=taken.output_bytes,
+                )
+                taken.drop_output()
+            self._pack(RowTable.TASKS, taken, at_once=at_once, output_bytes=taken.output_bytes if taken else 0)
 
     def _pack(
         self, table: RowTable, taken: TakenRows | TakenTaskRows | None, *, at_once: bool, output_bytes: int = 0
@@ -245,7 +263,9 @@ class EngineRecorder:
         if taken is None:
             return
         if not at_once and (taken.size > MAX_ROWS_ON_LOOP or output_bytes > MAX_OUTPUT_ON_LOOP):
-            self._packing[table] = self.tasks.run(f"the packing of {table}", self._pack_on_thread(table, taken))
+            packing = self.tasks.run(f"the packing of {table}", self._pack_on_thread(table, taken))
+            packing.add_done_callback(functools.partial(self._count_cancelled, taken.size))
+            self._packing[table] = packing
             return
         try:
             self._add(table, self._encode(table, taken.join()))
@@ -259,6 +279,10 @@ class EngineRecorder:
             self._lose(taken.size, error)
         finally:
             self._packing.pop(table, None)
+
+    def _count_cancelled(self, count: int, packing: asyncio.Task[None]) -> None:
+        if packing.cancelled():
+            self._lose(count, TimeoutError("the engine stopped before they were packed"))
 
     def _add(self, table: RowTable, bodies: Sequence[tuple[bytes, int]]) -> None:
         for body, count in bodies:

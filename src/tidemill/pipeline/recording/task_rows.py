@@ -140,8 +140,8 @@ class TaskRows:
 
     def take(self) -> TakenTaskRows | None:
         """Remove all rows; return them, or None if there are none."""
-        rows, self._rows, self._held_bytes = self._rows, [], 0
-        return TakenTaskRows(rows) if rows else None
+        rows, output_bytes, self._rows, self._held_bytes = self._rows, self._held_bytes, [], 0
+        return TakenTaskRows(rows, output_bytes) if rows else None
 
 
 class TakenTaskRows:
@@ -149,15 +149,24 @@ class TakenTaskRows:
 
     Args:
         rows: At least one row.
+        output_bytes: How much output they hold.
 
     Attributes:
         size: How many rows there are.
+        output_bytes: How much output they hold, in which secrets are looked for.
     """
 
-    def __init__(self, rows: list[tuple[Any, ...]]) -> None:
+    def __init__(self, rows: list[tuple[Any, ...]], output_bytes: int) -> None:
         """Keep the rows."""
         self._rows = rows
+        self._has_output = True
         self.size = len(rows)
+        self.output_bytes = output_bytes
+
+    def drop_output(self) -> None:
+        """Leave out what the tasks wrote."""
+        self._has_output = False
+        self.output_bytes = 0
 
     def join(self) -> pa.RecordBatch:
         """Return the rows as one batch."""
@@ -166,7 +175,9 @@ class TakenTaskRows:
         schema = tasks_schema()
         columns: dict[str, Any] = dict(zip(schema.names, zip(*self._rows, strict=True), strict=True))
         for stream in ("stdout", "stderr"):
-            columns[stream] = [None if data is None else mask_stream(data) for data in columns[stream]]
+            columns[stream] = [
+                mask_stream(data) if data is not None and self._has_output else None for data in columns[stream]
+            ]
         words = {name: encode_words(columns.pop(name)) for name in ("topic", "kind")}
         arrays = {name: pa.array(column, schema.field(name).type) for name, column in columns.items()} | words
         return pa.record_batch([arrays[name] for name in schema.names], schema=schema)

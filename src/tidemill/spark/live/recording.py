@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import structlog
 
 from tidemill.config.redaction import redact
 from tidemill.config.settings import Settings
@@ -14,6 +16,8 @@ from tidemill.runtime.progress import EngineProgress
 
 if TYPE_CHECKING:
     from tidemill.spark.live.run_recorder import RunRecorder
+
+log = structlog.get_logger(__name__)
 
 
 @contextlib.contextmanager
@@ -36,11 +40,21 @@ def record_run(
     recorder = RunRecorder()
     config = redact(settings.model_dump(mode="json"))
     group = settings.kafka.consumer_group
-    with RecordWriter(
+    writer = RecordWriter(
         settings.debug, group, worker, stored=recorder.confirm, read_progress=read_progress, config=config
-    ) as writer:
-        recorder.writer = writer
-        yield recorder
+    )
+    with contextlib.ExitStack() as stack:
+        found: RunRecorder | None = recorder
+        try:
+            recorder.writer = stack.enter_context(writer)
+        except sqlite3.Error as error:
+            log.warning(
+                "nothing is recorded: SQLite cannot make the database",
+                error=str(error),
+                advice="use a Python whose SQLite is 3.34 or newer and has FTS5, or set debug.enabled to false",
+            )
+            found = None
+        yield found
 
 
 def answer_trace(recorder: RunRecorder | None, group: str, worker: str, request: Mapping[str, Any]) -> dict[str, Any]:
