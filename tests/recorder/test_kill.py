@@ -86,7 +86,7 @@ def test_what_a_driver_confirmed_survives_its_kill_at_any_moment(tmp_path: Path,
     folder = tmp_path / "recordings"
     messages: set[int] = set()
     events: set[int] = set()
-    for number in range(20 if long_run else 2):
+    for number in range(8 if long_run else 2):
         more_messages, more_events = run_and_kill(folder, number, rng.random() * 1.5)
         messages |= more_messages
         events |= more_events

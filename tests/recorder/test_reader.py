@@ -416,7 +416,7 @@ def test_every_confirmed_row_is_found_exactly_once_at_any_moment_while_segments_
     with RecordWriter(
         settings, "g", "w", stored=lambda _, seq: confirmed.append(seq), policy=SealPolicy(max_rows=15)
     ) as writer:
-        for seq in range(300):
+        for seq in range(150):
             writer.put_rows("e1", 0, seq + 1, RowTable.MESSAGES, messages(message(seq)))
             if seq % 4 == 0:
                 least = len(confirmed)
@@ -426,8 +426,8 @@ def test_every_confirmed_row_is_found_exactly_once_at_any_moment_while_segments_
                 assert len(found) == len(set(found)), "a row was found twice"
                 assert set(range(least)) <= set(found), "a confirmed row was not found"
                 looks += 1
-        wait_until(lambda: len(confirmed) == 300)
-    assert looks == 75
+        wait_until(lambda: len(confirmed) == 150)
+    assert looks == 38
     assert len(reader.list_recordings()) > 1
 
 

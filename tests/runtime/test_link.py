@@ -269,7 +269,7 @@ async def test_an_engine_tells_nothing_to_what_is_not_its_driver(answer: Any) ->
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     address = LinkAddress("127.0.0.1", server.sockets[0].getsockname()[1], "hush")
     with pytest.raises(RemoteError, match="does not know this pipeline's secret"):
-        await Engine(address, reconnect_seconds=0.3).link.connect()
+        await Engine(address, reconnect_seconds=1.0).link.connect()
     server.close()
     assert set(heard[1::2]) <= {b""}
     assert all(b"hush" not in each for each in heard)

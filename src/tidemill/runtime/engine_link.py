@@ -146,15 +146,18 @@ class EngineLink:
     async def _reach(self) -> int:
         """Connect within the time for it; the same hello serves the first time and later ones."""
         deadline = time.monotonic() + self._reconnect_seconds
+        reason: Exception | None = None
         while True:
             try:
                 async with asyncio.timeout(max(0.1, deadline - time.monotonic())):
                     return await self._greet()
             except (OSError, EOFError, msgspec.DecodeError, BadFrameError) as error:
+                if reason is None or not isinstance(error, TimeoutError):  # the last attempt may have had no time
+                    reason = error
                 if time.monotonic() + _RETRY_SECONDS >= deadline:
                     raise RemoteError(
                         f"the driver does not answer at {self._address.host}:{self._address.port} "
-                        f"({error or type(error).__name__}); engines must be able to reach spark.driver.host"
+                        f"({str(reason) or type(reason).__name__}); engines must be able to reach spark.driver.host"
                     ) from error
             await asyncio.sleep(_RETRY_SECONDS)
 
