@@ -232,7 +232,27 @@ async def test_a_request_that_takes_too_long_is_given_up() -> None:
 
     async with connect(ScriptedPipeline(), app) as client:
         answer = await client.post("/login", content=silent(), headers={"Origin": ORIGIN})
-    assert answer.status_code == 408
+        streamed = await client.post("/api/v1/live", content=silent(), headers={"Origin": ORIGIN})
+    assert (answer.status_code, streamed.status_code) == (408, 408)
+
+
+async def test_a_timeout_of_what_answers_is_not_taken_for_that_of_the_request() -> None:
+    async def fail(*_: Any) -> None:
+        raise TimeoutError("of a database")
+
+    app = make_app(ScriptedPipeline())
+    app._app = fail  # type: ignore[attr-defined]
+    async with connect(ScriptedPipeline(), app) as client:
+        with pytest.raises(TimeoutError, match="of a database"):
+            await client.get("/healthz")
+
+
+async def test_a_filter_by_key_is_not_taken_for_the_key_of_the_address() -> None:
+    async with connect(ScriptedPipeline()) as client:
+        answer = await client.get("/messages?key=A-17&status=failed")
+        login = await client.get(answer.headers["location"])
+    assert answer.headers["location"] == "/login?next=%2Fmessages%3Fkey%3DA-17%26status%3Dfailed"
+    assert login.status_code == 200
 
 
 @pytest.mark.parametrize(

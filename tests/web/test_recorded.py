@@ -23,6 +23,7 @@ from tidemill.recorder.queries import MessageQuery
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.writer import RecordWriter
 from tidemill.runtime.progress import EngineProgress
+from tidemill.web.formats import format_moment
 from tidemill.web.pipeline.past_series import build_series
 from tidemill.web.pipeline.start import open_archive
 from tidemill.web.recorded.filters import parse_time
@@ -139,6 +140,7 @@ async def test_messages_are_found_by_what_is_known_of_them(
         "status=lost",
         "label=tenant",
         "min_seconds=nan",
+        "max_seconds=1e13",
         f"key={'x' * 2000}",
         "limit=0",
     ],
@@ -201,6 +203,16 @@ async def test_what_is_not_recorded_says_what_is_kept(pipeline: ScriptedPipeline
 
     assert "Nothing is recorded of this message" in page
     assert answer.status_code == 404
+
+
+@pytest.mark.parametrize("path", [f"/messages/t/0/{2**63}", f"/messages/t/{2**31}/0", "/messages/t/0/-1"])
+async def test_a_place_that_no_message_can_have_is_refused(pipeline: ScriptedPipeline, path: str) -> None:
+    async with log_in(pipeline) as client:
+        assert [(await client.get(f"{prefix}{path}")).status_code for prefix in ("", "/api/v1")] == [422, 422]
+
+
+def test_a_time_beyond_all_calendars_is_shown_as_a_number() -> None:
+    assert format_moment(1.7e12) == "1700000000000 s after 1970"
 
 
 async def test_failures_are_grouped_with_counts_and_an_example(pipeline: ScriptedPipeline) -> None:

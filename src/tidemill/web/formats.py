@@ -30,13 +30,13 @@ def format_short(value: float | None) -> str:
     """Return a number in a few characters.
 
     Example:
-        >>> format_short(950), format_short(12_345), format_short(7_654_321)
-        ('950', '12.3k', '7.65M')
+        >>> format_short(950), format_short(12_345), format_short(999_700), format_short(7_654_321)
+        ('950', '12.3k', '1M', '7.65M')
     """
     if value is None:
         return "–"
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= limit:
+        if abs(value) >= (limit if unit == "k" else limit * 0.9995):  # what would be rounded up to it is shown in it
             return f"{value / (1e3 if unit == 'k' else limit):.3g}{unit}"
     return format_number(round(value) if abs(value) >= 10 else value)
 
@@ -51,7 +51,7 @@ def format_bytes(value: int | None) -> str:
     if value is None:
         return "–"
     size, unit = float(value), 0
-    while size >= 1000 and unit < len(_BINARY) - 1:
+    while size >= 999.5 and unit < len(_BINARY) - 1:
         size, unit = size / 1024, unit + 1
     return f"{size:.3g} {_BINARY[unit]}"
 
@@ -101,7 +101,10 @@ def format_moment(at: float | None) -> Markup | str:
 def _format_moment(at: float | None, precision: str) -> Markup | str:
     if at is None:
         return "–"
-    moment = datetime.fromtimestamp(at, UTC)
+    try:
+        moment = datetime.fromtimestamp(at, UTC)
+    except (ValueError, OverflowError, OSError):  # a producer may write any number; calendars end with year 9999
+        return f"{at:.0f} s after 1970"
     text = moment.replace(tzinfo=None).isoformat(" ", precision)
     whole = moment.isoformat(timespec="milliseconds")
     return Markup('<time datetime="{}" data-precision="{}">{} UTC</time>').format(whole, precision, text)

@@ -85,9 +85,11 @@ class Guard:
 
         self._strip_prefix(scope)
         try:
-            async with asyncio.timeout(None if scope["path"] == LIVE_PATH else self._request_seconds):
-                await self._answer(scope, receive, send_guarded)
+            async with asyncio.timeout(self._request_seconds) as limit:
+                await self._answer(scope, receive, send_guarded, limit)
         except TimeoutError:
+            if not limit.expired():
+                raise  # of what answers
             if not is_begun:
                 text = f"the request was not complete, or not answered, within {self._request_seconds:g} s"
                 await answer_problem(408, text)(scope, receive, send_guarded)
@@ -102,7 +104,7 @@ class Guard:
             scope["path"] = path.removeprefix(prefix) or "/"
             scope["raw_path"] = quote(scope["path"]).encode()
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, limit: asyncio.Timeout) -> None:
         path, method, headers = scope["path"], scope["method"], Headers(scope=scope)
         if path in HEALTH_PATHS:
             await self._app(scope, receive, send)
@@ -125,6 +127,8 @@ class Guard:
             return
         if identity is not None and method not in _SAFE and path != LOGIN_PATH:
             _refuse_change(identity, headers, body, is_logout=path == LOGOUT_PATH)
+        if path == LIVE_PATH and method in _SAFE:  # a stream; whoever asks for it is logged in, and has sent it all
+            limit.reschedule(None)
         scope.setdefault("state", {})["identity"] = identity
         await self._app(scope, receive if method in _SAFE else _replay(body, receive), send)
 
@@ -160,7 +164,9 @@ class Guard:
             text = "log in first, or send a token (`Authorization: Bearer TOKEN`)"
             raise Problem(401, text, {"WWW-Authenticate": "Bearer"})
         query = scope["query_string"].decode("latin-1")
-        key = parse_qs(query).get("key", [""])[0]
+        # The printed address is that of the first page; elsewhere `key` is a filter, for keys of messages.
+        is_printed = scope["path"] == "/" and self._logins.key is not None
+        key = parse_qs(query).get("key", [""])[0] if is_printed else ""
         wanted = scope["path"] + (f"?{query}" if query and not key else "")
         target = f"{self._origins.prefix}{LOGIN_PATH}?" + (f"key={quote(key, safe='')}&" if key else "")
         response = RedirectResponse(f"{target}next={quote(wanted, safe='')}", 303)

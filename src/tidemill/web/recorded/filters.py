@@ -80,7 +80,7 @@ def parse_number(name: str, text: str, kind: type[int] | type[float]) -> int | f
         number = kind(text)
     except ValueError:
         number = -1
-    if not 0 <= number < 2**62:
+    if not 0 <= number < (2**62 if kind is int else 2**62 / 1e6):  # kept as microseconds
         what = "a whole number" if kind is int else "a number of seconds"
         raise Problem(422, f"{name}: expected {what}, and not {text!r}")
     return number

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query
 from fastapi.responses import RedirectResponse, Response
 from starlette.requests import Request
 
@@ -30,6 +30,8 @@ PAGE_ROWS = 100
 _GROUPS = 200
 Cursor = Annotated[str, Query(max_length=2100, description="From the page before.")]
 Limit = Annotated[int, Query(ge=1, description="The most rows; at most debug.max_ui_rows.")]
+Partition = Annotated[int, Path(ge=0, le=2**31 - 1)]
+Offset = Annotated[int, Path(ge=0, le=2**63 - 1)]
 Since = Annotated[str, Query(max_length=40, description="2026-05-01T12:00, or 15m, 2h, 1d before now.")]
 
 
@@ -75,7 +77,7 @@ def _build_pages(archive: Archive, pages: Pages) -> APIRouter:
         return answer(request, "messages", page.cursor, page=page, statuses=STATUSES)
 
     @router.get("/messages/{topic}/{partition}/{offset}")
-    def show_message(request: Request, topic: str, partition: int, offset: int) -> Response:
+    def show_message(request: Request, topic: str, partition: Partition, offset: Offset) -> Response:
         story = archive.tell_story(topic, partition, offset)
         told = [(each, draw_waterfall(each)) for each in reversed(story.stories)]
         is_known = bool(story.stories or story.tasks or story.events)
@@ -115,7 +117,7 @@ def _build_api(archive: Archive) -> APIRouter:
         return archive.find_messages(query, cursor, limit)
 
     @router.get("/messages/{topic}/{partition}/{offset}", summary="What happened to a message")
-    def tell_story(topic: str, partition: int, offset: int) -> models.MessageStory:
+    def tell_story(topic: str, partition: Partition, offset: Offset) -> models.MessageStory:
         story = archive.tell_story(topic, partition, offset)
         if not (story.stories or story.tasks or story.events):
             raise Problem(404, f"nothing is recorded of {topic}:{partition}:{offset}; see kept_from of /recordings")
