@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -91,10 +92,18 @@ class Site:
     def committed(self) -> dict[int, int]:
         # A consumer that reads committed would wait for the open transaction of an engine that was killed.
         settings = {"bootstrap.servers": self.bootstrap, "group.id": self.group}
-        consumer = ck.Consumer({**settings, "isolation.level": "read_uncommitted"})
+        consumer, deadline = ck.Consumer({**settings, "isolation.level": "read_uncommitted"}), time.monotonic() + 30
         try:
             parts = [ck.TopicPartition(self.topic, n) for n in range(self.partitions)]
-            return {p.partition: max(0, p.offset) for p in consumer.committed(parts, timeout=30)}
+            answer: list[ck.TopicPartition] = []
+            while not answer:
+                try:
+                    answer = consumer.committed(parts, timeout=30)
+                except ck.KafkaException:  # the coordinator changes, for example
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.5)
+            return {p.partition: max(0, p.offset) for p in answer}
         finally:
             consumer.close()
 
