@@ -110,7 +110,7 @@ def merge(
         sources = folders or [find_folder(config)]
         for source in sources:
             if not source.is_dir():
-                raise ConfigError(f"{source}: there is no folder of recordings")
+                raise ConfigError(f"{source}: not a folder of recordings")
             if to.resolve() == source.resolve() or source.resolve() in to.resolve().parents:
                 raise ConfigError(f"--to {to}: choose a folder outside of {source}")
         copies, problems = copy_recordings(sources, to)

@@ -1,7 +1,7 @@
 """What a sealed segment has, without looking at its rows: the head of its index file.
 
 An index file is `MAGIC`, the length of the head and the checksum of everything after it, the head as JSON, and the
-indexes one after the other. It is there before its segment is, and whoever sees a segment can rely on it.
+indexes one after the other. It is there before its segment is, so a reader that sees a segment can rely on it.
 """
 
 from __future__ import annotations

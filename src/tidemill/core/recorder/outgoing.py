@@ -2,7 +2,7 @@
 
 Everything that is added becomes a frame with a number of its own, and stays until the driver says that it is stored, or
 until there is no room for it. Invariants: frames go out in order; only a limited number of bytes is sent and not
-confirmed, so that whoever stores slowly is not flooded; beyond the limits the oldest frames that were never sent go,
+confirmed, so that a slow writer is not flooded; beyond the limits the oldest frames that were never sent go,
 and what was in them is counted. One that was sent may be stored already: it is sent again, never dropped.
 """
 
