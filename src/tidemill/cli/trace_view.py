@@ -19,6 +19,7 @@ from tidemill.config.redaction import redact_text
 from tidemill.core.wording import format_count
 from tidemill.recorder.queries import EventRow, MessageRow, Story, TaskRow, Trace
 from tidemill.runtime.log_console import escape
+from tidemill.runtime.open_message import OpenMessage
 
 #: Of an error, an argument list or an output this many characters are shown; --json has all of them.
 _SHOWN = 400
@@ -170,10 +171,29 @@ def describe_nothing(what: str, where: str, span: tuple[int | None, int | None])
     )
 
 
-def encode_traces(traces: Sequence[Trace], *, more: bool) -> str:
-    """Return stories as one JSON document; bytes are text, and base64 beside it where they are not UTF-8."""
-    document = {"messages": [_to_json(msgspec.to_builtins(trace, builtin_types=(bytes,))) for trace in traces]}
+def describe_open(opened: tuple[str, OpenMessage]) -> str:
+    """Return where a message is now, given the worker that says so, without control characters."""
+    worker, message = opened
+    engine = "" if message.engine is None else f", engine {message.engine}"
+    place = f"{message.topic}:{message.partition}:{message.offset}"
+    return escape(f"{place} is open, worker {worker}{engine}: {message.text}")
+
+
+def encode_traces(traces: Sequence[Trace], opened: Sequence[tuple[str, OpenMessage]] = (), *, more: bool) -> str:
+    """Return stories, and what is open now, as one JSON document.
+
+    Bytes are text, and base64 beside it where they are not UTF-8.
+    """
+    document = {
+        "messages": [_to_json(msgspec.to_builtins(trace, builtin_types=(bytes,))) for trace in traces],
+        "open": [{"worker": worker, **_drop_unknown(msgspec.to_builtins(message))} for worker, message in opened],
+    }
     return json.dumps({**document, "more": more})
+
+
+def _drop_unknown(message: dict[str, Any]) -> dict[str, Any]:
+    stage = {name: value for name, value in message["stage"].items() if value not in (None, "")}
+    return {**message, "stage": stage}
 
 
 def _to_json(value: Any) -> Any:

@@ -53,6 +53,26 @@ def list_waits(stalled: Mapping[str, str]) -> Mapping[str, str]:
 Flow = tuple[int, int, int]
 
 
+class PartitionHead(msgspec.Struct, frozen=True, array_like=True):
+    """The message that holds a partition: the oldest one whose commit is not confirmed.
+
+    Attributes:
+        offset: Which one; the first that waits to be taken, if none is open.
+        since: Since when it holds the partition, in seconds since the epoch, to about a second.
+        written_at: When it was written to its topic, to the precision of the batch that was taken; None: not known.
+        stage: What it waits for, in the words of `core.pipeline.message_stage.Stage`; '': the partition moves.
+        text: The same with its details.
+        buffered: How many messages of the partition wait to be taken.
+    """
+
+    offset: int
+    since: float
+    written_at: float | None
+    stage: str
+    text: str
+    buffered: int
+
+
 class SinkStats(msgspec.Struct):
     """What happened at one sink of an engine.
 
@@ -134,6 +154,7 @@ class EngineProgress(msgspec.Struct):
         loop_lags: How late the event loop was, four times per `executor.block_seconds`.
         consumer_errors: Errors that Kafka's client reported.
         flow: Per "topic/partition", the messages that were taken, committed, and given up uncommitted.
+        heads: Per "topic/partition", the message that holds it; those without work are not in it.
     """
 
     consumed: int = 0
@@ -179,6 +200,7 @@ class EngineProgress(msgspec.Struct):
     loop_lags: Durations = msgspec.field(default_factory=Durations)
     consumer_errors: int = 0
     flow: dict[str, Flow] = {}
+    heads: dict[str, PartitionHead] = {}
 
 
 class EngineSummary(msgspec.Struct):
@@ -196,6 +218,11 @@ UNSENT = "(this text cannot be sent)"
 MAX_ERROR_CHARS = 20_000
 
 
+def without_text(head: PartitionHead) -> PartitionHead:
+    """Return what holds a partition, without the details."""
+    return msgspec.structs.replace(head, text=UNSENT if head.text else "")
+
+
 def without_texts(progress: EngineProgress) -> EngineProgress:
     """Return a snapshot that can always be sent: its numbers and names only."""
     return msgspec.structs.replace(
@@ -206,6 +233,7 @@ def without_texts(progress: EngineProgress) -> EngineProgress:
             name: msgspec.structs.replace(stats, last_error=stats.last_error and UNSENT)
             for name, stats in progress.sinks.items()
         },
+        heads={name: without_text(head) for name, head in progress.heads.items()},
     )
 
 

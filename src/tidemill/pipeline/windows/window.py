@@ -27,7 +27,7 @@ from tidemill.pipeline.reports.report import WindowTimes
 from tidemill.pipeline.tasks.pool import TaskRun
 from tidemill.pipeline.windows import failures
 from tidemill.pipeline.windows.failures import Hooked, name_hook
-from tidemill.runtime.messages import SourceMessage, place_of
+from tidemill.runtime.messages import Place, SourceMessage, place_of
 from tidemill.sources.base import TopicPartition
 
 
@@ -390,6 +390,6 @@ class WindowRun:
             self.held_for_window = False
             self._apply(self.graph.release(range(len(self.messages))))
 
-    def _locate(self, of: Hooked) -> tuple[str, str]:
+    def _locate(self, of: Hooked) -> Place:
         """Say for which messages a hook runs."""
         return place_of([self.messages[index] for index in self.find_indexes(of)])
