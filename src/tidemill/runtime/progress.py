@@ -150,6 +150,7 @@ class EngineProgress(msgspec.Struct):
         attempts: How long attempts of tasks ran.
         queue_waits: How long tasks waited in the queue for a free executor, before each attempt.
         spawns: How long it took to start an attempt's process, or to give the task to a resident one.
+        batches: How long windows took, from their first message until the hooks of all of their messages had run.
         hooks: How long calls of the handler's hooks took, by hook.
         loop_lags: How late the event loop was, four times per `executor.block_seconds`.
         consumer_errors: Errors that Kafka's client reported.
@@ -196,6 +197,7 @@ class EngineProgress(msgspec.Struct):
     attempts: Durations = msgspec.field(default_factory=Durations)
     queue_waits: Durations = msgspec.field(default_factory=Durations)
     spawns: Durations = msgspec.field(default_factory=Durations)
+    batches: Durations = msgspec.field(default_factory=Durations)
     hooks: dict[str, Durations] = {}
     loop_lags: Durations = msgspec.field(default_factory=Durations)
     consumer_errors: int = 0

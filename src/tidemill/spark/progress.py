@@ -86,7 +86,7 @@ _SINK_COUNTS = (
     "breaker_opened",
     "retried",
 )
-_DURATIONS = ("attempts", "queue_waits", "spawns", "loop_lags")
+_DURATIONS = ("attempts", "batches", "queue_waits", "spawns", "loop_lags")
 _HELD = (
     "tasks_running",
     "tasks_queued",

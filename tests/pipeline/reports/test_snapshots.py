@@ -52,7 +52,7 @@ def make_parts(**other: Any) -> Any:
             )
         ),
         "brake": Part(BrakeStatistics(held=19)),
-        "counters": Part(CounterStatistics(20, 21, 22, 23, 24, 25, 26)),
+        "counters": Part(CounterStatistics(20, 21, 22, 23, 24, 25, 26, Durations([45]))),
         "slowest": Slowest(),
     }
     return ReportingParts(**{**parts, **other})
@@ -101,6 +101,7 @@ def test_a_snapshot_has_every_number_of_every_part() -> None:
         loop_blocks=18,
         sinks={"sinks.kafka.out": SinkStats(7)},
         in_flight=26,
+        batches=Durations([45]),
         uncommitted=12,
         heads=HEADS,
     )

@@ -179,6 +179,7 @@ class Snapshots:
             rss_bytes=process.rss_bytes,
             slowest=parts.slowest.list_tasks(),
             in_flight=counters.in_flight,
+            batches=counters.batches,
             in_flight_bytes=partitions.size_bytes,
             uncommitted=parts.commits.statistics().failed,
             sinks=outbox.sinks,

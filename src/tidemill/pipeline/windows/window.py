@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -362,6 +363,7 @@ class WindowRun:
             brake.ended(self.partition, messages[index].offset, cause, is_alone=len(messages) == 1)
 
     def _window_complete(self) -> None:
+        self.context.counters.batches.add(max(0.0, time.monotonic() - self.arrived))
         if self.context.overridden.on_window_complete:
             self.partition.windows += 1
             self.context.hooks.submit(self.collect, None)
