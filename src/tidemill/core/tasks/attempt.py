@@ -323,9 +323,9 @@ def _decide_attempt(task: TaskRow, given: Succeeded | Failed | Skipped | Deferre
             waiting = replace(task, due_us=due_us, lost=0, resume=Resume(given.method, given.kwargs))
             made = MakeTrigger(task.epoch + 1, given.trigger)
             return _move(waiting, TaskState.DEFERRED, made, Ring(Channel.TRIGGERER), Ring(Channel.SCHEDULER))
-        case Lost(bits=bits):
+        case _:
             if task.lost >= MAX_LOST:
-                return _fail(task, f"the task was lost with its worker {MAX_LOST + 1} times", now_us, bits)
+                return _fail(task, f"the task was lost with its worker {MAX_LOST + 1} times", now_us, given.bits)
             return _move(replace(task, lost=task.lost + 1), TaskState.QUEUED, Ring(Channel.WORKER))
 
 
@@ -363,7 +363,7 @@ def _decide_user(task: TaskRow, given: Clear | Mark | Cancel) -> Answer:
             if task.outcome is outcome:
                 return _refuse(task, given)
             return _end(task, outcome, *ended, error="marked by a user")
-        case Cancel():
+        case _:
             if task.outcome is not None:
                 return _refuse(task, given)
             # One that waits for its first try has not started; one between two tries has.
