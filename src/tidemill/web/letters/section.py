@@ -17,6 +17,7 @@ from tidemill.web.pages import Pages
 from tidemill.web.problems import Problem
 from tidemill.web.recorded.filters import parse_time
 from tidemill.web.sections import Link, Section
+from tidemill.web.workers import BlockingRoute
 
 PAGE_ROWS = 100
 _KINDS = [kind.value for kind in LetterKind]
@@ -61,7 +62,8 @@ def build_section(box: LetterBox, pages: Pages, max_rows: int) -> Section:
         pages: Renders pages.
         max_rows: The most rows of an answer.
     """
-    router, api = APIRouter(), APIRouter(tags=["dead letters"])
+    router = APIRouter(route_class=BlockingRoute)
+    api = APIRouter(route_class=BlockingRoute, tags=["dead letters"])
 
     @router.get("/letters")
     def show_letters(request: Request, criteria: Filters) -> Response:
