@@ -99,7 +99,7 @@ def _task_line(task: TaskRow) -> _Line:
     details.append(f"{'succeeded' if task.kind == 'ok' else f'failed ({task.kind})'}{code}")
     if task.error:
         details.append(f"error {_cut(task.error)}")
-    for name, output in (("stdout", task.stdout), ("stderr", task.stderr)):
+    for name, output in (("stdin", task.stdin), ("stdout", task.stdout), ("stderr", task.stderr)):
         if output:
             details.append(f"{name} {_cut(redact_text(show_bytes(output)))}")
     if task.parent:

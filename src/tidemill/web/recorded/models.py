@@ -77,6 +77,7 @@ class Task(BaseModel):
     parent: str | None = Field(description="The task that it replaced.")
     stdout: str | None
     stderr: str | None
+    stdin: str | None = Field(default=None, description="What the task was given, if debug.store_stdin is on.")
     error: str | None
 
 
@@ -268,6 +269,7 @@ def describe_task(row: TaskRow) -> Task:
         parent=row.parent,
         stdout=show_bytes(row.stdout),
         stderr=show_bytes(row.stderr),
+        stdin=show_bytes(row.stdin),
         error=row.error,
     )
 
