@@ -21,6 +21,7 @@ import structlog
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import describe_error
+from tidemill.runtime.link_server import TakeLive
 from tidemill.runtime.listening import Purpose, format_address, is_port_chosen, listen
 from tidemill.runtime.open_message import OpenMessage
 from tidemill.spark.live.monitoring import Monitored
@@ -37,8 +38,22 @@ _KEY_BYTES = 24
 _END_SECONDS = 3.0
 
 
-def _find_nothing(topic: str, partition: int, offset: int) -> OpenMessage | None:
-    return None
+class Engines(Protocol):
+    """What users may ask of the engines of a pipeline; `LinkedEngines` is it."""
+
+    def release(self) -> list[dict[str, Any]]:
+        """Release the brakes, and return what each of those engines holds; blocks."""
+        ...
+
+    def find_message(self, topic: str, partition: int, offset: int) -> OpenMessage | None:
+        """Return where an open message is; blocks.
+
+        Raises:
+            RemoteError: Its engine does not say.
+        """
+
+    def watch(self, take: TakeLive, seconds: float) -> None:
+        """Have all engines say what their executors do for some seconds; see `LinkServer.watch`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +65,18 @@ class Watched:
         settings: As the pipeline uses them.
         configured: As they were read, before `on_startup`.
         worker: The worker's name.
-        release: Releases the brakes, and returns what each of those engines holds; blocks.
+        engines: What may be asked of its engines.
         drain: Asks for a clean end.
         metrics_address: The URL of the metrics; None: there is none.
-        find_message: Returns where an open message is, by topic, partition and offset; blocks, and may raise a
-            RemoteError.
     """
 
     asked: Monitored
     settings: Settings
     configured: Settings
     worker: str
-    release: Callable[[], list[dict[str, Any]]]
+    engines: Engines
     drain: Callable[[], None]
     metrics_address: str | None = None
-    find_message: Callable[[str, int, int], OpenMessage | None] = _find_nothing
 
 
 class Server(Protocol):

@@ -179,7 +179,7 @@ def _build_api(view: PipelineView) -> APIRouter:
     @router.post("/actions/release", summary="Release the failure brake of all engines")
     async def release(request: Request) -> Done:
         try:
-            engines = await run_blocking(view.watched.release)
+            engines = await run_blocking(view.watched.engines.release)
         except RemoteError as error:
             raise Problem(503, str(error)) from error
         if not engines:
