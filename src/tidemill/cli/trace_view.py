@@ -21,6 +21,7 @@ from tidemill.core.wording import format_count
 from tidemill.recorder.queries import EventRow, MessageRow, Story, TaskRow, Trace
 from tidemill.recorder.schema import MAX_KEY_BYTES
 from tidemill.runtime.log_console import escape
+from tidemill.runtime.open_message import OpenMessage
 
 #: Of an error, an argument list or an output this many characters are shown; --json has all of them.
 _SHOWN = 400
@@ -100,7 +101,7 @@ def _task_line(task: TaskRow) -> _Line:
     details.append(f"{'succeeded' if task.kind == 'ok' else f'failed ({task.kind})'}{code}")
     if task.error:
         details.append(f"error {_cut(task.error)}")
-    for name, output in (("stdout", task.stdout), ("stderr", task.stderr)):
+    for name, output in (("stdin", task.stdin), ("stdout", task.stdout), ("stderr", task.stderr)):
         if output:
             details.append(f"{name} {_cut(redact_text(show_bytes(output)))}")
     if task.parent:
@@ -177,17 +178,42 @@ def describe_nothing(what: str, where: str, span: tuple[int | None, int | None])
     )
 
 
-def encode_traces(traces: Sequence[Trace], *, more: bool, span: tuple[int | None, int | None]) -> str:
-    """Return stories as one JSON document; bytes are text, and base64 beside it where they are not UTF-8.
+def describe_open(opened: tuple[str, OpenMessage]) -> str:
+    """Return where a message is now, given the worker that says so, without control characters."""
+    worker, message = opened
+    engine = "" if message.engine is None else f", engine {message.engine}"
+    place = f"{message.topic}:{message.partition}:{message.offset}"
+    return escape(f"{place} is open, worker {worker}{engine}: {message.text}")
+
+
+def encode_traces(
+    traces: Sequence[Trace],
+    opened: Sequence[tuple[str, OpenMessage]] = (),
+    *,
+    more: bool,
+    span: tuple[int | None, int | None],
+) -> str:
+    """Return stories, and what is open now, as one JSON document.
+
+    Bytes are text, and base64 beside it where they are not UTF-8.
 
     Args:
         traces: The stories.
-        more: Whether there are more.
+        opened: The messages that are open, each with the worker that says so.
+        more: Whether there are more stories.
         span: The times of the oldest and the newest message that are kept, in UTC microseconds.
     """
-    document = {"messages": [_to_json(msgspec.to_builtins(trace, builtin_types=(bytes,))) for trace in traces]}
+    document = {
+        "messages": [_to_json(msgspec.to_builtins(trace, builtin_types=(bytes,))) for trace in traces],
+        "open": [{"worker": worker, **_drop_unknown(msgspec.to_builtins(message))} for worker, message in opened],
+    }
     kept = dict(zip(("kept_from_us", "kept_to_us"), span, strict=True))
     return json.dumps({**document, "more": more, **kept})
+
+
+def _drop_unknown(message: dict[str, Any]) -> dict[str, Any]:
+    stage = {name: value for name, value in message["stage"].items() if value not in (None, "")}
+    return {**message, "stage": stage}
 
 
 def _to_json(value: Any) -> Any:
