@@ -103,6 +103,23 @@ def test_messages_are_found_by_key_task_and_label(folder: Path, words: tuple[str
     assert result.stdout.startswith(f"orders:3:{offset} ")
 
 
+def test_a_key_is_found_as_it_was_shown(folder: Path):
+    (shown,) = [
+        line.removeprefix("key ")
+        for line in run("trace", "orders:3:8", "pipeline.yaml").stdout.splitlines()
+        if line.startswith("key ")
+    ]
+    assert shown == r"\x1b[31mkey\xe9"
+    assert run("trace", "--key", shown, "pipeline.yaml").stdout.startswith("orders:3:8 ")
+
+
+def test_a_key_that_was_cut_is_shown_so(folder: Path):
+    with RecordWriter(DebugSettings(db_dir=str(folder)), "g", "host-2") as writer:
+        writer.put_rows("e1", 0, 1, RowTable.MESSAGES, messages(message(9, 3, key=b"k" * 256), message(10, 3, key=b"")))
+    assert "kkk ... (only the first 256 bytes of keys are kept)\n" in run("trace", "orders:3:9", "pipeline.yaml").stdout
+    assert "key (empty)\n" in run("trace", "orders:3:10", "pipeline.yaml").stdout
+
+
 def test_a_task_and_a_label_that_are_not_utf_8_are_found_as_they_are_stored(folder: Path):
     row = task("\\udcff", [9], 3, labels=[("tenant", "\\udcff")])
     with RecordWriter(DebugSettings(db_dir=str(folder)), "g", "host-2") as writer:
@@ -133,7 +150,11 @@ def test_nothing_found_ends_with_6_and_says_what_is_kept(folder: Path, words: tu
     assert result.stdout == ""
     assert "nothing is recorded about" in result.stderr
     assert "2027-01-15 08:00:00" in result.stderr
-    assert run("trace", *words, "pipeline.yaml", "--json").exit_code == 6
+    result = run("trace", *words, "pipeline.yaml", "--json")
+    assert result.exit_code == 6
+    document = json.loads(result.stdout)
+    assert document["messages"] == []
+    assert document["kept_from_us"] // 1_000_000 == 1_800_000_000
 
 
 def test_an_empty_folder_says_that_there_is_nothing(folder: Path, tmp_path: Path):
@@ -151,6 +172,7 @@ def test_an_empty_folder_says_that_there_is_nothing(folder: Path, tmp_path: Path
         (("orders:3:7", "pipeline.yaml", "--key", "k"), "either a message or one of"),
         (("--key", "k", "--task", "t"), "give one of them"),
         (("--label", "tenant"), "write NAME=VALUE"),
+        (("--task", ""), "--task: is empty"),
         (("orders:3:7", "missing.yaml"), "does not exist"),
     ],
 )

@@ -36,7 +36,10 @@ def trace(
             metavar="CONFIG", help="The YAML file that says where recordings are; default: as for `tidemill run`."
         ),
     ] = None,
-    key: Annotated[str | None, typer.Option("--key", metavar="KEY", help="The newest messages with this key.")] = None,
+    key: Annotated[
+        str | None,
+        typer.Option("--key", metavar="KEY", help="The newest messages with this key, as it is shown (\\xNN: a byte)."),
+    ] = None,
     task: Annotated[str | None, typer.Option("--task", metavar="ID", help="The messages of this task.")] = None,
     label: Annotated[
         str | None,
@@ -57,7 +60,8 @@ def trace(
         for problem in traces.problems:
             typer.echo(f"warning: {problem}", err=True)
         if as_json:
-            typer.echo(encode_traces(traces.found, opened, more=traces.more))
+            span = (traces.first_us, traces.last_us)
+            typer.echo(encode_traces(traces.found, opened, more=traces.more, span=span))
         if not traces.found and not opened:
             if not as_json:
                 names = (("key", key), ("task", task), ("label", label))
@@ -119,6 +123,7 @@ def _read_arguments(
     Raises:
         ConfigError: It does not say which messages.
     """
+    from tidemill.core.recorder.key_text import read_key
     from tidemill.core.recorder.place import parse_place
     from tidemill.recorder.queries import MessageQuery
 
@@ -133,8 +138,10 @@ def _read_arguments(
     if label is not None and "=" not in label:
         raise ConfigError(f"--label {label}: write NAME=VALUE")
     if options:
-        # What is not UTF-8 comes as surrogates from the command line.
-        raw = None if key is None else key.encode("utf-8", "surrogateescape")
+        for name, text in (("--task", task), ("--label", label)):
+            if text == "":
+                raise ConfigError(f"{name}: is empty")
+        raw = None if key is None else read_key(key)
         task, label = (None if text is None else escape_surrogates(text) for text in (task, label))
         return MessageQuery(key=raw, task_id=task, label=label), config
     if place is None:

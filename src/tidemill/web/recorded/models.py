@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, Field
 
 from tidemill.core.pipeline.message_stage import Stage
+from tidemill.core.recorder.key_text import write_key
 from tidemill.recorder.queries import EventRow, FailureGroup, MessageRow, RecordingInfo, Story, TaskRow, Trace
 from tidemill.runtime.open_message import OpenMessage
 
@@ -34,7 +35,7 @@ class Message(BaseModel):
     topic: str
     partition: int
     offset: int
-    key: str | None = Field(description="Its first 256 bytes.")
+    key: str | None = Field(description="Its first 256 bytes; those without a visible character as \\xNN.")
     status: str = Field(description="done, failed or rejected")
     error: str | None = Field(description="The class of its error.")
     seconds: float | None = Field(description="From consumed to resolved.")
@@ -225,7 +226,7 @@ def describe_message(row: MessageRow) -> Message:
         topic=row.topic,
         partition=row.partition,
         offset=row.offset,
-        key=show_bytes(row.key),
+        key=None if row.key is None else write_key(row.key),
         status=row.status,
         error=row.error,
         seconds=measure(row.consumed_at, row.resolved_at),
