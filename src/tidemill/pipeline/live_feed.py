@@ -24,7 +24,6 @@ MOST_RUNNING = 256
 MOST_WAITING = 20
 MOST_WINDOWS = 20
 _MAX_LABEL_CHARS = 100
-_MAX_ID_CHARS = 200
 MOST_LABELS = 5
 #: Topic, partition and first offset.
 _Place = tuple[str, int, int]
@@ -146,7 +145,7 @@ def _describe(
     label = ", ".join(f"{name}={value}" for name, value in list(run.task.labels.items())[:MOST_LABELS])
     return LiveTask(
         slot,
-        clean_name(run.task.task_id)[:_MAX_ID_CHARS],
+        clean_name(run.task.task_id),
         clean_error(label)[:_MAX_LABEL_CHARS],
         attempt,
         clean_name(topic),
