@@ -67,10 +67,11 @@ class StandstillReport:
         context, partitions = self._context, self._intake.partitions
         heads = context.commits.list_heads()
         positions = {partition: entry.position for partition, entry in heads.items() if partition in partitions}
-        if not self._intake.is_paused:
-            for partition, owned in partitions.items():
-                if partition not in positions and owned.handover is None and self._source.buffered(partition):
-                    positions[partition] = _NOTHING_TAKEN
+        for partition, owned in partitions.items():
+            if partition in positions or self._intake.is_paused(partition):
+                continue
+            if owned.handover is None and self._source.buffered(partition):
+                positions[partition] = _NOTHING_TAKEN
         found = self._watch.check(now, positions)
         texts = {}
         for partition, since in found.since.items():

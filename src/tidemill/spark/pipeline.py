@@ -25,8 +25,8 @@ import structlog
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError
-from tidemill.core.supervision.slot import SlotLimits
 from tidemill.core.supervision.slot_group import RunFinished
+from tidemill.core.supervision.slot_limits import SlotLimits
 from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.engine_link import RECONNECT_SECONDS
 from tidemill.runtime.exitcode import ExitCode
@@ -44,6 +44,8 @@ from tidemill.spark.live.recording import answer_trace, record_run
 from tidemill.spark.live.reloader import Code, CodeFiles, Reloader
 from tidemill.spark.live.status_report import build_report
 from tidemill.spark.live.supervisor import JobMaker, Supervisor
+from tidemill.spark.live.user_actions import UserActions
+from tidemill.spark.live.user_requests import Control, make_requests
 from tidemill.spark.live.web_ui import Watched, WebUi, serve_web
 from tidemill.spark.preflight import (
     StartUp,
@@ -113,6 +115,7 @@ class Pipeline:
         self._live: Supervisor | None = None
         #: The same while its link is open.
         self._linked: Supervisor | None = None
+        self._control = Control(self._find_actions)
         self._group_watch: GroupWatch | None = None
         self._metrics_address: str | None = None
         self._recorder: RunRecorder | None = None
@@ -214,7 +217,7 @@ class Pipeline:
             serve_metrics(configured.metrics, settings, worker, monitored) as self._metrics_address,
             record_run(settings, worker, self.progress) as self._recorder,
             serve_web(
-                Watched(monitored, settings, configured, worker, self._release, self.drain, self._metrics_address),
+                Watched(monitored, settings, configured, worker, self._control, self.drain, self._metrics_address),
                 self._recorder,
             ) as self._web,
         ):
@@ -232,26 +235,26 @@ class Pipeline:
 
         return Monitored(self.progress, self.state, find_orphans, find_max_executors)
 
-    def _release(self) -> list[dict[str, Any]]:
+    def _find_actions(self) -> UserActions | None:
         live = self._linked
-        return live.release() if live is not None else []
+        return live.actions if live is not None else None
+
+    def _note_action(self, action: str, by: str) -> None:
+        log.info("an action was carried out for a user", action=action, by=by)
+        if self._recorder is not None:
+            self._recorder.note_action(action, by)
 
     def _open_desk(self, settings: Settings, worker: str) -> ControlDesk:
         def report(progress: PipelineProgress, rate: float) -> dict[str, Any]:
             addresses = {"metrics": self._metrics_address, "web": self.web_address}
             return build_report(settings, worker, self.state(), progress, rate, addresses)
 
-        async def release(request: dict[str, Any]) -> dict[str, Any]:
-            try:
-                return {"engines": await asyncio.to_thread(self._release)}
-            except RemoteError as error:
-                return {"error": str(error)}
-
         async def trace(request: dict[str, Any]) -> dict[str, Any]:
             group = settings.kafka.consumer_group
             return await asyncio.to_thread(answer_trace, self._recorder, group, worker, request)
 
-        return ControlDesk(self._found_by, worker, self.progress, report, {"release": release, "trace": trace})
+        requests = make_requests(self._control, self._note_action) | {"trace": trace}
+        return ControlDesk(self._found_by, worker, self.progress, report, requests)
 
     def _run_on_spark(self, spark: Spark, settings: Settings, worker: str, packed: bytes, partitions: int) -> ExitCode:
         count = choose_engine_count(settings.spark, partitions)
@@ -278,6 +281,8 @@ class Pipeline:
         host = "127.0.0.1" if is_local(settings.spark) else spark.driver_host
         spark.watch(lambda: self._foreground.wakes.put(Wake.SPARK_LOST))
         self._live = live
+        if self._recorder is not None:
+            live.actions.on_pause = functools.partial(self._recorder.note_pause, settings.kafka.source_topic)
         try:
             live.start(bind_host=host, open_link=self._recorder.open_link if self._recorder else LinkServer)
             self._linked = live

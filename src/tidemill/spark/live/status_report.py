@@ -66,6 +66,7 @@ def build_report(
         },
         "dead_letters": {"written": progress.dead_lettered, "kinds": progress.letter_kinds}
         | {"dropped": progress.letters_dropped},
+        "paused": [msgspec.to_builtins(pause) for pause in progress.pauses],
         "sinks": {place: msgspec.to_builtins(stats) for place, stats in progress.sinks.items()},
         "waits_for": progress.stalled,
         "metrics": (addresses or {}).get("metrics"),
