@@ -155,7 +155,7 @@ def _build_api(view: PipelineView) -> APIRouter:
         counts = await run_blocking(
             view.archive.read_counts, view.recording, since * _MILLION, (now + 1) * _MILLION, step
         )
-        return build_series(counts, step)
+        return build_series(counts, step, time.time())
 
     @router.get("/configuration", summary="All settings, secrets masked")
     async def read_configuration() -> list[Setting]:
