@@ -13,20 +13,18 @@ from fastapi.responses import Response
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 
-from tidemill.core.errors import RemoteError
-from tidemill.core.wording import format_count
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.periods import name_worker_folder
 from tidemill.recorder.writer import RecordWriter
 from tidemill.spark.live.web_ui import Watched
 from tidemill.web.live import LiveUpdates
 from tidemill.web.pages import Pages
-from tidemill.web.pipeline.models import Done, Overview, Series, Setting
+from tidemill.web.pipeline.actions import build_actions
+from tidemill.web.pipeline.models import Overview, Series, Setting
 from tidemill.web.pipeline.overview import describe_pipeline
 from tidemill.web.pipeline.past_series import build_series, choose_step
 from tidemill.web.pipeline.sampler import KEPT_SECONDS, Sampler
 from tidemill.web.pipeline.settings_view import list_settings
-from tidemill.web.problems import Problem
 from tidemill.web.recorded.archive import Archive
 from tidemill.web.sections import Link, Section
 from tidemill.web.workers import run_blocking
@@ -176,22 +174,5 @@ def _build_api(view: PipelineView) -> APIRouter:
         events = await view.live.listen(view_name, request.state.is_known)
         return EventSourceResponse(events, ping=_PING_SECONDS, send_timeout=_SEND_SECONDS)
 
-    @router.post("/actions/release", summary="Release the failure brake of all engines")
-    async def release(request: Request) -> Done:
-        try:
-            engines = await run_blocking(view.watched.release)
-        except RemoteError as error:
-            raise Problem(503, str(error)) from error
-        if not engines:
-            raise Problem(409, "no brake is on, and nothing is held")
-        view.note_action("release", request.state.identity.name)
-        held = format_count(sum(engine["held"] for engine in engines), "held message")
-        return Done(text=f"Released the brake of {format_count(len(engines), 'engine')}; {held} become dead letters.")
-
-    @router.post("/actions/drain", summary="Drain: read no more, finish what is running, commit, and end")
-    async def drain(request: Request) -> Done:
-        view.note_action("drain", request.state.identity.name)
-        view.watched.drain()
-        return Done(text="The pipeline drains, and ends.")
-
+    router.include_router(build_actions(view.watched, view.note_action))
     return router
