@@ -17,18 +17,19 @@ from tidemill.core.errors import RemoteError
 from tidemill.core.wording import format_count
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.periods import name_worker_folder
+from tidemill.recorder.runs import RunFilter
 from tidemill.recorder.writer import RecordWriter
 from tidemill.spark.live.web_ui import Watched
 from tidemill.web.live import LiveUpdates
 from tidemill.web.pages import Pages
-from tidemill.web.pipeline.models import Done, Overview, Series, Setting
+from tidemill.web.pipeline.models import Done, Overview, Setting
 from tidemill.web.pipeline.overview import describe_pipeline
-from tidemill.web.pipeline.past_series import build_series, choose_step
 from tidemill.web.pipeline.sampler import KEPT_SECONDS, Sampler
 from tidemill.web.pipeline.settings_view import list_settings
 from tidemill.web.problems import Problem
 from tidemill.web.recorded.archive import Archive
 from tidemill.web.sections import Link, Section
+from tidemill.web.series import Series, build_series, choose_step
 from tidemill.web.workers import run_blocking
 
 log = structlog.get_logger(__name__)
@@ -120,7 +121,9 @@ def _build_pages(view: PipelineView, pages: Pages) -> APIRouter:
         request: Request,
         range_seconds: Annotated[int, Query(alias="range", ge=1, le=MAX_SERIES_SECONDS)] = KEPT_SECONDS,
     ) -> Response:
-        return pages.answer(request, "overview.html", o=view.now(), range=range_seconds)
+        runs = await run_blocking(view.archive.list_runs)
+        others = [run for run in runs if run.recording != view.recording]
+        return pages.answer(request, "overview.html", o=view.now(), range=range_seconds, others=others)
 
     @router.get("/configuration")
     async def show_configuration(request: Request, changed: bool = False) -> Response:
@@ -155,7 +158,7 @@ def _build_api(view: PipelineView) -> APIRouter:
         step, now = choose_step(seconds), int(time.time())
         since = (now - seconds) // step * step
         counts = await run_blocking(
-            view.archive.read_counts, view.recording, since * _MILLION, (now + 1) * _MILLION, step
+            view.archive.read_counts, RunFilter(recording=view.recording), since * _MILLION, (now + 1) * _MILLION, step
         )
         return build_series(counts, step, time.time())
 

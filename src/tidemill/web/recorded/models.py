@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, Field
 
 from tidemill.recorder.queries import EventRow, FailureGroup, MessageRow, RecordingInfo, Story, TaskRow, Trace
+from tidemill.recorder.runs import Run as StoredRun
 
 _MILLION = 1_000_000
 
@@ -122,6 +123,18 @@ class Recording(BaseModel):
     size_bytes: int
     live: bool = Field(description="Whether it is being written.")
     problems: list[str]
+
+
+class Run(BaseModel):
+    """A worker that has recordings."""
+
+    recording: str
+    group: str
+    worker: str
+    started_at: float = Field(description="When its newest period was begun.")
+    written_at: float = Field(description="When something was last written.")
+    live: bool = Field(description="Whether it is being written.")
+    periods: int
 
 
 class MessagePage(BaseModel):
@@ -261,6 +274,19 @@ def describe_failure(group: FailureGroup) -> Failure:
         last_at=group.last_us / _MILLION,
         minutes=group.minutes,
         example=None if group.example is None else describe_event(group.example),
+    )
+
+
+def describe_run(run: StoredRun) -> Run:
+    """Return a run."""
+    return Run(
+        recording=run.recording,
+        group=run.group,
+        worker=run.worker,
+        started_at=run.started_us / _MILLION,
+        written_at=run.written_us / _MILLION,
+        live=run.live,
+        periods=run.periods,
     )
 
 
