@@ -32,6 +32,7 @@ PAGES = {
     "events": "/events?kind=task_failed",
     "letters": "/letters",
     "letter": "/letters/letter-5",
+    "runs": "/runs",
     "recordings": "/recordings",
     "configuration": "/configuration",
     "api": "/api/docs",

@@ -231,6 +231,7 @@ class RecordingInfo(msgspec.Struct, frozen=True):
         events: Events.
         size_bytes: All of its files.
         live: Whether it is being written.
+        kept_until_us: When it is too old by its own configuration; None: it is being written, or not known.
         problems: What could not be read.
     """
 
@@ -247,6 +248,7 @@ class RecordingInfo(msgspec.Struct, frozen=True):
     events: int = 0
     size_bytes: int = 0
     live: bool = False
+    kept_until_us: int | None = None
     problems: list[str] = []
 
 

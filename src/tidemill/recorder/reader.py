@@ -18,7 +18,7 @@ from tidemill.recorder import event_search, row_search
 from tidemill.recorder.counts import Counts, add_workers
 from tidemill.recorder.linked_search import Place, find_linked, link_events, link_tasks, list_cursor_kinds
 from tidemill.recorder.memory_recording import MemoryRecording
-from tidemill.recorder.periods import list_periods, list_worker_folders
+from tidemill.recorder.periods import Period, list_periods, list_worker_folders
 from tidemill.recorder.queries import (
     CountSeries,
     EventPage,
@@ -258,6 +258,13 @@ class Reader:
     def list_runs(self) -> list[Run]:
         """Return the runs that have recordings: those that are being written first, then the newest first."""
         return list_runs(self._list_stores(), self._names)
+
+    def find_period(self, recording: str, name: str) -> Period | None:
+        """Return a period that is listed; None: there is none of these names on disk."""
+        for store in self._list_stores(RunFilter(recording=recording)):
+            if isinstance(store, DiskStore) and store.period.name == name:
+                return store.period
+        return None
 
     def list_recordings(self, runs: RunChoice = _ALL) -> list[RecordingInfo]:
         """Return the periods of some runs, the newest of each first."""

@@ -6,13 +6,14 @@ A cursor of ours holds the times of its query too: "15m" before now is another t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
 
 from tidemill.core.recorder.cursor import WrongCursorError
 from tidemill.recorder.counts import Counts
+from tidemill.recorder.periods import Period
 from tidemill.recorder.queries import EventQuery, MessageQuery, TaskQuery
 from tidemill.recorder.reader import Reader
 from tidemill.recorder.runs import RunChoice, RunFilter
@@ -104,7 +105,27 @@ class Archive:
 
     def list_recordings(self, runs: RunChoice = ALL_RUNS) -> list[models.Recording]:
         """Return the periods of some runs, the newest of each worker first."""
-        return [models.describe_recording(info) for info in self._reader.list_recordings(runs)]
+        found = [models.describe_recording(info) for info in self._reader.list_recordings(runs)]
+        # The oldest of each worker that is not being written, whatever the reason is.
+        following = {row.recording: row for row in found if row.period and not row.live}
+        for row in following.values():
+            row.goes_next = True
+        return found
+
+    def find_periods(self, names: Sequence[str]) -> list[Period]:
+        """Return periods by RECORDING/PERIOD.
+
+        Raises:
+            Problem: One of them is not listed.
+        """
+        found = []
+        for name in dict.fromkeys(names):
+            recording, _, period = name.partition("/")
+            listed = self._reader.find_period(recording, period)
+            if listed is None:
+                raise Problem(404, f"no recording {name!r} on disk; see /api/v1/recordings")
+            found.append(listed)
+        return found
 
 
 def _ask(question: Callable[[], PageT]) -> PageT:

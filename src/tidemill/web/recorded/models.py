@@ -122,6 +122,8 @@ class Recording(BaseModel):
     events: int
     size_bytes: int
     live: bool = Field(description="Whether it is being written.")
+    kept_until: float | None = Field(description="When it is removed for its age; earlier if there are too many.")
+    goes_next: bool = Field(False, description="Whether it is the next one of its worker that retention removes.")
     problems: list[str]
 
 
@@ -305,6 +307,7 @@ def describe_recording(info: RecordingInfo) -> Recording:
         events=info.events,
         size_bytes=info.size_bytes,
         live=info.live,
+        kept_until=to_seconds(info.kept_until_us),
         problems=info.problems,
     )
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from tidemill.recorder.events import EventKind
 from tidemill.web.pages import Pages
 from tidemill.web.problems import Problem
-from tidemill.web.recorded import models, runs
+from tidemill.web.recorded import downloads, models, runs
 from tidemill.web.recorded.archive import Archive
 from tidemill.web.recorded.filters import (
     STATUSES,
@@ -57,7 +57,9 @@ def build_section(archive: Archive, pages: Pages, absent: str = "") -> Section:
     routes, api = _build_pages(archive, pages), _build_api(archive)
     routes.include_router(runs.build_pages(archive, pages, absent))
     api.include_router(runs.build_api(archive))
-    return Section(links, routes, api)
+    loads = downloads.Downloads(archive)
+    api.include_router(downloads.build_api(loads))
+    return Section(links, routes, api, loads.close)
 
 
 def _build_pages(archive: Archive, pages: Pages) -> APIRouter:
