@@ -34,6 +34,7 @@ PAGES = {
     "letter": "/letters/letter-5",
     "runs": "/runs",
     "recordings": "/recordings",
+    "metrics": "/metrics-queries",
     "configuration": "/configuration",
     "api": "/api/docs",
 }

@@ -24,6 +24,8 @@ from tidemill.web.live import LiveUpdates
 from tidemill.web.pages import Pages
 from tidemill.web.pipeline.models import Done, Overview, Setting
 from tidemill.web.pipeline.overview import describe_pipeline
+from tidemill.web.pipeline.prometheus import Query as PrometheusQuery
+from tidemill.web.pipeline.prometheus import list_queries
 from tidemill.web.pipeline.sampler import KEPT_SECONDS, Sampler
 from tidemill.web.pipeline.settings_view import list_settings
 from tidemill.web.problems import Problem
@@ -109,7 +111,11 @@ class PipelineView:
 
 def build_section(view: PipelineView, pages: Pages) -> Section:
     """Return the section of a pipeline."""
-    links = [Link("Overview", "/"), Link("Configuration", "/configuration", is_last=True)]
+    links = [
+        Link("Overview", "/"),
+        Link("Metrics", "/metrics-queries", is_last=True),
+        Link("Configuration", "/configuration", is_last=True),
+    ]
     return Section(links, _build_pages(view, pages), _build_api(view), view.live.close)
 
 
@@ -125,6 +131,11 @@ def _build_pages(view: PipelineView, pages: Pages) -> APIRouter:
         others = [run for run in runs if run.recording != view.recording]
         return pages.answer(request, "overview.html", o=view.now(), range=range_seconds, others=others)
 
+    @router.get("/metrics-queries")
+    async def show_metrics(request: Request) -> Response:
+        is_served = view.watched.metrics_address is not None
+        return pages.answer(request, "metrics.html", queries=find_queries(view), served=is_served)
+
     @router.get("/configuration")
     async def show_configuration(request: Request, changed: bool = False) -> Response:
         found = list_settings(view.watched.settings, view.watched.configured)
@@ -136,6 +147,12 @@ def _build_pages(view: PipelineView, pages: Pages) -> APIRouter:
         return pages.answer(request, "configuration.html", sections=sections, changed=changed, count=len(shown))
 
     return router
+
+
+def find_queries(view: PipelineView) -> list[PrometheusQuery]:
+    """Return ready queries of this pipeline's metrics."""
+    settings = view.watched.settings
+    return list_queries(settings.debug, view.watched.worker, settings.cluster_name)
 
 
 def _build_api(view: PipelineView) -> APIRouter:
@@ -161,6 +178,10 @@ def _build_api(view: PipelineView) -> APIRouter:
             view.archive.read_counts, RunFilter(recording=view.recording), since * _MILLION, (now + 1) * _MILLION, step
         )
         return build_series(counts, step, time.time())
+
+    @router.get("/metrics-queries", summary="Ready queries for Prometheus")
+    async def read_queries() -> list[PrometheusQuery]:
+        return find_queries(view)
 
     @router.get("/configuration", summary="All settings, secrets masked")
     async def read_configuration() -> list[Setting]:

@@ -15,8 +15,8 @@ ABSENT = (
     "and all actions are in the web UI of a running pipeline; `tidemill status` shows its address."
 )
 NO_LETTERS = " Dead letters are shown if a configuration is given: `tidemill web CONFIG`."
-_PAGES = ("/configuration", "/live", "/streams", "/probe")
-_API = ("/overview", "/series", "/configuration", "/live", "/streams", "/probe")
+_PAGES = ("/configuration", "/metrics-queries", "/live", "/streams", "/probe")
+_API = ("/overview", "/series", "/configuration", "/metrics-queries", "/live", "/streams", "/probe")
 
 
 def build_section(pages: Pages, *, has_letters: bool) -> Section:
