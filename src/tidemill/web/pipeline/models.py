@@ -174,22 +174,6 @@ class Overview(BaseModel):
     slowest: list[SlowTask]
 
 
-class Series(BaseModel):
-    """Numbers over time, a list each; null where nothing is known."""
-
-    at: list[float] = Field(description="Seconds since the epoch.")
-    consumed: list[float | None] = Field(description="Messages read per second.")
-    done: list[float | None] = Field(description="Messages finished per second.")
-    failed: list[float | None] = Field(description="Tasks that failed for good, per second.")
-    retried: list[float | None] = Field(description="Attempts that failed and were followed by another, per second.")
-    letters: list[float | None] = Field(description="Dead letters per second.")
-    lag: list[float | None] = Field(description="Messages behind the end.")
-    in_flight: list[float | None]
-    task_p50: list[float | None] = Field(description="How long attempts of tasks took, in seconds.")
-    task_p95: list[float | None]
-    task_p99: list[float | None]
-
-
 class Setting(BaseModel):
     """A value of the configuration."""
 

@@ -13,7 +13,8 @@ from tidemill.spark.live.status_report import find_problems, is_starting
 from tidemill.spark.live.web_ui import Watched
 from tidemill.spark.progress import EngineStatus, PipelineProgress
 from tidemill.web.pipeline import models
-from tidemill.web.pipeline.sampler import Sampler, find_quantile
+from tidemill.web.pipeline.sampler import Sampler
+from tidemill.web.series import find_quantile
 
 _BREAKERS = ("closed", "half-open", "open")
 _SINKS = "sinks."
