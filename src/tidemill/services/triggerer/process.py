@@ -146,7 +146,7 @@ async def _run(
                 ownership = Ownership(database, name, name=worker, lock=lock, pace=pace)
                 replica = monitor.replica = Replica(
                     ownership,
-                    lambda: TriggerHost(database, settings.triggerer, ownership, counts=monitor.counts),
+                    lambda: TriggerHost(database, settings.triggerer, ownership, book=monitor.book),
                     lambda: read_checked(specs),
                     Retention(database, settings.store).run,
                 )
