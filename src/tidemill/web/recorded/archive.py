@@ -21,7 +21,8 @@ from tidemill.web.recorded import models
 QueryT = TypeVar("QueryT", MessageQuery, TaskQuery, EventQuery)
 PageT = TypeVar("PageT")
 
-_CURSOR = re.compile(r"(\d{0,18})-(\d{0,18})-(\S{1,2000})")
+#: Times before 1970 are negative.
+_CURSOR = re.compile(r"(-?\d{1,18}|)-(-?\d{1,18}|)-(\S{1,2000})")
 
 
 def _open_cursor(query: QueryT, cursor: str) -> tuple[QueryT, str | None]:

@@ -25,6 +25,7 @@ from tidemill.web.recorded.filters import (
 )
 from tidemill.web.recorded.waterfall import draw_waterfall
 from tidemill.web.sections import Link, Section
+from tidemill.web.workers import BlockingRoute
 
 PAGE_ROWS = 100
 _GROUPS = 200
@@ -48,7 +49,7 @@ def build_section(archive: Archive, pages: Pages) -> Section:
 
 
 def _build_pages(archive: Archive, pages: Pages) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=BlockingRoute)
 
     def answer(
         request: Request, template: str, cursor: str | None = None, status: int = 200, **values: Any
@@ -110,7 +111,7 @@ def _build_pages(archive: Archive, pages: Pages) -> APIRouter:
 
 
 def _build_api(archive: Archive) -> APIRouter:
-    router = APIRouter(tags=["recordings"])
+    router = APIRouter(route_class=BlockingRoute, tags=["recordings"])
 
     @router.get("/messages", summary="Finished messages, the newest first")
     def find_messages(query: MessageFilters, cursor: Cursor = "", limit: Limit = PAGE_ROWS) -> models.MessagePage:
