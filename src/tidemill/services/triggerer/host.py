@@ -110,9 +110,8 @@ class TriggerHost:
         self._keep_serialized = partial(keep_serialized, database, ownership)
         self._event_log = EventLog(clock())
         report, is_stopping, note = self._states.put, lambda: self.stopping, self._event_log.note
-        self._services = RunServices(
-            self.manager, self.events, is_stopping, note, self._note_fenced, report, self._keep_serialized
-        )
+        fenced, keep = self._note_fenced, self._keep_serialized
+        self._services = RunServices(self.manager, self.events, is_stopping, note, fenced, report, book.triggers, keep)
         self._runs: dict[str, TriggerRun] = {}
         #: Whether the store has reported that another process owns triggers of this host.
         self.disowned = False
@@ -220,6 +219,7 @@ class TriggerHost:
             await self._admission.release([self._known[name] for name in ended], specs)
         for name in changes.removed:
             del self._known[name]
+        self._book.triggers.keep_only(listed)
         changed = [name for name, spec in listed.items() if (old := self._known.get(name)) and old != spec]
         for name in changed:
             if (running := self._runs.get(name)) is not None:
@@ -287,6 +287,7 @@ class TriggerHost:
         records, tokens = await self._admission.write(specs, take)
         self.tokens.update(tokens)
         self._known.update((spec.name, spec) for spec in specs)
+        self._book.triggers.note_listed(records)
         runs = [
             TriggerRun(
                 self._services,
@@ -387,6 +388,7 @@ class TriggerHost:
         self._event_log.flush(self._monotonic())
         for run in list(self._runs.values()):
             run.cancel_again(self._monotonic())
+        self._book.look(self.manager)
         now = self.now()
         for name, failed_at in self.manager.list_forced().items():
             forced = self._runs.get(name)

@@ -6,10 +6,16 @@ Everything belongs to one event loop.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tidemill.runtime.durations import Durations
-from tidemill.triggers.shared_stream import StreamCounts
+from tidemill.services.triggerer.trigger_book import TriggerBook
+from tidemill.triggers.shared_stream import SharedStreamManager, StreamCounts
+
+
+def _look_at_nothing(manager: SharedStreamManager) -> None:
+    pass
 
 
 @dataclass(slots=True)
@@ -19,9 +25,13 @@ class HostBook:
     Attributes:
         counts: What happened in streams.
         lags: How late the event loop was.
+        triggers: What became of each trigger.
+        look: Called about once a second with the streams, on the loop.
         is_started: Whether all triggers of the list have been started in this session.
     """
 
     counts: StreamCounts = field(default_factory=StreamCounts)
     lags: Durations = field(default_factory=Durations)
+    triggers: TriggerBook = field(default_factory=TriggerBook)
+    look: Callable[[SharedStreamManager], None] = _look_at_nothing
     is_started: bool = False

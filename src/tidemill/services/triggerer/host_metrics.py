@@ -36,6 +36,7 @@ class HostState:
         redelivered: Events that were delivered once more.
         dead_lettered: Events whose dead letters are confirmed, by what happened to them.
         lags: How late the event loop was.
+        recorder_dropped: Events that could not be recorded.
         standby: Whether another process runs the list.
     """
 
@@ -51,6 +52,7 @@ class HostState:
     redelivered: int = 0
     dead_lettered: Mapping[str, int] = field(default_factory=dict)
     lags: Durations = field(default_factory=Durations)
+    recorder_dropped: int = 0
     standby: bool = False
 
 
@@ -138,6 +140,10 @@ HOST_METRICS: tuple[tuple[Definition, Read], ...] = (
             ("kind",),
         ),
         lambda state: [((kind,), state.dead_lettered.get(kind, 0)) for kind in ("failed", "rejected")],
+    ),
+    (
+        Definition("recorder_dropped_total", Kind.COUNTER, "Events that could not be recorded."),
+        lambda state: [((), state.recorder_dropped)],
     ),
     (
         Definition(

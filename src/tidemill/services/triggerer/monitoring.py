@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
     from tidemill.services.triggerer.host_metrics import HostState
+    from tidemill.services.triggerer.host_recorder import HostRecorder
 
 log = structlog.get_logger(__name__)
 
@@ -45,6 +46,7 @@ class HostMonitor:
     Attributes:
         book: What happens; the host notes it there.
         replica: What runs the list, or waits for it; None: the store is not open yet.
+        recorder: What is recorded goes there; None: nothing is.
         address: The URL, or None if there is no endpoint.
     """
 
@@ -54,6 +56,7 @@ class HostMonitor:
         self._about = (worker, version(), list_name)
         self.book = HostBook()
         self.replica: Replica | None = None
+        self.recorder: HostRecorder | None = None
         self.address: str | None = None
 
     @contextlib.contextmanager
@@ -125,6 +128,7 @@ class HostMonitor:
             redelivered=counts.upstream.redelivered,
             dead_lettered=dict(counts.upstream.dead_lettered),
             lags=self.book.lags.copy(),
+            recorder_dropped=0 if self.recorder is None else self.recorder.writer.statistics.lost_events,
         )
         if replica is None:
             return state

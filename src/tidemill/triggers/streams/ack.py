@@ -329,7 +329,9 @@ class AckStream:
             await self._life.join("advance", self._advancing)
         tally = self._settings.counts.find_tally(self.key)
         for lane in count_lanes(self.group.ledger):
-            tally.find_lane(lane.lane).given_up += lane.outstanding
+            left = tally.find_lane(lane.lane)
+            left.given_up += lane.outstanding
+            left.given_up_resolved += lane.resolved
         await self._life.close_step("source", getattr(self._source, "aclose", None))
         if self._producer is not None:
             await self._life.close_step("producer", self._producer.aclose)

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import structlog
 
+from tidemill.core.streams.lane_counts import LaneCount
 from tidemill.core.streams.pending_events import PendingEvents
 from tidemill.triggers.base import BaseEventTrigger
 from tidemill.triggers.stream_api import StreamEnded
@@ -239,6 +240,10 @@ class SharedStreamManager:
             for name, one in stream.subscriptions.items()
             if one.end.failed_at is not None
         }
+
+    def count_lanes(self) -> dict[Hashable, list[LaneCount[Hashable]]]:
+        """Return, by the key of each stream that is acknowledged, how far its lanes are."""
+        return {key: stream.count_lanes() for key, stream in self._groups.items() if isinstance(stream, AckStream)}
 
     def count_failed(self) -> int:
         """Return how many streams have failed, and are not started again yet."""

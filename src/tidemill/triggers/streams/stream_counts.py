@@ -54,10 +54,17 @@ class Incident(NamedTuple):
 
 @dataclass(slots=True)
 class LaneTally:
-    """What happened in a lane: events that were advanced, and those that a stream gave up when it ended."""
+    """What happened in a lane.
+
+    Attributes:
+        advanced: Events that the producer was told about.
+        given_up: Events that were fanned out and not advanced when their stream ended.
+        given_up_resolved: Of these, those that every subscriber had dealt with.
+    """
 
     advanced: int = 0
     given_up: int = 0
+    given_up_resolved: int = 0
 
 
 @dataclass(slots=True)
@@ -80,12 +87,14 @@ class StreamTally:
     ended: int = 0
     lanes: dict[str, LaneTally] = field(default_factory=dict)
 
+    def find_name(self, lane: Hashable) -> str:
+        """Return the name under which a lane is counted."""
+        name = name_lane(lane)
+        return name if name in self.lanes or len(self.lanes) < MAX_LANES else OTHERS
+
     def find_lane(self, lane: Hashable) -> LaneTally:
         """Return the tally of a lane."""
-        name = name_lane(lane)
-        if name not in self.lanes and len(self.lanes) >= MAX_LANES:
-            name = OTHERS
-        return self.lanes.setdefault(name, LaneTally())
+        return self.lanes.setdefault(self.find_name(lane), LaneTally())
 
 
 def _tell_nobody(incident: Incident) -> None:
