@@ -131,8 +131,7 @@ class Engine:
     def _build_live_feed(self) -> LiveSource:
         from tidemill.pipeline.live_feed import LiveFeed
 
-        least = self.settings.debug.ws_min_duration_ms / 1000
-        return LiveFeed(self.context.pool, self.executor.capacity, self.intake.partitions, least)
+        return LiveFeed(self.context.pool, self.executor.capacity, self.intake.partitions, self.settings.debug)
 
     def _build_context(self, handler: Handler[Any, Any], hooks: HookRunner, reports: Sequence[Report]) -> EngineContext:
         settings, limits, outbox = self.settings, self.settings.executor, self.outbox
@@ -299,12 +298,16 @@ class Engine:
             self._keep_place = keep_place
         self._stop.set()
 
-    def pause(self) -> None:
-        """Take no new messages until `resume`; what is in flight continues."""
-        self.intake.pause()
+    def pause(self, partitions: Collection[int] | None = None) -> None:
+        """Take no new messages until `resume`; what is in flight continues.
+
+        Args:
+            partitions: Of these partitions of the source topic, and of no others; None: of all.
+        """
+        self.intake.pause(partitions)
 
     def resume(self) -> None:
-        """Take messages again."""
+        """Take messages of all partitions again."""
         self.intake.resume()
 
     def release(self) -> None:

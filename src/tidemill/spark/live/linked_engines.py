@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from tidemill.runtime.link_server import TakeLive
 from tidemill.runtime.open_message import OpenMessage
@@ -24,11 +23,6 @@ class LinkedEngines:
         """Start without a link."""
         self._find_topic = find_topic
         self.live: Supervisor | None = None
-
-    def release(self) -> list[dict[str, Any]]:
-        """Release the brakes; see `Supervisor.release`."""
-        live = self.live
-        return live.release() if live is not None else []
 
     def find_message(self, topic: str, partition: int, offset: int) -> OpenMessage | None:
         """Return where a message is; None: it is not open, or of another topic. See `Supervisor.find_message`."""

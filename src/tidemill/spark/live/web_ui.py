@@ -25,6 +25,7 @@ from tidemill.runtime.link_server import TakeLive
 from tidemill.runtime.listening import Purpose, format_address, is_port_chosen, listen
 from tidemill.runtime.open_message import OpenMessage
 from tidemill.spark.live.monitoring import Monitored
+from tidemill.spark.live.user_requests import Control
 
 if TYPE_CHECKING:  # loaded only where something is recorded
     from tidemill.spark.live.run_recorder import RunRecorder
@@ -39,11 +40,7 @@ _END_SECONDS = 3.0
 
 
 class Engines(Protocol):
-    """What users may ask of the engines of a pipeline; `LinkedEngines` is it."""
-
-    def release(self) -> list[dict[str, Any]]:
-        """Release the brakes, and return what each of those engines holds; blocks."""
-        ...
+    """What may be asked of the engines of a pipeline; `LinkedEngines` is it."""
 
     def find_message(self, topic: str, partition: int, offset: int) -> OpenMessage | None:
         """Return where an open message is; blocks.
@@ -65,6 +62,7 @@ class Watched:
         settings: As the pipeline uses them.
         configured: As they were read, before `on_startup`.
         worker: The worker's name.
+        control: What users may do to it; blocks.
         engines: What may be asked of its engines.
         drain: Asks for a clean end.
         metrics_address: The URL of the metrics; None: there is none.
@@ -74,6 +72,7 @@ class Watched:
     settings: Settings
     configured: Settings
     worker: str
+    control: Control
     engines: Engines
     drain: Callable[[], None]
     metrics_address: str | None = None
