@@ -6,8 +6,9 @@ import time
 
 import pytest
 
-from tidemill.config.redaction import MASK, is_secret, redact, redact_text
+from tidemill.config.redaction import MASK, is_secret, redact, redact_arguments, redact_text
 from tidemill.deadletters.letter import Letter, LetterKind
+from tidemill.pipeline.recording.texts import clean_args
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,7 @@ from tidemill.deadletters.letter import Letter, LetterKind
         "API_KEY",
         "apikey",
         "passphrase",
+        "X_AUTH",
         "credentials",
         "Authorization",
         "spark.hadoop.fs.s3a.access.key",
@@ -99,6 +101,18 @@ def test_an_empty_secret_is_seen_to_be_empty() -> None:
         "curl -H 'Authorization: Basic hunter2hunter2=='",
         "SASL_PASSWORD=hunter2",
         "bad value for sasl.password=hunter2, sorry",
+        "failed: psql --password hunter2 -h db",
+        "sh -c 'prog --db-token \"hunter2 and more\"'",
+        "curl -u ann:hunter2 http://host/",
+        "curl --proxy-user=ann:hunter2 http://host/",
+        "curl -u 'ann:hunter2' http://host/",
+        "https://account.blob.example/x?sv=1&sig=hunter2%2B&se=2",
+        "https://s3.example/x?X-Amz-Signature=hunter2",
+        "-----BEGIN RSA PRIVATE KEY-----\nhunter2\n-----END RSA PRIVATE KEY-----",
+        "-----BEGIN PRIVATE KEY-----\nhunter2 is cut",
+        "charged with sk_live_hunter2hunter2",
+        "pushed with ghp_hunter2hunter2hunter2hunter2",
+        "token eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJodW50ZXIyIn0.hunter2",
     ],
 )
 def test_secrets_inside_a_text_are_masked(text: str) -> None:
@@ -116,6 +130,9 @@ def test_secrets_inside_a_text_are_masked(text: str) -> None:
         "me@example.org wrote",
         "http://host:80/path?x=1",
         "ratio 1:2, key=5, user@host:dir",
+        "ls -u 1000 --user-agent x:y --tokens",
+        "sort -u a b; docker run -it x",
+        "expected a-b -c d; --no-password -v",
         'InvalidPasswordError: password authentication failed for user "app"',
         "",
     ],
@@ -127,6 +144,8 @@ def test_other_text_stays_as_it_is(text: str) -> None:
 def test_long_texts_do_not_take_long() -> None:
     texts = ["a" * 200_000 + "=", "password" * 20_000 + " =x", "x://" * 50_000, "a.b@c " * 30_000 + "="]
     texts += [":" + "token" * 20_000, "@" + "a.a." * 50_000, "token" + " " * 50_000 + "token"]
+    texts += ["-" * 200_000, "--token" * 30_000, "-u " * 70_000, "-u a" + "b" * 200_000, "?a-" * 70_000 + "="]
+    texts += ["-----BEGIN PRIVATE KEY-----" * 8_000, "sk-live-" * 25_000, "eyJ" + "a." * 100_000, "-u a:" * 40_000]
 
     started = time.perf_counter()
     for text in texts:
@@ -138,3 +157,17 @@ def test_long_texts_do_not_take_long() -> None:
 def test_the_value_of_an_option_is_masked_where_a_letter_shows_arguments() -> None:
     letter = Letter.about([], LetterKind.TASK, "failed", args=["psql", "--password", "hunter2", "--token", "-v", 3])
     assert letter.args == ["psql", "--password", MASK, "--token", "-v", "3"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "masked"),
+    [
+        (["curl", "-u", "ann:hunter2"], ["curl", "-u", MASK]),
+        (["docker", "-u", "1000"], ["docker", "-u", "1000"]),
+        (["prog", "--password", "-v"], ["prog", "--password", "-v"]),
+        (["sh", "-c", "prog --password hunter2"], ["sh", "-c", f"prog --password {MASK}"]),
+    ],
+)
+def test_the_value_of_an_option_is_masked(arguments: list[str], masked: list[str]) -> None:
+    assert redact_arguments(arguments) == masked
+    assert clean_args(arguments) == masked

@@ -42,6 +42,7 @@ def test_loopback_needs_none(host: str) -> None:
         ({"debug_url": "javascript:alert(1)"}, "debug.debug_url: .*http:// or https://"),
         ({"debug_url": "ftp://example.org"}, "debug.debug_url: .*http:// or https://"),
         ({"custom_links": [{"name": "x", "url": "javascript:alert(1)"}]}, "custom_links.*http:// or https://"),
+        ({"custom_links": [{"name": "x", "url": "https://a:correct horse@b.example"}]}, "without a user or password"),
         ({"port": 70000}, "debug.port"),
     ],
 )

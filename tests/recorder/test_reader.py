@@ -15,6 +15,7 @@ from tests.until import wait_until
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.core.recorder.cursor import WrongCursorError
 from tidemill.core.recorder.sealing import SealPolicy
+from tidemill.recorder import event_search
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.memory_recording import MemoryRecording
 from tidemill.recorder.queries import EventQuery, MessageQuery, TaskQuery
@@ -209,6 +210,88 @@ def test_messages_are_found_by_their_tasks_and_errors(reader: Reader):
     assert places(task_id="none") == set()
     assert places(error="user 17 was") == {(17 % 3, 17)}
     assert (0, 0) not in places(label="tenant=rare", statuses=("failed",))
+
+
+def read_all(reader: Reader, query: MessageQuery, limit: int) -> list[tuple[int, int, int | None]]:
+    """Return the places and times of all messages, page by page."""
+    found, cursor = [], None
+    while True:
+        page = reader.find_messages(query, cursor, limit)
+        assert page.problems == []
+        assert len(page.rows) <= limit
+        found += [(row.partition, row.offset, row.resolved_at) for row in page.rows]
+        cursor = page.cursor
+        if cursor is None:
+            return found
+
+
+def expect(places: set[tuple[int, int]]) -> list[tuple[int, int, int | None]]:
+    rows = [(row["partition"], row["offset"], row["resolved_at"]) for row in ROWS]
+    return sorted(row for row in rows if row[:2] in places)
+
+
+@pytest.mark.parametrize("limit", [1, 7, 1_000])
+@pytest.mark.parametrize("label", ["tenant=rare", "tenant=acme", "step=1"])
+def test_pages_of_a_label_have_each_message_once_and_no_more_rows_than_asked_for(
+    reader: Reader, label: str, limit: int
+):
+    name, value = label.split("=")
+    marked = [row for row in TASKS if (name, value) in row["labels"]]
+    places = {(row["partition"], offset) for row in marked for offset in row["offsets"]}
+    assert sorted(read_all(reader, MessageQuery(label=label), limit)) == expect(places)
+
+
+@pytest.mark.parametrize("limit", [1, 7])
+def test_pages_of_an_error_text_have_each_message_once(reader: Reader, limit: int):
+    places = {(event.partition or 0, event.offset or 0) for event in EVENTS if "not found" in event.text}
+    assert sorted(read_all(reader, MessageQuery(error="not FOUND"), limit)) == expect(places)
+
+
+def test_a_label_and_an_error_text_are_both_asked_of_a_message(reader: Reader):
+    found = read_all(reader, MessageQuery(label="tenant=rare", error="user 15 was"), 10)
+    assert [row[:2] for row in found] == [(0, 15)]
+
+
+def test_a_message_with_several_tasks_and_many_rows_is_found_once_for_each_row(tmp_path: Path):
+    with RecordWriter(DebugSettings(db_dir=str(tmp_path)), "g", "w", policy=SealPolicy(max_rows=SEGMENT)) as writer:
+        rows = [message(1, resolved_at=START + number) for number in range(60)]
+        rows += [message(number, resolved_at=START + number) for number in range(2, 20)]
+        ran = [task(f"t-{number}", [1], ended_at=START + 1_000 - number) for number in range(30)]
+        ran += [task("t-0", [1], attempt=2, ended_at=None)]
+        ran += [task(f"u-{number}", [number, 1], ended_at=START + number) for number in range(2, 20)]
+        writer.put_rows("e", 0, 1, RowTable.MESSAGES, messages(*rows))
+        writer.put_rows("e", 0, 2, RowTable.TASKS, tasks(*ran))
+        wait_until(lambda: writer.statistics.rows == len(rows) + len(ran), 30)
+        for limit in (1, 4, 25, 500):
+            found = read_all(Reader(tmp_path), MessageQuery(label="tenant=acme"), limit)
+            assert sorted(found) == sorted((0, row["offset"], row["resolved_at"]) for row in rows), limit
+
+
+def test_a_trace_of_many_tasks_asks_for_their_events_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked = []
+    search = event_search.search_events
+
+    def count(*arguments: Any) -> Any:
+        asked.append(arguments[1])
+        return search(*arguments)
+
+    monkeypatch.setattr(event_search, "search_events", count)
+    with RecordWriter(DebugSettings(db_dir=str(tmp_path)), "g", "w") as writer:
+        ran = [task(f"t-{number}", [1]) for number in range(40)]
+        writer.put_rows("e", 0, 1, RowTable.MESSAGES, messages(message(1)))
+        writer.put_rows("e", 0, 2, RowTable.TASKS, tasks(*ran))
+        events = [
+            RecordedEvent(
+                START + 1, EventKind.TASK_FAILED, TOPIC, 0, number % 2 or None, f"t-{number}", text=str(number)
+            )
+            for number in range(40)
+        ]
+        writer.put_events("e", 0, 3, events)
+        wait_until(lambda: writer.statistics.events == 40 and writer.statistics.rows == 41, 30)
+        traced = Reader(tmp_path).trace(TOPIC, 0, 1)
+    (story,) = traced.stories
+    assert sorted(event.event.text for event in story.events) == sorted(str(number) for number in range(40))
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize(

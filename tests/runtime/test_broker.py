@@ -14,7 +14,7 @@ import pytest
 from tests.until import wait_until
 
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.runtime.broker import EmbeddedBroker
+from tidemill.runtime.broker import EmbeddedBroker, PortInUseError
 from tidemill.runtime.processes import is_running
 from tidemill.testing.kafka import consume, produce, unique_name
 
@@ -75,6 +75,30 @@ def test_a_taken_port_is_refused_although_somebody_answers_there(tmp_path: Path)
         with pytest.raises(RemoteError, match=r"port \d+ of 127\.0\.0\.1 is in use"):
             broker.start()
         assert not broker.running
+
+
+def test_of_two_brokers_that_start_at_once_on_one_port_one_is_refused(
+    tmp_path: Path, embedded_kafka: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The other Kafka took the port after the look at it; its answers are not those of the broker that starts.
+    port = int(embedded_kafka.bootstrap.rpartition(":")[2])
+    looks = iter([False])
+    monkeypatch.setattr("tidemill.runtime.broker._answers", lambda port: next(looks, True))
+    broker = EmbeddedBroker(tmp_path, port=port)
+    with pytest.raises(PortInUseError, match=rf"port {port} of 127\.0\.0\.1 is in use, perhaps by another Kafka"):
+        broker.start()
+    assert not broker.running
+    assert embedded_kafka.running
+
+
+def test_a_data_folder_that_another_broker_uses_is_refused_and_left_alone(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path) as first:
+        before = (tmp_path / "server.properties").read_bytes()
+        with pytest.raises(ConfigError, match=rf"is used by another broker \(process {os.getpid()}\); stop that one"):
+            EmbeddedBroker(tmp_path).start()
+        assert (tmp_path / "server.properties").read_bytes() == before
+        first.kill()
+        first.start()  # its own lock does not stop it
 
 
 def test_a_file_in_the_place_of_the_data_folder_is_named(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import httpx
@@ -20,15 +20,16 @@ from tidemill.web.pages import Pages
 from tidemill.web.pipeline.section import PipelineView, build_section
 from tidemill.web.pipeline.start import describe_about, open_archive
 from tidemill.web.recorded.section import build_section as build_recorded_section
-from tidemill.web.sections import Health
+from tidemill.web.sections import Health, Section
+from tidemill.web.workers import Workers
 
 ORIGIN = "http://127.0.0.1:8080"
 KEY = "the-key-of-the-address"
 PORT = 8080
 
 
-def make_app(pipeline: ScriptedPipeline) -> ASGIApp:
-    """Return the application, as a server builds it."""
+def make_app(pipeline: ScriptedPipeline, more: Sequence[Section] = (), workers: Workers | None = None) -> ASGIApp:
+    """Return the application, as a server builds it, with further sections if a test has some."""
     watched, debug = pipeline.watched(), pipeline.settings.debug
     origins = Origins(debug.host, debug.debug_url, tuple(debug.allowed_hosts))
     pages = Pages(describe_about(watched), origins.prefix)
@@ -39,7 +40,7 @@ def make_app(pipeline: ScriptedPipeline) -> ASGIApp:
     health = Health(list, lambda: find_unready(pipeline.run, pipeline.progress(), pipeline.orphans))
     sections = [build_section(view, pages), build_recorded_section(archive, pages)]
     sections.append(build_letters_section(LetterBox(watched.settings), pages, archive.max_rows))
-    return create_app(sections, pages, logins, origins, health, PORT)
+    return create_app([*sections, *more], pages, logins, origins, health, PORT, workers)
 
 
 @asynccontextmanager
@@ -51,9 +52,9 @@ async def connect(pipeline: ScriptedPipeline, app: ASGIApp | None = None) -> Asy
 
 
 @asynccontextmanager
-async def log_in(pipeline: ScriptedPipeline) -> AsyncIterator[httpx.AsyncClient]:
+async def log_in(pipeline: ScriptedPipeline, app: ASGIApp | None = None) -> AsyncIterator[httpx.AsyncClient]:
     """Yield a client that has used the key, and has what a page's changes need."""
-    async with connect(pipeline) as client:
+    async with connect(pipeline, app) as client:
         await client.get(f"/login?key={KEY}")
         page = await client.get("/")
         found = re.search(r'data-csrf="([^"]+)"', page.text)

@@ -70,6 +70,15 @@ async def test_the_key_of_the_address_is_exchanged_for_a_cookie() -> None:
     assert KEY not in page.text
 
 
+async def test_the_login_by_key_leads_to_what_the_address_shows() -> None:
+    async with connect(ScriptedPipeline()) as client:
+        first = await client.get(f"/?range=3600&key={KEY}&text=a%26b&empty=")
+        entered = await client.get(first.headers["location"])
+
+    assert KEY not in entered.text
+    assert 'content="0;url=/?range=3600&amp;text=a%26b&amp;empty="' in entered.text
+
+
 async def test_a_wrong_key_is_refused_and_guessing_is_slowed_down() -> None:
     async with connect(ScriptedPipeline()) as client:
         answers = [await client.get("/login?key=wrong") for _ in range(logins.MAX_FAILURES + 1)]
@@ -224,7 +233,7 @@ async def test_a_body_over_a_mebibyte_is_refused_with_and_without_a_length() -> 
 
 async def test_a_request_that_takes_too_long_is_given_up() -> None:
     app = make_app(ScriptedPipeline())
-    app._request_seconds = 0.05  # type: ignore[attr-defined]
+    app._app._request_seconds = 0.05  # type: ignore[attr-defined]
 
     async def silent() -> Any:
         yield b"name="

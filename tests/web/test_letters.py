@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import functools
 import html
+import math
+import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.web.recordings import write_letters
 from tests.web.scripted_pipeline import SCRIPT, ScriptedPipeline
 from tests.web.serving import connect, log_in
 
 from tidemill.core.deadletters.redrive import Criteria
+from tidemill.deadletters import backwards
+from tidemill.deadletters.folder_reader import FolderReader
 from tidemill.deadletters.opening import open_letters
 from tidemill.deadletters.search import find_newest
-from tidemill.web.letters.letter_box import LetterBox
+from tidemill.web.letters.letter_box import LetterBox, open_cursor
 from tidemill.web.problems import Problem
 
 
@@ -37,7 +44,7 @@ async def test_the_newest_letters_are_those_of_the_command_line(pipeline: Script
     assert [row["letter_id"] for row in page["rows"]] == [
         each.letter.letter_id for each in reversed(found) if each.letter
     ]
-    assert page["is_whole"] is True
+    assert (page["is_whole"], page["searched"], page["total"]) == (False, 5, 12)
     assert page["rows"][0]["messages"] == ["orders:0:11"]
 
 
@@ -61,7 +68,7 @@ async def test_letters_are_found_by_the_filters(
         page = (await client.get("/letters", params=filters)).text
 
     assert {int(row["letter_id"].removeprefix("letter-")) for row in rows} == offsets
-    assert {offset for offset in range(12) if f'/letters/letter-{offset}"' in page} == offsets
+    assert {offset for offset in range(12) if f"/letters/letter-{offset}?" in page} == offsets
 
 
 async def test_a_letter_has_everything_in_it_as_text(pipeline: ScriptedPipeline) -> None:
@@ -101,15 +108,119 @@ async def test_where_there_are_no_letters_the_page_says_why(tmp_path: Path) -> N
     assert answer.json()["detail"] in html.unescape(page.text)
 
 
-def test_a_search_ends_in_time_and_says_so(pipeline: ScriptedPipeline) -> None:
-    page = LetterBox(pipeline.settings, search_seconds=0.0).find(Criteria(kinds=("task",)), 10)
-    assert page.is_whole is False
-    with pytest.raises(Problem, match="or it was not found within 0 s"):
-        LetterBox(pipeline.settings, search_seconds=0.0).read("letter-4")
+def test_a_search_ends_in_time_and_goes_on_with_its_cursor(
+    pipeline: ScriptedPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.deadletters.backwards.FIRST_OFFSETS", 2)
+    monkeypatch.setattr("tidemill.deadletters.backwards._LEAST_OFFSETS", 1)
+    box, criteria = LetterBox(pipeline.settings, slice_seconds=0.0), Criteria(kinds=("task",))
+    whole = LetterBox(pipeline.settings).find(criteria, 10)
+    assert (whole.is_whole, whole.cursor, whole.searched, whole.total) == (True, None, 12, 12)
+    page = box.find(criteria, 10)
+    rows, searched = page.rows, [page.searched]
+    while page.cursor is not None:
+        assert page.is_whole is False
+        page = box.find(Criteria(kinds=("task",), since=1.0), 10, open_cursor(page.cursor))
+        rows += page.rows
+        searched.append(page.searched)
+    assert [row.letter_id for row in rows] == [row.letter_id for row in whole.rows]
+    assert searched == sorted(set(searched))
+    assert searched[-1] == 12
+    with pytest.raises(Problem, match=r"letter-0.*not found within 0 s"):
+        LetterBox(pipeline.settings, search_seconds=0.0).read("letter-0")
+
+
+async def test_the_page_goes_on_with_a_search_by_itself(
+    pipeline: ScriptedPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.deadletters.backwards.FIRST_OFFSETS", 2)
+    monkeypatch.setattr("tidemill.deadletters.backwards._LEAST_OFFSETS", 1)
+    monkeypatch.setattr("tests.web.serving.LetterBox", functools.partial(LetterBox, slice_seconds=0.0))
+    async with log_in(pipeline) as client:
+        address, pages = "/letters?kind=delivery&since=2026-05-01", []
+        while address:
+            pages.append((await client.get(address)).text)
+            found = re.search(r'hx-get="([^"]+)"', pages[-1])
+            address = html.unescape(found[1]) if found else ""
+
+    assert len(pages) > 3
+    assert all('hx-trigger="load"' in page for page in pages[:-1])
+    assert "2 of 12 records searched" in pages[0]
+    assert "All 12 records are searched." in pages[-1]
+    listed = [row for page in pages for row in re.findall(r"/letters/letter-(\d+)\?", page)]
+    assert listed == ["8", "4", "0"]
+
+
+async def test_a_letter_is_found_where_its_link_says(
+    pipeline: ScriptedPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = FolderReader._read_group
+    seen: list[int] = []
+
+    def count(*given: Any) -> Any:
+        for found in read(*given):
+            seen.append(found.offset)
+            yield found
+
+    monkeypatch.setattr(FolderReader, "_read_group", staticmethod(count))
+    async with log_in(pipeline) as client:
+        row = (await client.get("/api/v1/letters?key=key-1")).json()["rows"][-1]
+        seen.clear()
+        direct = await client.get(f"/api/v1/letters/{row['letter_id']}", params={"at": row["at"]})
+        assert len(seen) == 1
+        moved = await client.get(f"/api/v1/letters/{row['letter_id']}", params={"at": "0:999999"})
+        wrong = await client.get(f"/api/v1/letters/{row['letter_id']}", params={"at": "x"})
+    assert direct.json() == moved.json()
+    assert wrong.status_code == 422
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        "x",
+        "AAAA",
+        "\u00e9",
+        *(
+            base64.urlsafe_b64encode(msgspec.msgpack.encode(each)).decode()
+            for each in ([math.nan, None, 1, b"", {}], [-5.0, None, 1, b"", {}], [None, None, 1, b"", {"a": 1}], [1])
+        ),
+    ],
+)
+async def test_a_cursor_that_is_not_ours_is_refused(pipeline: ScriptedPipeline, cursor: str) -> None:
+    async with log_in(pipeline) as client:
+        assert (await client.get("/api/v1/letters", params={"cursor": cursor})).status_code == 422
+        assert (await client.get("/letters", params={"cursor": cursor})).status_code == 422
+
+
+async def test_a_cursor_of_other_letters_is_refused(pipeline: ScriptedPipeline, tmp_path: Path) -> None:
+    other = ScriptedPipeline({"dlq": {"path": str(write_letters(tmp_path))}})
+    async with log_in(other) as client:
+        cursor = (await client.get("/api/v1/letters?limit=2")).json()["cursor"]
+        assert (await client.get("/api/v1/letters", params={"cursor": cursor})).status_code == 200
+    for name in tmp_path.glob("*.parquet"):
+        name.rename(name.with_name(f"other-{name.name}"))
+    async with log_in(other) as client:
+        answer = await client.get("/api/v1/letters", params={"cursor": cursor})
+    assert (answer.status_code, "begin again" in answer.json()["detail"]) == (409, True)
+
+
+async def test_a_list_has_at_most_500_letters_of_which_only_rows_are_kept(
+    pipeline: ScriptedPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def find(box: Any, ranges: Any, criteria: Any, limit: int, *rest: Any) -> Any:
+        asked.append(limit)
+        return backwards.find_newest_first(box, ranges, criteria, limit, *rest)
+
+    monkeypatch.setattr("tidemill.web.letters.letter_box.find_newest_first", find)
+    async with log_in(pipeline) as client:
+        assert len((await client.get("/api/v1/letters?limit=5000")).json()["rows"]) == 12
+    assert asked == [500]
 
 
 def test_one_search_runs_at_a_time(pipeline: ScriptedPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    box = LetterBox(pipeline.settings)
+    box = LetterBox(pipeline.settings, wait_seconds=0.01)
     seen: list[int] = []
 
     def search_meanwhile(*arguments: Any) -> Any:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from tests.web.scripted_pipeline import ScriptedPipeline
+from tests.web.serving import log_in
 
 from tidemill.web import live
 from tidemill.web.live import LiveUpdates
@@ -41,6 +43,42 @@ async def test_an_update_is_computed_once_for_all_and_not_at_all_for_none() -> N
     updates.update()
     assert view.computed == before + 1
     assert [await anext(client) for client in clients] == [{"event": "b", "data": "2"}] * 3
+
+
+async def test_a_stream_ends_with_the_login_of_its_client() -> None:
+    view = Counted()
+    updates = LiveUpdates({"page": view})
+    known = {"ann", "rob"}
+    streams = {name: await updates.listen("page", lambda name=name: name in known) for name in ("ann", "rob")}
+    for stream in streams.values():
+        assert [(await anext(stream))["event"], (await anext(stream))["event"]] == ["a", "b"]
+    waiting = asyncio.ensure_future(anext(streams["ann"], None))
+    await asyncio.sleep(0)
+    known.remove("ann")
+    updates.update()
+
+    assert await waiting is None
+    view.parts["a"] = "2"
+    updates.update()
+    assert await anext(streams["rob"]) == {"event": "a", "data": "2"}
+    assert updates.clients == 1
+
+
+async def test_the_live_stream_asks_for_the_session_of_its_request() -> None:
+    pipeline = ScriptedPipeline()
+    async with log_in(pipeline) as client:
+        seen = []
+
+        async def listen(view: str, is_known: Callable[[], bool]) -> AsyncIterator[dict[str, str]]:
+            seen.append(is_known())
+            await client.post("/logout")
+            seen.append(is_known())
+            raise Problem(503, "enough")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LiveUpdates, "listen", lambda self, *given: listen(*given))
+            assert (await client.get("/api/v1/live")).status_code == 503
+    assert seen == [True, False]
 
 
 async def test_a_slow_client_gets_the_newest_state_and_is_told_what_it_missed() -> None:

@@ -196,6 +196,22 @@ async def test_a_message_tells_its_whole_story(pipeline: ScriptedPipeline) -> No
     assert page.index("task-240, try 2") < page.index("task failed") < page.index("dead lettered")
 
 
+async def test_a_message_that_is_not_finished_is_shown_with_its_place(pipeline: ScriptedPipeline) -> None:
+    async with log_in(pipeline) as client:
+        story = await read(client, "/messages/orders/0/11")
+        page = await client.get("/messages/orders/0/11")
+        silent = await client.get("/messages/orders/0/13")
+    assert story["stories"] == []
+    assert (story["now"]["stage"], story["now"]["behind"], story["now"]["engine"]) == ("behind its key", 10, 0)
+    assert page.status_code == 200
+    assert "waits for an earlier message with its key (offset 10)" in page.text
+    assert 'href="/messages/orders/0/10"' in page.text
+    assert "Nothing is recorded" not in page.text
+    assert SCRIPT not in page.text
+    assert silent.status_code == 404
+    assert "where the message is now is not known: engine 0 is silent" in silent.text
+
+
 async def test_what_is_not_recorded_says_what_is_kept(pipeline: ScriptedPipeline) -> None:
     async with log_in(pipeline) as client:
         page = (await client.get("/messages/orders/0/999999")).text
@@ -307,7 +323,23 @@ async def test_a_recording_in_memory_is_shown_also_to_a_user_without_a_home(monk
 
 def test_a_gap_in_what_was_counted_is_a_gap_in_the_chart() -> None:
     counts = [Counts(at=60, messages_done=120, attempt_counts=[0, 0, 4, *[0] * 12]), Counts(at=240, messages_done=60)]
-    series = build_series(counts, 60)
+    series = build_series(counts, 60, 1000.0)
     assert series.at == [60.0, 120.0, 240.0]
     assert series.done == [2.0, None, 1.0]
     assert series.task_p50[0] == pytest.approx(0.0175)
+
+
+def test_a_step_that_is_not_over_is_not_shown_as_a_drop() -> None:
+    counts = [Counts(at=60, messages_done=120), Counts(at=120, messages_done=5)]
+    assert build_series(counts, 60, 170.0).done == [2.0]
+    assert build_series(counts, 60, 182.0).done == [2.0, pytest.approx(5 / 60)]
+
+
+@pytest.mark.parametrize("times", ["since=1960-01-01", "since=1950-01-01T00:00:00.5&until=2100-01-01", "since=1d"])
+async def test_pages_of_times_before_1970_lead_to_the_next_one(pipeline: ScriptedPipeline, times: str) -> None:
+    async with log_in(pipeline) as client:
+        first = await read(client, f"/messages?limit=100&{times}")
+        second = await read(client, f"/messages?limit=100&{times}&cursor={first['cursor']}")
+
+    assert {row["offset"] for row in first["rows"]} == set(range(COUNT - 100, COUNT))
+    assert {row["offset"] for row in second["rows"]} == set(range(COUNT - 200, COUNT - 100))

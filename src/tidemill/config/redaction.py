@@ -1,7 +1,8 @@
 """Hides secrets wherever configuration, errors or logs are shown.
 
 A secret is recognised by its key (`redact`), or by its form inside a text (`redact_text`): the user part of an address,
-and `password=...`. Masking too much is better than masking too little; what is passed to clients is never changed.
+`password=...`, `--token ...`, signatures in addresses, private keys, tokens with a well-known beginning. Masking too
+much is better than masking too little; what is passed to clients is never changed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ MASK = "***"
 
 #: Words that make a value secret wherever they are part of its key.
 _WORDS = r"passw|pwd|passphrase|secret|token|credential|authori[sz]ation|cookie|api[._-]?key|jaas"
-_SECRET_KEY = re.compile(rf"(?:{_WORDS})|[._-]key$|^key[._-]?pem$|^hash$", re.IGNORECASE)
+_SECRET_KEY = re.compile(rf"(?:{_WORDS})|[._-]key$|^key[._-]?pem$|^hash$|(?:^|[._-])auth$", re.IGNORECASE)
 _SASL = re.compile(r"sasl[._]", re.IGNORECASE)
 _SASL_PUBLIC = re.compile(r"sasl[._]mechanisms?$", re.IGNORECASE)
 _SSL_KEY = re.compile(r"ssl[._]key(?:[._]|$|store[._-]?key)", re.IGNORECASE)
@@ -31,9 +32,29 @@ _ASSIGNED = re.compile(
     r"(?P<value>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\s,;&'\"}\])]+)",
     re.IGNORECASE,
 )
+_USER_OPTIONS = frozenset({"-u", "-U", "--user", "--proxy-user"})
 #: Any header may be secret, except these.
 PUBLIC_HEADERS = frozenset({"accept", "accept-encoding", "content-encoding", "content-type", "user-agent"})
 _BEARER = re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=-]{6,}")
+#: An option whose value follows after a blank, within one text: a command line in an error, or given to a shell.
+_OPTION = re.compile(
+    rf"(?P<option>(?<![\w-])--?[\w.-]{{0,60}}(?:{_WORDS})[\w.-]{{0,60}})(?P<blank>\s{{1,10}})"
+    r"(?P<value>'[^']*'|\"[^\"]*\"|[^\s'\"-]\S*)",
+    re.IGNORECASE,
+)
+#: What curl and its like call a user: a name with a password.
+_USER_OPTION = re.compile(
+    r"(?P<option>(?<![\w-])(?:-[uU]|--(?:proxy-)?user)(?:\s{1,10}|=)?['\"]?)[^\s:'\"=-][^\s:'\"]{0,200}:\S+"
+)
+_SIGNATURE = re.compile(r"(?P<name>[?&](?:sig|[\w-]{0,40}signature)=)[^&\s'\"#]+", re.IGNORECASE)
+_PRIVATE_KEY = re.compile(
+    r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----).*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)", re.DOTALL
+)
+#: Tokens that say by their first letters what they are: of Stripe and OpenAI, GitHub, AWS, Slack, and JSON web tokens.
+_KNOWN_TOKEN = re.compile(
+    r"\b(?:[spr]k[-_](?:live|test|proj|ant)[-_][\w-]{6,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|A[KS]IA[0-9A-Z]{16}"
+    r"|xox[abeprs]-[\w-]{10,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{4,})"
+)
 
 
 def is_secret(key: str) -> bool:
@@ -67,11 +88,23 @@ def redact_arguments(arguments: Iterable[object]) -> list[str]:
         >>> redact_arguments(["curl", "--token", "hunter2", "http://me:hunter2@host/", 7])
         ['curl', '--token', '***', 'http://***@host/', '7']
     """
-    masked, is_secret_next = [], False
+    masked, option = [], ""
     for argument in map(str, arguments):
-        masked.append(MASK if is_secret_next and not argument.startswith("-") else redact_text(argument))
-        is_secret_next = announces_secret(argument)
+        masked.append(redact_argument(argument, option))
+        option = argument
     return masked
+
+
+def redact_argument(argument: str, before: str) -> str:
+    """Return one argument of a command with the secrets in it masked; `before`: the argument before it.
+
+    Example:
+        >>> redact_argument("me:hunter2", "-u"), redact_argument("1000", "-u")
+        ('***', '1000')
+    """
+    if not argument.startswith("-") and (announces_secret(before) or (before in _USER_OPTIONS and ":" in argument)):
+        return MASK
+    return redact_text(argument)
 
 
 def redact(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,17 +118,21 @@ def redact(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def redact_text(text: str) -> str:
-    """Mask what looks like a secret inside a text: users in addresses, `password=...`, bearer tokens.
+    """Mask what looks like a secret inside a text; see above.
 
     Example:
         >>> redact_text("cannot reach postgres://app:hunter2@db/x")
         'cannot reach postgres://***@db/x'
     """
-    text = _BEARER.sub(rf"\1 {MASK}", text)
+    text = _KNOWN_TOKEN.sub(MASK, _BEARER.sub(rf"\1 {MASK}", text))
     if "@" in text:
         text = _USERINFO.sub(rf"\g<scheme>{MASK}@", text)
     if "=" in text or ":" in text:
-        text = _ASSIGNED.sub(_mask_assigned, text)
+        text = _SIGNATURE.sub(rf"\g<name>{MASK}", _ASSIGNED.sub(_mask_assigned, text))
+    if "-" in text:
+        text = _USER_OPTION.sub(rf"\g<option>{MASK}", _OPTION.sub(_mask_option, text))
+        if "PRIVATE KEY-----" in text:
+            text = _PRIVATE_KEY.sub(rf"\1{MASK}", text)
     return text
 
 
@@ -133,6 +170,10 @@ def _mask_assigned(found: re.Match[str]) -> str:
     if not is_secret(found["name"]) or found["value"] == MASK or found["name"].endswith("Error"):
         return found[0]
     return f"{found['name']}{found['equals']}{MASK}"
+
+
+def _mask_option(found: re.Match[str]) -> str:
+    return f"{found['option']}{found['blank']}{MASK}" if is_secret(found["option"].lstrip("-")) else found[0]
 
 
 def _redact_item(key: str, value: Any) -> Any:

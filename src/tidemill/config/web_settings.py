@@ -31,7 +31,7 @@ def check_url(value: str) -> str:
     """Return an address that a browser may be sent to; '' is none.
 
     Raises:
-        ValueError: It is not an http or https address.
+        ValueError: It is not an http or https address, or names a user.
     """
     try:
         parts = urlsplit(value)
@@ -40,6 +40,8 @@ def check_url(value: str) -> str:
         usable = False
     if value and not usable:
         raise ValueError("expected an address that begins with http:// or https://")
+    if "@" in parts.netloc:
+        raise ValueError("expected an address without a user or password: everybody who sees the link would see them")
     return value
 
 

@@ -78,6 +78,33 @@ def _collect(
     ask_database(store, read, problems)
 
 
+def find_places(
+    stores: Iterable[SegmentStore],
+    query: EventQuery,
+    places: Iterable[tuple[str, int, int]],
+    until: Key | None,
+    problems: list[str],
+) -> set[tuple[str, int, int]]:
+    """Return those of some places of messages that have a matching event, at or before a sort key if there is one."""
+    found: set[tuple[str, int, int]] = set()
+    wanted = msgspec.structs.replace(query, text="")
+    text = query.text.lower()
+    for store in stores:
+
+        def look(db: sqlite3.Connection, store: SegmentStore = store) -> None:
+            for topic, partition, offset in set(places) - found:
+                here = msgspec.structs.replace(wanted, topic=topic, partition=partition, offset=offset)
+                where, values = _make_where(here, None, store.place)
+                for row in db.execute(f"{_SELECT} {where} {_ORDER}", (*values, -1)):
+                    key = (-row[0], store.place, -row[-1])
+                    if (until is None or key <= until) and text in row[7].lower():
+                        found.add((topic, partition, offset))
+                        break
+
+        ask_database(store, look, problems)
+    return found
+
+
 def _make_event(row: Sequence[Any]) -> RecordedEvent:
     at_us, kind, topic, partition, offset, task_id, sink, text, error_class, data, _ = row
     facts = msgspec.msgpack.decode(data, type=dict[str, str | int | float]) if data is not None else {}
@@ -110,6 +137,8 @@ def _make_where(query: EventQuery, after: Key | None, place: str) -> tuple[str, 
     ):
         if wanted is not None:
             clauses.append((f"{column} = ?", [wanted]))
+    if query.task_ids:
+        clauses.append((f"task_id in ({', '.join('?' * len(query.task_ids))})", list(query.task_ids)))
     if query.kinds:
         clauses.append((f"kind in ({', '.join('?' * len(query.kinds))})", list(query.kinds)))
     if query.error_class is not None:

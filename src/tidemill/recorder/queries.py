@@ -57,12 +57,13 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
 
 
 class EventQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Which events; `text` is searched for in their texts. See `MessageQuery`."""
+    """Which events; `text` is searched for in their texts, `task_ids` are several. See `MessageQuery`."""
 
     topic: str | None = None
     partition: int | None = None
     offset: int | None = None
     task_id: str | None = None
+    task_ids: tuple[str, ...] = ()
     sink: str | None = None
     kinds: tuple[str, ...] = ()
     error_class: str | None = None
@@ -128,6 +129,7 @@ class TaskRow(msgspec.Struct, frozen=True):
     stdout: bytes | None
     stderr: bytes | None
     error: str | None
+    stdin: bytes | None = None
 
 
 class EventRow(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ removes meanwhile is not missed. Any thread may ask.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ import msgspec
 
 from tidemill.core.recorder.cursor import Key, decode_cursor, encode_cursor
 from tidemill.recorder import event_search, row_search
+from tidemill.recorder.linked_search import Place, find_linked, link_events, link_tasks, list_cursor_kinds
 from tidemill.recorder.memory_recording import MemoryRecording
 from tidemill.recorder.periods import list_periods, list_worker_folders
 from tidemill.recorder.queries import (
@@ -74,7 +75,8 @@ class Reader:
     def find_messages(self, query: MessageQuery, cursor: str | None = None, limit: int = 100) -> MessagePage:
         """Return finished messages, those that were resolved last first.
 
-        With a task, a label or a text of an error, a page has the messages of that many tasks or errors.
+        With a task, a label or a text of an error, those come first whose task (or error) was the last; a page may then
+        have fewer rows, although there are more.
 
         Args:
             query: Which.
@@ -84,10 +86,8 @@ class Reader:
         Raises:
             WrongCursorError: The cursor is damaged, or belongs to another query.
         """
-        if query.task_id is not None or query.label is not None:
-            return self._find_by_tasks(query, cursor, limit)
-        if query.error:
-            return self._find_by_errors(query, cursor, limit)
+        if query.task_id is not None or query.label is not None or query.error:
+            return self._find_linked(query, cursor, limit)
         criteria = _message_criteria(query)
         found, following, problems = self._search(criteria, "messages", query, query.recording, cursor, limit)
         return MessagePage(_to_rows(found, MessageRow), following, problems)
@@ -98,19 +98,7 @@ class Reader:
         Raises:
             WrongCursorError: The cursor is damaged, or belongs to another query.
         """
-        criteria = Criteria(
-            table=RowTable.TASKS,
-            topic=query.topic,
-            partition=query.partition,
-            offset=query.offset,
-            task_id=query.task_id,
-            label=None if query.label is None else split_label(query.label),
-            kinds=query.kinds,
-            min_us=_to_us(query.min_seconds),
-            max_us=_to_us(query.max_seconds),
-            since_us=query.since_us,
-            until_us=query.until_us,
-        )
+        criteria = _task_criteria(query)
         found, following, problems = self._search(criteria, "tasks", query, query.recording, cursor, limit)
         return TaskPage(_to_rows(found, TaskRow), following, problems)
 
@@ -133,50 +121,30 @@ class Reader:
             found = row_search.search(segments, criteria, limit + 1, problems)
         return found[:limit], _next_cursor(text, [each.key for each in found], limit), problems
 
-    def _find_by_tasks(self, query: MessageQuery, cursor: str | None, limit: int) -> MessagePage:
-        wanted = TaskQuery(
-            topic=query.topic,
-            partition=query.partition,
-            offset=query.offset,
-            task_id=query.task_id,
-            label=query.label,
-            recording=query.recording,
-        )
-        page = self.find_tasks(wanted, cursor, limit)
-        places = {(task.topic, task.partition, offset) for task in page.rows for offset in task.offsets}
-        return self._find_at(query, places, page.cursor, page.problems)
+    def _find_linked(self, query: MessageQuery, cursor: str | None, limit: int) -> MessagePage:
+        """Return messages by a task, a label or a text of an error."""
+        problems: list[str] = []
+        stores = self._list_stores(query.recording)
+        wanted = _message_criteria(query)
+        errors = EventQuery(topic=query.topic, partition=query.partition, offset=query.offset, text=query.error)
 
-    def _find_by_errors(self, query: MessageQuery, cursor: str | None, limit: int) -> MessagePage:
-        wanted = EventQuery(
-            topic=query.topic,
-            partition=query.partition,
-            offset=query.offset,
-            text=query.error,
-            recording=query.recording,
-        )
-        page = self.find_events(wanted, cursor, limit)
-        events = [row.event for row in page.rows]
-        places = {
-            (event.topic, event.partition, event.offset)
-            for event in events
-            if event.topic is not None and event.partition is not None and event.offset is not None
-        }
-        return self._find_at(query, places, page.cursor, page.problems)
+        def search(criteria: Criteria, most: int, names: Sequence[str] | None) -> list[Found]:
+            with self._lock:
+                segments = row_search.list_segments(stores, criteria.table, problems)
+                return row_search.search(segments, criteria, most, problems, names)
 
-    def _find_at(
-        self, query: MessageQuery, places: Iterable[tuple[str, int, int]], cursor: str | None, problems: list[str]
-    ) -> MessagePage:
-        """Return the messages at some places that match the rest of a query."""
-        places = frozenset(places)
-        if not places:
-            return MessagePage([], cursor, problems)
-        criteria = msgspec.structs.replace(_message_criteria(query), places=places)
-        problems = list(problems)
-        with self._lock:
-            segments = row_search.list_segments(self._list_stores(query.recording), RowTable.MESSAGES, problems)
-            # Each may have been reprocessed a few times.
-            found = row_search.search(segments, criteria, 4 * len(places), problems)
-        return MessagePage(_to_rows(found, MessageRow), cursor, list(dict.fromkeys(problems)))
+        def find_rows(places: frozenset[Place], after: Key | None, most: int) -> list[Found]:
+            if by_task and query.error:
+                places = frozenset(event_search.find_places(stores, errors, places, None, problems))
+            return search(msgspec.structs.replace(wanted, places=places, after=after), most, None) if places else []
+
+        by_task = query.task_id is not None or query.label is not None
+        links = link_tasks(_task_criteria(query), search) if by_task else link_events(stores, errors, problems)
+        text = _name_query("messages", query)
+        begin = None if cursor is None else decode_cursor(cursor, text, list_cursor_kinds(links))
+        found, following = find_linked(links, find_rows, begin, limit)
+        after = None if following is None else encode_cursor(text, following)
+        return MessagePage(_to_rows(found, MessageRow), after, list(dict.fromkeys(problems)))
 
     def find_events(self, query: EventQuery, cursor: str | None = None, limit: int = 100) -> EventPage:
         """Return events, the newest first; see `find_messages`.
@@ -250,11 +218,10 @@ class Reader:
             EventQuery(topic=topic, partition=partition, offset=offset, recording=recording), limit=1_000
         )
         problems = [*messages.problems, *tasks.problems, *events.problems]
-        rows = list(events.rows)
-        for task_id in dict.fromkeys(task.task_id for task in tasks.rows):
-            query = EventQuery(topic=topic, partition=partition, task_id=task_id, recording=recording)
-            rows += [row for row in self.find_events(query, limit=100).rows if row not in rows]
         stores = self._list_stores(recording)
+        rows = list(events.rows)
+        if tasks.rows:
+            rows += self._find_task_events(stores, topic, partition, offset, [task.task_id for task in tasks.rows])
 
         def find_commit(since: int, until: int) -> int | None:
             return event_search.find_commit(stores, f"{topic}/{partition}", offset, since, until, problems)
@@ -264,6 +231,14 @@ class Reader:
         return msgspec.structs.replace(
             told, kept_from_us=first, kept_to_us=last, problems=list(dict.fromkeys(problems))
         )
+
+    def _find_task_events(
+        self, stores: Sequence[SegmentStore], topic: str, partition: int, offset: int, task_ids: Sequence[str]
+    ) -> list[EventRow]:
+        """Return the events of some tasks, except those that name the message."""
+        query = EventQuery(topic=topic, partition=partition, task_ids=tuple(dict.fromkeys(task_ids)))
+        found = event_search.search_events(stores, query, None, 1_000, [])
+        return [each.row for each in found if each.row.event.offset != offset]
 
     def find_span(self) -> tuple[int | None, int | None]:
         """Return the times of the oldest and the newest message that are kept."""
@@ -294,6 +269,28 @@ def _message_criteria(query: MessageQuery) -> Criteria:
         max_us=_to_us(query.max_seconds),
         since_us=query.since_us,
         until_us=query.until_us,
+    )
+
+
+def _task_criteria(query: TaskQuery | MessageQuery) -> Criteria:
+    """Return which tasks; for messages, which of theirs: what is asked of the messages themselves is not."""
+    criteria = Criteria(
+        table=RowTable.TASKS,
+        topic=query.topic,
+        partition=query.partition,
+        offset=query.offset,
+        task_id=query.task_id,
+        label=None if query.label is None else split_label(query.label),
+        until_us=query.until_us,  # no task ends after its message is resolved
+    )
+    if isinstance(query, MessageQuery):
+        return criteria
+    return msgspec.structs.replace(
+        criteria,
+        kinds=query.kinds,
+        min_us=_to_us(query.min_seconds),
+        max_us=_to_us(query.max_seconds),
+        since_us=query.since_us,
     )
 
 

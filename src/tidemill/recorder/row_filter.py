@@ -52,7 +52,7 @@ class Criteria(msgspec.Struct, frozen=True, kw_only=True):
     """Which rows; what is None or empty matches all. Times and durations are microseconds.
 
     Attributes:
-        places: Topics, partitions and offsets of messages, instead of one.
+        places: Topics, partitions and offsets of messages, instead of one; a task matches by any of its messages.
         after: The sort key of the row before the first one.
     """
 
@@ -97,7 +97,8 @@ def list_columns(criteria: Criteria) -> list[str]:
     names += ["topic"] if criteria.topic is not None else []
     names += ["partition"] if criteria.partition is not None else []
     names += ["task_id"] if criteria.task_id is not None else []
-    names += ["topic", "partition", "offset"] if criteria.places else []
+    if criteria.places:
+        names += ["topic", "partition", "offset" if criteria.table is RowTable.MESSAGES else "offsets"]
     names += [columns.first, columns.last] if criteria.offset is not None else []
     names += ["key"] if criteria.key is not None else []
     names += ["labels"] if criteria.label is not None else []
@@ -137,7 +138,7 @@ def match_rows(table: pa.Table, criteria: Criteria) -> pa.ChunkedArray | None:
         name, value = criteria.label
         masks.append(pc.equal(pc.map_lookup(table["labels"], pa.scalar(name), "first"), value))
     if criteria.places:
-        masks.append(_match_places(table, criteria.places))
+        masks.append(_match_places(table, criteria.places, criteria.table))
     if criteria.offset is not None:
         masks.append(pc.less_equal(table[columns.first], criteria.offset))
         masks.append(pc.greater_equal(table[columns.last], criteria.offset))
@@ -151,8 +152,8 @@ def match_rows(table: pa.Table, criteria: Criteria) -> pa.ChunkedArray | None:
     return pc.fill_null(functools.reduce(pc.and_kleene, masks), False) if masks else None
 
 
-def _match_places(table: pa.Table, places: Iterable[tuple[str, int, int]]) -> Any:
-    """Return which messages are among some; these are few, and in few partitions."""
+def _match_places(table: pa.Table, places: Iterable[tuple[str, int, int]], kind: RowTable) -> Any:
+    """Return which rows are of some messages; these are few, and in few partitions."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -162,8 +163,22 @@ def _match_places(table: pa.Table, places: Iterable[tuple[str, int, int]]) -> An
     masks = []
     for (topic, partition), offsets in partitions.items():
         here = pc.and_(pc.equal(table["topic"], topic), pc.equal(table["partition"], partition))
-        masks.append(pc.and_(here, pc.is_in(table["offset"], pa.array(offsets, pa.int64()))))
+        wanted = pa.array(offsets, pa.int64())
+        if kind is RowTable.MESSAGES:
+            masks.append(pc.and_(here, pc.is_in(table["offset"], wanted)))
+        else:
+            masks.append(pc.and_(here, _has_any(table["offsets"], wanted)))
     return functools.reduce(pc.or_, masks)
+
+
+def _has_any(lists: pa.ChunkedArray, wanted: pa.Array) -> Any:
+    """Return which lists have one of some numbers."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    whole = pa.concat_arrays(lists.chunks) if lists.num_chunks else pa.array([], lists.type)
+    rows = pc.list_parent_indices(whole).filter(pc.is_in(pc.list_flatten(whole), wanted))
+    return pc.is_in(pa.array(range(len(whole)), rows.type), rows)
 
 
 def is_after(table: pa.Table, after: Key, recording: str, columns: Columns) -> Any:

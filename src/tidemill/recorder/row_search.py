@@ -68,7 +68,13 @@ def list_segments(stores: Iterable[SegmentStore], table: RowTable, problems: lis
     return opened + sealed
 
 
-def search(segments: Sequence[Segment], criteria: Criteria, limit: int, problems: list[str]) -> list[Found]:
+def search(
+    segments: Sequence[Segment],
+    criteria: Criteria,
+    limit: int,
+    problems: list[str],
+    names: Sequence[str] | None = None,
+) -> list[Found]:
     """Return the newest rows that match, at most `limit`.
 
     Args:
@@ -76,7 +82,11 @@ def search(segments: Sequence[Segment], criteria: Criteria, limit: int, problems
         criteria: Which rows.
         limit: How many.
         problems: What cannot be read is added here.
+        names: Columns of the answer, besides those of its sort key; None: all.
     """
+    if names is not None:
+        columns = COLUMNS[criteria.table]
+        names = list(dict.fromkeys([columns.at, *columns.ties, *names]))
     found: list[Found] = []
     for segment in segments:
         summary = segment.summary
@@ -86,7 +96,7 @@ def search(segments: Sequence[Segment], criteria: Criteria, limit: int, problems
             if not criteria.may_be_in(summary):
                 continue
         try:
-            found += _search_segment(segment, criteria, limit, problems)
+            found += _search_segment(segment, criteria, limit, problems, names)
             found = sorted(found, key=lambda each: each.key)[:limit]
         except FileNotFoundError:
             continue
@@ -95,24 +105,29 @@ def search(segments: Sequence[Segment], criteria: Criteria, limit: int, problems
     return found
 
 
-def _search_segment(segment: Segment, criteria: Criteria, limit: int, problems: list[str]) -> list[Found]:
+def _search_segment(
+    segment: Segment, criteria: Criteria, limit: int, problems: list[str], names: Sequence[str] | None
+) -> list[Found]:
     if segment.summary is not None:
-        return _search_sealed(segment.store, segment.name, criteria, limit)
+        return _search_sealed(segment.store, segment.name, criteria, limit, names)
     try:
         parts, problem = segment.store.list_parts(segment.name)
     except FileNotFoundError:  # sealed a moment ago, or removed
         name = SegmentName(segment.name.number, segment.name.table, sealed=True)
-        return _search_sealed(segment.store, name, criteria, limit)
+        return _search_sealed(segment.store, name, criteria, limit, names)
     if problem:
         problems.append(f"{segment.place} is damaged; the rest of it was skipped: {problem}")
     found: list[Found] = []
     for part in parts:
         rows = _choose(part, criteria, limit)
-        found += _finish(part.take(rows), criteria, segment.store.recording, limit)
+        chosen = part if names is None else part.select(names)
+        found += _finish(chosen.take(rows), criteria, segment.store.recording, limit)
     return found
 
 
-def _search_sealed(store: SegmentStore, name: SegmentName, criteria: Criteria, limit: int) -> list[Found]:
+def _search_sealed(
+    store: SegmentStore, name: SegmentName, criteria: Criteria, limit: int, names: Sequence[str] | None
+) -> list[Found]:
     groups = _find_groups(store, name, criteria)
     if groups is not None and not groups:
         return []
@@ -124,7 +139,7 @@ def _search_sealed(store: SegmentStore, name: SegmentName, criteria: Criteria, l
     if not len(rows):
         return []
     needed, places = _locate(file, groups, rows.to_pylist())
-    return _finish(_read(file, needed, None).take(places), criteria, store.recording, limit)
+    return _finish(_read(file, needed, names).take(places), criteria, store.recording, limit)
 
 
 def _read(file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str] | None) -> pa.Table:

@@ -2,13 +2,15 @@
 
 For the demo, tests and experiments; not for production. Invariants: it never outlives the process
 that started it, not even one that is killed; it keeps its data folder and its ports over `stop`/`kill` and
-`start`, so that tests can stage an outage; it listens on the loopback interface only.
+`start`, so that tests can stage an outage; it listens on the loopback interface only; and it is said to answer only
+when the answer is its own, not that of another Kafka that was faster to take the port.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import os
 import random
 import secrets
 import shutil
@@ -25,11 +27,13 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from tidemill.core.errors import RemoteError
+from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.runtime.broker_files import read_cluster_id, read_controller_port, write_properties
 from tidemill.runtime.folders import OwnedFolder, create_folder
 from tidemill.runtime.guarded import Guarded
 from tidemill.runtime.jars import Progress, kafka_classpath
 from tidemill.runtime.java import find_java
+from tidemill.runtime.lock import HeldError, lock_file
 
 HOST = "127.0.0.1"
 _JVM_OPTIONS = (
@@ -39,29 +43,17 @@ _JVM_OPTIONS = (
 #: Two processes can be given the same free port; a broker that finds its own taken tries others.
 _PORT_ATTEMPTS = 3
 _TAIL_LINES = 25
-#: One partition of everything internal that allows it: a start is faster and a data folder smaller.
-_PROPERTIES: Mapping[str, str] = {
-    "process.roles": "broker,controller",
-    "node.id": "1",
-    "controller.listener.names": "CONTROLLER",
-    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-    "offsets.topic.replication.factor": "1",
-    "offsets.topic.num.partitions": "4",
-    "transaction.state.log.replication.factor": "1",
-    "transaction.state.log.min.isr": "1",
-    "transaction.state.log.num.partitions": "4",
-    "share.coordinator.state.topic.replication.factor": "1",
-    "share.coordinator.state.topic.min.isr": "1",
-    "share.coordinator.state.topic.num.partitions": "4",
-    # Without any, the first of two members that join together has everything for itself, and has to hand over half of
-    # it in two rebalances, which members learn of with their heartbeats.
-    "group.initial.rebalance.delay.ms": "100",
-    "auto.create.topics.enable": "false",
-    # A broker that was killed may come back only when the controller has expired its earlier session (9 s).
-    "broker.session.timeout.ms": "3000",
-    "broker.heartbeat.interval.ms": "500",
-    "log.cleaner.dedupe.buffer.size": "4194304",
-}
+_PORT_TAKEN = "Address already in use"
+
+
+class PortInUseError(RemoteError):
+    """Another program listens on the port that the broker was given."""
+
+    def __init__(self, port: int) -> None:
+        """Say which port, and what to do."""
+        super().__init__(
+            f"port {port} of {HOST} is in use, perhaps by another Kafka; stop that program or choose another port"
+        )
 
 
 class EmbeddedBroker:
@@ -103,6 +95,7 @@ class EmbeddedBroker:
         self._start_timeout_seconds = start_timeout_seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._guarded: Guarded | None = None
+        self._lock: int | None = None
         self._admin_client: AdminClient | None = None
 
     @property
@@ -131,23 +124,30 @@ class EmbeddedBroker:
         """Start (or restart) and wait until it answers clients; does nothing while it runs.
 
         Raises:
+            PortInUseError: Another program has the port that was asked for.
             RemoteError: It did not come up (with the end of its log), or its jars cannot be downloaded.
-            ConfigError: There is no Java, or the data folder cannot be created.
+            ConfigError: There is no Java, or the data folder cannot be created, or another broker uses it.
         """
         if self.running:
             return self
         self._forget_process()
         if self._fixed_port and _answers(self._fixed_port):
-            # Its answers would be mistaken for those of the broker that cannot start.
-            raise RemoteError(
-                f"port {self._fixed_port} of {HOST} is in use, perhaps by another Kafka; stop that program or choose "
-                "another port"
-            )
+            raise PortInUseError(self._fixed_port)
         # Before the download, which takes a while.
         create_folder(self.data_dir)
+        self._lock_folder()
+        try:
+            self._start_process()
+        except BaseException:
+            self._end(signal.SIGKILL, 10.0)
+            raise
+        self._progress(f"Apache Kafka answers on {self.bootstrap}")
+        return self
+
+    def _start_process(self) -> None:
         java = str(find_java().executable)
         command = [java, *_JVM_OPTIONS, "-cp", kafka_classpath(self._progress)]
-        first = not (self.data_dir / "data" / "meta.properties").exists()
+        first = not self._meta_path.exists()
         self._progress("starting Apache Kafka")
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             self._write_properties()
@@ -156,17 +156,17 @@ class EmbeddedBroker:
             self._spawn([*command, "kafka.Kafka", str(self._properties_path)])
             try:
                 self._wait_until_ready()
-            except RemoteError:
-                self._end(signal.SIGKILL, 10.0)
-                taken = "Address already in use" in self.read_log_tail()
+            except RemoteError as error:
+                self._end_process(signal.SIGKILL, 10.0)
+                taken = isinstance(error, PortInUseError) or _PORT_TAKEN in self.read_log_tail()
+                if taken and self._fixed_port and _answers(self._fixed_port):
+                    raise PortInUseError(self._fixed_port) from error
                 if not (first and taken and not self._fixed_port and attempt < _PORT_ATTEMPTS):
                     raise
                 self._port = self._controller_port = 0
                 shutil.rmtree(self.data_dir / "data", ignore_errors=True)
             else:
-                self._progress(f"Apache Kafka answers on {self.bootstrap}")
-                break
-        return self
+                return
 
     def stop(self, timeout_seconds: float = 20.0) -> None:
         """Shut the broker down cleanly (SIGTERM; SIGKILL after the timeout); `start` brings it back."""
@@ -241,6 +241,10 @@ class EmbeddedBroker:
     def _properties_path(self) -> Path:
         return self.data_dir / "server.properties"
 
+    @property
+    def _meta_path(self) -> Path:
+        return self.data_dir / "data" / "meta.properties"
+
     def _admin(self) -> AdminClient:
         if self._admin_client is None:
             # Its complaints while the broker is down on purpose are of no interest.
@@ -259,24 +263,11 @@ class EmbeddedBroker:
     def _write_properties(self) -> None:
         if self._properties_path.exists() and not self._controller_port:
             # A data folder from an earlier process: its controller is known under its old address.
-            self._controller_port = _controller_port(self._properties_path.read_text())
+            self._controller_port = read_controller_port(self._properties_path)
         self._port = self._port or free_port()
         self._controller_port = self._controller_port or free_port()
-        clients, controller = (
-            f"PLAINTEXT://{HOST}:{self._port}",
-            f"CONTROLLER://{HOST}:{self._controller_port}",
-        )
-        properties = {
-            **_PROPERTIES,
-            "listeners": f"{clients},{controller}",
-            "advertised.listeners": f"{clients},{controller}",
-            "controller.quorum.bootstrap.servers": f"{HOST}:{self._controller_port}",
-            "log.dirs": str(self.data_dir / "data"),
-            **self._properties,
-        }
-        # In a properties file a backslash escapes.
-        lines = [f"{key}={value.replace(chr(92), chr(92) * 2)}\n" for key, value in properties.items()]
-        self._properties_path.write_text("".join(lines))
+        clients, controller = f"{HOST}:{self._port}", f"{HOST}:{self._controller_port}"
+        write_properties(self._properties_path, clients, controller, self.data_dir / "data", self._properties)
 
     def _format(self, command: list[str]) -> None:
         # A fixed first byte: an id that begins with "-" would be parsed as an option.
@@ -307,7 +298,10 @@ class EmbeddedBroker:
         self._admin_client = None
         while True:
             try:
-                if self._admin().list_topics(timeout=2.0).brokers:
+                answer = self._admin().list_topics(timeout=2.0)
+                if answer.brokers:
+                    if answer.cluster_id != read_cluster_id(self._meta_path):
+                        raise PortInUseError(self._port)
                     return
             except KafkaException:
                 pass  # it is still starting; the deadline and the process decide
@@ -325,7 +319,29 @@ class EmbeddedBroker:
                 f"its log says:\n{self.read_log_tail()}"
             )
 
+    def _lock_folder(self) -> None:
+        # Kafka has a lock, too, but notices late: by then the other broker's properties are overwritten.
+        if self._lock is not None:
+            return
+        try:
+            self._lock = lock_file(self.data_dir / "broker.lock")
+        except HeldError as held:
+            raise ConfigError(
+                f"the data folder {self.data_dir} is used by another broker (process {held.holder}); stop that one or "
+                "choose another folder"
+            ) from None
+        except OSError as error:
+            raise ConfigError(
+                f"the data folder {self.data_dir} cannot be locked: {error.strerror}; choose another folder"
+            ) from None
+
     def _end(self, number: signal.Signals, timeout_seconds: float) -> None:
+        self._end_process(number, timeout_seconds)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _end_process(self, number: signal.Signals, timeout_seconds: float) -> None:
         process = self._process
         if process is not None and process.poll() is None:
             process.send_signal(number)
@@ -364,11 +380,3 @@ def _answers(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1.0):
         return True
     return False
-
-
-def _controller_port(properties: str) -> int:
-    prefix = "controller.quorum.bootstrap.servers="
-    for line in properties.splitlines():
-        if line.startswith(prefix):
-            return int(line.rpartition(":")[2])
-    return 0

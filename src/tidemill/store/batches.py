@@ -3,11 +3,15 @@
 PostgreSQL gets one array per column (`unnest`), SQLite one JSON text (`json_each`). One statement then reads or writes
 a whole batch: it is compiled once whatever its size, is not subject to a limit of parameters, and releases the GIL once
 instead of once per row, which matters while the event loop is busy.
+
+Building a statement costs more than executing it over a small batch. So the frequent ones are built once per database,
+by a function of the dialect that is cached; what differs from call to call is a parameter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -38,6 +42,7 @@ class RowSet:
             name: BigInteger() if kind is int else Text() for name, kind in columns.items()
         }
 
+    @cache  # noqa: B019 (batches are constants of modules)
     def build_source(self, dialect: str) -> FromClause:
         """Return the batch as something to select from: the columns, and `position`, which numbers the rows."""
         return self._build_unnest() if dialect == "postgresql" else self._build_json_each()

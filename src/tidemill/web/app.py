@@ -21,6 +21,7 @@ from tidemill.web.login import build_login
 from tidemill.web.pages import STATIC_FOLDER, Pages
 from tidemill.web.problems import Problem, answer_problem
 from tidemill.web.sections import Health, Section
+from tidemill.web.workers import WithWorkers, Workers
 
 API = "/api/v1"
 _KEPT = "public, max-age=31536000, immutable"
@@ -34,7 +35,13 @@ class _Static(StaticFiles):
 
 
 def create_app(
-    sections: Sequence[Section], pages: Pages, logins: Logins, origins: Origins, health: Health, port: int
+    sections: Sequence[Section],
+    pages: Pages,
+    logins: Logins,
+    origins: Origins,
+    health: Health,
+    port: int,
+    workers: Workers | None = None,
 ) -> ASGIApp:
     """Return the application.
 
@@ -45,6 +52,7 @@ def create_app(
         origins: By which names, and from where.
         health: What probes ask.
         port: The port, for the name of the cookie.
+        workers: Where blocking work is done; None: on threads with the usual limits.
     """
     cookie = f"tidemill_{port}"
     app = FastAPI(title="tidemill", version=pages.about.version, docs_url=None, redoc_url=None, openapi_url=None)
@@ -58,7 +66,7 @@ def create_app(
         app.include_router(section.pages, include_in_schema=False)
     app.include_router(_build_api_pages(app, pages))
     app.mount("/static", _Static(directory=STATIC_FOLDER), name="static")
-    return Guard(app, logins, origins, cookie)
+    return WithWorkers(Guard(app, logins, origins, cookie), workers or Workers())
 
 
 def _build_health(health: Health) -> APIRouter:

@@ -1,7 +1,7 @@
 """Live updates: computed once a second for all clients, and not at all without any.
 
 Invariants: a client that reads slowly gets the newest state and is told how many updates it missed; nothing is queued
-for it. Everything runs on the server's loop.
+for it; a stream ends with the login of its client. Everything runs on the server's loop.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ class Client:
 
     Attributes:
         view: What it wants to see.
+        is_known: Whether its login is still valid.
         pending: What it has not been sent yet.
         missed: How many updates were overtaken by later ones.
     """
 
     view: str
+    is_known: Callable[[], bool]
     pending: dict[str, str] = field(default_factory=dict)
     missed: int = 0
     has_news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -62,7 +64,10 @@ class LiveUpdates:
             client.has_news.set()
 
     def update(self) -> None:
-        """Compute what is new for those that listen."""
+        """Compute what is new for those that listen, and let go of those whose login has ended."""
+        for client in [client for client in self._clients if not client.is_known()]:
+            self._clients.discard(client)
+            client.has_news.set()
         for view in {client.view for client in self._clients}:
             parts, last = dict(self._views[view]()), self._last.get(view, {})
             self._last[view] = parts
@@ -73,8 +78,12 @@ class LiveUpdates:
                     client.pending |= changed
                     client.has_news.set()
 
-    async def listen(self, view: str) -> AsyncIterator[dict[str, str]]:
+    async def listen(self, view: str, is_known: Callable[[], bool] = lambda: True) -> AsyncIterator[dict[str, str]]:
         """Yield events for one client: first everything, then what changes.
+
+        Args:
+            view: What it wants to see.
+            is_known: Whether its login is still valid; asked with each update.
 
         Raises:
             Problem: Too many listen already.
@@ -84,7 +93,7 @@ class LiveUpdates:
         # What the others have been sent; otherwise a part that changes back would not be sent to this one.
         if not any(client.view == view for client in self._clients):
             self._last[view] = dict(self._views[view]())
-        client = Client(view, dict(self._last[view]))
+        client = Client(view, is_known, dict(self._last[view]))
         client.has_news.set()
         return self._follow(client)
 
@@ -94,7 +103,7 @@ class LiveUpdates:
             while True:
                 await client.has_news.wait()
                 client.has_news.clear()
-                if self._is_ended:
+                if self._is_ended or client not in self._clients or not client.is_known():
                     return
                 pending, client.pending = client.pending, {}
                 missed, client.missed = client.missed, 0

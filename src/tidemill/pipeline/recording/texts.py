@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 
-from tidemill.config.redaction import MASK, announces_secret, redact_text
+from tidemill.config.redaction import redact_argument, redact_text
 from tidemill.core.deadletters.letter_stats import generalize_error
 from tidemill.core.errors import escape_surrogates
 from tidemill.deadletters.letter import summarize_stderr
@@ -55,24 +55,22 @@ def describe_failure(error: ExecutorError) -> str:
 
 
 @functools.lru_cache(4_000)
-def _clean_short_arg(arg: str) -> str:
-    return redact_text(escape_surrogates(arg))
+def _clean_short_arg(arg: str, before: str) -> str:
+    return redact_argument(escape_surrogates(arg), before)
 
 
 def clean_args(args: object) -> list[str]:
     """Return the arguments of a task; those beyond the limits are left out."""
     cleaned: list[str] = []
     left = MAX_ARGS_CHARS
-    is_secret_next = False
+    option = ""
     for arg in args if isinstance(args, list | tuple) else ():
         text = arg if isinstance(arg, str) else str(arg)
-        is_hidden, is_secret_next = is_secret_next and not text.startswith("-"), announces_secret(text)
-        if is_hidden:
-            text = MASK
-        elif len(text) <= 100:
-            text = _clean_short_arg(text)
+        before, option = option, text if len(text) <= 100 and text.startswith("-") else ""
+        if len(text) <= 100:
+            text = _clean_short_arg(text, before)
         else:
-            text = redact_text(escape_surrogates(text[: 4 * MAX_ARG_CHARS]))[:MAX_ARG_CHARS]
+            text = redact_argument(escape_surrogates(text[: 4 * MAX_ARG_CHARS]), before)[:MAX_ARG_CHARS]
         left -= len(text)
         if left < 0:
             cleaned.append("...")

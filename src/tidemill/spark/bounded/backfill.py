@@ -252,7 +252,7 @@ class Backfill:
         cores = min(self._count_cores(settings), len(todo.parts))
         name = f"tidemill backfill {settings.kafka.source_topic}"
         spark = Spark(settings.spark, name, cores, bounded_conf(settings.spark, name, cores))
-        log.info("starting Spark", master=settings.spark.master, ranges=len(todo.plan.pieces), offsets=todo.plan.total)
+        log.info("starting Spark", master=settings.spark.master, ranges=len(todo.parts), offsets=todo.plan.total)
         with self._foreground.running(spark):
             with BoundedRun(spark.context, todo.sizes, todo.before) as run:
                 self._run = run

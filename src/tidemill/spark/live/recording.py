@@ -12,6 +12,8 @@ import structlog
 
 from tidemill.config.redaction import redact
 from tidemill.config.settings import Settings
+from tidemill.core.errors import RemoteError
+from tidemill.runtime.open_message import OpenMessage
 from tidemill.runtime.progress import EngineProgress
 
 if TYPE_CHECKING:
@@ -55,6 +57,29 @@ def record_run(
             )
             found = None
         yield found
+
+
+FindMessage = Callable[[str, int, int], OpenMessage | None]
+
+
+def answer_open(find: FindMessage, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer where a message is that the pipeline has not finished, if one message is asked about.
+
+    Args:
+        find: Finds it, by topic, partition and offset; blocks.
+        request: See `tidemill trace`.
+    """
+    query = request.get("query")
+    place = [query.get(name) for name in ("topic", "partition", "offset")] if isinstance(query, dict) else []
+    match place:
+        case [str(topic), int(partition), int(offset)]:
+            try:
+                found = find(topic, partition, offset)
+            except RemoteError as error:
+                return {"open": None, "problem": str(error)}
+            return {"open": None if found is None else msgspec.to_builtins(found)}
+        case _:
+            return {}
 
 
 def answer_trace(recorder: RunRecorder | None, group: str, worker: str, request: Mapping[str, Any]) -> dict[str, Any]:

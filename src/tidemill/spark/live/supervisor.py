@@ -32,13 +32,14 @@ from tidemill.runtime.link_messages import (
     LinkAddress,
     Pause,
     Refused,
-    Release,
     Resume,
     Welcome,
 )
 from tidemill.runtime.link_server import LinkServer
-from tidemill.runtime.progress import EngineProgress, EngineSummary, brake_name, list_waits
+from tidemill.runtime.open_message import OpenMessage
+from tidemill.runtime.progress import EngineProgress, EngineSummary, list_waits
 from tidemill.spark.engine.process import EngineJob
+from tidemill.spark.live.engine_requests import FIND_SECONDS, RELEASE_SECONDS, find_message, release_brakes
 from tidemill.spark.live.jobs import JobOutcome, JobThread, job_group, read_outcome
 from tidemill.spark.live.supervised_slot import Caller, SupervisedSlot
 from tidemill.spark.progress import PartitionSums, PipelineProgress, sum_progress
@@ -46,8 +47,6 @@ from tidemill.spark.session.session import Spark
 
 log = structlog.get_logger(__name__)
 
-#: How long to wait for the link's loop, which is never busy for long.
-RELEASE_SECONDS = 3.0
 JobMaker = Callable[[int, int, LinkAddress], EngineJob]
 
 
@@ -148,7 +147,15 @@ class Supervisor:
         Raises:
             RemoteError: The link is being closed, or does not answer.
         """
-        return self._server.call(self._release(), RELEASE_SECONDS)
+        return self._server.call(release_brakes(self._server, self._slots), RELEASE_SECONDS)
+
+    def find_message(self, topic: str, partition: int, offset: int) -> OpenMessage | None:
+        """Return where a message is; None: it is not open.
+
+        Raises:
+            RemoteError: The link is being closed, or the engine does not say.
+        """
+        return self._server.call(find_message(self._server, self._slots, topic, partition, offset), FIND_SECONDS)
 
     def exit_now(self) -> None:
         """Let every engine's process end now; their wardens clean up. No new one is started."""
@@ -302,14 +309,6 @@ class Supervisor:
 
     def _pause_or_resume(self) -> Command:
         return Pause() if self._paused or self._group.holding else Resume()
-
-    async def _release(self) -> list[dict[str, Any]]:
-        told = []
-        for slot in self._slots:
-            if slot.progress is not None and brake_name(slot.number) in slot.progress.stalled:
-                self._send_to_slot(slot, Release())
-                told.append({"slot": slot.number, "held": slot.progress.held})
-        return told
 
     def _tell_all(self, command: Command) -> None:
         for link in self._callers:

@@ -8,6 +8,7 @@ nothing that the other still needs: they cannot deadlock.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cache
 
 from sqlalchemy import Connection, Select, select
 
@@ -21,9 +22,13 @@ IDS = RowSet("ids", id=int)
 def lock_cursors(connection: Connection, ids: Collection[int]) -> dict[int, Counter]:
     """Lock the cursors of the triggers that exist until the transaction ends, and return them by id."""
     dialect = find_dialect(connection)
-    statement = build_lock_statement(select(IDS.build_source(dialect).c.id))
-    rows = connection.execute(statement, IDS.build_parameters(dialect, build_id_rows(ids)))
-    return {row.trigger_id: Counter(row.next_index, row.token) for row in rows}
+    rows = connection.execute(_build_lock(dialect), IDS.build_parameters(dialect, build_id_rows(ids)))
+    return {trigger_id: Counter(next_index, token) for trigger_id, token, next_index in rows}
+
+
+@cache
+def _build_lock(dialect: str) -> Select[int, int, int]:
+    return build_lock_statement(select(IDS.build_source(dialect).c.id))
 
 
 def build_lock_statement(wanted: Select[int]) -> Select[int, int, int]:

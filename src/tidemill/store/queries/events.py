@@ -8,9 +8,10 @@ not used.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Column, Connection, Row, Select, and_, func, insert, select, update
+from sqlalchemy import Column, Connection, Insert, Row, Select, Update, and_, func, insert, select, update
 
 from tidemill.core.triggers.event_plan import EventRow, NewEvent, Plan, make_plan
 from tidemill.store.batches import RowSet, find_dialect
@@ -70,34 +71,50 @@ def _find_known(connection: Connection, events: Sequence[NewEvent]) -> dict[tupl
     if not wanted:
         return {}
     dialect = find_dialect(connection)
+    found = connection.execute(_select_known(dialect), _IDENTITIES.build_parameters(dialect, wanted))
+    return {(trigger_id, identity): index for trigger_id, identity, index in found}
+
+
+@cache
+def _select_known(dialect: str) -> Select[Any]:
     given = _IDENTITIES.build_source(dialect)
     same = and_(trigger_identity.c.trigger_id == given.c.trigger_id, trigger_identity.c.identity == given.c.identity)
-    statement = select(
-        trigger_identity.c.trigger_id, trigger_identity.c.identity, trigger_identity.c.sequence_index
-    ).join(given, same)
-    found = connection.execute(statement, _IDENTITIES.build_parameters(dialect, wanted))
-    return {(trigger_id, identity): index for trigger_id, identity, index in found}
+    return select(trigger_identity.c.trigger_id, trigger_identity.c.identity, trigger_identity.c.sequence_index).join(
+        given, same
+    )
 
 
 def _insert(connection: Connection, plan: Plan) -> None:
     dialect = find_dialect(connection)
-    rows, moved = _ROWS.build_source(dialect), _COUNTERS.build_source(dialect)
-    given = _ROWS.build_parameters(dialect, plan.rows)
-    values = select(*[rows.c[name] for name in _COLUMNS]).order_by(rows.c.position)
-    connection.execute(insert(trigger_event).from_select(_COLUMNS, values), given)
-    known = [row for row in plan.rows if row.identity is not None]
-    if known:
-        named = _NEW.build_source(dialect)
-        values = select(*[named.c[name] for name in _NEW_COLUMNS])
-        rows_named = [(row.trigger_id, row.identity, row.sequence_index, row.created_us) for row in known]
-        connection.execute(
-            insert(trigger_identity).from_select(_NEW_COLUMNS, values), _NEW.build_parameters(dialect, rows_named)
-        )
-    counters = (
-        update(trigger_cursor).where(trigger_cursor.c.trigger_id == moved.c.id).values(next_index=moved.c.next_index)
-    )
+    connection.execute(_build_event_insert(dialect), _ROWS.build_parameters(dialect, plan.rows))
+    identified = [
+        (row.trigger_id, row.identity, row.sequence_index, row.created_us)
+        for row in plan.rows
+        if row.identity is not None
+    ]
+    if identified:
+        connection.execute(_build_identity_insert(dialect), _NEW.build_parameters(dialect, identified))
     after = [(number, counter.next_index) for number, counter in plan.counters.items()]
-    connection.execute(counters, _COUNTERS.build_parameters(dialect, after))
+    connection.execute(_build_counter_update(dialect), _COUNTERS.build_parameters(dialect, after))
+
+
+@cache
+def _build_event_insert(dialect: str) -> Insert:
+    rows = _ROWS.build_source(dialect)
+    values = select(*[rows.c[name] for name in _COLUMNS]).order_by(rows.c.position)
+    return insert(trigger_event).from_select(_COLUMNS, values)
+
+
+@cache
+def _build_identity_insert(dialect: str) -> Insert:
+    given = _NEW.build_source(dialect)
+    return insert(trigger_identity).from_select(_NEW_COLUMNS, select(*[given.c[name] for name in _NEW_COLUMNS]))
+
+
+@cache
+def _build_counter_update(dialect: str) -> Update:
+    moved = _COUNTERS.build_source(dialect)
+    return update(trigger_cursor).where(trigger_cursor.c.trigger_id == moved.c.id).values(next_index=moved.c.next_index)
 
 
 def list_events(connection: Connection, *, after: int | None = None, limit: int = 100) -> Page[EventRecord]:

@@ -7,9 +7,10 @@ token changes nothing; the cursors of triggers are locked before their wide rows
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Executable, Row, and_, case, exists, func, literal, or_, select, update
+from sqlalchemy import Connection, Executable, Row, Update, and_, case, exists, func, literal, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tidemill.core.triggers.lifecycle import CancelReason
@@ -237,9 +238,13 @@ def store_serialized(connection: Connection, serialized: Mapping[int, str]) -> N
     """Store what triggers are re-created from after a failure, by id; see `TriggerRecord.serialized`."""
     lock_cursors(connection, serialized)
     dialect = find_dialect(connection)
+    connection.execute(_build_made_update(dialect), _MADE.build_parameters(dialect, sorted(serialized.items())))
+
+
+@cache
+def _build_made_update(dialect: str) -> Update:
     given = _MADE.build_source(dialect)
-    statement = update(trigger).where(trigger.c.id == given.c.id).values(made=given.c.made)
-    connection.execute(statement, _MADE.build_parameters(dialect, sorted(serialized.items())))
+    return update(trigger).where(trigger.c.id == given.c.id).values(made=given.c.made)
 
 
 def report_triggers(connection: Connection, reports: Sequence[TriggerReport]) -> dict[int, ReportOutcome]:
@@ -274,7 +279,8 @@ def report_triggers(connection: Connection, reports: Sequence[TriggerReport]) ->
     return outcomes
 
 
-def _build_report_update(dialect: str) -> Executable:
+@cache
+def _build_report_update(dialect: str) -> Update:
     given = _REPORTS.build_source(dialect)
     names = ("state", "reason", "error", "changed_us")
     return update(trigger).where(trigger.c.id == given.c.id).values({name: given.c[name] for name in names})

@@ -9,9 +9,10 @@ live streams; forwarded headers are not read.
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
 from collections.abc import Mapping
-from urllib.parse import parse_qs, quote
+from urllib.parse import parse_qs, parse_qsl, quote, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
@@ -129,7 +130,9 @@ class Guard:
             _refuse_change(identity, headers, body, is_logout=path == LOGOUT_PATH)
         if path == LIVE_PATH and method in _SAFE:  # a stream; whoever asks for it is logged in, and has sent it all
             limit.reschedule(None)
-        scope.setdefault("state", {})["identity"] = identity
+        state = scope.setdefault("state", {})
+        state["identity"] = identity
+        state["is_known"] = functools.partial(self._is_known, headers)
         await self._app(scope, receive if method in _SAFE else _replay(body, receive), send)
 
     def _find_token(self, headers: Headers) -> Identity | None:
@@ -145,6 +148,12 @@ class Guard:
                 {"WWW-Authenticate": "Bearer"},
             )
         return identity
+
+    def _is_known(self, headers: Headers) -> bool:
+        """Tell whether who sent a request could send it again."""
+        if "authorization" in headers:
+            return True  # tokens do not end
+        return self._logins.find_session(self._read_cookie(headers)) is not None
 
     def _refuse_foreign(self, headers: Headers, host: str, token: Identity | None) -> None:
         """Refuse a change that a page elsewhere asks for. Browsers name the origin of each; programs do not."""
@@ -167,7 +176,9 @@ class Guard:
         # The printed address is that of the first page; elsewhere `key` is a filter, for keys of messages.
         is_printed = scope["path"] == "/" and self._logins.key is not None
         key = parse_qs(query).get("key", [""])[0] if is_printed else ""
-        wanted = scope["path"] + (f"?{query}" if query and not key else "")
+        if key:
+            query = urlencode([(name, text) for name, text in parse_qsl(query, True) if name != "key"])
+        wanted = scope["path"] + (f"?{query}" if query else "")
         target = f"{self._origins.prefix}{LOGIN_PATH}?" + (f"key={quote(key, safe='')}&" if key else "")
         response = RedirectResponse(f"{target}next={quote(wanted, safe='')}", 303)
         if Headers(scope=scope).get("hx-request"):  # a part of a page that has been open for too long

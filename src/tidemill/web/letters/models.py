@@ -35,6 +35,7 @@ class Letter(BaseModel):
     attempts: int
     redrives: int = Field(description="How often its message was dead-lettered and sent again before.")
     place: str = Field(description="Where the letter is.")
+    at: str = Field(description="The same as partition:offset, or file:row.")
     messages: list[str] = Field(description="topic:partition:offset of the messages that it is about.")
     key: str | None = Field(description="The key of the first one.")
 
@@ -54,8 +55,11 @@ class LetterPage(BaseModel):
     """The newest letters that match."""
 
     rows: list[Letter]
-    others: int = Field(description="How many records among them are not letters.")
-    is_whole: bool = Field(description="Whether everything was searched; otherwise the time for it was over.")
+    cursor: str | None = Field(description="For what comes next; null at the end.")
+    others: int = Field(description="How many records were met that are not letters.")
+    is_whole: bool = Field(description="Whether everything was searched; otherwise go on with the cursor.")
+    searched: int = Field(description="How many records were searched, pages before included.")
+    total: int = Field(description="How many there are.")
     place: str
 
 
@@ -91,6 +95,7 @@ def _describe(found: Found, letter: StoredLetter) -> dict[str, Any]:
         "attempts": letter.attempt_count,
         "redrives": letter.redrives,
         "place": where,
+        "at": f"{found.partition}:{found.offset}",
         "messages": [f"{source.topic}:{source.partition}:{source.offset}" for source in letter.sources],
         "key": _show(letter.sources[0].key) if letter.sources else None,
     }

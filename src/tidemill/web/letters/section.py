@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Annotated, Any
 
@@ -11,17 +12,21 @@ from starlette.requests import Request
 
 from tidemill.core.deadletters.redrive import Criteria
 from tidemill.deadletters.letter import LetterKind
-from tidemill.web.letters.letter_box import LetterBox
+from tidemill.web.letters.letter_box import MAX_CURSOR_CHARS, MAX_ROWS, LetterBox, open_cursor
 from tidemill.web.letters.models import LetterPage, WholeLetter
 from tidemill.web.pages import Pages
 from tidemill.web.problems import Problem
-from tidemill.web.recorded.filters import parse_time
+from tidemill.web.recorded.filters import change_address, parse_time
 from tidemill.web.sections import Link, Section
+from tidemill.web.workers import BlockingRoute
 
 PAGE_ROWS = 100
 _KINDS = [kind.value for kind in LetterKind]
 _MILLION = 1_000_000
+_AT = re.compile(r"(\d{1,9}):(\d{1,18})", re.ASCII)
 Text = Annotated[str, Query(max_length=1024)]
+CursorText = Annotated[str, Query(alias="cursor", max_length=MAX_CURSOR_CHARS, description="From the page before.")]
+At = Annotated[str, Query(max_length=40, description="Where it is, as in lists: then it is not searched for.")]
 
 
 def read_criteria(
@@ -61,32 +66,55 @@ def build_section(box: LetterBox, pages: Pages, max_rows: int) -> Section:
         pages: Renders pages.
         max_rows: The most rows of an answer.
     """
-    router, api = APIRouter(), APIRouter(tags=["dead letters"])
+    router = APIRouter(route_class=BlockingRoute)
+    api = APIRouter(route_class=BlockingRoute, tags=["dead letters"])
 
     @router.get("/letters")
-    def show_letters(request: Request, criteria: Filters) -> Response:
-        page, problem = None, ""
+    def show_letters(request: Request, criteria: Filters, cursor: CursorText = "") -> Response:
+        page, problem, more = None, "", ""
+        given = {name: request.query_params.getlist(name) for name in request.query_params}
         try:
-            page = box.find(criteria, min(PAGE_ROWS, max_rows))
+            page = box.find(criteria, min(PAGE_ROWS, max_rows), open_cursor(cursor))
         except Problem as error:
+            if cursor:  # the page asks for more rows only
+                raise
             problem = error.text
-        values: dict[str, Any] = {"page": page, "problem": problem, "kinds": _KINDS, "first": request.query_params.get}
-        given = bool(request.query_params)
-        return pages.answer(request, "letters/letters.html", given=given, limit=PAGE_ROWS, **values)
+        if page is not None and page.cursor is not None:
+            more = pages.url(f"/letters?{change_address(given, cursor=page.cursor)}")
+        values: dict[str, Any] = {"page": page, "problem": problem, "kinds": _KINDS, "more": more}
+        # Without a page's worth of rows, time was over: the page goes on by itself.
+        hurry = page is not None and len(page.rows) < min(PAGE_ROWS, max_rows)
+        values |= {"given": any(name != "cursor" for name in given), "is_first": not cursor, "hurry": hurry}
+        return pages.answer(request, "letters/letters.html", first=request.query_params.get, **values)
 
     @router.get("/letters/{letter_id}")
-    def show_letter(request: Request, letter_id: str) -> Response:
-        return pages.answer(request, "letters/letter.html", letter=box.read(letter_id))
+    def show_letter(request: Request, letter_id: str, at: At = "") -> Response:
+        return pages.answer(request, "letters/letter.html", letter=box.read(letter_id, _parse_place(at)))
 
-    @api.get("/letters", summary="Dead letters, the newest first")
+    @api.get(
+        "/letters",
+        summary="Dead letters, the newest first",
+        description="A search ends after less than a second; `cursor` leads on, also where nothing was found yet.",
+    )
     def find_letters(
         criteria: Filters,
-        limit: Annotated[int, Query(ge=1, description="The most rows; at most debug.max_ui_rows.")] = PAGE_ROWS,
+        cursor: CursorText = "",
+        limit: Annotated[
+            int, Query(ge=1, description=f"The most rows; at most debug.max_ui_rows, and {MAX_ROWS}.")
+        ] = PAGE_ROWS,
     ) -> LetterPage:
-        return box.find(criteria, min(limit, max_rows))
+        return box.find(criteria, min(limit, max_rows), open_cursor(cursor))
 
     @api.get("/letters/{letter_id}", summary="A dead letter with everything in it")
-    def read_letter(letter_id: str) -> WholeLetter:
-        return box.read(letter_id)
+    def read_letter(letter_id: str, at: At = "") -> WholeLetter:
+        return box.read(letter_id, _parse_place(at))
 
     return Section([Link("Dead letters", "/letters")], router, api)
+
+
+def _parse_place(text: str) -> tuple[int, int] | None:
+    if not text:
+        return None
+    if (found := _AT.fullmatch(text)) is None:
+        raise Problem(422, f"at: expected partition:offset, and not {text!r}")
+    return int(found[1]), int(found[2])

@@ -25,6 +25,19 @@ class Engine(BaseModel):
     rss_bytes: int
 
 
+class Held(BaseModel):
+    """The message that holds a partition."""
+
+    topic: str
+    partition: int
+    offset: int
+    since: float = Field(description="Since when it holds the partition, in seconds since the epoch.")
+    written_at: float | None = Field(description="When it was written to its topic, to the precision of its batch.")
+    stage: str = Field(description="What it waits for; '': the partition moves.")
+    text: str = Field(description="The same with its details.")
+    buffered: int = Field(description="Messages that were read and wait to be taken.")
+
+
 class Partition(BaseModel):
     """A partition that an engine owns."""
 
@@ -36,6 +49,7 @@ class Partition(BaseModel):
     committed_offset: int | None = Field(description="The next offset, as committed.")
     is_paused: bool = Field(description="Whether it waits for room (backpressure).")
     stalled: str | None = Field(description="What holds it up, if it stands still.")
+    held_by: Held | None = Field(description="The oldest message that is not finished, or not committed yet.")
 
 
 class Sink(BaseModel):

@@ -11,6 +11,8 @@ from tidemill.web.pipeline.sampler import find_quantile
 _MINUTE = 60
 #: A chart has about this many points.
 _POINTS = 480
+#: Counts are written once a second, so those of a step's last second come a little after its end.
+_LATE_SECONDS = 2
 
 
 def choose_step(seconds: int) -> int:
@@ -24,16 +26,20 @@ def choose_step(seconds: int) -> int:
     return step if step < _MINUTE else -(-step // _MINUTE) * _MINUTE
 
 
-def build_series(counts: Sequence[Counts], step_seconds: int) -> Series:
+def build_series(counts: Sequence[Counts], step_seconds: int, now: float) -> Series:
     """Return counts as numbers per second; where a step is missing, nothing is known.
+
+    A step that is not over is left out: it has the counts of a part of its time, and would look like a drop.
 
     Args:
         counts: In order of time.
         step_seconds: The time of each.
+        now: Seconds since the epoch.
     """
+    over = [point for point in counts if point.at + step_seconds + _LATE_SECONDS <= now]
     columns: dict[str, list[float | None]] = {name: [] for name in Series.model_fields}
     before: int | None = None
-    for point in counts:
+    for point in over:
         if before is not None and point.at > before + step_seconds:
             _add(columns, {"at": float(before + step_seconds)})
         before = point.at

@@ -29,6 +29,7 @@ from tidemill.web.pipeline.settings_view import list_settings
 from tidemill.web.problems import Problem
 from tidemill.web.recorded.archive import Archive
 from tidemill.web.sections import Link, Section
+from tidemill.web.workers import run_blocking
 
 log = structlog.get_logger(__name__)
 
@@ -153,10 +154,10 @@ def _build_api(view: PipelineView) -> APIRouter:
             return view.sampler.series(seconds)
         step, now = choose_step(seconds), int(time.time())
         since = (now - seconds) // step * step
-        counts = await asyncio.to_thread(
+        counts = await run_blocking(
             view.archive.read_counts, view.recording, since * _MILLION, (now + 1) * _MILLION, step
         )
-        return build_series(counts, step)
+        return build_series(counts, step, time.time())
 
     @router.get("/configuration", summary="All settings, secrets masked")
     async def read_configuration() -> list[Setting]:
@@ -169,14 +170,16 @@ def _build_api(view: PipelineView) -> APIRouter:
         "because the client reads too slowly. The view `page` is for the pages of the web UI.",
         response_class=EventSourceResponse,
     )
-    async def follow(view_name: Annotated[Literal["overview", "page"], Query(alias="view")] = "overview") -> Response:
-        events = await view.live.listen(view_name)
+    async def follow(
+        request: Request, view_name: Annotated[Literal["overview", "page"], Query(alias="view")] = "overview"
+    ) -> Response:
+        events = await view.live.listen(view_name, request.state.is_known)
         return EventSourceResponse(events, ping=_PING_SECONDS, send_timeout=_SEND_SECONDS)
 
     @router.post("/actions/release", summary="Release the failure brake of all engines")
     async def release(request: Request) -> Done:
         try:
-            engines = await asyncio.to_thread(view.watched.release)
+            engines = await run_blocking(view.watched.release)
         except RemoteError as error:
             raise Problem(503, str(error)) from error
         if not engines:

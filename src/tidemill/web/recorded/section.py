@@ -25,6 +25,7 @@ from tidemill.web.recorded.filters import (
 )
 from tidemill.web.recorded.waterfall import draw_waterfall
 from tidemill.web.sections import Link, Section
+from tidemill.web.workers import BlockingRoute
 
 PAGE_ROWS = 100
 _GROUPS = 200
@@ -48,7 +49,7 @@ def build_section(archive: Archive, pages: Pages) -> Section:
 
 
 def _build_pages(archive: Archive, pages: Pages) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=BlockingRoute)
 
     def answer(
         request: Request, template: str, cursor: str | None = None, status: int = 200, **values: Any
@@ -81,7 +82,7 @@ def _build_pages(archive: Archive, pages: Pages) -> APIRouter:
         story = archive.tell_story(topic, partition, offset)
         told = [(each, draw_waterfall(each)) for each in reversed(story.stories)]
         is_known = bool(story.stories or story.tasks or story.events)
-        status = 200 if is_known else 404
+        status = 200 if is_known or story.now is not None else 404
         place: dict[str, Any] = {"topic": topic, "partition": partition, "offset": offset}
         return answer(request, "message", status=status, story=story, told=told, known=is_known, **place)
 
@@ -110,7 +111,7 @@ def _build_pages(archive: Archive, pages: Pages) -> APIRouter:
 
 
 def _build_api(archive: Archive) -> APIRouter:
-    router = APIRouter(tags=["recordings"])
+    router = APIRouter(route_class=BlockingRoute, tags=["recordings"])
 
     @router.get("/messages", summary="Finished messages, the newest first")
     def find_messages(query: MessageFilters, cursor: Cursor = "", limit: Limit = PAGE_ROWS) -> models.MessagePage:
@@ -119,7 +120,7 @@ def _build_api(archive: Archive) -> APIRouter:
     @router.get("/messages/{topic}/{partition}/{offset}", summary="What happened to a message")
     def tell_story(topic: str, partition: Partition, offset: Offset) -> models.MessageStory:
         story = archive.tell_story(topic, partition, offset)
-        if not (story.stories or story.tasks or story.events):
+        if not (story.stories or story.tasks or story.events or story.now):
             raise Problem(404, f"nothing is recorded of {topic}:{partition}:{offset}; see kept_from of /recordings")
         return story
 

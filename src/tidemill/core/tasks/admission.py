@@ -1,0 +1,148 @@
+"""Which of the tasks that wait get slots.
+
+What is free is counted from the rows that hold slots, each time, under the lock of the pool: there is no counter that
+could drift, and nothing that could be left behind.
+
+Invariants:
+1. No limit is exceeded: slots of the pool, tasks of the DAG, tasks of the same name in the DAG, and in the run.
+2. Within a pool nobody is overtaken for want of slots: where the next task does not fit, those behind it wait, so that
+   a task that needs many slots gets them. A task that could never fit is passed over, and named.
+3. A task that waits for a limit of its DAG holds up no other DAG.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A task that waits for slots.
+
+    Attributes:
+        number: The task, in the store.
+        dag: Its DAG, in the store.
+        run: Its run, in the store.
+        task: Its name within the DAG.
+        slots: How many slots of the pool it needs.
+        resumed: Whether it continues after a deferral.
+        priority: Those with a higher one come first.
+        since_us: Since when it waits, in UTC microseconds.
+    """
+
+    number: int
+    dag: int
+    run: int
+    task: str
+    slots: int = 1
+    resumed: bool = False
+    priority: int = 1
+    since_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the author of a DAG allows to be active at once; None: any number.
+
+    Attributes:
+        per_dag: Tasks of the DAG, in all its runs (`max_active_tasks`).
+        per_task: By task, in all runs of the DAG (`max_active_tis_per_dag`).
+        per_task_and_run: By task, in each run (`max_active_tis_per_dagrun`).
+    """
+
+    per_dag: int | None = None
+    per_task: Mapping[str, int] = field(default_factory=dict)
+    per_task_and_run: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Active:
+    """How many tasks count towards the limits of the DAGs: those that hold slots, are deferred, or wait resumed.
+
+    Attributes:
+        per_dag: By DAG.
+        per_task: By DAG and task.
+        per_task_and_run: By run and task.
+    """
+
+    per_dag: Mapping[int, int] = field(default_factory=dict)
+    per_task: Mapping[tuple[int, str], int] = field(default_factory=dict)
+    per_task_and_run: Mapping[tuple[int, str], int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What becomes of the candidates of a pool.
+
+    Attributes:
+        admitted: The tasks that get their slots, in order.
+        too_large: The tasks that need more slots than the pool has.
+    """
+
+    admitted: tuple[int, ...]
+    too_large: tuple[int, ...]
+
+
+def order(candidate: Candidate) -> tuple[bool, int, int, int]:
+    """Return the key by which candidates are sorted: resumed ones first, then by priority, then by age."""
+    return (not candidate.resumed, -candidate.priority, candidate.since_us, candidate.number)
+
+
+def admit(
+    candidates: Iterable[Candidate], slots: int, used: int, limits: Mapping[int, Limits], active: Active
+) -> Admission:
+    """Decide which tasks of one pool get slots.
+
+    Args:
+        candidates: The tasks that wait for this pool.
+        slots: How many slots the pool has.
+        used: How many are held.
+        limits: By DAG; one that is missing has none.
+        active: What counts towards the limits already.
+    """
+    room = _Room(limits, active)
+    free = slots - used
+    admitted: list[int] = []
+    too_large: list[int] = []
+    for candidate in sorted(candidates, key=order):
+        if candidate.slots > slots:
+            too_large.append(candidate.number)
+        elif room.has_room(candidate):
+            if candidate.slots > free:
+                break
+            free -= candidate.slots
+            room.take(candidate)
+            admitted.append(candidate.number)
+    return Admission(tuple(admitted), tuple(too_large))
+
+
+class _Room:
+    """What the limits of the DAGs still allow."""
+
+    def __init__(self, limits: Mapping[int, Limits], active: Active) -> None:
+        self._limits = limits
+        self._per_dag = dict(active.per_dag)
+        self._per_task = dict(active.per_task)
+        self._per_task_and_run = dict(active.per_task_and_run)
+
+    def has_room(self, candidate: Candidate) -> bool:
+        limits = self._limits.get(candidate.dag)
+        if limits is None:
+            return True
+        task = candidate.task
+        counts = (
+            (limits.per_dag, self._per_dag.get(candidate.dag, 0)),
+            (limits.per_task.get(task), self._per_task.get((candidate.dag, task), 0)),
+            (limits.per_task_and_run.get(task), self._per_task_and_run.get((candidate.run, task), 0)),
+        )
+        # A deferred task kept its place in the limits: it needs none to continue.
+        return candidate.resumed or all(limit is None or count < limit for limit, count in counts)
+
+    def take(self, candidate: Candidate) -> None:
+        if candidate.resumed:
+            return
+        in_dag, in_run = (candidate.dag, candidate.task), (candidate.run, candidate.task)
+        self._per_dag[candidate.dag] = self._per_dag.get(candidate.dag, 0) + 1
+        self._per_task[in_dag] = self._per_task.get(in_dag, 0) + 1
+        self._per_task_and_run[in_run] = self._per_task_and_run.get(in_run, 0) + 1

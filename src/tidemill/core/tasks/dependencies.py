@@ -1,0 +1,246 @@
+"""When the upstream tasks of a task let it run: trigger rules over tallies.
+
+Each task keeps tallies of its upstream tasks by outcome, so nothing is scanned: an upstream task that ends changes one
+number, and whether the task runs, is skipped, or fails with its upstream follows from the numbers alone. The rules and
+what they make of a skip or a failure are those of Airflow 3.
+
+Invariants: the tallies never count more outcomes than there are upstream tasks; while none is missing, no rule waits.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+
+class Outcome(enum.StrEnum):
+    """How a task has ended."""
+
+    SUCCESS = "success"
+    FAILED = "failed"
+    UPSTREAM_FAILED = "upstream_failed"
+    SKIPPED = "skipped"
+
+
+class TriggerRule(enum.StrEnum):
+    """Which outcomes of its direct upstream tasks a task waits for."""
+
+    ALL_SUCCESS = "all_success"
+    ALL_FAILED = "all_failed"
+    ALL_DONE = "all_done"
+    ALL_DONE_MIN_ONE_SUCCESS = "all_done_min_one_success"
+    ALL_DONE_SETUP_SUCCESS = "all_done_setup_success"
+    ALL_SKIPPED = "all_skipped"
+    ONE_SUCCESS = "one_success"
+    ONE_FAILED = "one_failed"
+    ONE_DONE = "one_done"
+    NONE_FAILED = "none_failed"
+    NONE_FAILED_MIN_ONE_SUCCESS = "none_failed_min_one_success"
+    NONE_SKIPPED = "none_skipped"
+    ALWAYS = "always"
+
+
+class Readiness(enum.Enum):
+    """What follows for a task from its upstream tasks."""
+
+    WAIT = "wait"
+    RUN = "run"
+    SKIP = "skip"
+    FAIL = "fail"
+
+
+_WAIT, _RUN, _SKIP, _FAIL = Readiness.WAIT, Readiness.RUN, Readiness.SKIP, Readiness.FAIL
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many tasks of a set have ended, by outcome.
+
+    Attributes:
+        total: The tasks of the set.
+        success: Those that succeeded.
+        failed: Those that failed by themselves.
+        upstream_failed: Those that failed with their upstream.
+        skipped: Those that were skipped.
+    """
+
+    total: int = 0
+    success: int = 0
+    failed: int = 0
+    upstream_failed: int = 0
+    skipped: int = 0
+
+    @property
+    def done(self) -> int:
+        """How many have ended."""
+        return self.success + self.bad + self.skipped
+
+    @property
+    def bad(self) -> int:
+        """How many have failed, by themselves or with their upstream."""
+        return self.failed + self.upstream_failed
+
+    def move(self, before: Outcome | None, after: Outcome | None) -> Tally:
+        """Return the tally after the outcome of one task changed; None: it has not ended, or no longer.
+
+        Raises:
+            ValueError: The tally does not count a task with the outcome `before`, or would count too many.
+
+        Example:
+            >>> Tally(2).move(None, Outcome.SUCCESS)
+            Tally(total=2, success=1, failed=0, upstream_failed=0, skipped=0)
+        """
+        counts = {outcome: int(getattr(self, outcome.value)) for outcome in Outcome}
+        if before is not None:
+            counts[before] -= 1
+        if after is not None:
+            counts[after] += 1
+        if min(counts.values()) < 0 or sum(counts.values()) > self.total:
+            raise ValueError(f"the tally {self} cannot change from {before} to {after}")
+        return replace(self, **{outcome.value: count for outcome, count in counts.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """What a task knows of the tasks before it.
+
+    Attributes:
+        direct: All its direct upstream tasks.
+        setups: Those direct upstream tasks that are setups; they count in `direct` too.
+        scope: The setups in whose scope the task is, but that are not direct upstream tasks; empty for a teardown.
+    """
+
+    direct: Tally = Tally()
+    setups: Tally = Tally()
+    scope: Tally = Tally()
+
+
+def decide(rule: TriggerRule, upstream: Upstream) -> Readiness:
+    """Decide whether a task runs, waits, is skipped, or fails with its upstream.
+
+    The setups in whose scope it is must have succeeded, whatever the rule: if one failed, so does the task, and if one
+    was skipped, so is the task.
+
+    Example:
+        >>> decide(TriggerRule.ALL_SUCCESS, Upstream(Tally(total=2, success=1)))
+        <Readiness.WAIT: 'wait'>
+        >>> decide(TriggerRule.ONE_SUCCESS, Upstream(Tally(total=2, success=1)))
+        <Readiness.RUN: 'run'>
+    """
+    scope = _all_success(upstream.scope)
+    if scope in (_SKIP, _FAIL):
+        return scope
+    direct = _decide_direct(rule, upstream)
+    # A task that will not run need not wait for a setup.
+    return scope if direct is _RUN else direct
+
+
+def _decide_direct(rule: TriggerRule, upstream: Upstream) -> Readiness:
+    if not upstream.direct.total:
+        return _RUN
+    if rule is TriggerRule.ALL_DONE_SETUP_SUCCESS:
+        return _all_done_setup_success(upstream.direct, upstream.setups)
+    return _RULES[rule](upstream.direct)
+
+
+def _all_success(tally: Tally) -> Readiness:
+    if tally.bad:
+        return _FAIL
+    if tally.skipped:
+        return _SKIP
+    return _RUN if tally.success == tally.total else _WAIT
+
+
+def _all_failed(tally: Tally) -> Readiness:
+    if tally.success or tally.skipped:
+        return _SKIP
+    return _RUN if tally.bad == tally.total else _WAIT
+
+
+def _all_done(tally: Tally) -> Readiness:
+    return _RUN if tally.done == tally.total else _WAIT
+
+
+def _all_done_min_one_success(tally: Tally) -> Readiness:
+    # A task that was skipped is not done for this rule.
+    if tally.skipped:
+        return _SKIP
+    if tally.done < tally.total:
+        return _WAIT
+    return _RUN if tally.success else _FAIL
+
+
+def _all_done_setup_success(tally: Tally, setups: Tally) -> Readiness:
+    if tally.done < tally.total:
+        return _WAIT
+    if not setups.total or setups.success:
+        return _RUN
+    return _SKIP if setups.skipped == setups.total else _FAIL
+
+
+def _all_skipped(tally: Tally) -> Readiness:
+    if tally.success or tally.bad:
+        return _SKIP
+    return _RUN if tally.skipped == tally.total else _WAIT
+
+
+def _one_success(tally: Tally) -> Readiness:
+    if tally.success:
+        return _RUN
+    if tally.done < tally.total:
+        return _WAIT
+    return _SKIP if tally.skipped == tally.total else _FAIL
+
+
+def _one_failed(tally: Tally) -> Readiness:
+    if tally.bad:
+        return _RUN
+    return _SKIP if tally.done == tally.total else _WAIT
+
+
+def _one_done(tally: Tally) -> Readiness:
+    # One that failed with its upstream never ran: it is not done for this rule.
+    if tally.success or tally.failed:
+        return _RUN
+    return _SKIP if tally.done == tally.total else _WAIT
+
+
+def _none_failed(tally: Tally) -> Readiness:
+    if tally.bad:
+        return _FAIL
+    return _RUN if tally.done == tally.total else _WAIT
+
+
+def _none_failed_min_one_success(tally: Tally) -> Readiness:
+    if tally.bad:
+        return _FAIL
+    if tally.done < tally.total:
+        return _WAIT
+    return _RUN if tally.success else _SKIP
+
+
+def _none_skipped(tally: Tally) -> Readiness:
+    if tally.skipped:
+        return _SKIP
+    return _RUN if tally.done == tally.total else _WAIT
+
+
+def _always(_tally: Tally) -> Readiness:
+    return _RUN
+
+
+_RULES: dict[TriggerRule, Callable[[Tally], Readiness]] = {
+    TriggerRule.ALL_SUCCESS: _all_success,
+    TriggerRule.ALL_FAILED: _all_failed,
+    TriggerRule.ALL_DONE: _all_done,
+    TriggerRule.ALL_DONE_MIN_ONE_SUCCESS: _all_done_min_one_success,
+    TriggerRule.ALL_SKIPPED: _all_skipped,
+    TriggerRule.ONE_SUCCESS: _one_success,
+    TriggerRule.ONE_FAILED: _one_failed,
+    TriggerRule.ONE_DONE: _one_done,
+    TriggerRule.NONE_FAILED: _none_failed,
+    TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS: _none_failed_min_one_success,
+    TriggerRule.NONE_SKIPPED: _none_skipped,
+    TriggerRule.ALWAYS: _always,
+}

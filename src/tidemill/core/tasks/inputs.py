@@ -1,0 +1,278 @@
+"""What can happen to a task, and what follows from it: the values that `attempt.feed` takes and returns."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from tidemill.core.tasks.dependencies import Outcome, Readiness
+
+
+class Stop(enum.StrEnum):
+    """Why the trigger of a deferred task is stopped.
+
+    DONE: its event has resumed the task. FAILED: it ended by itself. TIMEOUT: it is too late. USER: a user cleared,
+    marked or cancelled the task; only then does `on_kill` run.
+    """
+
+    DONE = "done"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    USER = "user"
+
+
+class Callback(enum.StrEnum):
+    """Which of the user's callbacks is due."""
+
+    SUCCESS = "on_success"
+    FAILURE = "on_failure"
+    RETRY = "on_retry"
+    SKIPPED = "on_skipped"
+
+
+class Channel(enum.StrEnum):
+    """Which services have work to look for."""
+
+    SCHEDULER = "scheduler"
+    WORKER = "worker"
+    TRIGGERER = "triggerer"
+
+
+# Inputs. Those with an epoch are said by somebody who speaks for the task: it is the epoch that they were given, and
+# `request` identifies what they say, so that it is recognised if it is said again.
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The upstream tasks let the task run, or decide that it will not."""
+
+    epoch: int
+    readiness: Readiness
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """The task gets its slots."""
+
+    epoch: int
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A worker's session takes the task."""
+
+    epoch: int
+    session: int
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """The attempt returned. `xcoms`: keys and encoded values."""
+
+    epoch: int
+    xcoms: tuple[tuple[str, str], ...] = ()
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The attempt failed.
+
+    Attributes:
+        epoch: The epoch of the attempt.
+        error: What happened, for people.
+        may_retry: Whether the retries of the task apply.
+        bits: 32 random bits, for the delay before a retry.
+        request: Identifies the report.
+    """
+
+    epoch: int
+    error: str
+    may_retry: bool = True
+    bits: int = 0
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """The attempt skipped the task, or an upstream task did (`.branch`, `.short_circuit`)."""
+
+    epoch: int
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """The attempt handed itself to a trigger.
+
+    Attributes:
+        epoch: The epoch of the attempt.
+        trigger: The trigger, encoded.
+        method: The method of the operator that continues.
+        kwargs: The encoded arguments of the method.
+        timeout_us: How long the trigger may take; None: as long as the attempt.
+        request: Identifies the report.
+    """
+
+    epoch: int
+    trigger: str
+    method: str
+    kwargs: str = "{}"
+    timeout_us: int | None = None
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerFired:
+    """The first event of the task's trigger is being stored. `payload`: encoded."""
+
+    epoch: int
+    payload: str
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerFailed:
+    """The task's trigger raised, or ended without an event."""
+
+    epoch: int
+    error: str
+    bits: int = 0
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A moment that the task waits for may have come: a retry or a deadline."""
+
+    epoch: int
+    bits: int = 0
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The session that ran the attempt has died, or gave the attempt back."""
+
+    epoch: int
+    bits: int = 0
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """A user wants the task to run again, from the beginning. `epoch`: None, whatever its state."""
+
+    epoch: int | None = None
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A user decides how the task has ended."""
+
+    outcome: Outcome
+    epoch: int | None = None
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """A user cancels the run of the task."""
+
+    epoch: int | None = None
+    request: str = ""
+
+
+Input = (
+    Ready
+    | Admit
+    | Claim
+    | Succeeded
+    | Failed
+    | Skipped
+    | Deferred
+    | TriggerFired
+    | TriggerFailed
+    | Due
+    | Lost
+    | Clear
+    | Mark
+    | Cancel
+)
+
+
+# Effects, in the order in which they are carried out, in the transaction that stores the new state.
+
+
+@dataclass(frozen=True, slots=True)
+class StoreXComs:
+    """Store what the attempt returned and pushed."""
+
+    values: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClearXComs:
+    """Remove the XComs of earlier tries."""
+
+
+@dataclass(frozen=True, slots=True)
+class MakeTrigger:
+    """Create the trigger of the task; it speaks with this epoch."""
+
+    epoch: int
+    trigger: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopTrigger:
+    """Stop the trigger of the task."""
+
+    reason: Stop
+
+
+@dataclass(frozen=True, slots=True)
+class EndAttempt:
+    """End the process of the attempt, which a session runs."""
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellSuccessors:
+    """Change the tallies of the direct downstream tasks; None: not ended."""
+
+    before: Outcome | None
+    after: Outcome | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunCallback:
+    """Run a callback of the user, once the state is stored."""
+
+    callback: Callback
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Wake the services that have work now."""
+
+    channel: Channel
+
+
+Effect = StoreXComs | ClearXComs | MakeTrigger | StopTrigger | EndAttempt | TellSuccessors | RunCallback | Ring
+
+
+def identify(given: Input) -> str:
+    """Return what the journal keeps of an input: two that are the same report are equal.
+
+    Example:
+        >>> identify(Admit(3, request="s7-12"))
+        'admit s7-12'
+    """
+    return f"{type(given).__name__.lower()} {given.request}".rstrip()

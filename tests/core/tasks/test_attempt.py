@@ -1,0 +1,451 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidemill.core.retry import JITTER_BITS
+from tidemill.core.tasks.attempt import (
+    MAX_LOST,
+    Already,
+    Fenced,
+    Moved,
+    Policy,
+    Refused,
+    Resume,
+    TaskRow,
+    TaskState,
+    feed,
+)
+from tidemill.core.tasks.dependencies import Outcome, Readiness
+from tidemill.core.tasks.inputs import (
+    Admit,
+    Callback,
+    Cancel,
+    Channel,
+    Claim,
+    Clear,
+    ClearXComs,
+    Deferred,
+    Due,
+    EndAttempt,
+    Failed,
+    Input,
+    Lost,
+    MakeTrigger,
+    Mark,
+    Ready,
+    Ring,
+    RunCallback,
+    Skipped,
+    Stop,
+    StopTrigger,
+    StoreXComs,
+    Succeeded,
+    TellSuccessors,
+    TriggerFailed,
+    TriggerFired,
+    identify,
+)
+
+SECOND = 1_000_000
+RETRYING = Policy(retries=2, retry_delay_us=10 * SECOND, execution_timeout_us=60 * SECOND)
+ENDED = [TaskState.SUCCESS, TaskState.FAILED, TaskState.SKIPPED, TaskState.UPSTREAM_FAILED]
+
+
+KINDS: dict[type, dict[str, object]] = {
+    Ready: {"readiness": Readiness.RUN},
+    Admit: {},
+    Claim: {"session": 7},
+    Succeeded: {},
+    Failed: {"error": "it broke"},
+    Skipped: {},
+    Deferred: {"trigger": "a trigger", "method": "resume"},
+    TriggerFired: {"payload": "1"},
+    TriggerFailed: {"error": "it broke"},
+    Due: {},
+    Lost: {},
+    Clear: {},
+    Mark: {},
+    Cancel: {},
+}
+
+
+class Life:
+    """A task, what happens to it, and the effects of the last input."""
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        policy = policy or Policy()
+        self.task = TaskRow(policy, max_tries=policy.retries + 1)
+        self.now = 1_000 * SECOND
+        self.effects: tuple[object, ...] = ()
+
+    def take(self, kind: type, *args: object, **kwargs: object) -> Life:
+        """Feed what somebody says who knows the task's epoch; it has to change something."""
+        answer = feed(self.task, kind(self.task.epoch, *args, **kwargs), self.now)
+        assert isinstance(answer, Moved), answer
+        assert answer.task.epoch == self.task.epoch + 1
+        self.task, self.effects = answer.task, answer.effects
+        return self
+
+    def run(self) -> Life:
+        """Bring the task from where its upstream lets it run, or from a resumption, to a worker."""
+        if self.task.state is TaskState.NONE:
+            self.take(Ready, Readiness.RUN)
+        if self.task.state is TaskState.SCHEDULED:
+            self.take(Admit)
+        return self.take(Claim, session=7)
+
+    def defer(self, **kwargs: object) -> Life:
+        return self.run().take(Deferred, "a trigger", "resume", '{"a":1}', **kwargs)
+
+    def refuse(self, kind: type, *args: object, **kwargs: object) -> str:
+        answer = feed(self.task, kind(self.task.epoch, *args, **kwargs), self.now)
+        assert isinstance(answer, Refused)
+        return answer.reason
+
+
+def bring(state: TaskState) -> Life:
+    """A task with retries in a state."""
+    life = Life(RETRYING)
+    match state:
+        case TaskState.SCHEDULED:
+            life.take(Ready, Readiness.RUN)
+        case TaskState.QUEUED:
+            life.take(Ready, Readiness.RUN).take(Admit)
+        case TaskState.RUNNING:
+            life.run()
+        case TaskState.DEFERRED:
+            life.defer()
+        case TaskState.UP_FOR_RETRY:
+            life.run().take(Failed, "it broke")
+        case TaskState.SUCCESS:
+            life.run().take(Succeeded)
+        case TaskState.FAILED:
+            life.run().take(Failed, "it broke", may_retry=False)
+        case TaskState.SKIPPED:
+            life.run().take(Skipped)
+        case TaskState.UPSTREAM_FAILED:
+            life.take(Ready, Readiness.FAIL)
+    assert life.task.state is state
+    return life
+
+
+def test_a_task_that_succeeds_stores_its_xcoms_and_tells_its_successors():
+    life = Life().run()
+    assert life.task.session == 7
+    assert life.task.tries == 1
+    life.take(Succeeded, (("return_value", "1"),))
+    assert life.task.state is TaskState.SUCCESS
+    assert life.task.session is None
+    assert life.effects == (
+        StoreXComs((("return_value", "1"),)),
+        RunCallback(Callback.SUCCESS),
+        TellSuccessors(None, Outcome.SUCCESS),
+        Ring(Channel.SCHEDULER),
+    )
+
+
+def test_each_step_on_the_way_wakes_who_has_the_next_one():
+    life = Life().take(Ready, Readiness.RUN)
+    assert life.effects == (Ring(Channel.SCHEDULER),)
+    assert life.take(Admit).effects == (Ring(Channel.WORKER),)
+    assert life.take(Claim, 7).effects == ()
+    assert life.take(Succeeded).effects[0] == RunCallback(Callback.SUCCESS)
+
+
+@pytest.mark.parametrize(
+    ("readiness", "outcome"), [(Readiness.SKIP, Outcome.SKIPPED), (Readiness.FAIL, Outcome.UPSTREAM_FAILED)]
+)
+def test_a_task_that_its_upstream_keeps_from_running_ends_without_a_callback(readiness, outcome):
+    life = Life().take(Ready, readiness)
+    assert life.task.outcome is outcome
+    assert life.effects == (TellSuccessors(None, outcome), Ring(Channel.SCHEDULER))
+
+
+def test_a_failed_try_waits_for_its_retry_which_begins_without_the_xcoms_of_the_first():
+    life = bring(TaskState.UP_FOR_RETRY)
+    assert life.effects == (RunCallback(Callback.RETRY, "it broke"), Ring(Channel.SCHEDULER))
+    assert life.task.next_due_us == life.now + 10 * SECOND
+    assert "nothing is due" in life.refuse(Due)
+    life.now += 10 * SECOND
+    assert life.take(Due).task.state is TaskState.SCHEDULED
+    life.run()
+    assert life.effects == (ClearXComs(),)
+    assert life.task.tries == 2
+
+
+def test_the_last_failure_is_final():
+    life = Life(RETRYING)
+    for _ in range(2):
+        life.run().take(Failed, "it broke")
+        life.now += 10 * SECOND
+        life.take(Due)
+    life.run().take(Failed, "it broke")
+    assert life.task.state is TaskState.FAILED
+    assert life.task.tries == 3
+    assert life.effects == (
+        RunCallback(Callback.FAILURE, "it broke"),
+        TellSuccessors(None, Outcome.FAILED),
+        Ring(Channel.SCHEDULER),
+    )
+
+
+def test_a_failure_that_must_not_be_retried_is_final_at_once():
+    assert bring(TaskState.FAILED).task.tries == 1
+
+
+def test_pauses_before_retries_are_constant_or_grow_to_their_maximum():
+    most = (1 << JITTER_BITS) - 1
+    constant = Policy(retry_delay_us=10 * SECOND)
+    assert [constant.compute_delay(tries, most) for tries in (1, 5)] == [10 * SECOND] * 2
+    growing = Policy(retry_delay_us=10 * SECOND, exponential=True, max_retry_delay_us=30 * SECOND)
+    assert [growing.compute_delay(tries, 0) for tries in (1, 2, 3, 4)] == [5e6, 10e6, 15e6, 15e6]
+    assert [round(growing.compute_delay(tries, most), -1) for tries in (1, 2, 3)] == [10e6, 20e6, 30e6]
+
+
+def test_a_deferred_task_gives_its_slots_back_and_is_resumed_with_the_event():
+    life = Life().run()
+    assert life.task.holds_slots()
+    epoch = life.task.epoch
+    life.take(Deferred, "a trigger", "resume", '{"a":1}', timeout_us=5 * SECOND)
+    assert life.effects == (
+        MakeTrigger(epoch + 1, "a trigger"),
+        Ring(Channel.TRIGGERER),
+        Ring(Channel.SCHEDULER),
+    )
+    assert not life.task.holds_slots()
+    assert life.task.holds_slots(include_deferred=True)
+    assert life.task.next_due_us == life.now + 5 * SECOND
+    life.take(TriggerFired, '"payload"')
+    assert life.effects == (StopTrigger(Stop.DONE), Ring(Channel.SCHEDULER))
+    assert life.task.resume == Resume("resume", '{"a":1}', '"payload"')
+    assert life.task.next_due_us is None
+    life.run()
+    assert life.task.tries == 1
+    assert life.effects == ()
+
+
+def test_a_task_may_defer_any_number_of_times_within_one_try():
+    life = Life(RETRYING)
+    for number in range(5):
+        life.defer().take(TriggerFired, str(number))
+    life.run().take(Succeeded)
+    assert life.task.tries == 1
+
+
+def test_the_deadline_of_a_try_counts_from_its_first_start_over_deferrals_and_begins_anew_with_a_retry():
+    life = bring(TaskState.RUNNING)
+    deadline = life.now + 60 * SECOND
+    assert life.task.deadline_us == deadline
+    assert life.task.next_due_us is None, "the worker enforces it while the task runs"
+    life.take(Deferred, "a trigger", "resume", timeout_us=300 * SECOND)
+    life.now += 30 * SECOND
+    life.take(TriggerFired, "1").run()
+    assert life.task.deadline_us == deadline
+    life.take(Deferred, "a trigger", "resume")
+    assert life.task.next_due_us == deadline
+    life.now = deadline
+    life.take(Due)
+    assert life.task.state is TaskState.UP_FOR_RETRY
+    assert life.effects[:2] == (
+        StopTrigger(Stop.TIMEOUT),
+        RunCallback(Callback.RETRY, "TaskTimeout: the task took longer than its execution_timeout"),
+    )
+    life.now += 10 * SECOND
+    assert life.take(Due).run().task.deadline_us == life.now + 60 * SECOND
+
+
+def test_a_resumed_task_that_waits_for_a_slot_too_long_fails_by_its_deadline():
+    life = bring(TaskState.DEFERRED).take(TriggerFired, "1")
+    life.now = life.task.next_due_us
+    life.take(Due)
+    assert life.task.state is TaskState.UP_FOR_RETRY
+    assert not any(isinstance(effect, StopTrigger) for effect in life.effects)
+
+
+@pytest.mark.parametrize("soft_fail", [False, True])
+def test_a_trigger_that_is_too_late_fails_the_try_or_skips_a_sensor_that_fails_softly(soft_fail):
+    life = Life(replace(RETRYING, soft_fail=soft_fail)).defer(timeout_us=5 * SECOND)
+    life.now += 5 * SECOND
+    life.take(Due)
+    assert life.effects[0] == StopTrigger(Stop.TIMEOUT)
+    assert life.task.state is (TaskState.SKIPPED if soft_fail else TaskState.UP_FOR_RETRY)
+    assert "TaskDeferralTimeout" in life.effects[1].error
+
+
+@pytest.mark.parametrize("soft_fail", [False, True])
+def test_a_trigger_that_fails_fails_the_try_with_its_traceback(soft_fail):
+    life = Life(replace(RETRYING, soft_fail=soft_fail)).defer().take(TriggerFailed, "ValueError: no")
+    assert life.effects[0] == StopTrigger(Stop.FAILED)
+    assert life.effects[1].error == "TaskDeferralError: ValueError: no"
+    assert life.task.state is (TaskState.SKIPPED if soft_fail else TaskState.UP_FOR_RETRY)
+
+
+def test_a_try_that_is_lost_with_its_worker_is_queued_again_without_using_a_retry():
+    life = bring(TaskState.RUNNING)
+    deadline = life.task.deadline_us
+    for _ in range(MAX_LOST):
+        life.take(Lost)
+        assert life.task.state is TaskState.QUEUED
+        assert life.effects == (Ring(Channel.WORKER),)
+        life.run()
+    assert (life.task.tries, life.task.deadline_us) == (1, deadline)
+    life.take(Lost)
+    assert life.task.state is TaskState.UP_FOR_RETRY
+    assert "lost with its worker 6 times" in life.effects[0].error
+    life.now += 10 * SECOND
+    assert life.take(Due).run().task.tries == 2
+
+
+def test_what_was_lost_after_a_deferral_continues_where_it_was_resumed():
+    life = bring(TaskState.DEFERRED).take(TriggerFired, "1").run().take(Lost).run()
+    assert life.task.resume == Resume("resume", '{"a":1}', "1")
+    assert life.task.tries == 1
+
+
+@pytest.mark.parametrize("state", [state for state in TaskState if state is not TaskState.NONE])
+def test_a_task_is_cleared_from_every_state_and_has_all_its_retries_again(state):
+    life = bring(state)
+    before = life.task
+    life.take(Clear)
+    assert life.task == TaskRow(
+        RETRYING, epoch=before.epoch + 1, tries=before.tries, tries_before=before.tries, max_tries=before.tries + 3
+    )
+    assert ClearXComs() in life.effects
+    assert (TellSuccessors(before.outcome, None) in life.effects) is (before.outcome is not None)
+    assert (StopTrigger(Stop.USER) in life.effects) is (state is TaskState.DEFERRED)
+    assert (EndAttempt(7) in life.effects) is (state is TaskState.RUNNING)
+    assert Ring(Channel.SCHEDULER) in life.effects
+
+
+def test_a_task_that_was_cleared_and_does_not_start_again_calls_nobody_back():
+    life = bring(TaskState.SUCCESS).take(Clear).take(Ready, Readiness.FAIL)
+    assert not any(isinstance(effect, RunCallback) for effect in life.effects)
+
+
+def test_nothing_has_to_be_cleared_where_nothing_has_happened():
+    assert "takes no clear" in Life().refuse(Clear)
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+@pytest.mark.parametrize("state", TaskState)
+def test_a_user_may_mark_a_task_in_every_state(state, outcome):
+    life = bring(state)
+    before = life.task
+    answer = feed(before, Mark(outcome), life.now)
+    if before.outcome is outcome:
+        assert isinstance(answer, Refused)
+        return
+    assert isinstance(answer, Moved)
+    assert answer.task.outcome is outcome
+    assert TellSuccessors(before.outcome, outcome) in answer.effects
+    assert (StopTrigger(Stop.USER) in answer.effects) is (state is TaskState.DEFERRED)
+    assert (EndAttempt(7) in answer.effects) is (state is TaskState.RUNNING)
+
+
+@pytest.mark.parametrize("state", TaskState)
+def test_a_cancelled_run_fails_what_has_started_and_skips_what_has_not(state):
+    life = bring(state)
+    answer = feed(life.task, Cancel(), life.now)
+    if state in ENDED:
+        assert isinstance(answer, Refused)
+        return
+    assert isinstance(answer, Moved)
+    assert answer.task.outcome is (Outcome.FAILED if life.task.started else Outcome.SKIPPED)
+
+
+@pytest.mark.parametrize("state", TaskState)
+def test_every_input_is_answered_in_every_state(state):
+    """What applies where, as one table; whatever it does not name is refused."""
+    applies = {
+        TaskState.NONE: {Ready, Mark, Cancel},
+        TaskState.SCHEDULED: {Admit, Clear, Mark, Cancel},
+        TaskState.QUEUED: {Claim, Clear, Mark, Cancel},
+        TaskState.RUNNING: {Succeeded, Failed, Skipped, Deferred, Lost, Clear, Mark, Cancel},
+        TaskState.DEFERRED: {TriggerFired, TriggerFailed, Due, Clear, Mark, Cancel},
+        TaskState.UP_FOR_RETRY: {Due, Clear, Mark, Cancel},
+    }.get(state, {Clear, Mark})
+    life = bring(state)
+    other = next(outcome for outcome in Outcome if outcome is not life.task.outcome)
+    for kind, arguments in KINDS.items():
+        arguments = {"outcome": other} if kind is Mark else arguments
+        answer = feed(life.task, kind(epoch=life.task.epoch, **arguments), life.now + 3_600 * SECOND)
+        assert isinstance(answer, Moved if kind in applies else Refused), (state, kind)
+        assert feed(life.task, kind(epoch=life.task.epoch - 1, **arguments), life.now) == Fenced()
+
+
+def test_a_report_that_is_repeated_because_its_answer_was_lost_is_told_from_one_that_is_late():
+    life = bring(TaskState.RUNNING)
+    report = Succeeded(life.task.epoch, request="s7-1")
+    life.take(Succeeded, request="s7-1")
+    assert feed(life.task, report, life.now, identify(report)) == Already()
+    assert feed(life.task, report, life.now, "failed s7-1") == Fenced()
+    assert feed(life.task, replace(report, request="s7-2"), life.now, identify(report)) == Fenced()
+    assert feed(life.task, replace(report, epoch=life.task.epoch + 1), life.now, identify(report)) == Fenced()
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_whatever_happens_in_whatever_order_the_invariants_hold(data):
+    """Speakers come with current and old epochs, repeat themselves, and users interfere."""
+    policy = data.draw(
+        st.builds(
+            Policy,
+            retries=st.integers(0, 2),
+            retry_delay_us=st.integers(0, 3),
+            exponential=st.booleans(),
+            execution_timeout_us=st.none() | st.integers(1, 6),
+            soft_fail=st.booleans(),
+        )
+    )
+    task, now = TaskRow(policy, max_tries=policy.retries + 1), 0
+    journal: dict[int, str] = {}
+    told: Outcome | None = None
+    trigger: int | None = None
+    for number in range(data.draw(st.integers(1, 40))):
+        now += data.draw(st.integers(0, 2))
+        kind = data.draw(st.sampled_from(list(KINDS)))
+        arguments = dict(KINDS[kind])
+        if kind is Mark:
+            arguments["outcome"] = data.draw(st.sampled_from(Outcome))
+        if kind is Ready:
+            arguments["readiness"] = data.draw(st.sampled_from([Readiness.RUN, Readiness.SKIP, Readiness.FAIL]))
+        epoch = task.epoch - data.draw(st.sampled_from([0, 0, 0, 1, 2]))
+        given_input: Input = kind(epoch=epoch, request=str(number), **arguments)
+        answer = feed(task, given_input, now, journal.get(epoch))
+        if epoch != task.epoch:
+            assert isinstance(answer, Fenced)
+        if not isinstance(answer, Moved):
+            continue
+        journal[task.epoch] = identify(given_input)
+        # The same report again, after its answer was lost.
+        assert feed(answer.task, given_input, now, journal[task.epoch]) == Already()
+        assert answer.task.epoch == task.epoch + 1
+        for effect in answer.effects:
+            match effect:
+                case TellSuccessors(before=before, after=after):
+                    assert before is told
+                    assert after is not told
+                    told = after
+                case MakeTrigger(epoch=made):
+                    assert trigger is None
+                    trigger = made
+                case StopTrigger():
+                    assert trigger == task.epoch, "a trigger speaks for the deferral that made it"
+                    trigger = None
+                case EndAttempt(session=session):
+                    assert session == task.session
+                case RunCallback(callback=Callback.RETRY):
+                    assert answer.task.state is TaskState.UP_FOR_RETRY
+        task = answer.task
+        assert told is task.outcome
+        assert (trigger is not None) is (task.state is TaskState.DEFERRED)
+        assert (task.session is not None) is (task.state is TaskState.RUNNING)
+        assert task.tries <= task.max_tries
+        assert task.lost <= MAX_LOST
+        assert (task.resume is not None and task.resume.payload is None) is (task.state is TaskState.DEFERRED)
+        if task.outcome is not None:
+            assert task.next_due_us is None
