@@ -166,7 +166,10 @@ class Pipeline:
 
     def progress(self) -> PipelineProgress:
         """Return the sums over all engines, and how each of them stands; from any thread, at any time."""
-        return self._live.progress() if self._live is not None else PipelineProgress()
+        if self._live is None:
+            return PipelineProgress()
+        progress, recorder = self._live.progress(), self._recorder
+        return progress if recorder is None else recorder.count_losses(progress)
 
     def state(self) -> RunState:
         """Return what the run does, or waits for; from any thread, at any time."""
