@@ -117,7 +117,7 @@ async def test_a_queued_message_is_named_although_later_ones_are_processed(rig: 
 async def test_a_sink_that_hangs_and_one_that_fails_are_named(rig: Make) -> None:
     run = rig(Work(delivers=True), MESSAGES, executor=QUICK)
     run.files.open.clear()
-    await named(run, "offset 17: its results wait for their sinks")
+    await named(run, "offset 17: its results wait for sinks.filesystem.files")
     run.files.refuse = lambda payload: Refusal("the disk is full", retryable=True)
     run.files.open.set()
     await named(run, r"offset 17: its results are not delivered \(sinks.filesystem.files: .*the disk is full")

@@ -7,9 +7,11 @@ from typing import Any
 import msgspec
 
 from tidemill.config.settings import Settings
-from tidemill.core.errors import UserActionError
+from tidemill.core.errors import RemoteError, UserActionError
+from tidemill.core.pipeline.message_stage import MessageStage, Stage
 from tidemill.runtime.durations import Durations
-from tidemill.runtime.progress import EngineProgress, SinkStats
+from tidemill.runtime.open_message import OpenMessage
+from tidemill.runtime.progress import EngineProgress, PartitionHead, SinkStats
 from tidemill.spark.live.monitoring import Monitored
 from tidemill.spark.live.web_ui import Watched
 from tidemill.spark.progress import EngineStatus, PauseStatus, PipelineProgress, sum_progress
@@ -94,6 +96,11 @@ def make_engine(slot: int, **changes: Any) -> EngineProgress:
         }
         if slot == 0
         else {},
+        heads={
+            names[0]: PartitionHead(20_400, 1_789_999_000.0, 1_789_998_000.0, "sink", f"its result waits {SCRIPT}", 12)
+        }
+        if slot == 0
+        else {names[0]: PartitionHead(41_000, 1_790_000_000.0, None, "", "", 0)},
     )
     return msgspec.structs.replace(progress, **changes)
 
@@ -130,6 +137,22 @@ class ScriptedPipeline:
         self.actions.append("release")
         return [{"slot": 0, "held": 2}]
 
+    def find_message(self, topic: str, partition: int, offset: int) -> OpenMessage | None:
+        if offset == 13:
+            raise RemoteError("engine 0 is silent")
+        if offset not in (11, 4_712):
+            return None
+        stage = MessageStage(
+            stage=Stage.BEHIND_KEY if offset == 11 else Stage.TASK,
+            task_id=f"task-{SCRIPT}",
+            attempt=1,
+            attempts=4,
+            behind=10 if offset == 11 else None,
+            pid=None if offset == 11 else 4_242,
+            seconds=None if offset == 11 else 75.0,
+        )
+        return OpenMessage(topic, partition, offset, 0, stage, stage.describe())
+
     def pause(self, seconds: float, partition: int | None, by: str) -> None:
         if partition == 99:
             raise UserActionError("the source topic has no partition 99")
@@ -155,5 +178,6 @@ class ScriptedPipeline:
             "asked": Monitored(self.progress, lambda: self.run, lambda: self.orphans, lambda: 8),
             "control": self,
             "drain": lambda: self.actions.append("drain"),
+            "find_message": self.find_message,
         }
         return Watched(**values | changes)

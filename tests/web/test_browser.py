@@ -32,7 +32,9 @@ PAGES = {
     "events": "/events?kind=task_failed",
     "letters": "/letters",
     "letter": "/letters/letter-5",
+    "runs": "/runs",
     "recordings": "/recordings",
+    "metrics": "/metrics-queries",
     "configuration": "/configuration",
     "api": "/api/docs",
 }

@@ -11,6 +11,7 @@ from typing import Any
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import describe_error
+from tidemill.core.pipeline.message_stage import MessageStage
 from tidemill.pipeline.build import build_engine
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.reports.outcomes import Outcomes
@@ -123,6 +124,10 @@ class BoundedEngine:
 
     def release(self) -> None:
         """Do nothing: a bounded engine does not brake, it fails."""
+
+    def find_message(self, topic: str, partition: int, offset: int) -> MessageStage | None:
+        """Return where a message is; None: it is not open here."""
+        return self._engine.find_message(topic, partition, offset)
 
     def progress(self) -> EngineProgress:
         """Return a whole snapshot."""

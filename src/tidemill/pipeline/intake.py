@@ -15,6 +15,7 @@ from functools import partial
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.core.errors import describe_error
 from tidemill.core.ledger import LedgerEntry
+from tidemill.core.pipeline.message_stage import MessageStage, Stage
 from tidemill.core.pipeline.window import Window, Windowing
 from tidemill.deadletters.letter import LetterKind
 from tidemill.pipeline.context import EngineContext
@@ -210,14 +211,16 @@ class Intake:
         """Whether nothing is taken of a partition because of `pause`."""
         return self._paused or partition[1] in self._held
 
-    def describe_unarranged(self, partition: TopicPartition, offset: int) -> str | None:
+    def find_unarranged(self, partition: TopicPartition, offset: int) -> MessageStage | None:
         """Return what a message waits for that has no tasks yet; None: it was arranged."""
         intake = self._intakes[partition]
         if intake.arranged is not None and _holds(intake.arranged.messages, offset):
-            return "arrange is running"
+            return MessageStage(stage=Stage.ARRANGE)
         if any(_holds(window.messages, offset) for window in intake.waiting):
-            return "it waits for arrange, which is busy with earlier messages"
-        return "it waits for its window to fill" if intake.windowing.due is not None else None
+            return MessageStage(stage=Stage.ARRANGE, why="it is busy with earlier messages")
+        if any(message.offset == offset for message, _ in intake.windowing.items):
+            return MessageStage(stage=Stage.WINDOW, why="its window to fill")
+        return None
 
     # -- the pump ---------------------------------------------------------------------------------------------
 

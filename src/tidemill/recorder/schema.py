@@ -93,6 +93,7 @@ def tasks_schema() -> pa.Schema:
             pa.field("stdout", pa.binary()),
             pa.field("stderr", pa.binary()),
             pa.field("error", pa.string()),
+            pa.field("stdin", pa.binary()),
         ]
     )
 

@@ -12,6 +12,7 @@ import struct
 
 import msgspec
 
+from tidemill.core.pipeline.message_stage import MessageStage
 from tidemill.runtime.beats import Beat
 from tidemill.runtime.progress import EngineSummary
 
@@ -102,6 +103,20 @@ class Events(msgspec.Struct, frozen=True, tag=True):
     body: bytes
 
 
+class Answer(msgspec.Struct, frozen=True, tag=True):
+    """The answer to an `Ask`.
+
+    Attributes:
+        number: The question's.
+        stage: Where the message is; None: it is not open in this engine.
+        problem: Why that cannot be said.
+    """
+
+    number: int
+    stage: MessageStage | None = None
+    problem: str = ""
+
+
 # -- frames from the driver --------------------------------------------------------------------------------
 
 
@@ -175,9 +190,25 @@ class Stored(msgspec.Struct, frozen=True, tag=True):
     seq: int
 
 
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """Where is this message? Answered by `Answer`.
+
+    Attributes:
+        number: Which question it is.
+        topic: The message's topic.
+        partition: Its partition.
+        offset: Its offset.
+    """
+
+    number: int
+    topic: str
+    partition: int
+    offset: int
+
+
 Command = Begin | Go | Drain | Pause | Resume | Release | Exit
-FromEngine = Hello | Proof | Beat | Ready | Ended | Rows | Events
-FromDriver = Challenge | Welcome | Refused | Stored | Command
+FromEngine = Hello | Proof | Beat | Ready | Ended | Rows | Events | Answer
+FromDriver = Challenge | Welcome | Refused | Stored | Ask | Command
 
 _encode = msgspec.msgpack.Encoder().encode
 from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)

@@ -13,6 +13,7 @@ from tidemill.runtime.durations import sum_durations
 from tidemill.runtime.progress import EngineProgress, Flow, SinkStats
 
 MergedT = TypeVar("MergedT")
+ValueT = TypeVar("ValueT")
 
 #: How many of the slowest tasks a sum keeps.
 SLOWEST = 10
@@ -103,7 +104,7 @@ _SINK_COUNTS = (
     "breaker_opened",
     "retried",
 )
-_DURATIONS = ("attempts", "queue_waits", "spawns", "loop_lags")
+_DURATIONS = ("attempts", "batches", "queue_waits", "spawns", "loop_lags")
 _HELD = (
     "tasks_running",
     "tasks_queued",
@@ -177,6 +178,7 @@ def sum_progress(
         total.hooks[hook] = sum_durations(part.hooks[hook] for part in (*past, *now) if hook in part.hooks)
     total.lag = sums.of("lag", now, _joined)
     total.paused = sorted({name for part in now for name in part.paused})
+    total.heads = sums.of("heads", now, _joined)
     total.partitions = sums.of("partitions", now, lambda names: sorted(set().union(*names)))
     for part in now:
         total.stalled |= part.stalled
@@ -208,8 +210,8 @@ def _add_flow(parts: Sequence[dict[str, Flow]]) -> dict[str, Flow]:
     return total
 
 
-def _joined(parts: Sequence[dict[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
+def _joined(parts: Sequence[dict[str, ValueT]]) -> dict[str, ValueT]:
+    total: dict[str, ValueT] = {}
     for part in parts:
         total |= part
     return total

@@ -130,6 +130,10 @@ def test_engines_start_say_how_they_stand_and_drain_over_the_link(running: Calla
     wait_until(lambda: run.works(0) and run.works(1))
     progress = run.live.progress()
     assert progress.partitions == ["topic/0", "topic/1"]
+    found = run.live.find_message("topic", 1, 17)
+    assert found is not None
+    assert (found.engine, found.stage.pid) == (1, run.engine(1).pid)
+    assert found.text == f"task task-17 has been running for 3 s (process {found.stage.pid})"
     assert progress.consumed == sum(e.progress.consumed for e in progress.engines if e.progress)
     pids = [engine.pid for engine in progress.engines]
     assert len(set(pids)) == 2

@@ -14,9 +14,9 @@ import msgspec
 import structlog
 
 from tidemill.core.supervision.pauses import Pause
-from tidemill.pipeline.recording.texts import classify_error, clean_error
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.schema import RowTable
+from tidemill.recorder.texts import classify_error, clean_error
 from tidemill.runtime.engine_link import RECONNECT_SECONDS
 from tidemill.runtime.link_messages import Hello
 from tidemill.runtime.link_server import LinkEvents, LinkServer

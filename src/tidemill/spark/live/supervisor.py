@@ -34,9 +34,11 @@ from tidemill.runtime.link_messages import (
     Welcome,
 )
 from tidemill.runtime.link_server import LinkServer
+from tidemill.runtime.open_message import OpenMessage
 from tidemill.runtime.progress import EngineProgress, EngineSummary, list_waits
 from tidemill.spark.engine.process import EngineJob
 from tidemill.spark.live.jobs import JobOutcome, JobThread, job_group, read_outcome
+from tidemill.spark.live.message_finder import FIND_SECONDS, find_message
 from tidemill.spark.live.supervised_slot import Caller, SupervisedSlot
 from tidemill.spark.live.user_actions import UserActions
 from tidemill.spark.progress import PartitionSums, PipelineProgress, sum_progress
@@ -131,6 +133,14 @@ class Supervisor:
             limits: The supervision's times from now on.
         """
         self._soon(lambda: self._restart(make_job, limits))
+
+    def find_message(self, topic: str, partition: int, offset: int) -> OpenMessage | None:
+        """Return where a message is; None: it is not open.
+
+        Raises:
+            RemoteError: The link is being closed, or the engine does not say.
+        """
+        return self._server.call(find_message(self._server, self._slots, topic, partition, offset), FIND_SECONDS)
 
     def exit_now(self) -> None:
         """Let every engine's process end now; their wardens clean up. No new one is started."""

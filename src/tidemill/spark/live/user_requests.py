@@ -1,6 +1,6 @@
-"""What other processes of this user may ask a running pipeline to do: `tidemill release`, `pause`, `resume`, `restart`.
+"""What other processes of this user may ask a pipeline: `tidemill trace`, `release`, `pause`, `resume`, `restart`.
 
-Each of them is logged and recorded, as it is when it is done in the web UI.
+Each action is logged and recorded, as it is when it is done in the web UI.
 """
 
 from __future__ import annotations
@@ -76,13 +76,19 @@ def _name(partition: int | None) -> str:
     return "all partitions" if partition is None else f"partition {partition}"
 
 
-def make_requests(control: Control, note: Note) -> dict[str, Request]:
+def make_requests(
+    control: Control, note: Note, trace: Callable[[dict[str, Any]], dict[str, Any]]
+) -> dict[str, Request]:
     """Return what carries out each request.
 
     Args:
         control: What users may do.
         note: Called with what was done and by whom.
+        trace: Answers what is known of messages; blocks.
     """
+
+    async def on_trace(request: dict[str, Any]) -> dict[str, Any]:
+        return await asyncio.to_thread(trace, request)
 
     def answering(function: Callable[[dict[str, Any], str], dict[str, Any]]) -> Request:
         async def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -120,7 +126,7 @@ def make_requests(control: Control, note: Note) -> dict[str, Request]:
         return {"restarted": slot}
 
     table = {"release": release, "pause": pause, "resume": resume, "restart": restart}
-    return {name: answering(function) for name, function in table.items()}
+    return {"trace": on_trace, **{name: answering(function) for name, function in table.items()}}
 
 
 def _read_partition(request: dict[str, Any]) -> int | None:

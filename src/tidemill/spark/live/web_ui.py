@@ -22,6 +22,7 @@ from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import describe_error
 from tidemill.runtime.listening import Purpose, format_address, is_port_chosen, listen
+from tidemill.runtime.open_message import OpenMessage
 from tidemill.spark.live.monitoring import Monitored
 from tidemill.spark.live.user_requests import Control
 
@@ -37,6 +38,10 @@ _KEY_BYTES = 24
 _END_SECONDS = 3.0
 
 
+def _find_nothing(topic: str, partition: int, offset: int) -> OpenMessage | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Watched:
     """What the web UI shows of a pipeline, and may ask it for, from its own thread.
@@ -49,6 +54,8 @@ class Watched:
         control: What users may do to it; blocks.
         drain: Asks for a clean end.
         metrics_address: The URL of the metrics; None: there is none.
+        find_message: Returns where an open message is, by topic, partition and offset; blocks, and may raise a
+            RemoteError.
     """
 
     asked: Monitored
@@ -58,6 +65,7 @@ class Watched:
     control: Control
     drain: Callable[[], None]
     metrics_address: str | None = None
+    find_message: Callable[[str, int, int], OpenMessage | None] = _find_nothing
 
 
 class Server(Protocol):

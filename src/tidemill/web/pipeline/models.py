@@ -25,6 +25,19 @@ class Engine(BaseModel):
     rss_bytes: int
 
 
+class Held(BaseModel):
+    """The message that holds a partition."""
+
+    topic: str
+    partition: int
+    offset: int
+    since: float = Field(description="Since when it holds the partition, in seconds since the epoch.")
+    written_at: float | None = Field(description="When it was written to its topic, to the precision of its batch.")
+    stage: str = Field(description="What it waits for; '': the partition moves.")
+    text: str = Field(description="The same with its details.")
+    buffered: int = Field(description="Messages that were read and wait to be taken.")
+
+
 class Partition(BaseModel):
     """A partition that an engine owns."""
 
@@ -37,6 +50,7 @@ class Partition(BaseModel):
     is_paused: bool = Field(description="Whether it waits for room (backpressure).")
     is_paused_by_user: bool = Field(description="Whether a user has paused it, or all partitions.")
     stalled: str | None = Field(description="What holds it up, if it stands still.")
+    held_by: Held | None = Field(description="The oldest message that is not finished, or not committed yet.")
 
 
 class Sink(BaseModel):
@@ -158,22 +172,6 @@ class Overview(BaseModel):
     orphans: list[int] = Field(description="Partitions of the topic that no engine owns.")
     sinks: list[Sink]
     slowest: list[SlowTask]
-
-
-class Series(BaseModel):
-    """Numbers over time, a list each; null where nothing is known."""
-
-    at: list[float] = Field(description="Seconds since the epoch.")
-    consumed: list[float | None] = Field(description="Messages read per second.")
-    done: list[float | None] = Field(description="Messages finished per second.")
-    failed: list[float | None] = Field(description="Tasks that failed for good, per second.")
-    retried: list[float | None] = Field(description="Attempts that failed and were followed by another, per second.")
-    letters: list[float | None] = Field(description="Dead letters per second.")
-    lag: list[float | None] = Field(description="Messages behind the end.")
-    in_flight: list[float | None]
-    task_p50: list[float | None] = Field(description="How long attempts of tasks took, in seconds.")
-    task_p95: list[float | None]
-    task_p99: list[float | None]
 
 
 class Setting(BaseModel):

@@ -8,12 +8,13 @@ from tidemill.config.redaction import redact_text
 from tidemill.config.settings import Settings
 from tidemill.config.sink_types import name_sink_section
 from tidemill.config.web_settings import check_url
-from tidemill.runtime.progress import EngineProgress, SinkStats, name_stalled_partition
+from tidemill.runtime.progress import EngineProgress, PartitionHead, SinkStats, name_stalled_partition
 from tidemill.spark.live.status_report import find_problems, is_starting
 from tidemill.spark.live.web_ui import Watched
 from tidemill.spark.progress import EngineStatus, PipelineProgress
 from tidemill.web.pipeline import models
-from tidemill.web.pipeline.sampler import Sampler, find_quantile
+from tidemill.web.pipeline.sampler import Sampler
+from tidemill.web.series import find_quantile
 
 _BREAKERS = ("closed", "half-open", "open")
 _SINKS = "sinks."
@@ -159,6 +160,23 @@ def _describe_partition(
         is_paused=is_paused,
         is_paused_by_user=None in held or _sort_partition(name)[1] in held,
         stalled=None if stalled is None else redact_text(stalled),
+        held_by=_describe_held(name, progress.heads.get(name)),
+    )
+
+
+def _describe_held(name: str, head: PartitionHead | None) -> models.Held | None:
+    topic, number = _sort_partition(name)
+    if head is None or head.offset < 0 or number < 0:
+        return None
+    return models.Held(
+        topic=topic,
+        partition=number,
+        offset=head.offset,
+        since=head.since,
+        written_at=head.written_at,
+        stage=head.stage,
+        text=redact_text(head.text),
+        buffered=head.buffered,
     )
 
 

@@ -14,8 +14,10 @@ from urllib.parse import urlencode
 
 from fastapi import Depends, Query
 
+from tidemill.core.recorder.key_text import read_key
 from tidemill.recorder.events import EventKind
 from tidemill.recorder.queries import EventQuery, MessageQuery, TaskQuery
+from tidemill.recorder.runs import RunFilter
 from tidemill.web.problems import Problem
 
 _MILLION = 1_000_000
@@ -113,6 +115,8 @@ def read_messages(
     until: Annotated[str, Query(max_length=40)] = "",
     error: Annotated[str, Query(max_length=1024, description="A text in one of its errors.")] = "",
     recording: Text = "",
+    group: Text = "",
+    worker: Text = "",
 ) -> MessageQuery:
     """Return which messages an address asks for."""
     now = time.time()
@@ -120,7 +124,7 @@ def read_messages(
         topic=topic or None,
         partition=_parse_int("partition", partition),
         offset=_parse_int("offset", offset),
-        key=key.encode() if key else None,
+        key=read_key(key) if key else None,
         task_id=task or None,
         label=_check_label(label),
         statuses=_parse_words("status", status, STATUSES),
@@ -130,6 +134,8 @@ def read_messages(
         until_us=parse_time("until", until, now),
         error=error,
         recording=recording or None,
+        group=group or None,
+        worker=worker or None,
     )
 
 
@@ -145,6 +151,8 @@ def read_tasks(
     since: Annotated[str, Query(max_length=40, description="2026-05-01T12:00, or 15m, 2h, 1d before now.")] = "",
     until: Annotated[str, Query(max_length=40)] = "",
     recording: Text = "",
+    group: Text = "",
+    worker: Text = "",
 ) -> TaskQuery:
     """Return which tasks an address asks for."""
     now = time.time()
@@ -160,6 +168,8 @@ def read_tasks(
         since_us=parse_time("since", since, now),
         until_us=parse_time("until", until, now),
         recording=recording or None,
+        group=group or None,
+        worker=worker or None,
     )
 
 
@@ -175,6 +185,8 @@ def read_events(
     since: Annotated[str, Query(max_length=40, description="2026-05-01T12:00, or 15m, 2h, 1d before now.")] = "",
     until: Annotated[str, Query(max_length=40)] = "",
     recording: Text = "",
+    group: Text = "",
+    worker: Text = "",
 ) -> EventQuery:
     """Return which events an address asks for."""
     now = time.time()
@@ -190,9 +202,17 @@ def read_events(
         since_us=parse_time("since", since, now),
         until_us=parse_time("until", until, now),
         recording=recording or None,
+        group=group or None,
+        worker=worker or None,
     )
 
 
+def read_runs(recording: Text = "", group: Text = "", worker: Text = "") -> RunFilter:
+    """Return which runs an address asks for."""
+    return RunFilter(recording=recording or None, group=group or None, worker=worker or None)
+
+
+RunFilters = Annotated[RunFilter, Depends(read_runs)]
 MessageFilters = Annotated[MessageQuery, Depends(read_messages)]
 TaskFilters = Annotated[TaskQuery, Depends(read_tasks)]
 EventFilters = Annotated[EventQuery, Depends(read_events)]

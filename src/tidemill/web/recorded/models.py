@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
+from tidemill.core.pipeline.message_stage import Stage
+from tidemill.core.recorder.key_text import write_key
 from tidemill.recorder.queries import EventRow, FailureGroup, MessageRow, RecordingInfo, Story, TaskRow, Trace
+from tidemill.recorder.runs import Run as StoredRun
+from tidemill.runtime.open_message import OpenMessage
 
 _MILLION = 1_000_000
 
@@ -32,7 +36,7 @@ class Message(BaseModel):
     topic: str
     partition: int
     offset: int
-    key: str | None = Field(description="Its first 256 bytes.")
+    key: str | None = Field(description="Its first 256 bytes; those without a visible character as \\xNN.")
     status: str = Field(description="done, failed or rejected")
     error: str | None = Field(description="The class of its error.")
     seconds: float | None = Field(description="From consumed to resolved.")
@@ -75,6 +79,7 @@ class Task(BaseModel):
     parent: str | None = Field(description="The task that it replaced.")
     stdout: str | None
     stderr: str | None
+    stdin: str | None = Field(default=None, description="What the task was given, if debug.store_stdin is on.")
     error: str | None
 
 
@@ -121,7 +126,21 @@ class Recording(BaseModel):
     events: int
     size_bytes: int
     live: bool = Field(description="Whether it is being written.")
+    kept_until: float | None = Field(description="When it is removed for its age; earlier if there are too many.")
+    goes_next: bool = Field(False, description="Whether it is the next one of its worker that retention removes.")
     problems: list[str]
+
+
+class Run(BaseModel):
+    """A worker that has recordings."""
+
+    recording: str
+    group: str
+    worker: str
+    started_at: float = Field(description="When its newest period was begun.")
+    written_at: float = Field(description="When something was last written.")
+    live: bool = Field(description="Whether it is being written.")
+    periods: int
 
 
 class MessagePage(BaseModel):
@@ -166,6 +185,23 @@ class Told(BaseModel):
     committed_exactly: bool = Field(description="Whether that is the commit itself, and not the first look after it.")
 
 
+class OpenPlace(BaseModel):
+    """Where a message is that the pipeline has not finished."""
+
+    engine: int | None = Field(description="The slot of the engine that has it; null: no engine owns its partition.")
+    stage: str = Field(description="What it waits for: " + ", ".join(stage.value for stage in Stage))
+    text: str = Field(description="The same in words.")
+    seconds: float | None = Field(description="For how long, where it is known.")
+    task_id: str | None
+    attempt: int | None = Field(description="Which of the task's attempts runs, or failed last.")
+    attempts: int | None = Field(description="How many there may be.")
+    pid: int | None = Field(description="The task's process.")
+    next_seconds: float | None = Field(description="When the next attempt is due.")
+    behind: int | None = Field(description="The offset of the message that goes first.")
+    hook: str | None
+    sink: str | None
+
+
 class MessageStory(BaseModel):
     """What happened to a message, each time that it was processed."""
 
@@ -174,7 +210,27 @@ class MessageStory(BaseModel):
     events: list[Event] = Field(description="Events that belong to none of them.")
     kept_from: float | None = Field(description="The time of the oldest message that is kept.")
     kept_to: float | None
+    now: OpenPlace | None = Field(default=None, description="Where it is, if this pipeline has not finished it.")
     problems: list[str] = Field(description="What could not be read.")
+
+
+def describe_open(message: OpenMessage) -> OpenPlace:
+    """Return where an open message is."""
+    stage = message.stage
+    return OpenPlace(
+        engine=message.engine,
+        stage=stage.stage.value,
+        text=message.text,
+        seconds=stage.seconds,
+        task_id=stage.task_id,
+        attempt=stage.attempt,
+        attempts=stage.attempts,
+        pid=stage.pid,
+        next_seconds=stage.next_seconds,
+        behind=stage.behind,
+        hook=stage.hook,
+        sink=stage.sink,
+    )
 
 
 def describe_message(row: MessageRow) -> Message:
@@ -185,7 +241,7 @@ def describe_message(row: MessageRow) -> Message:
         topic=row.topic,
         partition=row.partition,
         offset=row.offset,
-        key=show_bytes(row.key),
+        key=None if row.key is None else write_key(row.key),
         status=row.status,
         error=row.error,
         seconds=measure(row.consumed_at, row.resolved_at),
@@ -229,6 +285,7 @@ def describe_task(row: TaskRow) -> Task:
         parent=row.parent,
         stdout=show_bytes(row.stdout),
         stderr=show_bytes(row.stderr),
+        stdin=show_bytes(row.stdin),
         error=row.error,
     )
 
@@ -264,6 +321,19 @@ def describe_failure(group: FailureGroup) -> Failure:
     )
 
 
+def describe_run(run: StoredRun) -> Run:
+    """Return a run."""
+    return Run(
+        recording=run.recording,
+        group=run.group,
+        worker=run.worker,
+        started_at=run.started_us / _MILLION,
+        written_at=run.written_us / _MILLION,
+        live=run.live,
+        periods=run.periods,
+    )
+
+
 def describe_recording(info: RecordingInfo) -> Recording:
     """Return a period; where its files are is nobody's business but the host's."""
     return Recording(
@@ -279,6 +349,7 @@ def describe_recording(info: RecordingInfo) -> Recording:
         events=info.events,
         size_bytes=info.size_bytes,
         live=info.live,
+        kept_until=to_seconds(info.kept_until_us),
         problems=info.problems,
     )
 
