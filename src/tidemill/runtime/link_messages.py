@@ -90,11 +90,13 @@ class Rows(msgspec.Struct, frozen=True, tag=True):
         seq: The number of the frame; rows and events of an engine are numbered together.
         table: What the rows are about.
         body: The rows; opaque to the link.
+        count: How many they are, for who cannot read or store them.
     """
 
     seq: int
     table: str
     body: bytes
+    count: int = 1
 
 
 class Events(msgspec.Struct, frozen=True, tag=True):
@@ -102,6 +104,7 @@ class Events(msgspec.Struct, frozen=True, tag=True):
 
     seq: int
     body: bytes
+    count: int = 1
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):

@@ -309,9 +309,9 @@ class LinkServer:
         if records is None:
             self.send(link, Stored(frame.seq))
         elif isinstance(frame, Rows):
-            records.put_rows(hello.engine_id, hello.slot, frame.seq, frame.table, frame.body)
+            records.put_rows(hello.engine_id, hello.slot, frame.seq, frame.table, frame.body, frame.count)
         else:
-            records.put_events(hello.engine_id, hello.slot, frame.seq, frame.body)
+            records.put_events(hello.engine_id, hello.slot, frame.seq, frame.body, frame.count)
 
     def _confirm(self, engine_id: str, seq: int) -> None:
         for link, hello in self._hellos.items():

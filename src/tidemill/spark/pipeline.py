@@ -113,7 +113,7 @@ class Pipeline:
         self._foreground = Foreground("pipeline")
         self._live: Supervisor | None = None
         self._linked = LinkedEngines(lambda: self._code.settings.kafka.source_topic if self._code is not None else "")
-        self._control = Control(lambda: self._linked.live.actions if self._linked.live is not None else None)
+        self._control = Control(lambda: self._linked.actions)
         self._group_watch: GroupWatch | None = None
         self._metrics_address: str | None = None
         self._recorder: RunRecorder | None = None
@@ -166,7 +166,10 @@ class Pipeline:
 
     def progress(self) -> PipelineProgress:
         """Return the sums over all engines, and how each of them stands; from any thread, at any time."""
-        return self._live.progress() if self._live is not None else PipelineProgress()
+        if self._live is None:
+            return PipelineProgress()
+        progress, recorder = self._live.progress(), self._recorder
+        return progress if recorder is None else recorder.count_losses(progress)
 
     def state(self) -> RunState:
         """Return what the run does, or waits for; from any thread, at any time."""

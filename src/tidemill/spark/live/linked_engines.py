@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tidemill.runtime.link_server import TakeLive
 from tidemill.runtime.open_message import OpenMessage
 from tidemill.spark.live.supervisor import Supervisor
+from tidemill.spark.live.user_actions import UserActions
 
 
 class LinkedEngines:
@@ -23,6 +24,12 @@ class LinkedEngines:
         """Start without a link."""
         self._find_topic = find_topic
         self.live: Supervisor | None = None
+
+    @property
+    def actions(self) -> UserActions | None:
+        """What users may do to them."""
+        live = self.live
+        return live.actions if live is not None else None
 
     def find_message(self, topic: str, partition: int, offset: int) -> OpenMessage | None:
         """Return where a message is; None: it is not open, or of another topic. See `Supervisor.find_message`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -29,7 +30,9 @@ from tidemill.web.pipeline.prometheus import Query as PrometheusQuery
 from tidemill.web.pipeline.prometheus import list_queries
 from tidemill.web.pipeline.sampler import KEPT_SECONDS, Sampler
 from tidemill.web.pipeline.settings_view import list_settings
+from tidemill.web.problems import Problem
 from tidemill.web.recorded.archive import Archive
+from tidemill.web.recorded.models import Run
 from tidemill.web.sections import Link, Section
 from tidemill.web.series import Series, build_series, choose_step
 from tidemill.web.workers import run_blocking
@@ -142,7 +145,10 @@ def _build_pages(view: PipelineView, pages: Pages) -> APIRouter:
         request: Request,
         range_seconds: Annotated[int, Query(alias="range", ge=1, le=MAX_SERIES_SECONDS)] = KEPT_SECONDS,
     ) -> Response:
-        runs = await run_blocking(view.archive.list_runs)
+        # This page is there also while searches keep all workers busy, then without the other runs.
+        runs: list[Run] = []
+        with contextlib.suppress(Problem):
+            runs = await run_blocking(view.archive.list_runs)
         others = [run for run in runs if run.recording != view.recording]
         return pages.answer(request, "overview.html", o=view.now(), range=range_seconds, others=others)
 
