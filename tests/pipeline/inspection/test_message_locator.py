@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.pipeline.conftest import P0, Rig, message
-from tests.pipeline.test_standstill import MESSAGES, QUICK, Work
+from tests.pipeline.inspection.test_standstill import MESSAGES, QUICK, Work
 
 from tidemill.core.pipeline.message_stage import MessageStage, Stage
 from tidemill.pipeline.handler.models import ExecutorTask
