@@ -177,14 +177,8 @@ class Engine:
         max_ratio = self.settings.executor.max_failure_ratio
         if max_ratio is None:
             return None
-        return EngineBrake(
-            max_ratio,
-            bound,
-            self.intake.brake,
-            self.intake.take_one,
-            self.fail,
-            has_window_hook=overridden.on_window_complete,
-        )
+        intake, has_hook = self.intake, overridden.on_window_complete
+        return EngineBrake(max_ratio, bound, intake.brake, intake.take_one, self.fail, has_window_hook=has_hook)
 
     def _list_parts(self) -> ReportingParts:
         context = self.context
