@@ -131,8 +131,7 @@ class Engine:
     def _build_live_feed(self) -> LiveSource:
         from tidemill.pipeline.inspection.live_feed import LiveFeed
 
-        least = self.settings.debug.ws_min_duration_ms / 1000
-        return LiveFeed(self.context.pool, self.executor.capacity, self.intake.partitions, least)
+        return LiveFeed(self.context.pool, self.executor.capacity, self.intake.partitions, self.settings.debug)
 
     def _build_context(self, handler: Handler[Any, Any], hooks: HookRunner, reports: Sequence[Report]) -> EngineContext:
         settings, limits, outbox = self.settings, self.settings.executor, self.outbox
