@@ -94,7 +94,7 @@ def _copy_segment(period: Period, name: SegmentName, copy: Period) -> None:
     if not name.sealed:
         path = period.path_of(name, "open")
         if path.exists():
-            batches = read_open(path, name)
+            batches, _ = read_open(path, name)
             worker = period.name.removesuffix(f"-{period.started}")
             if any(len(batch) for _, batch in batches):
                 write_sealed(copy, name, seal(name.table, batches, worker), time.time())
