@@ -356,7 +356,8 @@ def test_after_a_rotation_the_minute_before_is_not_counted_again(tmp_path: Path,
     clock, seconds = SimpleNamespace(now=float(START // 1_000_000 // 60 * 60)), iter(range(1, 1_000))
     fake = SimpleNamespace(time=lambda: clock.now, monotonic=lambda: clock.now, time_ns=lambda: int(clock.now * 1e9))
     monkeypatch.setattr(sampling, "time", fake)
-    sampler = sampling.Sampler(settings(""), lambda: EngineProgress(consumed=next(seconds)))
+    sample = sampling.sample_progress(lambda: EngineProgress(consumed=next(seconds)))
+    sampler = sampling.Sampler(settings(""), sample)
     for name in ("one", "two"):
         with contextlib.closing(EventsDatabase(tmp_path / name, "g", "w", 1, 1)) as database:
             for _ in range(40):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from tidemill.config.settings import Settings
@@ -71,8 +71,8 @@ class FakeEngine:
         self.fault = text
         self.stop.set()
 
-    def pause(self) -> None:
-        self.paused = True
+    def pause(self, partitions: Collection[int] | None = None) -> None:
+        self.paused = partitions is None or self.identity.slot in partitions
 
     def resume(self) -> None:
         self.paused = False

@@ -32,7 +32,9 @@ PAGES = {
     "events": "/events?kind=task_failed",
     "letters": "/letters",
     "letter": "/letters/letter-5",
+    "runs": "/runs",
     "recordings": "/recordings",
+    "metrics": "/metrics-queries",
     "configuration": "/configuration",
     "api": "/api/docs",
 }
@@ -166,6 +168,46 @@ def test_a_reader_signs_out_and_in_again_with_the_forms(browser: Browser, served
         page.wait_for_url(f"{served.base}/tasks?kind=exit")
         assert page.locator("h1").inner_text() == "Tasks"
     assert watch.wrong == []
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+def test_a_pause_has_a_time_and_a_restart_is_confirmed_by_typing(
+    browser: Browser, served: Served, size: tuple[int, int]
+) -> None:
+    served.pipeline.actions.clear()
+    with opened(browser, served, size, "dark") as (page, watch):
+        page.focus("#pause")
+        page.keyboard.press("Enter")
+        page.select_option("dialog select", label="1 hour")
+        page.click("dialog >> text=Yes")
+        page.wait_for_selector(".toasts >> text=Paused all partitions for 1 h")
+        page.wait_for_selector(".note:has-text('until') >> text=Paused")
+        page.click("#resume")
+        page.click("dialog >> text=Yes")
+        page.wait_for_selector(".toasts >> text=Resumed all partitions.")
+        page.wait_for_selector("#pause-2")
+        page.click("#pause-2")
+        page.click("dialog >> text=Yes")
+        page.wait_for_selector("#resume-2")
+        page.click("#resume-2")
+        page.click("dialog >> text=No")
+        page.click("#restart-1")
+        assert page.locator("dialog >> text=Yes").is_disabled()
+        page.keyboard.type("restart 1")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".toasts >> text=Engine 1 drains, and starts again.")
+        page.click("#resume")
+        page.click("dialog >> text=Yes")
+        page.wait_for_selector("#pause-2")
+        assert watch.wrong == []
+    assert served.pipeline.actions == [
+        "pause 3600 None key",
+        "resume None",
+        "pause 900 2 key",
+        "restart 1",
+        "resume None",
+    ]
+    served.pipeline.actions.clear()
 
 
 def test_a_drain_is_confirmed_by_its_name_with_the_keyboard_alone(browser: Browser, served: Served) -> None:

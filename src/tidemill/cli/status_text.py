@@ -119,6 +119,9 @@ def format_status(state: RunState, progress: PipelineProgress, rate: float, widt
     if progress.letters_dropped:
         dropped = progress.letters_dropped
         parts.append(Part(8, (f"{format_count(dropped, 'dead letter')} DROPPED", f"{_short(dropped)} DROPPED")))
+    if progress.pauses:
+        left = format_seconds(round(max(pause.left_seconds for pause in progress.pauses)))
+        parts.append(Part(8, (f"PAUSED by {escape(progress.pauses[0].by)}, for another {left}", "PAUSED")))
     if progress.stalled:
         reasons = "; ".join(f"{name}: {why}" for name, why in sorted(progress.stalled.items()))
         shortest = max(12, width - 22)

@@ -290,12 +290,16 @@ class Engine:
             self._keep_place = keep_place
         self._stop.set()
 
-    def pause(self) -> None:
-        """Take no new messages until `resume`; what is in flight continues."""
-        self.intake.pause()
+    def pause(self, partitions: Collection[int] | None = None) -> None:
+        """Take no new messages until `resume`; what is in flight continues.
+
+        Args:
+            partitions: Of these partitions of the source topic, and of no others; None: of all.
+        """
+        self.intake.pause(partitions)
 
     def resume(self) -> None:
-        """Take messages again."""
+        """Take messages of all partitions again."""
         self.intake.resume()
 
     def release(self) -> None:

@@ -55,6 +55,7 @@ class DiskRecording:
         worker: The worker's name.
         settings: How much is kept and for how long.
         policy: When segments are sealed.
+        folder: The name of its folder; '': that of the group and the worker.
 
     Raises:
         OSError: Nothing can be written there.
@@ -62,7 +63,13 @@ class DiskRecording:
     """
 
     def __init__(
-        self, db_dir: Path, group: str, worker: str, settings: DebugSettings, policy: SealPolicy | None = None
+        self,
+        db_dir: Path,
+        group: str,
+        worker: str,
+        settings: DebugSettings,
+        policy: SealPolicy | None = None,
+        folder: str = "",
     ) -> None:
         """Begin the first period."""
         self._group = group
@@ -71,7 +78,7 @@ class DiskRecording:
         self._policy = policy or SealPolicy()
         self._db_dir = db_dir
         db_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._folder = db_dir / name_worker_folder(group, worker)
+        self._folder = db_dir / (folder or name_worker_folder(group, worker))
         self._open: dict[RowTable, OpenSegment] = {}
         self._names: dict[RowTable, SegmentName] = {}
         self._numbers = 0

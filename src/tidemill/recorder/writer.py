@@ -1,7 +1,7 @@
 """The one writer of a recording: a thread that takes rows and events from a queue and gives them to disk or memory.
 
 Invariants: nothing that is called by other threads waits for the disk or raises; what cannot be written is counted,
-logged and confirmed, and stops nothing; what an engine sends twice is stored once; leaving takes `END_SECONDS` at most.
+logged and confirmed, and stops nothing; what an engine sends twice is stored once; leaving takes `end_seconds` at most.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tidemill.recorder.events import RecordedEvent
 from tidemill.recorder.events_database import EventsDatabase
 from tidemill.recorder.frames import FrameInfo
 from tidemill.recorder.memory_recording import MemoryRecording
-from tidemill.recorder.sampling import Sampler
+from tidemill.recorder.sampling import Sample, Sampler, sample_progress
 from tidemill.recorder.schema import RowTable, decode_rows
 from tidemill.runtime.log import throttle
 from tidemill.runtime.progress import EngineProgress
@@ -122,6 +122,9 @@ class RecordWriter:
         read_progress: Returns the sums over all engines, called once a second on the writer's thread.
         config: The configuration, secrets masked.
         policy: When segments are sealed.
+        sample: Instead of `read_progress`, where there are no engines.
+        folder: The name of the folder below `db_dir`; '': that of the group and the worker.
+        end_seconds: How long its end may take.
 
     Example:
         >>> with RecordWriter(settings, "orders", "host-1", stored=link.confirm) as writer:  # doctest: +SKIP
@@ -138,8 +141,12 @@ class RecordWriter:
         read_progress: Callable[[], EngineProgress | None] | None = None,
         config: dict[str, Any] | None = None,
         policy: SealPolicy | None = None,
+        sample: Sample | None = None,
+        folder: str = "",
+        end_seconds: float = END_SECONDS,
     ) -> None:
         """Write nothing yet."""
+        self._folder, self._end_seconds = folder, end_seconds
         self._settings = settings
         self._group, self._worker = group, worker
         self._stored = stored
@@ -149,7 +156,7 @@ class RecordWriter:
         self._queued_bytes = 0
         self._lock = threading.Lock()
         self._known = KnownFrames()
-        self._sampler = Sampler(settings, read_progress)
+        self._sampler = Sampler(settings, sample if read_progress is None else sample_progress(read_progress))
         self._thread: threading.Thread | None = None
         self.statistics = RecorderStatistics()
         self.recording: Recording | None = None
@@ -171,7 +178,7 @@ class RecordWriter:
         if self._settings.db_dir:
             try:
                 folder = Path(self._settings.db_dir).expanduser()
-                return DiskRecording(folder, self._group, self._worker, self._settings, self._policy)
+                return DiskRecording(folder, self._group, self._worker, self._settings, self._policy, self._folder)
             except (OSError, sqlite3.Error, RuntimeError) as error:  # RuntimeError: a user without a home
                 problem = str(error)
         recording = MemoryRecording(self._group, self._worker, self._settings, self._policy)
@@ -190,7 +197,7 @@ class RecordWriter:
         """Write what is waiting and seal it; a disk that takes too long is not waited for."""
         self._queue.put(None)
         if self._thread is not None:
-            self._thread.join(END_SECONDS)
+            self._thread.join(self._end_seconds)
             if self._thread.is_alive():
                 log.warning("the recording is not written to its end: the disk is too slow", path=self.statistics.place)
 

@@ -166,11 +166,17 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pause(msgspec.Struct, frozen=True, tag=True):
-    """Take no new messages."""
+    """Take no new messages.
+
+    Attributes:
+        partitions: Of these partitions of the source topic, and of no others; None: of all.
+    """
+
+    partitions: list[int] | None = None
 
 
 class Resume(msgspec.Struct, frozen=True, tag=True):
-    """Take messages again."""
+    """Take messages of all partitions again."""
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):

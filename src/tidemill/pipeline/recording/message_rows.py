@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidemill.core.recorder.commit_times import CommitTimes
 from tidemill.pipeline.recording.columns import encode_words, pack_counts, pack_longs
-from tidemill.pipeline.recording.texts import classify_error, clean_name, describe_failure
+from tidemill.pipeline.recording.texts import describe_failure
 from tidemill.pipeline.reports.report import MAX_TIMESTAMP, FinishedBatch, WindowTimes
 from tidemill.recorder.schema import MAX_KEY_BYTES, messages_schema
+from tidemill.recorder.texts import classify_error, clean_name
 from tidemill.sources.base import TopicPartition
 
 if TYPE_CHECKING:

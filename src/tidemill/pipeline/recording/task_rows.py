@@ -14,10 +14,11 @@ from tidemill.config.redaction import redact_text
 from tidemill.core.recorder.failure_sample import FailureSample
 from tidemill.pipeline.handler.models import ExecutorError, ExecutorTask
 from tidemill.pipeline.recording.columns import encode_words
-from tidemill.pipeline.recording.texts import MAX_LABELS, clean_args, clean_error, clean_name, describe_failure
+from tidemill.pipeline.recording.texts import MAX_LABELS, clean_args, describe_failure
 from tidemill.pipeline.tasks.pool import TaskRun
 from tidemill.pipeline.tasks.process import ProcessOutcome
 from tidemill.recorder.schema import tasks_schema
+from tidemill.recorder.texts import clean_error, clean_name
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -17,7 +17,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Protocol
 
 import msgspec
@@ -111,11 +111,11 @@ class RunnableEngine(Protocol):
     def fail(self, text: str) -> None:
         """End at once: an indispensable part of the process is gone."""
 
-    def pause(self) -> None:
-        """Take no new messages."""
+    def pause(self, partitions: Collection[int] | None = None) -> None:
+        """Take no new messages of some partitions of the source topic, and of no others; None: of all."""
 
     def resume(self) -> None:
-        """Take messages again."""
+        """Take messages of all partitions again."""
 
     def release(self) -> None:
         """Release the brake, if it is on."""
@@ -204,7 +204,7 @@ class EngineProcess:
         self._begin = asyncio.Event()
         self._go = asyncio.Event()
         self._draining = False
-        self._paused = False
+        self._paused: Pause | None = None
         self._is_abandoned = False
         self._fault: str | None = None
         self._tasks = EngineTasks(self._on_fault)
@@ -282,8 +282,8 @@ class EngineProcess:
         self._link.answers.find = engine.find_message
         if engine.records is not None:
             self._link.carry(engine.records)
-        if self._paused:
-            engine.pause()
+        if self._paused is not None:
+            engine.pause(self._paused.partitions)
         return await engine.run(self._may_subscribe)
 
     async def _may_subscribe(self) -> None:
@@ -312,12 +312,12 @@ class EngineProcess:
             case Drain(keep_place):
                 self._deadline.within(self._drain_seconds + SUPERVISED_SECONDS)
                 self._drain(keep_place=keep_place)
-            case Pause():
-                self._paused = True
+            case Pause(partitions):
+                self._paused = command
                 if self._engine is not None:
-                    self._engine.pause()
+                    self._engine.pause(partitions)
             case Resume():
-                self._paused = False
+                self._paused = None
                 if self._engine is not None:
                     self._engine.resume()
             case Release():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +35,7 @@ def record_run(
     if not settings.debug.enabled:
         yield None
         return
+    from tidemill.recorder.opening import start_writing
     from tidemill.recorder.writer import RecordWriter
     from tidemill.spark.live.run_recorder import RunRecorder
 
@@ -45,18 +45,9 @@ def record_run(
     writer = RecordWriter(
         settings.debug, group, worker, stored=recorder.confirm, read_progress=read_progress, config=config
     )
-    with contextlib.ExitStack() as stack:
-        found: RunRecorder | None = recorder
-        try:
-            recorder.writer = stack.enter_context(writer)
-        except sqlite3.Error as error:
-            log.warning(
-                "nothing is recorded: SQLite cannot make the database",
-                error=str(error),
-                advice="use a Python whose SQLite is 3.34 or newer and has FTS5, or set debug.enabled to false",
-            )
-            found = None
-        yield found
+    recorder.writer = writer
+    with start_writing(writer) as can_write:
+        yield recorder if can_write else None
 
 
 FindMessage = Callable[[str, int, int], OpenMessage | None]

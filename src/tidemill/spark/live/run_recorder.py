@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from tidemill.pipeline.recording.texts import classify_error, clean_error
+from tidemill.core.supervision.pauses import Pause
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.schema import RowTable
+from tidemill.recorder.texts import classify_error, clean_error
 from tidemill.runtime.engine_link import RECONNECT_SECONDS
 from tidemill.runtime.link_messages import Hello
 from tidemill.runtime.link_server import LinkEvents, LinkServer
@@ -95,6 +96,22 @@ class RunRecorder:
         error_class = classify_error(text) if text and is_failure else ""
         event = RecordedEvent(time.time_ns() // 1000, kind, text=clean_error(text), error_class=error_class, data=data)
         self.writer.add_event(event, hello.slot)
+
+    def note_action(self, action: str, by: str) -> None:
+        """Record that somebody did something."""
+        self.writer.add_event(RecordedEvent(time.time_ns() // 1000, EventKind.ACTION, text=action, data={"by": by}))
+
+    def note_pause(self, topic: str, pause: Pause, begun: bool) -> None:
+        """Record that a pause has begun or ended, on the link's loop."""
+        kind = EventKind.RESUMED
+        data: dict[str, str | int | float] = {"by": pause.by}
+        text = "all partitions" if pause.partition is None else ""
+        if begun:
+            kind = EventKind.PAUSED
+            data |= {"seconds": round(pause.until - asyncio.get_running_loop().time(), 1)}
+        at, where = time.time_ns() // 1000, None if pause.partition is None else topic
+        event = RecordedEvent(at, kind, where, pause.partition, text=f"{text} on request".lstrip(), data=data)
+        self.writer.add_event(event)
 
     def open_link(self, events: LinkEvents, *, bind_host: str) -> LinkServer:
         """Return a link that records what engines send, and when they start and end."""

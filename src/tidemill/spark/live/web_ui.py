@@ -24,6 +24,7 @@ from tidemill.core.errors import describe_error
 from tidemill.runtime.listening import Purpose, format_address, is_port_chosen, listen
 from tidemill.runtime.open_message import OpenMessage
 from tidemill.spark.live.monitoring import Monitored
+from tidemill.spark.live.user_requests import Control
 
 if TYPE_CHECKING:  # loaded only where something is recorded
     from tidemill.spark.live.run_recorder import RunRecorder
@@ -50,7 +51,7 @@ class Watched:
         settings: As the pipeline uses them.
         configured: As they were read, before `on_startup`.
         worker: The worker's name.
-        release: Releases the brakes, and returns what each of those engines holds; blocks.
+        control: What users may do to it; blocks.
         drain: Asks for a clean end.
         metrics_address: The URL of the metrics; None: there is none.
         find_message: Returns where an open message is, by topic, partition and offset; blocks, and may raise a
@@ -61,7 +62,7 @@ class Watched:
     settings: Settings
     configured: Settings
     worker: str
-    release: Callable[[], list[dict[str, Any]]]
+    control: Control
     drain: Callable[[], None]
     metrics_address: str | None = None
     find_message: Callable[[str, int, int], OpenMessage | None] = _find_nothing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -13,22 +14,25 @@ from fastapi.responses import Response
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 
-from tidemill.core.errors import RemoteError
-from tidemill.core.wording import format_count
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.periods import name_worker_folder
+from tidemill.recorder.runs import RunFilter
 from tidemill.recorder.writer import RecordWriter
 from tidemill.spark.live.web_ui import Watched
 from tidemill.web.live import LiveUpdates
 from tidemill.web.pages import Pages
-from tidemill.web.pipeline.models import Done, Overview, Series, Setting
+from tidemill.web.pipeline.actions import build_actions
+from tidemill.web.pipeline.models import Overview, Setting
 from tidemill.web.pipeline.overview import describe_pipeline
-from tidemill.web.pipeline.past_series import build_series, choose_step
+from tidemill.web.pipeline.prometheus import Query as PrometheusQuery
+from tidemill.web.pipeline.prometheus import list_queries
 from tidemill.web.pipeline.sampler import KEPT_SECONDS, Sampler
 from tidemill.web.pipeline.settings_view import list_settings
 from tidemill.web.problems import Problem
 from tidemill.web.recorded.archive import Archive
+from tidemill.web.recorded.models import Run
 from tidemill.web.sections import Link, Section
+from tidemill.web.series import Series, build_series, choose_step
 from tidemill.web.workers import run_blocking
 
 log = structlog.get_logger(__name__)
@@ -108,7 +112,11 @@ class PipelineView:
 
 def build_section(view: PipelineView, pages: Pages) -> Section:
     """Return the section of a pipeline."""
-    links = [Link("Overview", "/"), Link("Configuration", "/configuration", is_last=True)]
+    links = [
+        Link("Overview", "/"),
+        Link("Metrics", "/metrics-queries", is_last=True),
+        Link("Configuration", "/configuration", is_last=True),
+    ]
     return Section(links, _build_pages(view, pages), _build_api(view), view.live.close)
 
 
@@ -120,7 +128,17 @@ def _build_pages(view: PipelineView, pages: Pages) -> APIRouter:
         request: Request,
         range_seconds: Annotated[int, Query(alias="range", ge=1, le=MAX_SERIES_SECONDS)] = KEPT_SECONDS,
     ) -> Response:
-        return pages.answer(request, "overview.html", o=view.now(), range=range_seconds)
+        # This page is there also while searches keep all workers busy, then without the other runs.
+        runs: list[Run] = []
+        with contextlib.suppress(Problem):
+            runs = await run_blocking(view.archive.list_runs)
+        others = [run for run in runs if run.recording != view.recording]
+        return pages.answer(request, "overview.html", o=view.now(), range=range_seconds, others=others)
+
+    @router.get("/metrics-queries")
+    async def show_metrics(request: Request) -> Response:
+        is_served = view.watched.metrics_address is not None
+        return pages.answer(request, "metrics.html", queries=find_queries(view), served=is_served)
 
     @router.get("/configuration")
     async def show_configuration(request: Request, changed: bool = False) -> Response:
@@ -133,6 +151,12 @@ def _build_pages(view: PipelineView, pages: Pages) -> APIRouter:
         return pages.answer(request, "configuration.html", sections=sections, changed=changed, count=len(shown))
 
     return router
+
+
+def find_queries(view: PipelineView) -> list[PrometheusQuery]:
+    """Return ready queries of this pipeline's metrics."""
+    settings = view.watched.settings
+    return list_queries(settings.debug, view.watched.worker, settings.cluster_name)
 
 
 def _build_api(view: PipelineView) -> APIRouter:
@@ -155,9 +179,13 @@ def _build_api(view: PipelineView) -> APIRouter:
         step, now = choose_step(seconds), int(time.time())
         since = (now - seconds) // step * step
         counts = await run_blocking(
-            view.archive.read_counts, view.recording, since * _MILLION, (now + 1) * _MILLION, step
+            view.archive.read_counts, RunFilter(recording=view.recording), since * _MILLION, (now + 1) * _MILLION, step
         )
         return build_series(counts, step, time.time())
+
+    @router.get("/metrics-queries", summary="Ready queries for Prometheus")
+    async def read_queries() -> list[PrometheusQuery]:
+        return find_queries(view)
 
     @router.get("/configuration", summary="All settings, secrets masked")
     async def read_configuration() -> list[Setting]:
@@ -176,22 +204,5 @@ def _build_api(view: PipelineView) -> APIRouter:
         events = await view.live.listen(view_name, request.state.is_known)
         return EventSourceResponse(events, ping=_PING_SECONDS, send_timeout=_SEND_SECONDS)
 
-    @router.post("/actions/release", summary="Release the failure brake of all engines")
-    async def release(request: Request) -> Done:
-        try:
-            engines = await run_blocking(view.watched.release)
-        except RemoteError as error:
-            raise Problem(503, str(error)) from error
-        if not engines:
-            raise Problem(409, "no brake is on, and nothing is held")
-        view.note_action("release", request.state.identity.name)
-        held = format_count(sum(engine["held"] for engine in engines), "held message")
-        return Done(text=f"Released the brake of {format_count(len(engines), 'engine')}; {held} become dead letters.")
-
-    @router.post("/actions/drain", summary="Drain: read no more, finish what is running, commit, and end")
-    async def drain(request: Request) -> Done:
-        view.note_action("drain", request.state.identity.name)
-        view.watched.drain()
-        return Done(text="The pipeline drains, and ends.")
-
+    router.include_router(build_actions(view.watched, view.note_action))
     return router
