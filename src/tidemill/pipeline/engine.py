@@ -47,6 +47,7 @@ from tidemill.runtime.beats import Beat
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.kept_warden import KeptWarden
+from tidemill.runtime.live_tasks import LiveSource
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason, name_stalled_partition
 from tidemill.sources.base import CommitStatus, Fatal, Source, TopicPartition, name_partitions
 
@@ -119,11 +120,19 @@ class Engine:
         self._waits = Waits(identity.slot, self.context, self.services, source, letters, executor)
         self._locator = MessageLocator(self.context, self.intake, source, self._waits.describe)
         self._standstill = StandstillReport(self.context, self.intake, source, self._locator)
+        #: Tells somebody who watches what the executors do; None: there is no web UI.
+        self.live = self._build_live_feed() if recorder is not None else None
         self._snapshots = Snapshots(self._list_parts(), self._find_stalled, self._standstill.list_heads)
         self._subscribed = False
         self._stop = asyncio.Event()
         self._keep_place = False
         self._fatal: tuple[StopReason, str] | None = None
+
+    def _build_live_feed(self) -> LiveSource:
+        from tidemill.pipeline.live_feed import LiveFeed
+
+        least = self.settings.debug.ws_min_duration_ms / 1000
+        return LiveFeed(self.context.pool, self.executor.capacity, self.intake.partitions, least)
 
     def _build_context(self, handler: Handler[Any, Any], hooks: HookRunner, reports: Sequence[Report]) -> EngineContext:
         settings, limits, outbox = self.settings, self.settings.executor, self.outbox

@@ -7,7 +7,6 @@ answer shows, too: in `/healthz`.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,6 +18,7 @@ from tidemill.config.metrics_settings import MetricsSettings
 from tidemill.core.triggers.group_commit import Standing
 from tidemill.core.wording import format_count
 from tidemill.runtime.log import version
+from tidemill.runtime.loop_calls import call_on_loop
 from tidemill.services.triggerer.host_book import HostBook
 from tidemill.services.triggerer.replica import Replica
 
@@ -106,16 +106,7 @@ class HostMonitor:
         Raises:
             TimeoutError: The loop does not answer.
         """
-        answer: concurrent.futures.Future[HostState] = concurrent.futures.Future()
-
-        def read() -> None:
-            try:
-                answer.set_result(self.read_state())
-            except BaseException as error:
-                answer.set_exception(error)
-
-        loop.call_soon_threadsafe(read)
-        return answer.result(LOOP_SECONDS)
+        return call_on_loop(loop, self.read_state, LOOP_SECONDS)
 
     def read_state(self) -> HostState:
         """Return the state; call it on the loop."""
