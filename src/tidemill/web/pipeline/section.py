@@ -22,6 +22,7 @@ from tidemill.recorder.writer import RecordWriter
 from tidemill.spark.live.web_ui import Watched
 from tidemill.web.live import LiveUpdates
 from tidemill.web.pages import Pages
+from tidemill.web.peers.peers import Peers
 from tidemill.web.pipeline.models import Done, Overview, Setting
 from tidemill.web.pipeline.overview import describe_pipeline
 from tidemill.web.pipeline.prometheus import Query as PrometheusQuery
@@ -65,6 +66,7 @@ class PipelineView:
         self.recording = name_worker_folder(watched.settings.kafka.consumer_group, watched.worker)
         self.watched = watched
         self.sampler = Sampler()
+        self.peers = Peers(watched.settings.debug.peers)
         self.live = LiveUpdates({"overview": self._describe, "page": self._render})
         self._pages = pages
         self._writer = writer
@@ -129,7 +131,9 @@ def _build_pages(view: PipelineView, pages: Pages) -> APIRouter:
     ) -> Response:
         runs = await run_blocking(view.archive.list_runs)
         others = [run for run in runs if run.recording != view.recording]
-        return pages.answer(request, "overview.html", o=view.now(), range=range_seconds, others=others)
+        return pages.answer(
+            request, "overview.html", o=view.now(), range=range_seconds, others=others, peers=view.peers.addresses
+        )
 
     @router.get("/metrics-queries")
     async def show_metrics(request: Request) -> Response:

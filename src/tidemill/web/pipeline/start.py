@@ -65,7 +65,7 @@ def build_server(listener: socket.socket, key: str | None, watched: Watched, rec
         view = PipelineView(watched, pages, archive, writer)
         view.start()
         letters = build_letters_section(LetterBox(watched.settings), pages, archive.max_rows)
-        return [build_section(view, pages), build_recorded_section(archive, pages), letters]
+        return [build_section(view, pages), build_recorded_section(archive, pages, peers=view.peers), letters]
 
     def find_reasons() -> list[str]:
         return find_unready(watched.asked.state(), watched.asked.progress(), watched.asked.find_orphans())
