@@ -20,6 +20,7 @@ from tests.cli.notices import drop_notices
 from tests.until import wait_until
 
 from tidemill.cli.send import LineSender, read_key, send
+from tidemill.cli.send_progress import Sent
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.errors import RemoteError
 from tidemill.runtime.exitcode import ExitCode
@@ -164,6 +165,15 @@ def test_brokers_that_go_away_are_named_while_messages_wait_and_may_take_minutes
 
 
 FATAL = ck.KafkaException(ck.KafkaError(ck.KafkaError.CLUSTER_AUTHORIZATION_FAILED, "no right", fatal=True))
+
+
+def test_how_far_it_is_counts_what_the_brokers_confirmed(client: type[ScriptedProducer]) -> None:
+    client.room = 9
+    sender = LineSender(KafkaSettings(), "t", "id", None)
+    sender._send_lines(io.BytesIO(b'{"id": 1}\n{"id": 2}\n{}\n'))
+    assert sender.look() == Sent(messages=0, failed=1, read_bytes=23)
+    sender._producer._waiting = 1  # type: ignore[attr-defined]
+    assert sender.look().messages == 1
 
 
 @pytest.mark.parametrize(("room", "rate"), [(1, None), (9, 0.001)])

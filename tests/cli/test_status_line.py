@@ -180,6 +180,23 @@ def test_a_suspended_process_leaves_no_line_and_a_terminal_as_it_was(tmp_path: P
         shell.close()
 
 
+def test_as_long_as_there_is_nothing_to_say_typed_keys_are_shown(tmp_path: Path) -> None:
+    child = CHILD.replace("def text(width):", "def text(width):\n    if not os.path.exists('now'):\n        return ''")
+    command = Command(["-c", child], ENVIRON, tmp_path, terminal=True, program=[sys.executable])
+    try:
+        command.until_said("begun and finished")
+        command.type("hello\n")
+        command.until_said("hello\r\nread hello")  # once by the terminal, once by the program
+        assert "STATUS" not in command.said
+        (tmp_path / "now").touch()
+        command.until_said("STATUS")
+        wait_until(lambda: not echoes(command))
+        command.type("end\n")
+        assert command.process.wait(30) == 0
+    finally:
+        command.close()
+
+
 def test_without_a_terminal_nothing_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
     with watch(lambda rate, width: "STATUS", lambda: (_ for _ in ()).throw(RuntimeError), lambda *_: {}, plain=False):
         pass

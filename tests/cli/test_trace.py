@@ -15,6 +15,8 @@ from typer.testing import CliRunner, Result
 from tidemill.cli.main import app
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.loading import load_settings
+from tidemill.core.errors import RemoteError
+from tidemill.core.pipeline.message_stage import MessageStage, Stage
 from tidemill.pipeline.reports import history
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.queries import MessageQuery
@@ -22,8 +24,9 @@ from tidemill.recorder.reader import Reader
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.writer import RecordWriter
 from tidemill.runtime.control_socket import ControlThread
+from tidemill.runtime.open_message import OpenMessage
 from tidemill.runtime.pipeline_socket import pipeline_socket
-from tidemill.spark.live.recording import answer_trace
+from tidemill.spark.live.recording import answer_open, answer_trace
 from tidemill.spark.live.run_recorder import RunRecorder
 
 ESCAPE = "\x1b[31m"
@@ -100,6 +103,23 @@ def test_messages_are_found_by_key_task_and_label(folder: Path, words: tuple[str
     assert result.stdout.startswith(f"orders:3:{offset} ")
 
 
+def test_a_key_is_found_as_it_was_shown(folder: Path):
+    (shown,) = [
+        line.removeprefix("key ")
+        for line in run("trace", "orders:3:8", "pipeline.yaml").stdout.splitlines()
+        if line.startswith("key ")
+    ]
+    assert shown == r"\x1b[31mkey\xe9"
+    assert run("trace", "--key", shown, "pipeline.yaml").stdout.startswith("orders:3:8 ")
+
+
+def test_a_key_that_was_cut_is_shown_so(folder: Path):
+    with RecordWriter(DebugSettings(db_dir=str(folder)), "g", "host-2") as writer:
+        writer.put_rows("e1", 0, 1, RowTable.MESSAGES, messages(message(9, 3, key=b"k" * 256), message(10, 3, key=b"")))
+    assert "kkk ... (only the first 256 bytes of keys are kept)\n" in run("trace", "orders:3:9", "pipeline.yaml").stdout
+    assert "key (empty)\n" in run("trace", "orders:3:10", "pipeline.yaml").stdout
+
+
 def test_a_task_and_a_label_that_are_not_utf_8_are_found_as_they_are_stored(folder: Path):
     row = task("\\udcff", [9], 3, labels=[("tenant", "\\udcff")])
     with RecordWriter(DebugSettings(db_dir=str(folder)), "g", "host-2") as writer:
@@ -130,7 +150,11 @@ def test_nothing_found_ends_with_6_and_says_what_is_kept(folder: Path, words: tu
     assert result.stdout == ""
     assert "nothing is recorded about" in result.stderr
     assert "2027-01-15 08:00:00" in result.stderr
-    assert run("trace", *words, "pipeline.yaml", "--json").exit_code == 6
+    result = run("trace", *words, "pipeline.yaml", "--json")
+    assert result.exit_code == 6
+    document = json.loads(result.stdout)
+    assert document["messages"] == []
+    assert document["kept_from_us"] // 1_000_000 == 1_800_000_000
 
 
 def test_an_empty_folder_says_that_there_is_nothing(folder: Path, tmp_path: Path):
@@ -148,6 +172,7 @@ def test_an_empty_folder_says_that_there_is_nothing(folder: Path, tmp_path: Path
         (("orders:3:7", "pipeline.yaml", "--key", "k"), "either a message or one of"),
         (("--key", "k", "--task", "t"), "give one of them"),
         (("--label", "tenant"), "write NAME=VALUE"),
+        (("--task", ""), "--task: is empty"),
         (("orders:3:7", "missing.yaml"), "does not exist"),
     ],
 )
@@ -183,6 +208,39 @@ def test_recordings_in_memory_are_asked_of_their_process(folder: Path, tmp_path:
             assert run("trace", "orders:3:8", "pipeline.yaml").stdout.count("orders:3:8") == 1
     assert run("trace", "orders:3:7", "memory.yaml").exit_code == 6
     assert run("record", "list", "memory.yaml").exit_code == 2
+
+
+def test_a_message_that_a_pipeline_has_not_finished_is_shown_with_its_place(folder: Path):
+    (tmp := folder.parent / "live.yaml").write_text(f"debug: {{db_dir: '{folder}'}}\nkafka: {{consumer_group: live}}\n")
+    settings = load_settings(tmp)
+    stage = MessageStage(stage=Stage.BACKOFF, task_id=f"t-{ESCAPE}", attempt=1, attempts=4, next_seconds=9.0)
+
+    def find(topic: str, partition: int, offset: int) -> OpenMessage | None:
+        if offset == 13:
+            raise RemoteError("engine 0 is silent")
+        engine = None if offset == 7 else 0
+        return OpenMessage(topic, partition, offset, engine, stage, stage.describe()) if offset != 12 else None
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        return {"traces": None} | answer_open(find, request)
+
+    with ControlThread(pipeline_socket(settings.kafka, "host-1", {"trace": answer})):
+        result = run("trace", "orders:3:11", "live.yaml")
+        assert result.exit_code == 0, result.output
+        told = r"orders:3:11 is open, worker host-1, engine 0: task t-\x1b[31m is in backoff: attempt 1 of 4 failed"
+        assert result.stdout.startswith(told)
+        document = json.loads(run("trace", "orders:3:11", "live.yaml", "--json").stdout)
+        assert document["messages"] == []
+        (found,) = document["open"]
+        assert (found["worker"], found["engine"]) == ("host-1", 0)
+        assert (found["stage"]["stage"], found["stage"]["attempt"], "pid" in found["stage"]) == ("back-off", 1, False)
+        both = run("trace", "orders:3:8", "live.yaml").stdout
+        assert both.startswith("orders:3:8 done")
+        assert "orders:3:8 is open, worker host-1" in both
+        assert run("trace", "orders:3:12", "live.yaml").exit_code == 6
+        silent = run("trace", "orders:3:13", "live.yaml")
+        assert silent.exit_code == 6
+        assert "warning: where the message is now is not known: engine 0 is silent" in silent.stderr
 
 
 def test_a_process_whose_recording_is_on_disk_has_nothing_to_add(folder: Path):

@@ -48,13 +48,13 @@ def find_labels(query: str) -> set[str]:
 
 @pytest.mark.parametrize("query", queries())
 def test_a_query_names_only_series_and_labels_that_exist(query: str) -> None:
-    known = {series: definition for definition in DEFINITIONS for series in definition.list_series()}
     assert find_series(query), "it is about a metric of tidemill"
-    assert find_series(query) <= known.keys()
     for series in find_series(query):
-        definition = known[series]
-        labels = {*definition.labels, *ADDED, *(["le"] if definition.kind is Kind.HISTOGRAM else [])}
-        assert find_labels(query) <= labels
+        # A metric of pipelines and of trigger hosts may have a label for engines, which only pipelines have.
+        known = [one for one in DEFINITIONS if series in one.list_series()]
+        assert known, series
+        labels = {label for one in known for label in one.labels} | ADDED
+        assert find_labels(query) <= labels | ({"le"} if known[0].kind is Kind.HISTOGRAM else set())
     assert [query.count(one) for one in "([{"] == [query.count(one) for one in ")]}"]
 
 

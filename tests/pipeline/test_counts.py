@@ -45,6 +45,7 @@ def test_attempts_that_failed_and_letters_by_kind_are_counted() -> None:
     assert sum(progress.queue_waits.counts) == sum(progress.spawns.counts) == 7
     assert sum(progress.hooks["arrange"].counts) == 1
     assert list(progress.flow.values()) == [(4, 4, 0)]
+    assert (sum(progress.batches.counts), progress.batches.seconds > 0) == (1, True), "one window"
     assert progress.dead_lettered == 3
 
 

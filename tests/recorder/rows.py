@@ -61,6 +61,7 @@ def task(task_id: str, offsets: list[int], partition: int = 0, **columns: Any) -
         "stdout": None,
         "stderr": None,
         "error": None,
+        "stdin": None,
     } | columns
 
 

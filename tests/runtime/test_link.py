@@ -13,13 +13,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.until import until
 
 from tidemill.core.errors import RemoteError, escape_surrogates
+from tidemill.core.pipeline.message_stage import MessageStage, Stage
 from tidemill.runtime import link_messages as frames
 from tidemill.runtime.beats import Beat, PartitionChanges, whole_beat
 from tidemill.runtime.engine_link import EngineLink
 from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.link_messages import Challenge, Drain, Go, Hello, LinkAddress, Proof, Refused, Welcome
+from tidemill.runtime.link_messages import Ask, Challenge, Drain, Go, Hello, LinkAddress, Proof, Refused, Welcome
 from tidemill.runtime.link_proof import Side, link_proof, new_nonce
 from tidemill.runtime.link_server import LinkServer
 from tidemill.runtime.progress import (
@@ -407,3 +409,64 @@ async def test_the_end_of_the_beats_is_told(driver: Driver) -> None:
     assert "the beats to the driver failed: LookupError: no snapshot" in fault
     await engine.link.close(EngineSummary(1, StopReason.FAILED, fault))
     await driver.next("ended")
+
+
+def ask(driver: Driver, link: int, offset: int = 17) -> Any:
+    return asyncio.wrap_future(
+        asyncio.run_coroutine_threadsafe(driver.server.ask(link, "t", 0, offset), driver.server.loop)
+    )
+
+
+async def test_an_engine_answers_where_a_message_is(driver: Driver) -> None:
+    engine = Engine(driver.address)
+    running = MessageStage(stage=Stage.TASK, task_id="task-17", seconds=3.0, pid=42, attempt=1, attempts=4)
+    engine.link.answers.find = lambda topic, partition, offset: running if offset == 17 else None
+    await engine.link.connect()
+    _, link, _ = await driver.next("hello")
+    assert await ask(driver, link) == running
+    assert await ask(driver, link, 18) is None
+
+
+async def test_a_question_that_cannot_be_answered_says_why_and_ends_no_link(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(driver.address)
+    await engine.link.connect()
+    _, link, _ = await driver.next("hello")
+    assert await ask(driver, link) is None, "there is no engine yet"
+
+    def fail(topic: str, partition: int, offset: int) -> None:
+        raise ValueError("a bug")
+
+    engine.link.answers.find = fail
+    with pytest.raises(RemoteError, match="the engine cannot say it: ValueError: a bug"):
+        await ask(driver, link)
+    monkeypatch.setattr("tidemill.runtime.link_questions.ASK_SECONDS", 0.05)
+    monkeypatch.setattr(engine.link.answers, "answer", lambda ask, writer: None)
+    with pytest.raises(RemoteError, match=r"does not answer within .* s: its event loop may be blocked"):
+        await ask(driver, link)
+    monkeypatch.setattr("tidemill.runtime.link_questions.ASK_SECONDS", 30.0)
+    waiting = ask(driver, link)
+    driver.do(driver.server.close_link, link)
+    with pytest.raises(RemoteError, match="closed"):
+        await waiting
+    with pytest.raises(RemoteError, match="busy, or closed"):
+        await ask(driver, link)
+
+
+async def test_questions_and_answers_wait_while_much_else_does(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(driver.address)
+    engine.link.answers.find = lambda topic, partition, offset: MessageStage(stage=Stage.COMMIT)
+    await engine.link.connect()
+    _, link, _ = await driver.next("hello")
+    free = threading.Event()
+    monkeypatch.setattr("tidemill.runtime.link_questions.is_free", lambda writer: free.is_set())
+    with pytest.raises(RemoteError, match="busy"):
+        await ask(driver, link)
+    engine.link.answers.answer(Ask(1, "t", 0, 17), None)
+    assert engine.link.answers._waiting, "it waits for the next beat"
+    before = (await driver.next("beat"))[2].consumed
+    assert engine.link.answers._waiting
+    free.set()
+    await until(lambda: not engine.link.answers._waiting)
+    assert (await driver.next("beat"))[2].consumed > before, "beats go on"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from tidemill.config.settings import Settings
+from tidemill.core.pipeline.message_stage import MessageStage, Stage
 from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.beats import Beat, whole_beat
 from tidemill.runtime.identity import Identity
@@ -58,6 +59,11 @@ class FakeEngine:
         await asyncio.sleep(getattr(self.handler, "drain_seconds", 0.0))
         return EngineSummary(slot, StopReason.DRAINED, None, self.progress())
 
+    def find_message(self, topic: str, partition: int, offset: int) -> MessageStage | None:
+        if (topic, partition) != ("topic", self.identity.slot):
+            return None
+        return MessageStage(stage=Stage.TASK, task_id=f"task-{offset}", seconds=3.0, pid=os.getpid())
+
     def drain(self, *, keep_place: bool = False) -> None:
         self.stop.set()
 
@@ -65,8 +71,8 @@ class FakeEngine:
         self.fault = text
         self.stop.set()
 
-    def pause(self) -> None:
-        self.paused = True
+    def pause(self, partitions: Collection[int] | None = None) -> None:
+        self.paused = partitions is None or self.identity.slot in partitions
 
     def resume(self) -> None:
         self.paused = False

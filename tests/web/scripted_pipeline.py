@@ -7,11 +7,14 @@ from typing import Any
 import msgspec
 
 from tidemill.config.settings import Settings
+from tidemill.core.errors import RemoteError, UserActionError
+from tidemill.core.pipeline.message_stage import MessageStage, Stage
 from tidemill.runtime.durations import Durations
-from tidemill.runtime.progress import EngineProgress, SinkStats
+from tidemill.runtime.open_message import OpenMessage
+from tidemill.runtime.progress import EngineProgress, PartitionHead, SinkStats
 from tidemill.spark.live.monitoring import Monitored
 from tidemill.spark.live.web_ui import Watched
-from tidemill.spark.progress import EngineStatus, PipelineProgress, sum_progress
+from tidemill.spark.progress import EngineStatus, PauseStatus, PipelineProgress, sum_progress
 from tidemill.spark.run_state import Phase, RunState
 
 #: Text that must stay text wherever it is shown.
@@ -93,6 +96,11 @@ def make_engine(slot: int, **changes: Any) -> EngineProgress:
         }
         if slot == 0
         else {},
+        heads={
+            names[0]: PartitionHead(20_400, 1_789_999_000.0, 1_789_998_000.0, "sink", f"its result waits {SCRIPT}", 12)
+        }
+        if slot == 0
+        else {names[0]: PartitionHead(41_000, 1_790_000_000.0, None, "", "", 0)},
     )
     return msgspec.structs.replace(progress, **changes)
 
@@ -113,6 +121,7 @@ class ScriptedPipeline:
         ]
         self.run = RunState(Phase.RUNNING, 4_000.0, 4_010.0, work_seconds=4_000.0)
         self.actions: list[str] = []
+        self.pauses: list[PauseStatus] = []
         self.orphans: list[int] = []
         self.asked = 0
 
@@ -120,11 +129,46 @@ class ScriptedPipeline:
         self.asked += 1
         now = [engine.progress for engine in self.engines if engine.progress is not None]
         past = [engine.past for engine in self.engines if engine.past is not None]
-        return sum_progress(past, now, self.engines)
+        total = sum_progress(past, now, self.engines)
+        total.pauses = list(self.pauses)
+        return total
 
     def release(self) -> list[dict[str, Any]]:
         self.actions.append("release")
         return [{"slot": 0, "held": 2}]
+
+    def find_message(self, topic: str, partition: int, offset: int) -> OpenMessage | None:
+        if offset == 13:
+            raise RemoteError("engine 0 is silent")
+        if offset not in (11, 4_712):
+            return None
+        stage = MessageStage(
+            stage=Stage.BEHIND_KEY if offset == 11 else Stage.TASK,
+            task_id=f"task-{SCRIPT}",
+            attempt=1,
+            attempts=4,
+            behind=10 if offset == 11 else None,
+            pid=None if offset == 11 else 4_242,
+            seconds=None if offset == 11 else 75.0,
+        )
+        return OpenMessage(topic, partition, offset, 0, stage, stage.describe())
+
+    def pause(self, seconds: float, partition: int | None, by: str) -> None:
+        if partition == 99:
+            raise UserActionError("the source topic has no partition 99")
+        self.actions.append(f"pause {seconds:g} {partition} {by}")
+        self.pauses.append(PauseStatus(partition, 1_790_000_900.4, 900.0, by))
+
+    def resume(self, partition: int | None) -> int:
+        self.actions.append(f"resume {partition}")
+        ended = [pause for pause in self.pauses if partition in (None, pause.partition)]
+        self.pauses = [pause for pause in self.pauses if pause not in ended]
+        return len(ended)
+
+    def restart(self, slot: int) -> None:
+        if slot >= len(self.engines):
+            raise UserActionError(f"there is no engine {slot}")
+        self.actions.append(f"restart {slot}")
 
     def watched(self, **changes: Any) -> Watched:
         values: dict[str, Any] = {
@@ -132,7 +176,8 @@ class ScriptedPipeline:
             "configured": self.settings,
             "worker": "worker-1",
             "asked": Monitored(self.progress, lambda: self.run, lambda: self.orphans, lambda: 8),
-            "release": self.release,
+            "control": self,
             "drain": lambda: self.actions.append("drain"),
+            "find_message": self.find_message,
         }
         return Watched(**values | changes)

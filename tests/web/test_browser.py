@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 from playwright.sync_api import Browser, Page, Request, sync_playwright
+from tests.deadletters.redrive.test_folder import Place
 from tests.until import wait_until
 from tests.web.recordings import FAILED, record, write_letters
 from tests.web.scripted_pipeline import ScriptedPipeline
@@ -33,6 +34,7 @@ PAGES = {
     "letters": "/letters",
     "letter": "/letters/letter-5",
     "runs": "/runs",
+    "redrives": "/redrives?kind=delivery&letter=letter-1",
     "recordings": "/recordings",
     "metrics": "/metrics-queries",
     "configuration": "/configuration",
@@ -168,6 +170,76 @@ def test_a_reader_signs_out_and_in_again_with_the_forms(browser: Browser, served
         page.wait_for_url(f"{served.base}/tasks?kind=exit")
         assert page.locator("h1").inner_text() == "Tasks"
     assert watch.wrong == []
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+def test_a_pause_has_a_time_and_a_restart_is_confirmed_by_typing(
+    browser: Browser, served: Served, size: tuple[int, int]
+) -> None:
+    served.pipeline.actions.clear()
+    with opened(browser, served, size, "dark") as (page, watch):
+        page.focus("#pause")
+        page.keyboard.press("Enter")
+        page.select_option("dialog select", label="1 hour")
+        page.click("dialog >> text=Yes")
+        page.wait_for_selector(".toasts >> text=Paused all partitions for 1 h")
+        page.wait_for_selector(".note:has-text('until') >> text=Paused")
+        page.click("#resume")
+        page.click("dialog >> text=Yes")
+        page.wait_for_selector(".toasts >> text=Resumed all partitions.")
+        page.wait_for_selector("#pause-2")
+        page.click("#pause-2")
+        page.click("dialog >> text=Yes")
+        page.wait_for_selector("#resume-2")
+        page.click("#resume-2")
+        page.click("dialog >> text=No")
+        page.click("#restart-1")
+        assert page.locator("dialog >> text=Yes").is_disabled()
+        page.keyboard.type("restart 1")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".toasts >> text=Engine 1 drains, and starts again.")
+        page.click("#resume")
+        page.click("dialog >> text=Yes")
+        page.wait_for_selector("#pause-2")
+        assert watch.wrong == []
+    assert served.pipeline.actions == [
+        "pause 3600 None key",
+        "resume None",
+        "pause 900 2 key",
+        "restart 1",
+        "resume None",
+    ]
+    served.pipeline.actions.clear()
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+def test_a_ticked_letter_goes_from_the_click_to_its_sink(
+    browser: Browser, tmp_path: Path, size: tuple[int, int]
+) -> None:
+    place = Place(tmp_path)
+    place.write(range(5))
+    pipeline = ScriptedPipeline()
+    pipeline.settings = place.settings
+    with serve_web(pipeline.watched()) as web:
+        assert web is not None
+        web.begin()
+        with opened(browser, Served(pipeline, web.address), size, "light") as (page, watch):
+            page.goto(f"{watch.base}/letters")
+            page.locator("input[name=letter]").nth(0).check()
+            page.click("text=Redrive the ticked ones")
+            page.fill("input[name=to]", "sink")
+            page.focus("#dry-run")
+            page.keyboard.press("Enter")
+            page.click("#send")
+            assert page.locator("dialog >> text=Yes").is_disabled()
+            page.keyboard.type("send 1")
+            page.keyboard.press("Enter")
+            page.wait_for_selector("#state h2:has-text('Redrive 2')")
+            page.wait_for_selector("#state .chip:has-text('ended')")
+            assert watch.wrong == []
+            page.reload()
+            page.wait_for_selector("text=Past redrives")
+    assert place.sent() == {4: 1}
 
 
 def test_a_drain_is_confirmed_by_its_name_with_the_keyboard_alone(browser: Browser, served: Served) -> None:

@@ -60,6 +60,9 @@ async def test_the_overview_has_the_numbers_of_the_progress() -> None:
     assert (first["name"], first["engine"], first["lag"], first["committed_offset"]) == ("orders/0", 0, 1_800, 20_400)
     assert first["uncommitted"] == 20_625 - 20_400 - 3
     assert "its result waits for sinks.postgres.db" in first["stalled"]
+    held = first["held_by"]
+    assert (held["topic"], held["partition"], held["offset"], held["stage"]) == ("orders", 0, 20_400, "sink")
+    assert overview["partitions"][1]["held_by"] is None, "it has no work"
     sinks = {sink["name"]: sink for sink in overview["sinks"]}
     assert sinks["postgres.db"] | {"breaker": "open", "refused": 14, "ui_url": ""} == sinks["postgres.db"]
     assert sinks["kafka.results"]["ui_url"] == "https://kafka-ui.example/results"

@@ -196,6 +196,22 @@ async def test_a_message_tells_its_whole_story(pipeline: ScriptedPipeline) -> No
     assert page.index("task-240, try 2") < page.index("task failed") < page.index("dead lettered")
 
 
+async def test_a_message_that_is_not_finished_is_shown_with_its_place(pipeline: ScriptedPipeline) -> None:
+    async with log_in(pipeline) as client:
+        story = await read(client, "/messages/orders/0/11")
+        page = await client.get("/messages/orders/0/11")
+        silent = await client.get("/messages/orders/0/13")
+    assert story["stories"] == []
+    assert (story["now"]["stage"], story["now"]["behind"], story["now"]["engine"]) == ("behind its key", 10, 0)
+    assert page.status_code == 200
+    assert "waits for an earlier message with its key (offset 10)" in page.text
+    assert 'href="/messages/orders/0/10"' in page.text
+    assert "Nothing is recorded" not in page.text
+    assert SCRIPT not in page.text
+    assert silent.status_code == 404
+    assert "where the message is now is not known: engine 0 is silent" in silent.text
+
+
 async def test_what_is_not_recorded_says_what_is_kept(pipeline: ScriptedPipeline) -> None:
     async with log_in(pipeline) as client:
         page = (await client.get("/messages/orders/0/999999")).text

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from tidemill.cli.reporting import reporting
+from tidemill.cli.send_progress import SendProgress, Sent
 from tidemill.cli.topic_access import (
     ConfigOption,
     Topic,
@@ -44,6 +45,8 @@ _NOTICE_SECONDS = 30.0
 _POLL_LINES = 500
 #: The longest a call into the client may take before a signal is noticed.
 _CALL_SECONDS = 0.2
+#: Delivery reports are not wanted, so that nothing but time tells that a full queue has room again.
+_FULL_SECONDS = 0.01
 #: What is on its way at Ctrl-C gets this long.
 _LEAVE_SECONDS = 5.0
 #: How many lines that cannot be sent are named.
@@ -78,8 +81,10 @@ def send(
             sender = LineSender(settings.kafka, topic, key, rate)
             if file == "-" and lines.isatty():
                 typer.echo("one message per line; Ctrl-D ends", err=True)
-            stopped = sender.send_all(lines)
-        typer.echo(sender.describe(), err=True)
+            progress = SendProgress(lines, sender.look)
+            with progress.showing():
+                stopped = sender.send_all(lines)
+        typer.echo(sender.describe(progress.describe_time(sender.sent)), err=True)
         sender.raise_failure()
         if stopped:
             raise typer.Exit(ExitCode.STOPPED)
@@ -138,6 +143,7 @@ class LineSender:
         self._rate = rate
         #: What was read is either handed over to the client or refused; at Ctrl-C a line may be neither.
         self._lines = 0
+        self._read_bytes = 0
         self._handed_over = 0
         self._refused = 0
         self._failures: Counter[str] = Counter()
@@ -155,6 +161,11 @@ class LineSender:
     def sent(self) -> int:
         """How many messages the brokers confirmed, once `send_all` has returned."""
         return self._lines - self.failed
+
+    def look(self) -> Sent:
+        """Return how far it is, from any thread."""
+        failed = self.failed
+        return Sent(max(0, self._handed_over + self._refused - failed - len(self._producer)), failed, self._read_bytes)
 
     def send_all(self, lines: BinaryIO) -> bool:
         """Send all lines and wait until they are confirmed or have failed; see `raise_failure` too.
@@ -192,9 +203,9 @@ class LineSender:
             rest = "" if self._all_read else f"; nothing after line {self._lines:,} was read"
             raise RemoteError(text + rest, retryable=False)
 
-    def describe(self) -> str:
-        """Return in one line what was sent, and why the rest was not."""
-        text = f"sent {format_count(self.sent, 'message')} to {self._topic}"
+    def describe(self, took: str = "") -> str:
+        """Return in one line what was sent, how long it took if that is given, and why the rest was not sent."""
+        text = f"sent {format_count(self.sent, 'message')} to {self._topic}{took}"
         if self.failed:
             reasons = "; ".join(f"{count:,}: {why}" for why, count in self._failures.most_common())
             text += f"; {self.failed:,} failed ({reasons})"
@@ -205,6 +216,7 @@ class LineSender:
         poll, key_field, rate, limit = self._producer.poll, self._key_field, self._rate, self._max_bytes + 2
         while line := lines.readline(limit):
             self._lines += 1
+            self._read_bytes += len(line)
             if line[-1] == 10:
                 line = line[:-1]
             elif len(line) == limit:
@@ -229,7 +241,7 @@ class LineSender:
             try:
                 self._producer.produce(self._topic, line, key)
             except BufferError:
-                self._producer.poll(_CALL_SECONDS)
+                self._producer.poll(_FULL_SECONDS)
             except self._error as error:
                 from tidemill.runtime.producer import is_too_large
 

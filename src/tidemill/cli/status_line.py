@@ -39,7 +39,8 @@ class StatusLine:
     """The line, while the block runs.
 
     Args:
-        text: Returns what it says, in at most the given number of columns; called from a thread.
+        text: Returns what it says, in at most the given number of columns; called from a thread. As long as that is
+            nothing, no line is drawn, and the terminal shows what is typed.
     """
 
     def __init__(self, text: Callable[[int], str]) -> None:
@@ -117,7 +118,10 @@ class StatusLine:
         width = max(1, self._find_width() - 1)
         self._frame += 1
         spinner = _SPINNER if (self._stream.encoding or "").lower().startswith("utf") else _PLAIN_SPINNER
-        text = f"{spinner[self._frame % len(spinner)]} {self._text(max(1, width - 2))}"
+        said = self._text(max(1, width - 2))
+        if not said:
+            return
+        text = f"{spinner[self._frame % len(spinner)]} {said}"
         with self._lock:
             if not self._over:
                 self._line = text

@@ -17,6 +17,7 @@ from tidemill.runtime.exitcode import ExitCode
 if TYPE_CHECKING:
     from tidemill.recorder.queries import MessageQuery
     from tidemill.recorder.tracing import Traces
+    from tidemill.runtime.open_message import OpenMessage
 
 #: A process that does not answer in this time hangs, or is suspended.
 _ANSWER_SECONDS = 5.0
@@ -35,7 +36,10 @@ def trace(
             metavar="CONFIG", help="The YAML file that says where recordings are; default: as for `tidemill run`."
         ),
     ] = None,
-    key: Annotated[str | None, typer.Option("--key", metavar="KEY", help="The newest messages with this key.")] = None,
+    key: Annotated[
+        str | None,
+        typer.Option("--key", metavar="KEY", help="The newest messages with this key, as it is shown (\\xNN: a byte)."),
+    ] = None,
     task: Annotated[str | None, typer.Option("--task", metavar="ID", help="The messages of this task.")] = None,
     label: Annotated[
         str | None,
@@ -45,36 +49,39 @@ def trace(
 ) -> None:
     """Show what happened to a message: its stages, tasks, tries, errors, dead letters and its commit.
 
-    A message that was reprocessed has a story for each time. Exit code 6: nothing is recorded about it.
+    A message that was reprocessed has a story for each time. What a running pipeline has not finished is shown with its
+    place now. Exit code 6: nothing is recorded about it, and no pipeline on this machine has it.
     """
     with reporting():
-        from tidemill.cli.trace_view import describe_nothing, describe_trace, encode_traces
+        from tidemill.cli.trace_view import describe_nothing, describe_open, describe_trace, encode_traces
 
         query, config = _read_arguments(place, config, key, task, label)
-        traces, where = _find(query, config)
+        traces, where, opened = _find(query, config)
         for problem in traces.problems:
             typer.echo(f"warning: {problem}", err=True)
         if as_json:
-            typer.echo(encode_traces(traces.found, more=traces.more))
-        if not traces.found:
+            span = (traces.first_us, traces.last_us)
+            typer.echo(encode_traces(traces.found, opened, more=traces.more, span=span))
+        if not traces.found and not opened:
             if not as_json:
                 names = (("key", key), ("task", task), ("label", label))
                 what = next((f"{name} {value}" for name, value in names if value is not None), str(place))
                 typer.echo(describe_nothing(what, where, (traces.first_us, traces.last_us)), err=True)
             raise typer.Exit(ExitCode.NOTHING_FOUND)
         if not as_json:
-            typer.echo("\n\n".join(map(describe_trace, traces.found)))
+            typer.echo("\n\n".join([*map(describe_trace, traces.found), *map(describe_open, opened)]))
             if traces.more:
                 typer.echo(f"there are more messages than these {len(traces.found)}, the newest ones", err=True)
 
 
-def _find(query: MessageQuery, config: Path | None) -> tuple[Traces, str]:
-    """Return what files and running pipelines know, and where it was looked for."""
+def _find(query: MessageQuery, config: Path | None) -> tuple[Traces, str, list[tuple[str, OpenMessage]]]:
+    """Return what files and running pipelines know, where that was looked for, and where the message is, by worker."""
     import msgspec
 
     from tidemill.config.loading import CONFIG_VARIABLE
     from tidemill.recorder.reader import Reader
     from tidemill.recorder.tracing import Traces, find_traces
+    from tidemill.runtime.open_message import OpenMessage
     from tidemill.runtime.pipeline_socket import ask_pipelines
 
     settings = load_quietly(config)
@@ -85,7 +92,12 @@ def _find(query: MessageQuery, config: Path | None) -> tuple[Traces, str]:
     chosen = config is not None or os.environ.get(CONFIG_VARIABLE)
     request = {"do": "trace", "query": msgspec.to_builtins(query)}
     answers = ask_pipelines(settings.kafka if chosen else None, request, _ANSWER_SECONDS)
+    opened = []
     for report in answers.reports:
+        if report.get("open") is not None:
+            opened.append((str(report.get("worker")), msgspec.convert(report["open"], OpenMessage)))
+        if report.get("problem"):
+            traces.problems.append(f"where the message is now is not known: {report['problem']}")
         # What is on disk was read here; a process without a recording in memory says nothing.
         if report.get("traces") is not None:
             traces.add(msgspec.convert(report["traces"], Traces))
@@ -94,7 +106,13 @@ def _find(query: MessageQuery, config: Path | None) -> tuple[Traces, str]:
             f"no answer within {_ANSWER_SECONDS:g} s from {format_count(answers.silent, 'process')}; what is only in "
             "their memory is not shown"
         )
-    return traces, where
+    return traces, where, _drop_committed(opened, traces)
+
+
+def _drop_committed(opened: list[tuple[str, OpenMessage]], traces: Traces) -> list[tuple[str, OpenMessage]]:
+    """Leave out that nobody owns the partition of a message that is known to be committed."""
+    is_committed = any(story.committed_us is not None for trace in traces.found for story in trace.stories)
+    return [(worker, each) for worker, each in opened if each.engine is not None or not is_committed]
 
 
 def _read_arguments(
@@ -105,6 +123,7 @@ def _read_arguments(
     Raises:
         ConfigError: It does not say which messages.
     """
+    from tidemill.core.recorder.key_text import read_key
     from tidemill.core.recorder.place import parse_place
     from tidemill.recorder.queries import MessageQuery
 
@@ -119,8 +138,10 @@ def _read_arguments(
     if label is not None and "=" not in label:
         raise ConfigError(f"--label {label}: write NAME=VALUE")
     if options:
-        # What is not UTF-8 comes as surrogates from the command line.
-        raw = None if key is None else key.encode("utf-8", "surrogateescape")
+        for name, text in (("--task", task), ("--label", label)):
+            if text == "":
+                raise ConfigError(f"{name}: is empty")
+        raw = None if key is None else read_key(key)
         task, label = (None if text is None else escape_surrogates(text) for text in (task, label))
         return MessageQuery(key=raw, task_id=task, label=label), config
     if place is None:

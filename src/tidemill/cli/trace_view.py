@@ -16,9 +16,12 @@ from typing import Any
 import msgspec
 
 from tidemill.config.redaction import redact_text
+from tidemill.core.recorder.key_text import write_key
 from tidemill.core.wording import format_count
 from tidemill.recorder.queries import EventRow, MessageRow, Story, TaskRow, Trace
+from tidemill.recorder.schema import MAX_KEY_BYTES
 from tidemill.runtime.log_console import escape
+from tidemill.runtime.open_message import OpenMessage
 
 #: Of an error, an argument list or an output this many characters are shown; --json has all of them.
 _SHOWN = 400
@@ -57,7 +60,7 @@ def _describe_story(story: Story) -> str:
         "" if row.resolved_at is None or row.consumed_at is None else f" in {_span(row.resolved_at - row.consumed_at)}"
     )
     title = f"{row.topic}:{row.partition}:{row.offset} {row.status}{took}, {row.recording}, engine {row.engine}"
-    key = [] if row.key is None else [f"key {show_bytes(row.key)}"]
+    key = [] if row.key is None else [f"key {_show_key(row.key)}"]
     tail = [] if story.committed_us is not None else ["no commit is recorded within 10 minutes"]
     return "\n".join(map(escape, [title, *key, *_draw(lines, start), *tail]))
 
@@ -98,7 +101,7 @@ def _task_line(task: TaskRow) -> _Line:
     details.append(f"{'succeeded' if task.kind == 'ok' else f'failed ({task.kind})'}{code}")
     if task.error:
         details.append(f"error {_cut(task.error)}")
-    for name, output in (("stdout", task.stdout), ("stderr", task.stderr)):
+    for name, output in (("stdin", task.stdin), ("stdout", task.stdout), ("stderr", task.stderr)):
         if output:
             details.append(f"{name} {_cut(redact_text(show_bytes(output)))}")
     if task.parent:
@@ -149,6 +152,11 @@ def _cut(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ... ({len(text)} characters)"
 
 
+def _show_key(key: bytes) -> str:
+    cut = f" ... (only the first {MAX_KEY_BYTES} bytes of keys are kept)" if len(key) >= MAX_KEY_BYTES else ""
+    return f"{write_key(key)}{cut}" if key else "(empty)"
+
+
 def show_bytes(data: bytes) -> str:
     r"""Return bytes as text; what is not UTF-8 is escaped.
 
@@ -170,10 +178,42 @@ def describe_nothing(what: str, where: str, span: tuple[int | None, int | None])
     )
 
 
-def encode_traces(traces: Sequence[Trace], *, more: bool) -> str:
-    """Return stories as one JSON document; bytes are text, and base64 beside it where they are not UTF-8."""
-    document = {"messages": [_to_json(msgspec.to_builtins(trace, builtin_types=(bytes,))) for trace in traces]}
-    return json.dumps({**document, "more": more})
+def describe_open(opened: tuple[str, OpenMessage]) -> str:
+    """Return where a message is now, given the worker that says so, without control characters."""
+    worker, message = opened
+    engine = "" if message.engine is None else f", engine {message.engine}"
+    place = f"{message.topic}:{message.partition}:{message.offset}"
+    return escape(f"{place} is open, worker {worker}{engine}: {message.text}")
+
+
+def encode_traces(
+    traces: Sequence[Trace],
+    opened: Sequence[tuple[str, OpenMessage]] = (),
+    *,
+    more: bool,
+    span: tuple[int | None, int | None],
+) -> str:
+    """Return stories, and what is open now, as one JSON document.
+
+    Bytes are text, and base64 beside it where they are not UTF-8.
+
+    Args:
+        traces: The stories.
+        opened: The messages that are open, each with the worker that says so.
+        more: Whether there are more stories.
+        span: The times of the oldest and the newest message that are kept, in UTC microseconds.
+    """
+    document = {
+        "messages": [_to_json(msgspec.to_builtins(trace, builtin_types=(bytes,))) for trace in traces],
+        "open": [{"worker": worker, **_drop_unknown(msgspec.to_builtins(message))} for worker, message in opened],
+    }
+    kept = dict(zip(("kept_from_us", "kept_to_us"), span, strict=True))
+    return json.dumps({**document, "more": more, **kept})
+
+
+def _drop_unknown(message: dict[str, Any]) -> dict[str, Any]:
+    stage = {name: value for name, value in message["stage"].items() if value not in (None, "")}
+    return {**message, "stage": stage}
 
 
 def _to_json(value: Any) -> Any:

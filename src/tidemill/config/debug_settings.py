@@ -95,6 +95,14 @@ class DebugSettings(Section):
     output_min_duration_ms: NonNegativeFloat = Field(
         500.0, description="Tasks that ended well in less time keep no output; failed ones do, up to 100 a second."
     )
+    store_stdin: bool = Field(
+        False,
+        description="Whether the input of tasks is kept too, up to 64 KiB with secrets masked, of those whose output "
+        "would be.",
+    )
+    log_min_duration_ms: NonNegativeFloat = Field(
+        500.0, description="Tasks that take longer are logged: one a minute per engine, with how many were left out."
+    )
     flush_interval_seconds: NonNegativeFloat = Field(
         5.0, description="How often what was written is forced to the disk (fsync); 0: with every batch."
     )

@@ -6,11 +6,12 @@ included; whatever ends it sooner leaves `complete` unset, and its outcomes cove
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import describe_error
+from tidemill.core.pipeline.message_stage import MessageStage
 from tidemill.pipeline.build import build_engine
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.reports.outcomes import Outcomes
@@ -113,9 +114,9 @@ class BoundedEngine:
         """Note that this engine is no longer supervised: another one may already be doing the rest of its work."""
         self._outcomes.in_part = False
 
-    def pause(self) -> None:
+    def pause(self, partitions: Collection[int] | None = None) -> None:
         """Take no new messages."""
-        self._engine.pause()
+        self._engine.pause(partitions)
 
     def resume(self) -> None:
         """Take messages again."""
@@ -123,6 +124,10 @@ class BoundedEngine:
 
     def release(self) -> None:
         """Do nothing: a bounded engine does not brake, it fails."""
+
+    def find_message(self, topic: str, partition: int, offset: int) -> MessageStage | None:
+        """Return where a message is; None: it is not open here."""
+        return self._engine.find_message(topic, partition, offset)
 
     def progress(self) -> EngineProgress:
         """Return a whole snapshot."""

@@ -110,6 +110,26 @@ class Commits:
         queue = self._ledger.queues.get(partition)
         return [] if queue is None else [entry.item for entry in queue.entries if entry.pending]
 
+    def find_entry(self, partition: TopicPartition, offset: int) -> LedgerEntry[TopicPartition, int] | None:
+        """Return the entry of a message whose commit is not confirmed; costs by how many are before it."""
+        queue = self._ledger.queues.get(partition)
+        return None if queue is None else next((entry for entry in queue.entries if entry.item == offset), None)
+
+    def find_offset(self, partition: TopicPartition, position: int) -> int | None:
+        """Return the offset of the entry with this position, if it is not settled."""
+        queue = self._ledger.queues.get(partition)
+        entries = () if queue is None else queue.entries
+        return next((entry.item for entry in entries if entry.position == position), None)
+
+    def find_head(self, partition: TopicPartition) -> LedgerEntry[TopicPartition, int] | None:
+        """Return the oldest message of a partition whose commit is not confirmed."""
+        return self._ledger.find_head(partition)
+
+    def find_first_unresolved(self, partition: TopicPartition) -> int | None:
+        """Return the first message of a partition that did not leave the pipeline."""
+        queue = self._ledger.queues.get(partition)
+        return None if queue is None else next((entry.item for entry in queue.entries if entry.pending), None)
+
     def list_heads(self) -> dict[TopicPartition, LedgerEntry[TopicPartition, int]]:
         """Return the oldest message of each partition whose commit is not confirmed."""
         return {partition: queue.entries[0] for partition, queue in self._ledger.queues.items() if queue.entries}

@@ -26,6 +26,7 @@ from tidemill.pipeline.reports.collector import FinishedMessages
 from tidemill.pipeline.reports.counters import Counters, Overridden, Slowest
 from tidemill.pipeline.tasks.pool import TaskPool
 from tidemill.runtime.log import throttle
+from tidemill.runtime.messages import Place
 from tidemill.sources.base import TopicPartition, name_partitions
 
 if TYPE_CHECKING:  # loaded only where something is recorded
@@ -113,5 +114,5 @@ class EngineContext:
         throttle(self.log, WARN_SECONDS).warning(text, **details)
 
 
-def _locate(partitions: Sequence[TopicPartition]) -> tuple[str, str]:
-    return ", ".join(name_partitions(partitions, 10)), ""
+def _locate(partitions: Sequence[TopicPartition]) -> Place:
+    return Place(", ".join(name_partitions(partitions, 10)))

@@ -12,6 +12,7 @@ its dead letter confirmed. A partition that was given up is closed first, and no
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ import structlog
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, HandlerError, RemoteError, describe_error, escape_surrogates
 from tidemill.core.pipeline.backpressure import Backpressure
+from tidemill.core.pipeline.message_stage import MessageStage
 from tidemill.core.recorder.outgoing import OutgoingFrames
 from tidemill.core.retry import Backoff
 from tidemill.deadletters.writer import DeadLetters
@@ -31,6 +33,7 @@ from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.hooks import HookRunner, call_hook
 from tidemill.pipeline.intake import Intake
 from tidemill.pipeline.leaving import Stopping, hand_over
+from tidemill.pipeline.message_locator import MessageLocator
 from tidemill.pipeline.reports.collector import FinishedMessages
 from tidemill.pipeline.reports.counters import Counters, Overridden, Slowest
 from tidemill.pipeline.reports.report import Report as Report
@@ -39,11 +42,12 @@ from tidemill.pipeline.services import Services
 from tidemill.pipeline.standstill import StandstillReport
 from tidemill.pipeline.tasks.pool import TaskPool
 from tidemill.pipeline.tasks.process import TaskExecutor
+from tidemill.pipeline.waits import Waits
 from tidemill.runtime.beats import Beat
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.kept_warden import KeptWarden
-from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason, brake_name, name_stalled_partition
+from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason, name_stalled_partition
 from tidemill.sources.base import CommitStatus, Fatal, Source, TopicPartition, name_partitions
 
 if TYPE_CHECKING:  # loaded only where something is recorded
@@ -112,8 +116,10 @@ class Engine:
         if recorder is not None:
             recorder.attach(self.context.pool, self.context.commits, self.services)
         outbox.mode.attach(self._charge, self.context.commits.send_soon)
-        self._standstill = StandstillReport(self.context, self.intake, source, self._find_waits)
-        self._snapshots = Snapshots(self._list_parts(), self._find_stalled)
+        self._waits = Waits(identity.slot, self.context, self.services, source, letters, executor)
+        self._locator = MessageLocator(self.context, self.intake, source, self._waits.describe)
+        self._standstill = StandstillReport(self.context, self.intake, source, self._locator)
+        self._snapshots = Snapshots(self._list_parts(), self._find_stalled, self._standstill.list_heads)
         self._subscribed = False
         self._stop = asyncio.Event()
         self._keep_place = False
@@ -284,12 +290,16 @@ class Engine:
             self._keep_place = keep_place
         self._stop.set()
 
-    def pause(self) -> None:
-        """Take no new messages until `resume`; what is in flight continues."""
-        self.intake.pause()
+    def pause(self, partitions: Collection[int] | None = None) -> None:
+        """Take no new messages until `resume`; what is in flight continues.
+
+        Args:
+            partitions: Of these partitions of the source topic, and of no others; None: of all.
+        """
+        self.intake.pause(partitions)
 
     def resume(self) -> None:
-        """Take messages again."""
+        """Take messages of all partitions again."""
         self.intake.resume()
 
     def release(self) -> None:
@@ -362,24 +372,12 @@ class Engine:
     def _find_stalled(self) -> dict[str, str]:
         """Return what the engine waits for, which partitions stand still, and why."""
         partitions = self._standstill.describe()
-        waits = self._find_waits() | {name_stalled_partition(name): text for name, text in partitions.items()}
+        waits = self._waits.describe() | {name_stalled_partition(name): text for name, text in partitions.items()}
         return {name: text[:MAX_STALLED_CHARS] for name, text in waits.items()}
 
-    def _find_waits(self) -> dict[str, str]:
-        """Return what the engine waits for outside, and why."""
-        stalled = (
-            self.outbox.describe_stall() | self.services.describe_stall() | self.context.hooks.calls.describe_stall()
-        )
-        brake = self.context.brake
-        for name, text in (
-            ("kafka", self.source.describe_stall()),
-            ("dead letters", self.letters.describe_stall()),
-            ("resident program", self.executor.describe_stall()),
-            (brake_name(self.identity.slot), brake.describe_stall() if brake is not None else None),
-        ):
-            if text is not None:
-                stalled[name] = text
-        return {name: escape_surrogates(text) for name, text in stalled.items()}
+    def find_message(self, topic: str, partition: int, offset: int) -> MessageStage | None:
+        """Return where a message is; None: it is not open here."""
+        return self._locator.find((topic, partition), offset, time.monotonic())
 
 
 def _do_nothing() -> None:

@@ -13,12 +13,13 @@ import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tidemill.core.errors import HandlerError, describe_error
 from tidemill.runtime.durations import Durations
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import kind_of, throttle
+from tidemill.runtime.messages import Place
 
 #: A burst of hooks gives the loop a turn after this many jobs.
 BURST = 64
@@ -32,12 +33,26 @@ MAX_OVERDUE = 1_000
 MAX_PLACES = 20
 
 T = TypeVar("T")
-#: Given to `Calls.begun` with an argument; returns, for that, the partition ('' for none) and the messages of a hook.
-Locate = Callable[[Any], tuple[str, str]]
+#: Given to `Calls.begun` with an argument; returns, for that, the partition and the messages of a hook.
+Locate = Callable[[Any], Place]
 
 
 #: The hook that was called last: names the hook that blocked the loop, when nothing else saw it.
 latest: list[Awaitable[Any] | None] = [None]
+
+
+class OpenCall(NamedTuple):
+    """A hook that has not returned.
+
+    Attributes:
+        hook: Its name.
+        seconds: For how long.
+        place: What it was called for.
+    """
+
+    hook: str
+    seconds: float
+    place: Place
 
 
 class Calls:
@@ -89,7 +104,7 @@ class Calls:
         for since, name, place, what in itertools.islice(self._open.values(), MAX_OVERDUE):
             if now - since < seconds:
                 break
-            partition, messages = place(what)
+            partition, messages, _, _ = place(what)
             key = f"{name} of {partition}" if partition else name
             if key in found:
                 more[key] += 1
@@ -98,10 +113,16 @@ class Calls:
                 found[key] = f"has not returned for {now - since:.0f} s{of}"
         return {key: f"{text}; and {more[key]} more calls" if more[key] else text for key, text in found.items()}
 
+    def list_open(self) -> list[OpenCall]:
+        """Return the calls that have not returned, the oldest first and at most `MAX_OVERDUE` of them."""
+        now = time.monotonic()
+        calls = itertools.islice(self._open.values(), MAX_OVERDUE)
+        return [OpenCall(name, now - since, place(what)) for since, name, place, what in calls]
 
-def locate_nowhere(_: object) -> tuple[str, str]:
+
+def locate_nowhere(_: object) -> Place:
     """Return the place of a hook that belongs to no partition."""
-    return "", ""
+    return Place()
 
 
 async def call_hook(

@@ -102,6 +102,10 @@ class OrderedTasks:
             self.find_waiting_offsets()
         self._launch_all(start, before)
 
+    def find_blocker(self, run: TaskRun) -> int | None:
+        """Return the position in the ledger of the message that a task waits for; None: it does not wait."""
+        return self._order.find_blocker(run)
+
     def find_waiting_offsets(self) -> Set[int]:
         """Return which messages have a task that waits for its key."""
         self._offsets = {place: offset for place, offset in self._offsets.items() if self._order.is_waiting(place)}

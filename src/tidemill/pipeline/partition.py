@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.handover import Handover
+from tidemill.core.pipeline.record_times import RecordTimes
 from tidemill.deadletters.letter import Letter, LetterKind
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.delivery.routing import encode_payloads
@@ -44,6 +45,7 @@ class OwnedPartition:
         held: How many failures the brake holds of a message, by its offset.
         stuck: Messages that are held, or wait for their key while others are: they do not end by themselves.
         order: Keeps tasks back until those of earlier messages with their key are done; None: no order.
+        taken: Which messages were taken, and when they were written.
         closed: Whether the partition was given up: late results change nothing.
         handover: What is still waited for, once the partition is about to be given up.
     """
@@ -61,6 +63,7 @@ class OwnedPartition:
         "pending",
         "starved",
         "stuck",
+        "taken",
         "undelivered",
         "undelivered_bytes",
         "unresolved",
@@ -85,6 +88,7 @@ class OwnedPartition:
         if context.settings.executor.order_by == "key":
             hooked = context.overridden.on_message_complete
             self.order = OrderedTasks(self._waits, self.launch, hooked=hooked)
+        self.taken = RecordTimes()
         self.closed = False
         self.handover: Handover | None = None
         self._handed_over: asyncio.Event | None = None
@@ -185,6 +189,8 @@ class OwnedPartition:
         context.counters.consumed += count
         context.counters.in_flight += count
         self.unresolved += count
+        first = messages[0]
+        self.taken.note(first.offset, messages[-1].offset, first.timestamp)
         context.commits.flow.add(self.name, taken=count)
         context.load.note_handed_over(self.partition, count, sum(message.size_bytes for message in messages))
 

@@ -1,39 +1,44 @@
-"""Names the partitions of an engine that stand still, with the message that holds each up and what that waits for.
+"""Says which message holds each partition of an engine, and names those partitions that stand still.
 
-`core.pipeline.standstill` decides which ones do. Where such a message is, is looked up about once a second; nothing is
-noted while messages pass.
+`core.pipeline.standstill` decides which ones do; `message_locator` says where such a message is. Both are looked at
+about once a second; nothing is noted while messages pass. A partition whose oldest message is another one at each look
+makes progress: its stage is not looked up.
 """
 
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Mapping
 
 from tidemill.core.errors import escape_surrogates
+from tidemill.core.ledger import LedgerEntry
+from tidemill.core.pipeline.message_stage import MessageStage
 from tidemill.core.pipeline.standstill import StandstillWatch
 from tidemill.core.wording import format_count
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.intake import Intake
+from tidemill.pipeline.message_locator import Look, MessageLocator
 from tidemill.pipeline.partition import OwnedPartition
-from tidemill.pipeline.tasks.pool import TaskRun
-from tidemill.pipeline.windows.window import WindowRun
+from tidemill.runtime.progress import PartitionHead
 from tidemill.sources.base import Source, TopicPartition
 
 CHECK_SECONDS = 1.0
 #: What identifies the head of a partition of which nothing was taken: no position in the ledger is negative.
 _NOTHING_TAKEN = -1
-_MAX_TASK_CHARS = 100
+#: A stage is sent with every beat that changes it.
+_MAX_TEXT_CHARS = 500
+
+Head = LedgerEntry[TopicPartition, int]
 
 
 class StandstillReport:
-    """The partitions of an engine that stand still.
+    """What holds the partitions of an engine.
 
     Args:
         context: The engine's parts.
         intake: Its partitions.
         source: Where messages come from.
-        describe_waits: Returns what the engine waits for outside, by name.
+        locator: Says where a message is.
         clock: The loop's clock.
     """
 
@@ -42,127 +47,105 @@ class StandstillReport:
         context: EngineContext,
         intake: Intake,
         source: Source,
-        describe_waits: Callable[[], Mapping[str, str]],
+        locator: MessageLocator,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start before the first check."""
         self._context = context
         self._intake = intake
         self._source = source
-        self._describe_waits = describe_waits
+        self._locator = locator
         self._clock = clock
         self._watch: StandstillWatch[TopicPartition] = StandstillWatch(context.settings.executor.stall_seconds)
         self._due = 0.0
         self._found: dict[str, str] = {}
+        self._heads: Mapping[str, PartitionHead] = {}
 
     def describe(self) -> Mapping[str, str]:
         """Return what holds up each partition that stands still, by its name; looks again after a second."""
+        self._look()
+        return self._found
+
+    def list_heads(self) -> Mapping[str, PartitionHead]:
+        """Return what holds each partition with work, by its name; another mapping after each look."""
+        self._look()
+        return self._heads
+
+    def _look(self) -> None:
         now = self._clock()
         if now >= self._due:
             self._due = now + CHECK_SECONDS
-            self._found = self._check(now)
-        return self._found
+            self._check(now)
 
-    def _check(self, now: float) -> dict[str, str]:
+    def _check(self, now: float) -> None:
         context, partitions = self._context, self._intake.partitions
-        heads = context.commits.list_heads()
-        positions = {partition: entry.position for partition, entry in heads.items() if partition in partitions}
-        if not self._intake.is_paused:
-            for partition, owned in partitions.items():
-                if partition not in positions and owned.handover is None and self._source.buffered(partition):
-                    positions[partition] = _NOTHING_TAKEN
-        found = self._watch.check(now, positions)
-        texts = {}
-        for partition, since in found.since.items():
-            owned, entry = partitions[partition], heads.get(partition)
-            if entry is None:
-                stage = (
-                    f"{format_count(self._source.buffered(partition), 'message')} buffered: {self._find_why_buffered()}"
-                )
+        heads = {at: entry for at, entry in context.commits.list_heads().items() if at in partitions}
+        positions = {partition: entry.position for partition, entry in heads.items()}
+        idle: list[TopicPartition] = []
+        for partition, owned in partitions.items():
+            if partition in positions or owned.handover is not None or not self._source.buffered(partition):
+                continue
+            if self._intake.is_paused(partition):  # what a user paused does not stand still
+                idle.append(partition)
             else:
-                stage = f"offset {entry.item}: {self._find_stage(owned, entry.item, entry.resolved, now)}"
-            text = f"nothing was committed for {now - since:.0f} s; {stage}"
-            texts[owned.name] = escape_surrogates(text)
+                positions[partition] = _NOTHING_TAKEN
+        found = self._watch.check(now, positions)
+        look, behind = self._locator.look(now), time.time() - now
+        stages = {
+            partition: self._find_stage(look, partitions[partition], heads.get(partition))
+            for partition, since in found.heads.items()
+            if since < now
+        }
+        since = {**dict.fromkeys(idle, now), **found.heads}
+        stages |= {partition: look.find_buffered_stage(partitions[partition]) for partition in idle}
+        self._heads = {
+            partitions[partition].name: self._describe_head(
+                partitions[partition], heads.get(partition), since[partition] + behind, stages.get(partition)
+            )
+            for partition in since
+        }
+        self._found = {
+            partitions[partition].name: self._describe_stall(
+                partitions[partition], heads.get(partition), now - at, stages[partition]
+            )
+            for partition, at in found.since.items()
+        }
         for partition in found.begun:
             name = partitions[partition].name
-            context.log.warning("a partition stands still", partition=name, why=texts[name])
+            context.log.warning("a partition stands still", partition=name, why=self._found[name])
             if context.recorder is not None:
                 entry = heads.get(partition)
-                context.recorder.note_stall(partition, entry.item if entry is not None else None, texts[name])
+                context.recorder.note_stall(partition, entry.item if entry is not None else None, self._found[name])
         for partition in found.over:
             if partition in partitions:
                 context.log.info("a partition makes progress again", partition=partitions[partition].name)
-        return texts
 
-    def _find_why_buffered(self) -> str:
-        brake = self._context.brake
-        if brake is not None and (text := brake.describe_stall()) is not None:
-            return f"the brake is on ({text})"
-        return "the engine has no room for them"
+    @staticmethod
+    def _find_stage(look: Look, owned: OwnedPartition, head: Head | None) -> MessageStage:
+        return look.find_buffered_stage(owned) if head is None else look.find_stage(owned, head)
 
-    def _find_stage(self, owned: OwnedPartition, offset: int, resolved: bool, now: float) -> str:
-        if resolved:
-            waits = self._describe_waits()
-            what = "its commit is not confirmed"
-            if self._context.mode.cut is not None:
-                what = "its transaction is not committed"
-            return f"{what} ({waits['kafka']})" if "kafka" in waits else what
-        if offset in owned.held:
-            return "held by the failure brake"
-        calls = self._context.hooks.calls.find_unreturned(0.0)
-        hooks = [
-            f"{key.removesuffix(f' of {owned.name}')} {text}" for key, text in calls.items() if key.endswith(owned.name)
-        ]
-        if (stage := self._intake.describe_unarranged(owned.partition, offset)) is not None:
-            return next((text for text in hooks if text.startswith("arrange ")), stage)
-        run = _find_run(owned, offset)
-        if run is not None and (stage := self._find_task_stage(owned, run, now)) is not None:
-            return stage
-        if hooks:
-            return f"hook {hooks[0]}"
-        return self._find_delivery_stage(owned)
+    def _describe_stall(self, owned: OwnedPartition, head: Head | None, seconds: float, stage: MessageStage) -> str:
+        if head is None:
+            count = format_count(self._source.buffered(owned.partition), "message")
+            what = f"{count} buffered: {stage.why}"
+        else:
+            what = f"offset {head.item}: {stage.describe()}"
+        return escape_surrogates(f"nothing was committed for {seconds:.0f} s; {what}")
 
-    def _find_task_stage(self, owned: OwnedPartition, run: TaskRun, now: float) -> str | None:
-        """Return what a task waits for; None: it has ended, and a hook is to say what comes of it."""
-        name = f"task {run.task.task_id[:_MAX_TASK_CHARS]}"
-        if run.process is not None:
-            pid, started_at = getattr(run.process, "pid", None), getattr(run.process, "started_at", 0.0)
-            if not started_at:
-                return f"{name} waits for a resident program"
-            return f"{name} has been running for {now - started_at:.0f} s" + (f" (process {pid})" if pid else "")
-        if run.timer is not None:
-            most = self._context.settings.executor.max_retries + 1
-            due = max(0.0, run.timer.when() - now)
-            return f"{name} is in backoff: attempt {run.attempts} of {most} failed, the next is in {due:.0f} s"
-        if run in owned.parked:
-            return f"{name} waits until fewer results of its partition wait for sinks"
-        if self._context.pool.is_queued(run):
-            return f"{name} is queued: all executors are busy"
-        if owned.order is not None and run.attempts == 0:
-            return f"{name} waits for an earlier message with its key"
-        return None
-
-    def _find_delivery_stage(self, owned: OwnedPartition) -> str:
-        waits = self._describe_waits()
-        if text := waits.get("dead letters"):
-            return f"its dead letter is not confirmed ({text})"
-        sinks = [f"{name}: {text}" for name, text in sorted(waits.items()) if name.startswith("sinks.")]
-        if sinks:
-            return f"its results are not delivered ({'; '.join(sinks)})"
-        if owned.undelivered:
-            return "its results wait for their sinks"
-        if self._context.holds_windows:
-            return "it waits for the rest of its window"
-        return "it waits for a hook or a delivery"
-
-
-def _find_run(owned: OwnedPartition, offset: int) -> TaskRun | None:
-    """Return the first task of a message that is not terminal."""
-    for run in owned.pending.values():
-        window = run.owner
-        if not isinstance(window, WindowRun):
-            continue
-        index = bisect_left(window.messages, offset, key=lambda message: message.offset)
-        if index < len(window.messages) and window.messages[index].offset == offset and run in window.runs_of[index]:
-            return run
-    return None
+    def _describe_head(
+        self, owned: OwnedPartition, head: Head | None, since: float, stage: MessageStage | None
+    ) -> PartitionHead:
+        first = self._source.peek(owned.partition)
+        if head is not None:
+            offset, written_ms = head.item, owned.taken.find(head.item)
+        else:
+            offset = first.offset if first is not None else -1
+            written_ms = first.timestamp if first is not None and first.timestamp >= 0 else None
+        return PartitionHead(
+            offset,
+            round(since, 3),
+            None if written_ms is None else written_ms / 1000,
+            stage.stage.value if stage is not None else "",
+            escape_surrogates(stage.describe())[:_MAX_TEXT_CHARS] if stage is not None else "",
+            self._source.buffered(owned.partition),
+        )

@@ -42,6 +42,14 @@ class SinkCounts(msgspec.Struct, array_like=True):
     send_seconds: float = 0.0
 
 
+class LaneCounts(msgspec.Struct, array_like=True):
+    """What happened in a lane of a shared stream."""
+
+    broadcast: int = 0
+    resolved: int = 0
+    advanced: int = 0
+
+
 class Counts(msgspec.Struct, omit_defaults=True):
     """What happened in `seconds` seconds from `at` on, seconds since the epoch.
 
@@ -51,6 +59,7 @@ class Counts(msgspec.Struct, omit_defaults=True):
         attempt_counts: Attempts of tasks by duration, by `runtime.durations.DURATION_BOUNDS`.
         partitions: By "topic/partition"; of many partitions not every second.
         sinks: By place in the configuration.
+        lanes: Of a trigger host, by stream and lane: see `name_stream_lane`.
     """
 
     at: int
@@ -69,6 +78,7 @@ class Counts(msgspec.Struct, omit_defaults=True):
     attempt_seconds: float = 0.0
     partitions: dict[str, PartitionCounts] = {}
     sinks: dict[str, SinkCounts] = {}
+    lanes: dict[str, LaneCounts] = {}
 
     def add(self, later: Counts) -> None:
         """Add what happened afterwards."""
@@ -84,6 +94,13 @@ class Counts(msgspec.Struct, omit_defaults=True):
                 known.committed + counts.committed,
                 known.committed_to if counts.committed_to is None else counts.committed_to,
                 known.lag if counts.lag is None else counts.lag,
+            )
+        for name, lane in later.lanes.items():
+            earlier = self.lanes.get(name, LaneCounts())
+            self.lanes[name] = LaneCounts(
+                earlier.broadcast + lane.broadcast,
+                earlier.resolved + lane.resolved,
+                earlier.advanced + lane.advanced,
             )
         for name, sink in later.sinks.items():
             past = self.sinks.get(name, SinkCounts())
@@ -101,6 +118,11 @@ def add_workers(counts: Counts, other: Counts) -> None:
     in_flight = counts.in_flight + other.in_flight
     counts.add(other)
     counts.lag, counts.in_flight = (sum(lag) if lag else None), in_flight
+
+
+def name_stream_lane(stream: str, lane: str) -> str:
+    """Return the name under which a lane of a stream is counted."""
+    return f"{stream}\t{lane}"
 
 
 class CountSampler:

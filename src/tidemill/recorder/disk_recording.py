@@ -50,6 +50,7 @@ class DiskRecording:
         worker: The worker's name.
         settings: How much is kept and for how long.
         policy: When segments are sealed.
+        folder: The name of its folder; '': that of the group and the worker.
 
     Raises:
         OSError: Nothing can be written there.
@@ -57,7 +58,13 @@ class DiskRecording:
     """
 
     def __init__(
-        self, db_dir: Path, group: str, worker: str, settings: DebugSettings, policy: SealPolicy | None = None
+        self,
+        db_dir: Path,
+        group: str,
+        worker: str,
+        settings: DebugSettings,
+        policy: SealPolicy | None = None,
+        folder: str = "",
     ) -> None:
         """Begin the first period."""
         self._group = group
@@ -66,7 +73,7 @@ class DiskRecording:
         self._policy = policy or SealPolicy()
         self._db_dir = db_dir
         db_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._folder = db_dir / name_worker_folder(group, worker)
+        self._folder = db_dir / (folder or name_worker_folder(group, worker))
         self._open: dict[RowTable, OpenSegment] = {}
         self._names: dict[RowTable, SegmentName] = {}
         self._numbers = 0
@@ -159,6 +166,17 @@ class DiskRecording:
         """
         self.database.add_events(events)
 
+    def seal_full(self) -> None:
+        """Seal what is full or old enough.
+
+        Raises:
+            OSError: The disk refuses it; it is tried again later.
+            sqlite3.Error: Likewise.
+        """
+        for table, segment in list(self._open.items()):
+            if self._policy.is_full(segment.rows, segment.rows_bytes, segment.age_seconds):
+                self._seal(table)
+
     def tick(self) -> None:
         """Seal, flush, remove and rotate what is due; called at least once a second.
 
@@ -167,9 +185,7 @@ class DiskRecording:
             sqlite3.Error: Likewise.
         """
         now = time.monotonic()
-        for table, segment in list(self._open.items()):
-            if self._policy.is_full(segment.rows, segment.rows_bytes, segment.age_seconds):
-                self._seal(table)
+        self.seal_full()
         if self._unsealed and now >= self._retry_at:
             self._seal_again()
         if now - self._flushed >= self._settings.flush_interval_seconds:

@@ -27,6 +27,17 @@ class EventKind(enum.StrEnum):
     PERIODIC_RUN = "periodic_run"
     PARTITION_STALLED = "partition_stalled"
     ACTION = "action"
+    TRIGGER_STARTED = "trigger_started"
+    TRIGGER_RESTARTED = "trigger_restarted"
+    TRIGGER_ENDED = "trigger_ended"
+    TRIGGER_FAILED = "trigger_failed"
+    TRIGGER_HANDED_OVER = "trigger_handed_over"
+    ACK_TIMEOUT = "ack_timeout"
+    OVERFLOW = "overflow"
+    REJECTED = "rejected"
+    SEAT_ENDED = "seat_ended"
+    ADVANCE_FAILED = "advance_failed"
+    STREAM_FAILED = "stream_failed"
 
 
 #: What happens when all is well: the texts are reasons, not errors, and have no class.
@@ -38,6 +49,10 @@ ORDINARY = frozenset(
         EventKind.RESUMED,
         EventKind.ENGINE_STARTED,
         EventKind.ACTION,
+        EventKind.TRIGGER_STARTED,
+        EventKind.TRIGGER_RESTARTED,
+        EventKind.TRIGGER_ENDED,
+        EventKind.TRIGGER_HANDED_OVER,
     }
 )
 
@@ -51,8 +66,8 @@ class RecordedEvent(msgspec.Struct, frozen=True, omit_defaults=True):
         topic: Where it happened, if to a message or a partition; None otherwise.
         partition: Likewise.
         offset: Likewise; of a task with several messages, the first one.
-        task_id: The task it happened to.
-        sink: The sink's place in the configuration ("sinks.kafka.out").
+        task_id: The task it happened to; of a trigger host, the trigger.
+        sink: The sink's place in the configuration ("sinks.kafka.out"); of a trigger host, the shared stream.
         text: The error or the reason, secrets masked, up to `schema.MAX_ERROR_CHARS`.
         error_class: By which failures are grouped: `core.deadletters.letter_stats.generalize_error`.
         data: Other facts: the attempt, the number of letters, who did it.

@@ -4,6 +4,8 @@
     <db_dir>/<group>.<worker>/<worker>-<UTC start>/lock, messages-000001.open | .idx, .parquet, tasks-000001...
     <db_dir>/<group>.<worker>/<worker>-live.db -> the current one
 
+The folder of a trigger host is `triggers.<list>.<digest>`; several hosts of a list on one machine share it.
+
 Invariants: folders have mode 0700 and files 0600; no symbolic link below `db_dir` is followed; who writes to a period
 holds the lock of its folder, and only who holds it changes what is in it. A segment's index is there before the
 segment; while both the open and the sealed file of a segment are there, the sealed one counts.
@@ -46,6 +48,17 @@ def name_worker_folder(group: str, worker: str) -> str:
     if readable == wanted:
         return readable
     return f"{readable}.{hashlib.blake2b(wanted.encode('utf-8', 'replace'), digest_size=4).hexdigest()}"
+
+
+def name_list_folder(list_name: str) -> str:
+    """Return the name of the folder of a trigger list.
+
+    Example:
+        >>> name_list_folder("orders")
+        'triggers.orders.f85164bc'
+    """
+    readable = _UNSAFE.sub("_", list_name)[:_MAX_NAME].strip("._") or "_"
+    return f"triggers.{readable}.{hashlib.blake2b(list_name.encode('utf-8', 'replace'), digest_size=4).hexdigest()}"
 
 
 def make_private_folder(folder: Path) -> None:

@@ -138,6 +138,7 @@ class TaskRow(msgspec.Struct, frozen=True):
     stdout: bytes | None
     stderr: bytes | None
     error: str | None
+    stdin: bytes | None = None
 
 
 class EventRow(msgspec.Struct, frozen=True):

@@ -16,21 +16,35 @@ from tidemill.runtime.progress import EngineProgress
 _MINUTE = 60
 
 
+#: What happened since the last call, and the state; called with seconds since the epoch. None: nothing is known yet.
+Sample = Callable[[int], tuple[Counts, object] | None]
+
+
+def sample_progress(read_progress: Callable[[], EngineProgress | None]) -> Sample:
+    """Return what samples the sums over all engines."""
+    sampler = CountSampler()
+
+    def sample(at: int) -> tuple[Counts, object] | None:
+        progress = read_progress()
+        return None if progress is None else (sampler.take(progress, at), progress)
+
+    return sample
+
+
 class Sampler:
-    """Looks at the sums over all engines once a second.
+    """Looks at what is running once a second.
 
     Args:
         settings: The section `debug`.
-        read_progress: Returns the sums; None while there are none.
+        sample: Returns what happened; None: nothing is sampled.
     """
 
-    def __init__(self, settings: DebugSettings, read_progress: Callable[[], EngineProgress | None] | None) -> None:
+    def __init__(self, settings: DebugSettings, sample: Sample | None) -> None:
         """Look at nothing yet."""
         self._settings = settings
-        self._read_progress = read_progress
+        self._sample = sample
         self._config: dict[str, Any] | None = None
         self._database: EventsDatabase | None = None
-        self._counts = CountSampler()
         self._minute: Counts | None = None
         self._next = self._next_state = 0.0
 
@@ -58,16 +72,17 @@ class Sampler:
         if database is not self._database:
             self._enter(database)
         now = time.monotonic()
-        if self._read_progress is None or not self._settings.store_state or now < self._next:
+        if self._sample is None or not self._settings.store_state or now < self._next:
             return
         self._next = now + 1.0
-        progress = self._read_progress()
-        if progress is None:
+        found = self._sample(int(time.time()))
+        if found is None:
             return
-        self._store_counts(database, self._counts.take(progress, int(time.time())))
+        counts, state = found
+        self._store_counts(database, counts)
         if now >= self._next_state:
             self._next_state = now + self._settings.state_sync_interval_seconds
-            database.add_state(time.time_ns() // 1000, _encode(progress))
+            database.add_state(time.time_ns() // 1000, _encode(state))
 
     def _store_counts(self, database: EventsDatabase, counts: Counts) -> None:
         if counts != Counts(counts.at, lag=counts.lag, attempt_counts=[0] * len(counts.attempt_counts)):

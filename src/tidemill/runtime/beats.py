@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tidemill.runtime.progress import EngineProgress, Flow, without_texts
+from tidemill.runtime.progress import EngineProgress, Flow, PartitionHead, without_text, without_texts
 
 
 class PartitionChanges(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -23,6 +23,8 @@ class PartitionChanges(msgspec.Struct, frozen=True, omit_defaults=True):
         paused: All partitions that backpressure holds; None: as before.
         partitions: All partitions that are owned; None: as before.
         flow: Counts of messages that changed.
+        heads: The messages that hold partitions, where they changed.
+        heads_gone: Partitions that no message holds any more.
     """
 
     whole: bool = False
@@ -32,6 +34,8 @@ class PartitionChanges(msgspec.Struct, frozen=True, omit_defaults=True):
     paused: list[str] | None = None
     partitions: list[str] | None = None
     flow: dict[str, Flow] = {}
+    heads: dict[str, PartitionHead] = {}
+    heads_gone: list[str] = []
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
@@ -47,7 +51,8 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 
     def without_texts(self) -> Beat:
         """Return a beat that can always be sent: its numbers and names only."""
-        return Beat(without_texts(self.counts), self.changes)
+        heads = {name: without_text(head) for name, head in self.changes.heads.items()}
+        return Beat(without_texts(self.counts), msgspec.structs.replace(self.changes, heads=heads))
 
 
 def whole_beat(progress: EngineProgress) -> Beat:
@@ -59,8 +64,9 @@ def whole_beat(progress: EngineProgress) -> Beat:
         paused=progress.paused,
         partitions=progress.partitions,
         flow=progress.flow,
+        heads=progress.heads,
     )
-    counts = msgspec.structs.replace(progress, committed={}, lag={}, paused=[], partitions=[], flow={})
+    counts = msgspec.structs.replace(progress, committed={}, lag={}, paused=[], partitions=[], flow={}, heads={})
     return Beat(counts, changes)
 
 
@@ -79,6 +85,11 @@ def apply_beat(beat: Beat, before: EngineProgress) -> EngineProgress:
         counts.lag = before.lag | changes.lag
         for name in changes.lag_unknown:
             counts.lag.pop(name, None)
+    counts.heads = before.heads
+    if changes.heads or changes.heads_gone:
+        counts.heads = before.heads | changes.heads
+        for name in changes.heads_gone:
+            counts.heads.pop(name, None)
     counts.paused = before.paused if changes.paused is None else changes.paused
     counts.partitions = before.partitions if changes.partitions is None else changes.partitions
     return counts

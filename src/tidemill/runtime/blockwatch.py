@@ -55,6 +55,7 @@ class BlockWatch:
         threshold_seconds: How long one call may block the loop.
         on_block: Called when the loop is found late: on the watching thread, or on the loop if that could not run.
         on_over: Called on the loop when it continues, with the same block and its whole length.
+        lags: Where it counts how late the loop was; None: in an object of its own.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class BlockWatch:
         threshold_seconds: float,
         on_block: Callable[[Block], None],
         on_over: Callable[[Block], None] = lambda _: None,
+        lags: Durations | None = None,
     ) -> None:
         """Watch nothing yet."""
         self._threshold = threshold_seconds
@@ -71,7 +73,7 @@ class BlockWatch:
         # What the thread found, and since when the loop is late, change together: each block is reported once.
         self._changing = threading.Lock()
         #: How late the loop was at each of its reports.
-        self.lags = Durations()
+        self.lags = Durations() if lags is None else lags
         self._found: Block | None = None
         self._ended = threading.Event()
         self._handle: asyncio.TimerHandle | None = None

@@ -22,6 +22,7 @@ from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.link_messages import (
     MAX_FRAME_BYTES,
     MAX_HELLO_BYTES,
+    Ask,
     BadFrameError,
     Challenge,
     Command,
@@ -40,6 +41,7 @@ from tidemill.runtime.link_messages import (
     send_frame,
 )
 from tidemill.runtime.link_proof import Side, is_proof, link_proof, new_nonce
+from tidemill.runtime.link_questions import Answers
 from tidemill.runtime.link_records import RecordSender
 from tidemill.runtime.log import throttle
 from tidemill.runtime.progress import EngineSummary, drop_summary_texts
@@ -98,6 +100,8 @@ class EngineLink:
         self._engine_tasks = tasks or EngineTasks()
         self._tasks: list[asyncio.Task[Any]] = []
         self._records: RecordSender | None = None
+        #: Answers what the driver asks.
+        self.answers = Answers()
 
     def carry(self, frames: OutgoingFrames) -> None:
         """Send what the engine records, from now on."""
@@ -219,6 +223,8 @@ class EngineLink:
                 case Stored(seq):
                     if self._records is not None:
                         self._records.note_stored(seq)
+                case Ask() as ask:
+                    self.answers.answer(ask, self._writer)
                 case command:
                     self._on_command(command)
 
@@ -229,6 +235,7 @@ class EngineLink:
                 self._send_beat()
             if self._records is not None:
                 self._records.send()
+            self.answers.send(self._writer)
             await asyncio.sleep(BEAT_SECONDS)
 
     def _send_beat(self) -> None:

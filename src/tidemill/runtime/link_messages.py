@@ -12,6 +12,7 @@ import struct
 
 import msgspec
 
+from tidemill.core.pipeline.message_stage import MessageStage
 from tidemill.runtime.beats import Beat
 from tidemill.runtime.progress import EngineSummary
 
@@ -88,11 +89,13 @@ class Rows(msgspec.Struct, frozen=True, tag=True):
         seq: The number of the frame; rows and events of an engine are numbered together.
         table: What the rows are about.
         body: The rows; opaque to the link.
+        count: How many they are, for who cannot read or store them.
     """
 
     seq: int
     table: str
     body: bytes
+    count: int = 1
 
 
 class Events(msgspec.Struct, frozen=True, tag=True):
@@ -100,6 +103,21 @@ class Events(msgspec.Struct, frozen=True, tag=True):
 
     seq: int
     body: bytes
+    count: int = 1
+
+
+class Answer(msgspec.Struct, frozen=True, tag=True):
+    """The answer to an `Ask`.
+
+    Attributes:
+        number: The question's.
+        stage: Where the message is; None: it is not open in this engine.
+        problem: Why that cannot be said.
+    """
+
+    number: int
+    stage: MessageStage | None = None
+    problem: str = ""
 
 
 # -- frames from the driver --------------------------------------------------------------------------------
@@ -148,11 +166,17 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pause(msgspec.Struct, frozen=True, tag=True):
-    """Take no new messages."""
+    """Take no new messages.
+
+    Attributes:
+        partitions: Of these partitions of the source topic, and of no others; None: of all.
+    """
+
+    partitions: list[int] | None = None
 
 
 class Resume(msgspec.Struct, frozen=True, tag=True):
-    """Take messages again."""
+    """Take messages of all partitions again."""
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
@@ -169,9 +193,25 @@ class Stored(msgspec.Struct, frozen=True, tag=True):
     seq: int
 
 
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """Where is this message? Answered by `Answer`.
+
+    Attributes:
+        number: Which question it is.
+        topic: The message's topic.
+        partition: Its partition.
+        offset: Its offset.
+    """
+
+    number: int
+    topic: str
+    partition: int
+    offset: int
+
+
 Command = Begin | Go | Drain | Pause | Resume | Release | Exit
-FromEngine = Hello | Proof | Beat | Ready | Ended | Rows | Events
-FromDriver = Challenge | Welcome | Refused | Stored | Command
+FromEngine = Hello | Proof | Beat | Ready | Ended | Rows | Events | Answer
+FromDriver = Challenge | Welcome | Refused | Stored | Ask | Command
 
 _encode = msgspec.msgpack.Encoder().encode
 from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)

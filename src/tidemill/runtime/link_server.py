@@ -23,10 +23,12 @@ import msgspec
 import structlog
 
 from tidemill.core.errors import RemoteError
+from tidemill.core.pipeline.message_stage import MessageStage
 from tidemill.runtime.beats import Beat, apply_beat
 from tidemill.runtime.link_messages import (
     MAX_FRAME_BYTES,
     MAX_HELLO_BYTES,
+    Answer,
     BadFrameError,
     Challenge,
     Ended,
@@ -45,6 +47,7 @@ from tidemill.runtime.link_messages import (
     send_frame,
 )
 from tidemill.runtime.link_proof import NONCE_BYTES, Side, is_proof, link_proof, new_nonce
+from tidemill.runtime.link_questions import Questions
 from tidemill.runtime.link_records import RecordSink
 from tidemill.runtime.progress import EngineProgress, EngineSummary
 
@@ -115,6 +118,7 @@ class LinkServer:
         self._links: dict[int, asyncio.StreamWriter] = {}
         self._snapshots: dict[int, EngineProgress] = {}
         self._hellos: dict[int, Hello] = {}
+        self._questions = Questions()
         self._writers: set[asyncio.StreamWriter] = set()
 
     # -- any thread ----------------------------------------------------------------------------------------
@@ -189,6 +193,14 @@ class LinkServer:
         if writer is not None and not writer.is_closing():
             send_frame(writer, frame)
 
+    async def ask(self, link: int, topic: str, partition: int, offset: int) -> MessageStage | None:
+        """Ask an engine where a message is; None: it is not open there. Only on the link's loop.
+
+        Raises:
+            RemoteError: There is no answer.
+        """
+        return await self._questions.ask(link, self._links.get(link), topic, partition, offset)
+
     def close_link(self, link: int) -> None:
         """Close a connection once what was sent is out. Only on the link's loop."""
         writer = self._links.get(link)
@@ -237,6 +249,7 @@ class LinkServer:
             if link is not None:
                 del self._links[link], self._hellos[link]
                 self._snapshots.pop(link, None)
+                self._questions.note_closed(link)
                 self._events.on_closed(link)
 
     async def _hello(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Hello:
@@ -263,6 +276,8 @@ class LinkServer:
                 self._events.on_ready(link)
             case Ended(summary):
                 self._events.on_ended(link, summary)
+            case Answer() as answer:
+                self._questions.note_answer(link, answer)
             case Rows() | Events():
                 self._store(link, frame)
             case _:
@@ -273,9 +288,9 @@ class LinkServer:
         if records is None:
             self.send(link, Stored(frame.seq))
         elif isinstance(frame, Rows):
-            records.put_rows(hello.engine_id, hello.slot, frame.seq, frame.table, frame.body)
+            records.put_rows(hello.engine_id, hello.slot, frame.seq, frame.table, frame.body, frame.count)
         else:
-            records.put_events(hello.engine_id, hello.slot, frame.seq, frame.body)
+            records.put_events(hello.engine_id, hello.slot, frame.seq, frame.body, frame.count)
 
     def _confirm(self, engine_id: str, seq: int) -> None:
         for link, hello in self._hellos.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -43,15 +43,31 @@ class SourceMessage(msgspec.Struct, dict=False):
         return (len(self.key) if self.key else 0) + (len(self.value) if self.value else 0)
 
 
-def place_of(messages: Sequence[SourceMessage]) -> tuple[str, str]:
-    """Return the partition of messages, which is that of all of them, and which they are, for people.
+class Place(NamedTuple):
+    """Where something of a handler belongs.
+
+    Attributes:
+        partition: The partition's name; '' for none.
+        messages: Which messages, for people.
+        first: The offset of the first one; -1: none.
+        last: That of the last one.
+    """
+
+    partition: str = ""
+    messages: str = ""
+    first: int = -1
+    last: int = -1
+
+
+def place_of(messages: Sequence[SourceMessage]) -> Place:
+    """Return the partition of messages, which is that of all of them, and which they are.
 
     Example:
         >>> place_of([SourceMessage("t", 3, 17), SourceMessage("t", 3, 20)])
-        ('t/3', 'messages 17 to 20')
+        Place(partition='t/3', messages='messages 17 to 20', first=17, last=20)
     """
     if not messages:
-        return "", ""
+        return Place()
     first, last = messages[0], messages[-1]
     which = f"message {first.offset}" if len(messages) == 1 else f"messages {first.offset} to {last.offset}"
-    return f"{first.topic}/{first.partition}", which
+    return Place(f"{first.topic}/{first.partition}", which, first.offset, last.offset)

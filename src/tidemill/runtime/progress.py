@@ -53,6 +53,26 @@ def list_waits(stalled: Mapping[str, str]) -> Mapping[str, str]:
 Flow = tuple[int, int, int]
 
 
+class PartitionHead(msgspec.Struct, frozen=True, array_like=True):
+    """The message that holds a partition: the oldest one whose commit is not confirmed.
+
+    Attributes:
+        offset: Which one; the first that waits to be taken, if none is open.
+        since: Since when it holds the partition, in seconds since the epoch, to about a second.
+        written_at: When it was written to its topic, to the precision of the batch that was taken; None: not known.
+        stage: What it waits for, in the words of `core.pipeline.message_stage.Stage`; '': the partition moves.
+        text: The same with its details.
+        buffered: How many messages of the partition wait to be taken.
+    """
+
+    offset: int
+    since: float
+    written_at: float | None
+    stage: str
+    text: str
+    buffered: int
+
+
 class SinkStats(msgspec.Struct):
     """What happened at one sink of an engine.
 
@@ -130,10 +150,12 @@ class EngineProgress(msgspec.Struct):
         attempts: How long attempts of tasks ran.
         queue_waits: How long tasks waited in the queue for a free executor, before each attempt.
         spawns: How long it took to start an attempt's process, or to give the task to a resident one.
+        batches: How long windows took, from their first message until the hooks of all of their messages had run.
         hooks: How long calls of the handler's hooks took, by hook.
         loop_lags: How late the event loop was, four times per `executor.block_seconds`.
         consumer_errors: Errors that Kafka's client reported.
         flow: Per "topic/partition", the messages that were taken, committed, and given up uncommitted.
+        heads: Per "topic/partition", the message that holds it; those without work are not in it.
     """
 
     consumed: int = 0
@@ -175,10 +197,12 @@ class EngineProgress(msgspec.Struct):
     attempts: Durations = msgspec.field(default_factory=Durations)
     queue_waits: Durations = msgspec.field(default_factory=Durations)
     spawns: Durations = msgspec.field(default_factory=Durations)
+    batches: Durations = msgspec.field(default_factory=Durations)
     hooks: dict[str, Durations] = {}
     loop_lags: Durations = msgspec.field(default_factory=Durations)
     consumer_errors: int = 0
     flow: dict[str, Flow] = {}
+    heads: dict[str, PartitionHead] = {}
 
 
 class EngineSummary(msgspec.Struct):
@@ -196,6 +220,11 @@ UNSENT = "(this text cannot be sent)"
 MAX_ERROR_CHARS = 20_000
 
 
+def without_text(head: PartitionHead) -> PartitionHead:
+    """Return what holds a partition, without the details."""
+    return msgspec.structs.replace(head, text=UNSENT if head.text else "")
+
+
 def without_texts(progress: EngineProgress) -> EngineProgress:
     """Return a snapshot that can always be sent: its numbers and names only."""
     return msgspec.structs.replace(
@@ -206,6 +235,7 @@ def without_texts(progress: EngineProgress) -> EngineProgress:
             name: msgspec.structs.replace(stats, last_error=stats.last_error and UNSENT)
             for name, stats in progress.sinks.items()
         },
+        heads={name: without_text(head) for name, head in progress.heads.items()},
     )
 
 

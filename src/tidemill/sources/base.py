@@ -149,6 +149,9 @@ class Source(Protocol):
     def buffered(self, partition: TopicPartition) -> int:
         """How many messages of a partition wait in the buffer."""
 
+    def peek(self, partition: TopicPartition) -> SourceMessage | None:
+        """Return the next message of a partition in the buffer, without taking it; None: there is none."""
+
     def commit(self, offsets: Mapping[TopicPartition, int], records: Records | None = None) -> None:
         """Commit, with these records or not at all; `on_committed` reports the result."""
 

@@ -101,6 +101,11 @@ class BoundedSource:
         """Return how many messages of the partition can be pulled."""
         return 0 if self._stop else len(self._buffers.get(partition, ()))
 
+    def peek(self, partition: TopicPartition) -> SourceMessage | None:
+        """Return the next message of the partition that can be pulled."""
+        buffer = self._buffers.get(partition)
+        return buffer[0] if buffer and not self._stop else None
+
     @property
     def is_empty(self) -> bool:
         """Whether everything was read and taken."""

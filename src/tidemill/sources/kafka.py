@@ -118,6 +118,11 @@ class KafkaSource:
         buffer = self._told.get(partition)
         return len(buffer.messages) if buffer is not None else 0
 
+    def peek(self, partition: TopicPartition) -> SourceMessage | None:
+        """Return the next message of the partition that can be pulled."""
+        buffer = self._told.get(partition)
+        return buffer.messages[0] if buffer is not None and buffer.messages else None
+
     def commit(self, offsets: Mapping[TopicPartition, int], records: Records | None = None) -> None:
         """Hand offsets to the thread; those not yet sent are replaced by later ones."""
         owned = [(tp, self._told.get(tp), offset) for tp, offset in offsets.items()]

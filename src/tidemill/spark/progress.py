@@ -13,6 +13,7 @@ from tidemill.runtime.durations import sum_durations
 from tidemill.runtime.progress import EngineProgress, Flow, SinkStats
 
 MergedT = TypeVar("MergedT")
+ValueT = TypeVar("ValueT")
 
 #: How many of the slowest tasks a sum keeps.
 SLOWEST = 10
@@ -23,7 +24,7 @@ class EngineStatus(msgspec.Struct, frozen=True):
 
     Attributes:
         slot: The slot's number.
-        state: idle, waiting, starting, running, link lost, cancelled or finished.
+        state: idle, waiting, starting, running, restarting, link lost, cancelled or finished.
         pid: The engine's process, None before its hello.
         host: The engine's host.
         starts: How many engines this slot has had.
@@ -42,14 +43,32 @@ class EngineStatus(msgspec.Struct, frozen=True):
     past: EngineProgress | None = None
 
 
+class PauseStatus(msgspec.Struct, frozen=True):
+    """What a user has paused.
+
+    Attributes:
+        partition: Of the source topic; None: all.
+        until: When it ends, in seconds since the epoch.
+        left_seconds: How long that is from now.
+        by: Who asked for it.
+    """
+
+    partition: int | None
+    until: float
+    left_seconds: float
+    by: str
+
+
 class PipelineProgress(EngineProgress):
     """The sums over all engines, ended ones included.
 
     Attributes:
         engines: Each slot.
+        pauses: What users have paused.
     """
 
     engines: list[EngineStatus] = msgspec.field(default_factory=list)
+    pauses: list[PauseStatus] = msgspec.field(default_factory=list)
 
 
 #: Gauges of an ended engine no longer count; its counters do.
@@ -85,7 +104,7 @@ _SINK_COUNTS = (
     "breaker_opened",
     "retried",
 )
-_DURATIONS = ("attempts", "queue_waits", "spawns", "loop_lags")
+_DURATIONS = ("attempts", "batches", "queue_waits", "spawns", "loop_lags")
 _HELD = (
     "tasks_running",
     "tasks_queued",
@@ -159,6 +178,7 @@ def sum_progress(
         total.hooks[hook] = sum_durations(part.hooks[hook] for part in (*past, *now) if hook in part.hooks)
     total.lag = sums.of("lag", now, _joined)
     total.paused = sorted({name for part in now for name in part.paused})
+    total.heads = sums.of("heads", now, _joined)
     total.partitions = sums.of("partitions", now, lambda names: sorted(set().union(*names)))
     for part in now:
         total.stalled |= part.stalled
@@ -190,8 +210,8 @@ def _add_flow(parts: Sequence[dict[str, Flow]]) -> dict[str, Flow]:
     return total
 
 
-def _joined(parts: Sequence[dict[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
+def _joined(parts: Sequence[dict[str, ValueT]]) -> dict[str, ValueT]:
+    total: dict[str, ValueT] = {}
     for part in parts:
         total |= part
     return total

@@ -75,6 +75,10 @@ class ScriptedSource:
         """Return how many messages wait."""
         return len(self._buffers.get(partition, ())) if self._fetching else 0
 
+    def peek(self, partition: TopicPartition) -> SourceMessage | None:
+        """Return the next message, if one waits."""
+        return self._buffers[partition][0] if self.buffered(partition) else None
+
     def commit(self, offsets: Mapping[TopicPartition, int], records: Records | None = None) -> None:
         """Record the commit and the records sent with it, and answer it as scripted."""
         self.records.append(dict(records or {}))

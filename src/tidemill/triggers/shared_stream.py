@@ -17,10 +17,10 @@ from tidemill.triggers.stream_api import (
     SubscriberObserver,
     SubscriberOverflow,
 )
-from tidemill.triggers.streams.life import StreamCounts
 from tidemill.triggers.streams.manager import DEFAULT_SUBSCRIBER_QUEUE_MAX, SharedStreamManager
 from tidemill.triggers.streams.report import StreamReport
 from tidemill.triggers.streams.routing import Routed, route
+from tidemill.triggers.streams.stream_counts import StreamCounts
 from tidemill.triggers.streams.subscription import CURRENT
 
 __all__ = [

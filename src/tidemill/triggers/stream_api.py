@@ -9,12 +9,34 @@ from __future__ import annotations
 import abc
 from collections.abc import AsyncIterator, Collection, Hashable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from tidemill.core.errors import TidemillError
 
 #: Set while a producer is created: the name of the list of triggers whose host runs it, '' without one.
 LIST_NAME: Final[ContextVar[str]] = ContextVar("tidemill_list_name", default="")
+
+
+@dataclass(slots=True)
+class UpstreamCounts:
+    """What the producers of a process did, for its metrics; a producer that counts nothing is counted as nothing.
+
+    Attributes:
+        redelivered: Events that were delivered once more.
+        dead_lettered: Events whose dead letters are confirmed, by what happened to them: "failed" or "rejected".
+    """
+
+    redelivered: int = 0
+    dead_lettered: dict[str, int] = field(default_factory=dict)
+
+    def add_letter(self, kind: str) -> None:
+        """Count a dead letter."""
+        self.dead_lettered[kind] = self.dead_lettered.get(kind, 0) + 1
+
+
+#: Set while a producer is created: where it counts; None outside of a host.
+UPSTREAM_COUNTS: Final[ContextVar[UpstreamCounts | None]] = ContextVar("tidemill_upstream_counts", default=None)
 
 
 class AdvanceOutcome(NamedTuple):

@@ -322,7 +322,7 @@ def test_abandoning_a_lane_forgets_its_items_wherever_they_are() -> None:
     queue.note_answers([None], 10.0, 0)
     queue.take(10.0)
     assert queue.outstanding == 0
-    assert list(queue._yield_items()) == []
+    assert list(queue.list_items()) == []
 
 
 def test_an_asked_item_behind_the_head_can_be_abandoned() -> None:
@@ -1073,7 +1073,7 @@ class Schedule:
                 self.answer([])
             self.now += 10.0
         assert sorted(self.ended) == [item.number for item in self.items]
-        assert list(self.queue._yield_items()) == []
+        assert list(self.queue.list_items()) == []
         assert not self.queue._holds
 
 
@@ -1096,5 +1096,5 @@ def test_memory_is_proportional_to_what_is_outstanding() -> None:
                 queue.note_answers(
                     [AGAIN if number % 1000 == 999 and i == 0 else None for i in range(len(batch))], 0.0, 0
                 )
-            assert len(set(queue._yield_items())) == queue.outstanding
+            assert len(set(queue.list_items())) == queue.outstanding
             assert queue.outstanding < 200

@@ -270,3 +270,19 @@ def test_waiting_messages_are_known():
     assert [order.is_waiting(offset) for offset in (10, 11, 12)] == [False, True, False]
     order.note_task_done("a")
     assert not order.is_waiting(11)
+
+
+def test_the_message_that_a_task_waits_for_is_known() -> None:
+    order: KeyOrder[str] = KeyOrder(hooked=True)
+    order.add_tasks([("a", [10]), ("b", [11]), ("c", [12])], {10: b"x", 11: b"x", 12: b"y"})
+    assert [order.find_blocker(task) for task in ("a", "b", "c", "unknown")] == [None, 10, None, None]
+    order.note_task_done("a")
+    assert order.find_blocker("b") == 10, "its hook has not run"
+    order.note_message_done(10)
+    assert order.find_blocker("b") is None
+
+
+def test_a_task_behind_one_for_several_messages_waits_for_the_first_of_them() -> None:
+    order: KeyOrder[str] = KeyOrder()
+    order.add_tasks([("all", []), ("late", [11])], {10: b"x", 11: b"x"})
+    assert order.find_blocker("late") == 10

@@ -35,6 +35,8 @@ def test_a_lane_stands_still_if_its_head_was_the_same_for_the_whole_time(
         found = watch.check(now, heads)
 
         assert found.since == expected
+        assert found.heads.keys() == heads.keys()
+        assert {lane: at for lane, at in found.heads.items() if now - at >= STALL} == expected
         assert set(found.begun) == expected.keys() - before, "each is named once"
         assert set(found.over) == before - expected.keys()
         before = set(expected)

@@ -115,3 +115,11 @@ def test_a_large_item_without_a_linger_is_closed_when_nothing_more_is_waiting() 
     assert windowing.add("large", 1000, 0.0) == Window(0, ["small"], 1)
     assert windowing.due is None
     assert windowing.close_idle(0.0) == Window(1, ["large"], 1000)
+
+
+def test_what_is_in_the_open_window_can_be_seen() -> None:
+    windowing: Windowing[str] = Windowing(2, 1000, 1.0)
+    windowing.add("a", 1, 0.0)
+    assert list(windowing.items) == ["a"]
+    windowing.add("b", 1, 0.0)
+    assert not windowing.items

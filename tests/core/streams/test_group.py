@@ -14,6 +14,7 @@ from tests.core.examples import examples
 
 from tidemill.core.ledger import Batch
 from tidemill.core.streams.group import StreamGroup
+from tidemill.core.streams.lane_counts import LaneCount, count_lanes
 from tidemill.core.streams.members import Blame, Cause, Member, Refusal, StreamLimits
 from tidemill.core.streams.pending_events import PendingEvents
 
@@ -1285,3 +1286,26 @@ def test_the_group_agrees_with_the_model_over_long_schedules(kind: type[GroupAga
         machine.both_say_the_same()
         if isinstance(machine, SeatsAgainstNaive):
             machine.seats_are_known()
+
+
+def test_lanes_are_counted_without_their_holders() -> None:
+    group = Group()
+    member = group.join("a")
+    group.send(1, "x", now=3.0)
+    group.send(2, "y", now=4.0)
+    group.send(3, "x", now=5.0)
+    group.load_more(member)
+    member.window = next(member.unread)
+    assert group.reject(member, member.window) is Refusal.REJECTED
+
+    assert count_lanes(group.ledger) == [LaneCount("x", 2, 0, 3.0), LaneCount("y", 1, 0, 4.0)]
+    assert group.failures
+
+    list(member.unread)
+    group.load_more(member)
+    batch = group.take()
+    assert batch is not None
+    assert [lane.resolved for lane in count_lanes(group.ledger)] == [2, 1]
+    group.settle(batch)
+    assert count_lanes(group.ledger) == [LaneCount("y", 1, 1, 4.0)]
+    assert not group.failures

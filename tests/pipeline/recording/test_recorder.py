@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 from tests.pipeline.conftest import Rig, message
 from tests.until import until
 
@@ -38,6 +39,7 @@ from tidemill.pipeline.reports.report import NO_WINDOW, FinishedBatch
 from tidemill.pipeline.tasks.process import ProcessOutcome
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.schema import MAX_BODY_BYTES, RowTable, decode_rows
+from tidemill.runtime import log as log_module
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.base import Refusal
@@ -256,6 +258,54 @@ async def test_output_is_kept_of_slow_and_failed_tasks_only_unless_settings_say_
         await it.committed(1)
         rows = sorted((await end(it)).tasks, key=lambda row: row["task_id"])
         assert [row["stdout"] is not None for row in rows] == kept
+
+
+async def test_input_is_kept_masked_and_cut_only_if_settings_say_so(rig: MakeRig) -> None:
+    big = b"first\n" + b"x" * 100_000 + b"\nlast"
+
+    class Three(Handler[Any, Any]):
+        async def arrange(self, messages: Any, pending: Any) -> list[ExecutorTask]:
+            tasks = [shell("cat; exit 1", task_id=name) for name in ("a", "b", "c")]
+            for task, stdin in zip(tasks, (SECRET, big, None), strict=True):
+                task.stdin = stdin
+            return tasks
+
+        async def on_error(self, task: ExecutorTask, error: ExecutorError) -> ErrorAction:
+            return ErrorAction.SKIP
+
+    for debug, has_output in (({"store_stdin": True, "store_output": False}, False), ({"store_stdin": True}, True)):
+        it = rig(Three(), [message(0)], debug=debug)
+        await it.committed(1)
+        rows = sorted((await end(it)).tasks, key=lambda row: row["task_id"])
+        assert rows[0]["stdin"] == b"password=***"
+        assert rows[1]["stdin"].startswith(b"first\n")
+        assert rows[1]["stdin"].endswith(b"last")
+        assert len(rows[1]["stdin"]) <= 64 * 1024
+        assert rows[2]["stdin"] == b""
+        assert [row["stdout"] is not None for row in rows] == [has_output] * 3
+    it = rig(Three(), [message(0)], debug={})
+    await it.committed(1)
+    assert [row["stdin"] for row in (await end(it)).tasks] == [None] * 3
+
+
+async def test_slow_tasks_are_logged_at_a_limited_rate(rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "_LIMITS", log_module._Limits())
+
+    class Slow(Handler[Any, Any]):
+        async def arrange(self, messages: Any, pending: Any) -> list[ExecutorTask]:
+            return [shell("sleep 0.02", m.offset, task_id=f"slow-{m.offset}") for m in messages]
+
+    with capture_logs() as logs:
+        it = rig(Slow(), [message(offset) for offset in range(4)], debug={"log_min_duration_ms": 10})
+        await it.committed(4)
+        await end(it)
+        quiet = rig(Slow(), [message(0)], debug={"log_min_duration_ms": 60_000})
+        await quiet.committed(1)
+        await end(quiet)
+    (line,) = [line for line in logs if line["event"] == "a task was slow"]
+    assert (line["log_level"], line["partition"], line["attempt"], line["exit_code"]) == ("info", "t/0", 1, 0)
+    assert line["task_id"] == f"slow-{line['offset']}"
+    assert line["seconds"] >= 0.01
 
 
 async def test_fast_tasks_leave_no_row_if_settings_say_so_but_failed_ones_do(rig: MakeRig) -> None:

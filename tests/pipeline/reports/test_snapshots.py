@@ -17,9 +17,11 @@ from tidemill.pipeline.services import ServiceStatistics
 from tidemill.pipeline.tasks.pool import PoolStatistics
 from tidemill.runtime.beats import apply_beat
 from tidemill.runtime.durations import Durations
-from tidemill.runtime.progress import EngineProgress, SinkStats
+from tidemill.runtime.progress import UNSENT, EngineProgress, PartitionHead, SinkStats
 from tidemill.sources.base import SourceStatistics
 from tidemill.testing.scripted import ScriptedSource
+
+HEADS = {"t/0": PartitionHead(40, 41.0, 42.0, "task", "task a has been running for 43 s", 44)}
 
 
 class Part:
@@ -50,14 +52,14 @@ def make_parts(**other: Any) -> Any:
             )
         ),
         "brake": Part(BrakeStatistics(held=19)),
-        "counters": Part(CounterStatistics(20, 21, 22, 23, 24, 25, 26)),
+        "counters": Part(CounterStatistics(20, 21, 22, 23, 24, 25, 26, Durations([45]))),
         "slowest": Slowest(),
     }
     return ReportingParts(**{**parts, **other})
 
 
 def test_a_snapshot_has_every_number_of_every_part() -> None:
-    progress = Snapshots(make_parts(), lambda: {"kafka": "is away"}).take_whole()
+    progress = Snapshots(make_parts(), lambda: {"kafka": "is away"}, lambda: HEADS).take_whole()
     assert (progress.cpu_seconds > 0, progress.rss_bytes > 0) == (True, True)
     progress.cpu_seconds = progress.rss_bytes = 0
     assert progress == EngineProgress(
@@ -99,19 +101,22 @@ def test_a_snapshot_has_every_number_of_every_part() -> None:
         loop_blocks=18,
         sinks={"sinks.kafka.out": SinkStats(7)},
         in_flight=26,
+        batches=Durations([45]),
         uncommitted=12,
+        heads=HEADS,
     )
 
 
 def test_without_a_brake_nothing_is_held() -> None:
-    assert Snapshots(make_parts(brake=None), dict).take_whole().held == 0
+    assert Snapshots(make_parts(brake=None), dict, dict).take_whole().held == 0
 
 
 def test_a_beat_has_what_changed_since_the_one_before() -> None:
     commits = Commits(ScriptedSource(), lambda partition, count: None, AtLeastOnce())
     source = Part(SourceStatistics(0, {("t", 0): 2, ("t", 1): 5}))
     partitions = Part(PartitionStatistics(["t/0", "t/1"], [], 0, 0))
-    snapshots = Snapshots(make_parts(commits=commits, source=source, partitions=partitions), dict)
+    heads = [HEADS]
+    snapshots = Snapshots(make_parts(commits=commits, source=source, partitions=partitions), dict, lambda: heads[-1])
     seen = apply_beat(snapshots.take_beat(whole=True), EngineProgress())
     assert (seen.lag, seen.committed) == ({"t/0": 2, "t/1": 5}, {})
 
@@ -129,3 +134,23 @@ def test_a_beat_has_what_changed_since_the_one_before() -> None:
     assert (left.changes.lag_unknown, left.changes.paused, left.changes.partitions) == (["t/0"], ["t/1"], ["t/1"])
     seen = apply_beat(left, apply_beat(changed, seen))
     assert (seen.lag, seen.committed, seen.partitions) == ({"t/1": 4}, {"t/1": 6}, ["t/1"])
+
+
+def test_a_beat_has_what_holds_a_partition_only_when_that_changes() -> None:
+    held, later = HEADS["t/0"], PartitionHead(50, 51.0, None, "", "", 0)
+    commits = Commits(ScriptedSource(), lambda partition, count: None, AtLeastOnce())
+    heads = [{"t/0": held, "t/1": held}]
+    snapshots = Snapshots(make_parts(commits=commits), dict, lambda: heads[-1])
+    seen = apply_beat(snapshots.take_beat(whole=True), EngineProgress())
+    assert seen.heads == {"t/0": held, "t/1": held}
+    nothing = snapshots.take_beat(whole=False)
+    assert (nothing.changes.heads, nothing.changes.heads_gone) == ({}, [])
+    assert apply_beat(nothing, seen).heads is seen.heads
+    heads.append({"t/1": later})
+    moved = snapshots.take_beat(whole=False)
+    assert (moved.changes.heads, moved.changes.heads_gone) == ({"t/1": later}, ["t/0"])
+    assert apply_beat(moved, seen).heads == {"t/1": later}
+    assert seen.heads.keys() == {"t/0", "t/1"}, "any thread may read what was there before"
+    assert moved.without_texts().changes.heads == {"t/1": later}
+    heads.append({"t/0": held})
+    assert snapshots.take_beat(whole=True).without_texts().changes.heads["t/0"].text == UNSENT

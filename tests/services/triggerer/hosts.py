@@ -11,6 +11,7 @@ from tests.store.helpers import all_events
 from tidemill.config.triggerer_settings import TriggererSettings
 from tidemill.core.triggers.lifecycle import BACKOFF
 from tidemill.services.triggerer.host import TriggerHost
+from tidemill.services.triggerer.host_book import HostBook
 from tidemill.services.triggerer.sessions import Ownership
 from tidemill.store.database import Database
 from tidemill.store.queries.triggers import find_triggers
@@ -28,6 +29,8 @@ class Hosts:
 
     #: The pauses before restarts.
     backoff = BACKOFF
+    #: Where they note what happens; None: each in a book of its own.
+    book: HostBook | None = None
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -37,7 +40,8 @@ class Hosts:
     async def make(self, list_name: str = "list", **settings: Any) -> TriggerHost:
         ownership = Ownership(self.database, list_name)
         await ownership.acquire()
-        host = TriggerHost(self.database, TriggererSettings(**settings), ownership, backoff=self.backoff)
+        found = TriggererSettings(**settings)
+        host = TriggerHost(self.database, found, ownership, backoff=self.backoff, book=self.book)
         ownership.compare_tokens(lambda: host.tokens, host.hand_over)
         self.running.append(host)
         self.owned[host] = ownership

@@ -174,6 +174,9 @@ class Source:
     def buffered(self, partition: TopicPartition) -> int:
         return 0
 
+    def peek(self, partition: TopicPartition) -> SourceMessage | None:
+        return None
+
     def commit(self, offsets: Mapping[TopicPartition, int], records: Records | None = None) -> None:
         rng = self.broker.rng
         status = CommitStatus.AGAIN if not self.broker.calm and rng.random() < 0.1 else CommitStatus.DONE

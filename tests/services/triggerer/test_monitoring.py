@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.runtime.metrics.asking import ask, parse, scrape
 from tidemill.config.metrics_settings import MetricsSettings
 from tidemill.core.streams.members import LaneReport
 from tidemill.core.triggers.group_commit import Standing
+from tidemill.runtime.durations import Durations
 from tidemill.services.triggerer import monitoring
 from tidemill.services.triggerer.host_metrics import DEFINITIONS, HostState, collect_metrics
 from tidemill.services.triggerer.monitoring import HostMonitor, find_reasons
@@ -28,7 +30,19 @@ STREAMS = (
     StreamReport(("orders", "eu"), ("a", "b"), {}, 3, None, (lane(("orders", 0), 90.0), lane(None, 50.0))),
     StreamReport(("orders", "us"), ("c",), {}, 4, None, (lane(("orders", 0), 80.0), lane("/home/me/secret", 40.0))),
 )
-BUSY = HostState(True, True, 5, STREAMS, 100.0, 17)
+BUSY = HostState(
+    store_known=True,
+    active=True,
+    started=True,
+    store_open=True,
+    triggers=5,
+    streams=STREAMS,
+    now=100.0,
+    advanced=17,
+    redelivered=3,
+    dead_lettered={"rejected": 2},
+    lags=Durations([1, 0, 2, *[0] * 12], 0.05),
+)
 
 
 def collected(state: HostState) -> dict[str, dict[tuple[str, ...], float]]:
@@ -48,6 +62,9 @@ def test_each_metric_has_the_number_of_the_report_and_no_label_has_a_users_key()
     assert found["tidemill_stream_subscribers"] == {(): 3}
     assert found["tidemill_stream_outstanding"] == {(): 7}
     assert found["tidemill_stream_advances_total"] == {(): 17}
+    assert found["tidemill_stream_redeliveries_total"] == {(): 3}
+    assert found["tidemill_dead_letters_total"] == {("failed",): 0, ("rejected",): 2}
+    assert found["tidemill_loop_lag_seconds_count"] == {(): 3}
     assert found["tidemill_stream_head_age_seconds"] == {("orders/0",): 20.0, ("",): 60.0}
     assert (found["tidemill_triggerer_active"], found["tidemill_store_open"]) == ({(): 1}, {(): 1})
     assert set(found) >= {name for definition in DEFINITIONS for name in definition.list_series()}
@@ -57,9 +74,15 @@ def test_each_metric_has_the_number_of_the_report_and_no_label_has_a_users_key()
     ("state", "reasons"),
     [
         (BUSY, []),
-        (HostState(), ["it is starting"]),
-        (HostState(standby=True), []),
-        (HostState(active=True), ["its store cannot be reached"]),
+        (HostState(), ["it is starting: its store is not open yet"]),
+        (HostState(store_known=True), ["it is starting: it waits for its list"]),
+        (HostState(store_known=True, standby=True), []),
+        (replace(BUSY, started=False), ["it is starting: not all triggers have been started"]),
+        (replace(BUSY, store_open=False), ["its store cannot be reached"]),
+        (
+            replace(BUSY, failed_streams=2),
+            ["2 shared streams failed, and will be read again when the triggers are restarted"],
+        ),
     ],
 )
 def test_why_a_host_is_not_ready(state: HostState, reasons: list[str]) -> None:
@@ -78,8 +101,13 @@ class Scripted:
 
     events = property(lambda self: self)
 
+    manager = property(lambda self: self)
+
     def now(self) -> float:
         return 100.0
+
+    def count_failed(self) -> int:
+        return 0
 
     def report(self) -> Any:
         return Reported(STREAMS)
@@ -98,7 +126,8 @@ async def test_the_endpoint_asks_the_loop_and_says_if_that_hangs(monkeypatch: py
     with monitor.serve():
         address = monitor.address
         assert address is not None
-        assert await asyncio.to_thread(ask, f"{address}/readyz") == (503, ["it is starting"])
+        assert await asyncio.to_thread(ask, f"{address}/readyz") == (503, ["it is starting: its store is not open yet"])
+        monitor.book.is_started = True
         monitor.replica = Scripted()  # type: ignore[assignment]
         assert await asyncio.to_thread(ask, f"{address}/readyz") == (200, [])
         assert (await asyncio.to_thread(scrape, address))["tidemill_stream_outstanding"] == {(): 7}

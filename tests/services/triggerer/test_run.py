@@ -19,6 +19,7 @@ from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.services.triggerer.run import TriggerRun
 from tidemill.services.triggerer.run_services import RunServices
 from tidemill.services.triggerer.state_writer import StateChange
+from tidemill.services.triggerer.trigger_book import TriggerBook
 from tidemill.store.records import TriggerSpec, TriggerState
 from tidemill.triggers.shared_stream import SharedStreamManager
 
@@ -50,9 +51,8 @@ class Host:
         return
 
     def run(self, listed: TriggerSpec) -> tuple[TriggerRun, asyncio.Task[None]]:
-        services = RunServices(
-            self.manager, self, lambda: False, self.note, lambda: None, self.states.append, self.keep_serialized
-        )
+        put, keep = self.states.append, self.keep_serialized
+        services = RunServices(self.manager, self, lambda: False, self.note, lambda: None, put, TriggerBook(), keep)
         run = TriggerRun(services, listed, 1, 1, backoff=Backoff(0.001, 0.002))
         run.create()
         run.route()

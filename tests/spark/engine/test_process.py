@@ -25,7 +25,8 @@ from tidemill.runtime.beats import Beat, whole_beat
 from tidemill.runtime.link_messages import Begin, Command, Exit, Go, Hello, LinkAddress, Refused, Welcome
 from tidemill.runtime.link_server import LinkServer
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
-from tidemill.spark.engine.process import DAEMON_VARIABLE, DEADLINE_EXIT, Deadline, EngineJob, EngineProcess, run_slot
+from tidemill.spark.engine.process import EngineJob, EngineProcess, run_slot
+from tidemill.spark.engine.process_deadline import DAEMON_VARIABLE, DEADLINE_EXIT, ProcessDeadline
 
 
 @pytest.fixture
@@ -148,7 +149,7 @@ def test_an_engine_that_is_told_to_end_at_once_writes_its_counts_before(
     monkeypatch.setattr(log_writer, "_CURRENT", log_writer._Current())
     log_writer.replace_writer(log_writer.LogWriter(lambda entry: f"{entry['event']} {entry.get('repeated')}", stream))
     monkeypatch.setattr(os, "_exit", lambda status: at_exit.append((status, stream.getvalue())))
-    process._deadline = Deadline(lambda: None)
+    process._deadline = ProcessDeadline(lambda: None)
     for _ in range(3):
         log_writer._CURRENT.writer.write({"event": "slow"})  # type: ignore[union-attr]
 

@@ -12,10 +12,10 @@ from structlog.testing import capture_logs
 from tests.runtime.metrics.asking import ask, parse, scrape
 
 from tidemill.config.settings import Settings
-from tidemill.core.supervision.slot import SlotLimits
+from tidemill.core.supervision.slot_limits import SlotLimits
 from tidemill.runtime.durations import Durations
 from tidemill.runtime.link_messages import Hello
-from tidemill.runtime.progress import EngineProgress, SinkStats
+from tidemill.runtime.progress import EngineProgress, PartitionHead, SinkStats
 from tidemill.spark.live.monitoring import Monitored, serve_metrics
 from tidemill.spark.live.pipeline_metrics import DEFINITIONS, PipelineMetrics
 from tidemill.spark.live.readiness import find_unready
@@ -47,6 +47,8 @@ BUSY = EngineProgress(
     spawns=Durations([3] * 15, 97.0),
     hooks={"arrange": Durations([4] * 15, 96.0)},
     loop_lags=Durations([5] * 15, 95.0),
+    batches=Durations([6] * 15, 93.0),
+    heads={"t/1": PartitionHead(3, 990.0, 940.0, "task", "task a has been running for 10 s", 12)},
     consumer_errors=94,
     flow={"t/0": (40, 30, 4), "t/7": (5, 3, 2)},
     stalled={"partition t/1": "offset 3", "kafka": "no broker"},
@@ -63,7 +65,9 @@ def collected(*engines: EngineStatus) -> dict[str, dict[tuple[str, ...], float]]
 
 
 def collect(progress) -> dict[str, dict[tuple[str, ...], float]]:
-    metrics = PipelineMetrics(("w", "1.0", "g"), lambda: 8, progress, ["sinks.kafka.out", "sinks.http.api"])
+    metrics = PipelineMetrics(
+        ("w", "1.0", "g"), lambda: 8, progress, ["sinks.kafka.out", "sinks.http.api"], lambda: 1000.0
+    )
 
     class Collected(Collector):
         def collect(self):
@@ -98,6 +102,9 @@ def test_each_metric_has_the_number_of_the_progress() -> None:
     assert (of("executor_pool_active"), of("task_retries_total")) == (2, 4)
     assert found["tidemill_offset_lag"] == {("0", "t/0"): 5}
     assert found["tidemill_partition_stalled"] == {("0", "t/0"): 0, ("0", "t/1"): 1}
+    assert (of("batch_duration_seconds_count"), of("batch_duration_seconds_sum")) == (90, 93.0)
+    assert found["tidemill_lag_seconds"] == {("0", "t/0"): 0, ("0", "t/1"): 60}
+    assert found["tidemill_partition_queue_size"] == {("0", "t/0"): 0, ("0", "t/1"): 12}
     assert (of("assigned_partitions"), of("backpressure_active")) == (2, 1)
     assert found["tidemill_assigned_partitions"]["1",] == 0
     assert (of("in_flight_messages"), of("letters_dropped_total"), of("recorder_dropped_total")) == (10, 1, 4)
@@ -152,6 +159,65 @@ def test_counters_do_not_go_back_when_an_engine_is_replaced_and_gauges_are_of_th
     slot.admit(3, hello(3))
     slot.progress = EngineProgress(tasks_done=2)
     assert done()[:2] == (8, 0)
+
+
+#: What each counter of the metrics has to equal in the progress; histograms by their count.
+AGREEMENTS = {
+    "tidemill_executor_tasks_total": lambda total: total.tasks_done + total.tasks_failed,
+    "tidemill_messages_consumed_total": lambda total: sum(counts[0] for counts in total.flow.values()),
+    "tidemill_offsets_committed_total": lambda total: sum(counts[1] for counts in total.flow.values()),
+    "tidemill_executor_duration_seconds_count": lambda total: sum(total.attempts.counts),
+    "tidemill_batch_duration_seconds_count": lambda total: sum(total.batches.counts),
+    "tidemill_queue_wait_seconds_count": lambda total: sum(total.queue_waits.counts),
+    "tidemill_spawn_seconds_count": lambda total: sum(total.spawns.counts),
+    "tidemill_loop_lag_seconds_count": lambda total: sum(total.loop_lags.counts),
+    "tidemill_handler_duration_seconds_count": lambda total: sum(sum(hook.counts) for hook in total.hooks.values()),
+    "tidemill_consumer_errors_total": lambda total: total.consumer_errors,
+    "tidemill_executor_timeouts_total": lambda total: total.timeouts,
+    "tidemill_task_retries_total": lambda total: total.tasks_retried,
+    "tidemill_dead_letters_total": lambda total: sum(total.letter_kinds.values()),
+    "tidemill_letters_dropped_total": lambda total: total.letters_dropped,
+    "tidemill_recorder_dropped_total": lambda total: total.recorder_dropped,
+    "tidemill_cache_hits_total": lambda total: total.cache_hits,
+    "tidemill_cache_misses_total": lambda total: total.cache_misses,
+    "tidemill_sink_payloads_delivered_total": lambda total: sum(s.delivered_payloads for s in total.sinks.values()),
+    "tidemill_executor_pool_active": lambda total: total.tasks_running,
+    "tidemill_in_flight_messages": lambda total: total.in_flight,
+    "tidemill_in_flight_bytes": lambda total: total.in_flight_bytes,
+    "tidemill_offset_lag": lambda total: sum(total.lag.values()),
+    "tidemill_partition_queue_size": lambda total: sum(head.buffered for head in total.heads.values()),
+    "tidemill_assigned_partitions": lambda total: len(total.partitions),
+}
+
+
+def test_all_numbers_agree_with_the_progress_over_restarts_of_two_engines() -> None:
+    slots = [SupervisedSlot(number, SlotLimits(), jobs=None) for number in (0, 1)]  # type: ignore[arg-type]
+    other = {"partitions": ["t/2"], "lag": {"t/2": 9}, "heads": {}, "flow": {"t/2": (7, 6, 1)}, "stalled": {}}
+    seen: list[float] = []
+
+    def agree() -> None:
+        statuses = [slot.status(0.0) for slot in slots]
+        past = [status.past for status in statuses if status.past]
+        now = [status.progress for status in statuses if status.progress]
+        total, found = sum_progress(past, now, statuses), collected(*statuses)
+        for name, read in AGREEMENTS.items():
+            assert sum(found.get(name, {}).values()) == read(total), name
+        seen.append(total.tasks_done)
+
+    agree()
+    for run_token in (1, 2, 3):
+        slots[0].admit(run_token, hello(run_token))
+        agree()
+        slots[0].progress = BUSY
+        agree()
+        if run_token < 3:
+            slots[1].admit(run_token, hello(run_token))
+            slots[1].progress = msgspec.structs.replace(BUSY, **other)
+            agree()
+        slots[0].retire_engine()
+        agree()
+    assert seen == sorted(seen)
+    assert seen[-1] == 5 * BUSY.tasks_done
 
 
 def test_what_is_not_ready_is_named_without_the_texts_of_errors() -> None:

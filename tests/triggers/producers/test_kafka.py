@@ -27,7 +27,7 @@ from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSource
 from tidemill.triggers.producers.kafka import AbsentSubscriberError, KafkaStreamProducer, kafka_stream
 from tidemill.triggers.producers.kafka_member import build_member_id
 from tidemill.triggers.shared_stream import AdvanceItem, AdvanceOutcome, SubscriberObserver
-from tidemill.triggers.stream_api import LIST_NAME
+from tidemill.triggers.stream_api import LIST_NAME, UPSTREAM_COUNTS, UpstreamCounts
 
 CLEAN = AdvanceOutcome(1, 0, 0)
 FAILED = AdvanceOutcome(2, 1, 0)
@@ -454,6 +454,8 @@ class Scripted:
         self.source = ScriptedSource(messages)
         self.letters = ScriptedDeadLetters()
         self.clock = Clock()
+        self.counts = UpstreamCounts()
+        UPSTREAM_COUNTS.set(self.counts)
         producer = KafkaStreamProducer(
             Settings(),
             RedeliveryLimits(**{"backoff": AT_ONCE, **limits}),
@@ -489,8 +491,10 @@ async def test_a_rejected_event_holds_the_floor_until_its_letter_is_confirmed(sc
     await one.stream.advance(good)
     await one.commit(0)
     assert one.stream.producer.describe_stall() == "held by the test"
+    assert one.counts == UpstreamCounts()
     one.letters.confirm()
     await one.commit(2)
+    assert one.counts == UpstreamCounts(dead_lettered={"rejected": 1})
 
 
 async def test_a_commit_that_failed_is_repeated_and_never_moves_back(scripted):

@@ -363,7 +363,7 @@ class SendQueue(Generic[LaneT, ValueT]):
         """End items wherever they are, and return them, the oldest first."""
         gone: list[Item[LaneT, ValueT]] = []
         heads: list[Item[LaneT, ValueT]] = []
-        for item in self._yield_items():
+        for item in self.list_items():
             if item.state is State.GONE or not unwanted(item):
                 continue
             if item.state is State.ASKED:
@@ -382,7 +382,7 @@ class SendQueue(Generic[LaneT, ValueT]):
             self._release_key(item)
         return sorted(gone)
 
-    def _yield_items(self) -> Iterator[Item[LaneT, ValueT]]:
+    def list_items(self) -> Iterator[Item[LaneT, ValueT]]:
         """Yield every outstanding item, some of them twice."""
         yield from list(self._asked)
         yield from self._ready

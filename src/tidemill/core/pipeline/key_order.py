@@ -104,6 +104,19 @@ class KeyOrder(Generic[TaskT]):
         """Return whether a task of a message waits for its turn."""
         return offset in self._waits
 
+    def find_blocker(self, task: TaskT) -> int | None:
+        """Return the first message that has to be done before a task starts; None: the task does not wait.
+
+        Costs by how many tasks are open: for questions, not for decisions.
+        """
+        place = self._places.get(task)
+        if place is None or not place.behind:
+            return None
+        ahead = {id(self._queues[group.key][0]) for group in place.groups} - {id(group) for group in place.groups}
+        tasks = (min(other.offsets) for other in self._places.values() if ahead & set(map(id, other.groups)))
+        hooks = (offset for offset, group in self._hooks.items() if id(group) in ahead)
+        return min((*tasks, *hooks))
+
     def add_tasks(
         self, tasks: Sequence[tuple[TaskT, Sequence[int]]], keys: Mapping[int, Hashable | None]
     ) -> list[TaskT]:

@@ -21,11 +21,13 @@ class Standstills(Generic[LaneT]):
     """What a check found.
 
     Attributes:
+        heads: All lanes with work, and since when the head of each has been the same, as far as checks saw it.
         since: The lanes that stand still, and since when.
         begun: Those that did not at the check before.
         over: Those that did then and no longer do.
     """
 
+    heads: Mapping[LaneT, float]
     since: Mapping[LaneT, float]
     begun: tuple[LaneT, ...]
     over: tuple[LaneT, ...]
@@ -62,9 +64,10 @@ class StandstillWatch(Generic[LaneT]):
         for lane, head in heads.items():
             known = before.get(lane)
             self._heads[lane] = known if known is not None and known[0] == head else (head, now)
-        named = {lane: since for lane, (_, since) in self._heads.items() if now - since >= self._stall_seconds}
+        same = {lane: since for lane, (_, since) in self._heads.items()}
+        named = {lane: since for lane, since in same.items() if now - since >= self._stall_seconds}
         # A lane whose head moved while it stood still stands still again only after `stall_seconds`.
         begun = tuple(lane for lane in named if lane not in self._named)
         over = tuple(lane for lane in self._named if lane not in named)
         self._named = named
-        return Standstills(named, begun, over)
+        return Standstills(same, named, begun, over)

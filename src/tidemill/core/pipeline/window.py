@@ -6,6 +6,7 @@ a window holds at most `max_count` items and at most `max_bytes`, except that a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -47,6 +48,11 @@ class Windowing(Generic[T]):
         self._size_bytes = 0
         self._number = 0
         self._due: float | None = None
+
+    @property
+    def items(self) -> Sequence[T]:
+        """What is in the open window."""
+        return self._items
 
     @property
     def due(self) -> float | None:

@@ -38,6 +38,10 @@ class Failures(Generic[LaneT, PayloadT, EventT]):
         # The error of each member that failed an event; None: it never read it.
         self._blame: dict[LedgerEntry[LaneT, PayloadT], dict[Hashable, str | None]] = {}
 
+    def __bool__(self) -> bool:
+        """Tell whether any event that is not settled was failed, rejected or left unread."""
+        return bool(self._blame)
+
     def note(
         self, sent: Sent[LaneT, PayloadT, EventT], member: Member[LaneT, PayloadT, EventT], error: str | None
     ) -> None:

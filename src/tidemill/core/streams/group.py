@@ -27,7 +27,7 @@ failed members.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Final, Generic, TypeVar
 
 from tidemill.core.ledger import Batch, Ledger, LedgerEntry
@@ -55,18 +55,17 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         home: Notified when an event is resolved that no member has to move past any more.
 
     Attributes:
+        failures: Who does not accept what; read-only to callers, as is `ledger`.
         full_since: Since when nothing should be published because too much is outstanding; None: publish.
         members: The members that are present, by name.
     """
 
     __slots__ = (
         "_crowd",
-        "_failures",
         "_fanout",
         "_hold_times",
         "_home",
         "_in_flight",
-        "_ledger",
         "_limits",
         "_next",
         "_oldest",
@@ -75,7 +74,9 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         "_seats",
         "_stopped",
         "bind",
+        "failures",
         "full_since",
+        "ledger",
         "members",
     )
 
@@ -91,14 +92,13 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         self._fanout: Fanout[Sent[LaneT, PayloadT, EventT], Member[LaneT, PayloadT, EventT]] = Fanout(
             limits.max_backlog
         )
-        self._ledger: Ledger[LaneT, PayloadT] = Ledger()
+        self.ledger: Ledger[LaneT, PayloadT] = Ledger()
         self._in_flight = 0
-        self._failures: Failures[LaneT, PayloadT, EventT] = Failures(self._ledger, pending_events)
+        self.failures: Failures[LaneT, PayloadT, EventT] = Failures(self.ledger, pending_events)
         self._hold_times: HoldTimes[LaneT, PayloadT, EventT] = HoldTimes()
-        self._crowd: Crowd[LaneT, PayloadT, EventT] = Crowd(self._fanout, self._ledger)
+        self._crowd: Crowd[LaneT, PayloadT, EventT] = Crowd(self._fanout, self.ledger)
         self._seats = Seats(limits.seat_full_seconds)
-        # The position of the next event, in the log and here.
-        self._next = 0
+        self._next = 0  # the position of the next event, in the log and here
         # No event has been held since before this time.
         self._oldest = math.inf
         # The members that were on an event when `stop_reading` was called.
@@ -110,7 +110,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
     @property
     def outstanding(self) -> int:
         """How many events are not advanced."""
-        return self._ledger.total
+        return self.ledger.total
 
     # -- members
 
@@ -122,7 +122,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         """
         if name in self.members:
             raise KeyError(name)
-        member = self.members[name] = Member(name, self, self._home, self._ledger, self._hold_times.unconfirmed)
+        member = self.members[name] = Member(name, self, self._home, self.ledger, self._hold_times.unconfirmed)
         self._fanout.join(member)
         self._crowd.add(member)
         self._hold_times.add(member)
@@ -136,13 +136,13 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
             error: Why; None: it was interrupted, and is not to blame.
         """
         if member.window is not None:
-            self._failures.fail(member, member.window, error)
+            self.failures.fail(member, member.window, error)
 
     def refuse(self, member: Member[LaneT, PayloadT, EventT], seq: int, error: str | None) -> None:
         """Fail the event that a number of a member is bound to, at once: its trigger event will never be stored."""
         sent = member.window if member.newest == seq else member.carried[seq]
         assert sent is not None
-        self._failures.fail(member, sent, error)
+        self.failures.fail(member, sent, error)
         self._home.note_resolved()
 
     def leave(self, member: Member[LaneT, PayloadT, EventT]) -> None:
@@ -165,7 +165,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
             member.carry()
             member.window = None
             name, unconfirmed = member.name, self._hold_times.unconfirmed
-            seat = self.members[name] = Member(name, self, self._home, self._ledger, unconfirmed)
+            seat = self.members[name] = Member(name, self, self._home, self.ledger, unconfirmed)
             self._fanout.hand_over(member, seat)
             self._seats.drop(member)
             self._crowd.note_out()
@@ -227,7 +227,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         self._crowd.move(self._next)
         self._crowd.close()
         for member in self._hold_times.unconfirmed.members | set(self.members.values()):
-            self._failures.give_up_all(member)
+            self.failures.give_up_all(member)
             if member.present:
                 self._fanout.leave(member)
         self.members.clear()
@@ -247,7 +247,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
             TypeError: The lane is not hashable; the event was not published.
         """
         forced = self.expire(now) if now - self._oldest >= self._limits.ack_timeout_seconds else ()
-        fanout, ledger, position = self._fanout, self._ledger, self._next
+        fanout, ledger, position = self._fanout, self.ledger, self._next
         members = fanout.size
         # Called for every event, so `Sent(...)`, `ledger.add` and `fanout.publish` are inlined.
         sent: Sent[LaneT, PayloadT, EventT] = _new(Sent)
@@ -300,7 +300,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
             member: The member that rejects it.
             sent: The event; if the member is no longer on it, nothing changes.
         """
-        return self._failures.reject(member, sent)
+        return self.failures.reject(member, sent)
 
     # -- time
 
@@ -343,26 +343,26 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         """Take the resolved prefix of the lane that has waited longest for it; call `settle` once it is advanced."""
         self._crowd.move(self._next)
         self._pending_events.trim()
-        batch = self._ledger.take()
+        batch = self.ledger.take()
         self._in_flight += batch is not None
         return batch
 
     def blame(self, entry: LedgerEntry[LaneT, PayloadT]) -> Blame:
         """Return which members failed or rejected an event that is not settled, and which never read it."""
-        return self._failures.blame(entry)
+        return self.failures.blame(entry)
 
     def settle(self, batch: Batch[LaneT, PayloadT]) -> None:
         """Forget the events of a batch that was advanced."""
-        self._ledger.settle(batch)
+        self.ledger.settle(batch)
         self._in_flight -= 1
-        self._failures.forget(batch.entries)
-        if self._ledger.total < self._limits.max_outstanding:
+        self.failures.forget(batch.entries)
+        if self.ledger.total < self._limits.max_outstanding:
             self.full_since = None
 
-    def report(self) -> list[LaneReport[LaneT]]:
-        """Return what each lane waits for; O(members)."""
+    def report(self, lanes: Iterable[LaneT] | None = None) -> list[LaneReport[LaneT]]:
+        """Return what each lane waits for, or those that are named and not empty; O(members) per lane."""
         self._crowd.move(self._next)
-        return report_lanes(self._ledger, self._hold_times, self.members.values())
+        return report_lanes(self.ledger, self._hold_times, self.members.values(), lanes)
 
     def _hold_to_limits(self, member: Member[LaneT, PayloadT, EventT], since: float) -> None:
         """Apply the limits to a member that was exempt, for what was published since."""
@@ -372,7 +372,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
 
     def _remove(self, member: Member[LaneT, PayloadT, EventT]) -> None:
         """Remove a member; what it never read fails, or is not counted if the member is released."""
-        self._failures.note_unread(member)
+        self.failures.note_unread(member)
         del self.members[member.name]
         self._seats.drop(member)
         self._fanout.leave(member)
@@ -388,13 +388,13 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
     ) -> None:
         """Fail everything that a member holds; if it is present, remove it, or keep a seat for it."""
         for sent in member.list_held():
-            self._failures.fail(member, sent, error if sent in blamed else None)
+            self.failures.fail(member, sent, error if sent in blamed else None)
         if not member.present or self._stopped:
             # After `stop_reading`, what it left unread is resolved for nobody.
             return
         if not self._limits.seat_seconds:
             self._remove(member)
             return
-        self._failures.note_unread(member)
+        self.failures.note_unread(member)
         self._fanout.skip_to_end(member)
         self.suspend(member, now)

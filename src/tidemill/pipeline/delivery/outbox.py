@@ -27,7 +27,7 @@ from tidemill.pipeline.delivery.routing import Origin, Routed, Router
 from tidemill.pipeline.handler.models import DeliveryAction, DeliveryError
 from tidemill.pipeline.hooks import Calls, call_hook, log_hook_error
 from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.messages import place_of
+from tidemill.runtime.messages import Place, place_of
 from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Sink
 from tidemill.sinks.payloads import CollectResult
@@ -116,6 +116,17 @@ class Outbox:
             sum(stats.skipped for stats in sinks.values()),
             sinks,
         )
+
+    def list_waiting(self) -> dict[tuple[str, int], list[tuple[str, int, int]]]:
+        """Return, by partition, the sinks that results wait for, each with the first and last offset of a result."""
+        found: dict[tuple[str, int], list[tuple[str, int, int]]] = {}
+        for sender in self._all:
+            for submission in sender.list_waiting():
+                sources = submission.origin.sources
+                if sources:
+                    lane = (sources[0].topic, sources[0].partition)
+                    found.setdefault(lane, []).append((sender.label, sources[0].offset, sources[-1].offset))
+        return found
 
     @property
     def pg_pool(self) -> Any:
@@ -270,5 +281,5 @@ class Outbox:
         self._changed()
 
 
-def _locate(question: Question) -> tuple[str, str]:
-    return place_of(question.items[0].value.submission.origin.sources) if question.items else ("", "")
+def _locate(question: Question) -> Place:
+    return place_of(question.items[0].value.submission.origin.sources) if question.items else Place()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -170,6 +170,10 @@ class TransactionSender:
         stats.last_error = escape_surrogates(text)[:2000]
         stats.last_error_at = time.time()
         throttle(log, 10.0).warning("a sink refused payloads", sink=self.label, payloads=count, error=text[:2000])
+
+    def list_waiting(self) -> Iterable[Submission]:
+        """Return what awaits a decision."""
+        return dict.fromkeys(item.value.submission for item in self._asked)
 
     def describe_stall(self) -> str | None:
         """Return what waits, and why; None while nothing does."""

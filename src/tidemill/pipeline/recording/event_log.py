@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from tidemill.core.recorder.failure_sample import FailureSample
-from tidemill.pipeline.recording.texts import classify_error, clean_error, clean_name
 from tidemill.recorder.events import ORDINARY, EventKind, RecordedEvent
 from tidemill.recorder.schema import MAX_BODY_BYTES
+from tidemill.recorder.texts import classify_error, clean_error, clean_name
 
 #: This many failures of a second are recorded one by one.
 MAX_PER_SECOND = 1_000

@@ -22,6 +22,7 @@ from tidemill.pipeline.commits import Commits
 from tidemill.pipeline.handler.models import ExecutorError
 from tidemill.pipeline.recording.event_log import EventLog
 from tidemill.pipeline.recording.message_rows import MessageRows, TakenRows
+from tidemill.pipeline.recording.slow_tasks import SlowTasks
 from tidemill.pipeline.recording.task_rows import TakenTaskRows, TaskRows
 from tidemill.pipeline.recording.texts import describe_failure
 from tidemill.pipeline.reports.report import FinishedBatch
@@ -86,6 +87,7 @@ class EngineRecorder:
         self._packing: dict[RowTable, asyncio.Task[None]] = {}
         self._messages = MessageRows(self.commits)
         self._tasks = TaskRows(settings)
+        self._slow = SlowTasks(settings.log_min_duration_ms / 1000)
         self._tasks_since: float | None = None
         self._rows_per_body = dict.fromkeys(RowTable, MAX_ROWS)
         self._pauses = PauseWatch(PAUSED_SECONDS)
@@ -124,6 +126,7 @@ class EngineRecorder:
 
     def note_attempt(self, run: TaskRun, outcome: ProcessOutcome) -> None:
         """Record a try of a task that has just ended."""
+        self._slow.note(run, outcome)
         self._note_task(lambda now: self._tasks.add(run, outcome, now))
 
     def note_known(self, run: TaskRun, exit_code: int, output_bytes: int) -> None:

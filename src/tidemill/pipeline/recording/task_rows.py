@@ -13,11 +13,12 @@ from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.redaction import redact_text
 from tidemill.core.recorder.failure_sample import FailureSample
 from tidemill.pipeline.handler.models import ExecutorError, ExecutorTask
-from tidemill.pipeline.recording.message_rows import encode_words
-from tidemill.pipeline.recording.texts import MAX_LABELS, clean_args, clean_error, clean_name, describe_failure
+from tidemill.pipeline.recording.columns import encode_words
+from tidemill.pipeline.recording.texts import MAX_LABELS, clean_args, describe_failure
 from tidemill.pipeline.tasks.pool import TaskRun
 from tidemill.pipeline.tasks.process import ProcessOutcome
 from tidemill.recorder.schema import tasks_schema
+from tidemill.recorder.texts import clean_error, clean_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,7 +70,8 @@ class TaskRows:
         is_bad = outcome.kind is not None
         if not is_bad and outcome.duration_seconds < self._least_seconds:
             return
-        keeps = self._settings.store_output and (
+        settings = self._settings
+        keeps = (settings.store_output or settings.store_stdin) and (
             self._outputs.admits(now, OK, "") if is_bad else outcome.duration_seconds >= self._output_seconds
         )
         error = None
@@ -89,9 +91,10 @@ class TaskRows:
             outcome.exit_code,
             OK if outcome.kind is None else outcome.kind.value,
             len(outcome.stdout) + len(outcome.stderr),
-            cut_stream(outcome.stdout) if keeps else None,
-            cut_stream(outcome.stderr) if keeps else None,
+            cut_stream(outcome.stdout) if keeps and settings.store_output else None,
+            cut_stream(outcome.stderr) if keeps and settings.store_output else None,
             error,
+            cut_stream(_encode_input(run.task)) if keeps and settings.store_stdin else None,
         )
 
     def add_known(self, run: TaskRun, exit_code: int, output_bytes: int) -> None:
@@ -112,9 +115,10 @@ class TaskRows:
         stdout: bytes | None,
         stderr: bytes | None,
         error: str | None,
+        stdin: bytes | None = None,
     ) -> None:
         task, (place, offsets) = run.task, run.owner.find_task_offsets(run)
-        self._held_bytes += len(stdout or b"") + len(stderr or b"")
+        self._held_bytes += len(stdout or b"") + len(stderr or b"") + len(stdin or b"")
         self._rows.append(  # in the order of the schema
             (
                 clean_name(task.task_id),
@@ -135,6 +139,7 @@ class TaskRows:
                 stdout,
                 stderr,
                 error,
+                stdin,
             )
         )
 
@@ -174,7 +179,7 @@ class TakenTaskRows:
 
         schema = tasks_schema()
         columns: dict[str, Any] = dict(zip(schema.names, zip(*self._rows, strict=True), strict=True))
-        for stream in ("stdout", "stderr"):
+        for stream in ("stdout", "stderr", "stdin"):
             columns[stream] = [
                 mask_stream(data) if data is not None and self._has_output else None for data in columns[stream]
             ]
@@ -204,6 +209,11 @@ def mask_stream(data: bytes) -> bytes:
 
 def _clean_labels(task: ExecutorTask) -> list[tuple[str, str]]:
     return [(clean_name(name), clean_error(str(value))) for name, value in list(task.labels.items())[:MAX_LABELS]]
+
+
+def _encode_input(task: ExecutorTask) -> bytes:
+    stdin = task.stdin or b""
+    return stdin if isinstance(stdin, bytes) else stdin.encode("utf-8", "surrogatepass")
 
 
 def _measure_input(task: ExecutorTask) -> int:

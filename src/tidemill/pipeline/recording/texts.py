@@ -1,4 +1,4 @@
-"""Makes texts of users, programs and servers fit to be recorded: encodable, masked as in logs and letters, and short.
+"""Makes the arguments and errors of tasks fit to be recorded; see `recorder.texts`.
 
 Invariant: a text is masked before it is cut, so that no half of a secret is left.
 """
@@ -7,46 +7,15 @@ from __future__ import annotations
 
 import functools
 
-from tidemill.config.redaction import redact_argument, redact_text
-from tidemill.core.deadletters.letter_stats import generalize_error
+from tidemill.config.redaction import redact_argument
 from tidemill.core.errors import escape_surrogates
 from tidemill.deadletters.letter import summarize_stderr
 from tidemill.pipeline.handler.models import ExecutorError
-from tidemill.recorder.schema import MAX_ERROR_CHARS
 
-#: Ids, labels and names are kept up to this length.
-MAX_NAME_CHARS = 1_000
 #: An argument of a task is kept up to this length, and of all its arguments this much together.
 MAX_ARG_CHARS = 4_096
 MAX_ARGS_CHARS = 16_384
 MAX_LABELS = 50
-#: Only this much of a text is masked; what is kept is less.
-_MASKED_CHARS = 4 * MAX_ERROR_CHARS
-#: The error class is made of less than this.
-_CLASS_CHARS = 1_000
-
-
-def clean_name(name: object) -> str:
-    """Return an id, a label or a name."""
-    text = name if isinstance(name, str) else str(name)
-    if len(text) <= MAX_NAME_CHARS and text.isascii():
-        return text
-    return escape_surrogates(text[:MAX_NAME_CHARS])
-
-
-def clean_error(text: str) -> str:
-    """Return an error text."""
-    return redact_text(escape_surrogates(text[:_MASKED_CHARS]))[:MAX_ERROR_CHARS]
-
-
-def classify_error(text: str) -> str:
-    """Return the class by which failures with this error are grouped, the one of `tidemill dlq stats`."""
-    return _classify_short_text(text[:_CLASS_CHARS])  # cut first: the cache keeps what it is asked for
-
-
-@functools.lru_cache(1_000)
-def _classify_short_text(text: str) -> str:
-    return generalize_error(redact_text(escape_surrogates(text)))
 
 
 def describe_failure(error: ExecutorError) -> str:

@@ -11,6 +11,7 @@ import msgspec
 
 from tidemill.pipeline.handler.base import Handler, overrides
 from tidemill.pipeline.handler.models import ExecutorResult
+from tidemill.runtime.durations import Durations
 
 #: Task ids and labels are shown up to this length; a snapshot must not grow with what users put into them.
 SHOWN_CHARS = 200
@@ -27,6 +28,7 @@ class CounterStatistics(msgspec.Struct, frozen=True):
     skipped: int
     warnings: int
     in_flight: int
+    batches: Durations = msgspec.field(default_factory=Durations)
 
 
 class Counters:
@@ -35,10 +37,12 @@ class Counters:
     Attributes:
         in_flight: Messages that were taken and have not left the pipeline, now.
         windows: Windows that were arranged.
+        batches: How long windows took, from their first message until the hooks of all of their messages had run.
         parked: Tasks that wait until less of their partition waits for sinks, now.
     """
 
     __slots__ = (
+        "batches",
         "consumed",
         "in_flight",
         "messages_done",
@@ -59,6 +63,7 @@ class Counters:
         self.skipped = 0
         self.warnings = 0
         self.windows = 0
+        self.batches = Durations()
         self.in_flight = 0
         self.parked = 0
 
@@ -72,6 +77,7 @@ class Counters:
             self.skipped,
             self.warnings,
             self.in_flight,
+            self.batches.copy(),
         )
 
 

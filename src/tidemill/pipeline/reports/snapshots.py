@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -22,8 +22,10 @@ from tidemill.pipeline.reports.counters import Counters, Slowest, measure_proces
 from tidemill.pipeline.services import Services
 from tidemill.pipeline.tasks.pool import TaskPool
 from tidemill.runtime.beats import Beat, PartitionChanges, whole_beat
-from tidemill.runtime.progress import EngineProgress
+from tidemill.runtime.progress import EngineProgress, PartitionHead
 from tidemill.sources.base import Source, SourceStatistics, TopicPartition, name_partition
+
+T = TypeVar("T")
 
 
 class PartitionStatistics(msgspec.Struct, frozen=True):
@@ -76,10 +78,18 @@ class Snapshots:
     Args:
         parts: What is asked for statistics.
         find_stalled: Returns what the engine waits for, and why.
+        find_heads: Returns what holds each partition; another mapping whenever it has looked again.
     """
 
-    def __init__(self, parts: ReportingParts, find_stalled: Callable[[], dict[str, str]]) -> None:
+    def __init__(
+        self,
+        parts: ReportingParts,
+        find_stalled: Callable[[], dict[str, str]],
+        find_heads: Callable[[], Mapping[str, PartitionHead]],
+    ) -> None:
         """Start with nothing sent."""
+        self._find_heads = find_heads
+        self._sent_heads: Mapping[str, PartitionHead] = {}
         self._parts = parts
         self._find_stalled = find_stalled
         self._lag: tuple[Mapping[TopicPartition, int], dict[str, int]] = ({}, {})
@@ -97,6 +107,7 @@ class Snapshots:
         commits = self._parts.commits.statistics()
         progress.committed, progress.flow = dict(commits.committed), dict(commits.flow)
         progress.lag = self._name_lag(source.lag)
+        progress.heads = dict(self._find_heads())
         progress.paused = partitions.paused
         progress.partitions = partitions.names
         return progress
@@ -110,12 +121,14 @@ class Snapshots:
         parts = self._parts
         source, partitions = parts.source.statistics(), parts.partitions.statistics()
         lag, paused, names = self._name_lag(source.lag), partitions.paused, partitions.names
+        heads = self._find_heads()
         if whole:
             beat = whole_beat(self._merge_whole(source, partitions))
             parts.commits.take_moved()
             parts.commits.flow.take_moved()
         else:
             changed, unknown = _find_differences(self._sent_lag, lag)
+            moved, gone = _find_differences(self._sent_heads, heads)
             changes = PartitionChanges(
                 committed=parts.commits.take_moved(),
                 lag=changed,
@@ -123,9 +136,11 @@ class Snapshots:
                 paused=None if paused == self._sent_paused else paused,
                 partitions=None if names is self._sent_names else names,
                 flow=parts.commits.flow.take_moved(),
+                heads=moved,
+                heads_gone=gone,
             )
             beat = Beat(self._merge_counts(source, partitions), changes)
-        self._sent_lag, self._sent_paused, self._sent_names = lag, paused, names
+        self._sent_lag, self._sent_paused, self._sent_names, self._sent_heads = lag, paused, names, heads
         return beat
 
     def _merge_counts(self, source: SourceStatistics, partitions: PartitionStatistics) -> EngineProgress:
@@ -164,6 +179,7 @@ class Snapshots:
             rss_bytes=process.rss_bytes,
             slowest=parts.slowest.list_tasks(),
             in_flight=counters.in_flight,
+            batches=counters.batches,
             in_flight_bytes=partitions.size_bytes,
             uncommitted=parts.commits.statistics().failed,
             sinks=outbox.sinks,
@@ -182,7 +198,7 @@ class Snapshots:
         return self._lag[1]
 
 
-def _find_differences(before: dict[str, int], now: dict[str, int]) -> tuple[dict[str, int], list[str]]:
+def _find_differences(before: Mapping[str, T], now: Mapping[str, T]) -> tuple[dict[str, T], list[str]]:
     """Return what is new or has changed, and what is no longer there."""
     if now is before:
         return {}, []

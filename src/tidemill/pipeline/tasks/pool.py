@@ -185,9 +185,9 @@ class TaskPool:
             self._spawns.copy(),
         )
 
-    def is_queued(self, run: TaskRun) -> bool:
-        """Tell whether a task waits for a slot; costs by the length of the queue."""
-        return any(queued is run for _, _, queued in self._queue)
+    def list_queued(self) -> frozenset[TaskRun]:
+        """Return the tasks that wait for a slot; costs by how many they are."""
+        return frozenset(run for _, _, run in self._queue)
 
     def submit(self, run: TaskRun) -> None:
         """Queue a task; it starts as soon as it is the oldest and a slot is free, unless its group is leaving."""

@@ -20,7 +20,7 @@ from tidemill.pipeline.hooks import LOG_SECONDS, call_hook, log_hook_error
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.tasks.pool import TaskRun
 from tidemill.runtime.log import kind_of, throttle
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.messages import Place, SourceMessage
 
 #: What a hook that returns payloads is called for: a task, a message by its index, or (None) the whole window.
 Hooked = TaskRun | int | None
@@ -58,7 +58,7 @@ class FailingWindow(Protocol):
 
 
 async def ask_on_error(
-    context: EngineContext, run: TaskRun, error: ExecutorError, locate: Callable[[Hooked], tuple[str, str]]
+    context: EngineContext, run: TaskRun, error: ExecutorError, locate: Callable[[Hooked], Place]
 ) -> ErrorAction | list[ExecutorTask]:
     """Return what `on_error` says about a failed try; DLQ if it raises, or returns anything else."""
     try:

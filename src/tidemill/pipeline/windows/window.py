@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ from tidemill.pipeline.reports.report import WindowTimes
 from tidemill.pipeline.tasks.pool import TaskRun
 from tidemill.pipeline.windows import failures
 from tidemill.pipeline.windows.failures import Hooked, name_hook
-from tidemill.runtime.messages import SourceMessage, place_of
+from tidemill.runtime.messages import Place, SourceMessage, place_of
 from tidemill.sources.base import TopicPartition
 
 
@@ -362,6 +363,7 @@ class WindowRun:
             brake.ended(self.partition, messages[index].offset, cause, is_alone=len(messages) == 1)
 
     def _window_complete(self) -> None:
+        self.context.counters.batches.add(max(0.0, time.monotonic() - self.arrived))
         if self.context.overridden.on_window_complete:
             self.partition.windows += 1
             self.context.hooks.submit(self.collect, None)
@@ -390,6 +392,6 @@ class WindowRun:
             self.held_for_window = False
             self._apply(self.graph.release(range(len(self.messages))))
 
-    def _locate(self, of: Hooked) -> tuple[str, str]:
+    def _locate(self, of: Hooked) -> Place:
         """Say for which messages a hook runs."""
         return place_of([self.messages[index] for index in self.find_indexes(of)])

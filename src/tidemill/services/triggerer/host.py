@@ -13,9 +13,9 @@ other. Everything belongs to one event loop.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from functools import partial
 
 import structlog
 from sqlalchemy import Connection
@@ -27,19 +27,20 @@ from tidemill.core.triggers.lifecycle import BACKOFF, CancelReason
 from tidemill.core.triggers.pausable_clock import PausableClock
 from tidemill.services.triggerer.admission import Admission
 from tidemill.services.triggerer.event_log import EventLog
+from tidemill.services.triggerer.host_book import HostBook
 from tidemill.services.triggerer.listing import Changes, compare_lists, find_serialized, should_run
 from tidemill.services.triggerer.loop_watch import watch_loop
 from tidemill.services.triggerer.run import TriggerRun
 from tidemill.services.triggerer.run_services import RunServices
-from tidemill.services.triggerer.sessions import Ownership, SessionEndedError
+from tidemill.services.triggerer.serialized import keep_serialized
+from tidemill.services.triggerer.sessions import Ownership
 from tidemill.services.triggerer.state_writer import StateWriter
 from tidemill.services.triggerer.turns import Turns
 from tidemill.store.database import Database
 from tidemill.store.group_commit import EventStore
-from tidemill.store.queries.triggers import claim_triggers, register_triggers, store_serialized
+from tidemill.store.queries.triggers import claim_triggers, register_triggers
 from tidemill.store.records import TriggerRecord, TriggerSpec
-from tidemill.store.write_retry import write_patiently
-from tidemill.triggers.shared_stream import SharedStreamManager, StreamCounts, StreamReport
+from tidemill.triggers.shared_stream import SharedStreamManager, StreamReport
 
 log = structlog.get_logger(__name__)
 
@@ -67,7 +68,7 @@ class TriggerHost:
         ownership: The session in which the list is run; it has been acquired.
         backoff: The bounds of the pauses before a trigger runs again.
         clock: A monotonic clock, in seconds.
-        counts: What happened in streams is counted there.
+        book: What happens is noted there; None: in a book of its own.
 
     Attributes:
         tokens: The tokens of all triggers that were claimed, by their ids.
@@ -81,10 +82,12 @@ class TriggerHost:
         *,
         backoff: Backoff = BACKOFF,
         clock: Callable[[], float] = time.monotonic,
-        counts: StreamCounts | None = None,
+        book: HostBook | None = None,
     ) -> None:
         """Start nothing yet."""
         self._database, self._ownership = database, ownership
+        self._book = book = book or HostBook()
+        book.is_started = False
         self._admission = Admission(database, ownership)
         self._backoff = backoff
         self._monotonic, self._clock = clock, PausableClock()
@@ -98,22 +101,22 @@ class TriggerHost:
             seat_seconds=settings.seat_seconds,
             list_name=ownership.list_name,
             may_open=ownership.wait_confirmed,
-            counts=counts,
+            counts=book.counts,
         )
         # An outage has to be noticed long before it makes a subscriber too late.
         stall_seconds = min(STALL_SECONDS, settings.shared_stream_ack_timeout / 4)
         self.events = EventStore(database, self._on_standing, CommitLimits(stall_seconds=stall_seconds))
         self._states = StateWriter(database)
+        self._keep_serialized = partial(keep_serialized, database, ownership)
         self._event_log = EventLog(clock())
         report, is_stopping, note = self._states.put, lambda: self.stopping, self._event_log.note
-        self._services = RunServices(
-            self.manager, self.events, is_stopping, note, self._note_fenced, report, self._keep_serialized
-        )
+        fenced, keep = self._note_fenced, self._keep_serialized
+        self._services = RunServices(self.manager, self.events, is_stopping, note, fenced, report, book.triggers, keep)
         self._runs: dict[str, TriggerRun] = {}
         #: Whether the store has reported that another process owns triggers of this host.
         self.disowned = False
         self._known: dict[str, TriggerSpec] = {}
-        self._watch = watch_loop(settings.block_threshold_seconds, self._runs)
+        self._watch = watch_loop(settings.block_threshold_seconds, self._runs, book.lags)
         self._looking: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle, self._turns = asyncio.Event(), Turns()
@@ -201,6 +204,7 @@ class TriggerHost:
         self._looking = asyncio.get_running_loop().create_task(self._look(), name="trigger host")
         await self._add(specs)
         await self._admission.forget_unlisted(specs)
+        self._book.is_started = True
 
     async def _reload(self, specs: Sequence[TriggerSpec]) -> Changes:
         listed = {spec.name: spec for spec in specs}
@@ -215,6 +219,7 @@ class TriggerHost:
             await self._admission.release([self._known[name] for name in ended], specs)
         for name in changes.removed:
             del self._known[name]
+        self._book.triggers.keep_only(listed)
         changed = [name for name, spec in listed.items() if (old := self._known.get(name)) and old != spec]
         for name in changed:
             if (running := self._runs.get(name)) is not None:
@@ -282,6 +287,7 @@ class TriggerHost:
         records, tokens = await self._admission.write(specs, take)
         self.tokens.update(tokens)
         self._known.update((spec.name, spec) for spec in specs)
+        self._book.triggers.note_listed(records)
         runs = [
             TriggerRun(
                 self._services,
@@ -327,16 +333,6 @@ class TriggerHost:
             self._tasks.add(task)
             task.add_done_callback(lambda task, run=run: self._forget(task, run))  # type: ignore[misc]
         return behind
-
-    async def _keep_serialized(self, serialized: Mapping[int, str]) -> None:
-        """Store what triggers are created from after a failure, before they run."""
-        if serialized:
-            with contextlib.suppress(SessionEndedError):  # the beat of the session learns it as well, and acts on it
-                await write_patiently(self._database, lambda connection: self._write_serialized(connection, serialized))
-
-    def _write_serialized(self, connection: Connection, serialized: Mapping[int, str]) -> None:
-        self._ownership.guard(connection)
-        store_serialized(connection, serialized)
 
     def _note_fenced(self) -> None:
         """Beat now: the store has refused an event, because another process owns its trigger."""
@@ -392,6 +388,7 @@ class TriggerHost:
         self._event_log.flush(self._monotonic())
         for run in list(self._runs.values()):
             run.cancel_again(self._monotonic())
+        self._book.look(self.manager)
         now = self.now()
         for name, failed_at in self.manager.list_forced().items():
             forced = self._runs.get(name)

@@ -8,17 +8,19 @@ import structlog
 
 from tidemill.core.blocking import Cause
 from tidemill.runtime.blockwatch import Block, BlockWatch
+from tidemill.runtime.durations import Durations
 from tidemill.runtime.log import throttle
 
 log = structlog.get_logger(__name__)
 
 
-def watch_loop(threshold_seconds: float, triggers: Container[object]) -> BlockWatch:
+def watch_loop(threshold_seconds: float, triggers: Container[object], lags: Durations | None = None) -> BlockWatch:
     """Return a watch that logs blocks of the loop.
 
     Args:
         threshold_seconds: Longer blocks are logged.
         triggers: The names of the tasks that are triggers; read when something blocks.
+        lags: Where it is counted how late the loop was.
     """
 
     def blocking(block: Block) -> dict[str, str | None]:
@@ -46,4 +48,4 @@ def watch_loop(threshold_seconds: float, triggers: Container[object]) -> BlockWa
         if block.cause is not Cause.STARVED:
             log.warning("the event loop is running again", **blocking(block), blocked_seconds=round(block.seconds, 3))
 
-    return BlockWatch(threshold_seconds, on_block, on_over)
+    return BlockWatch(threshold_seconds, on_block, on_over, lags)

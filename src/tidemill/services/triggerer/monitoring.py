@@ -7,23 +7,26 @@ answer shows, too: in `/healthz`.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
 
 from tidemill.config.metrics_settings import MetricsSettings
 from tidemill.core.triggers.group_commit import Standing
+from tidemill.core.wording import format_count
 from tidemill.runtime.log import version
+from tidemill.runtime.loop_calls import call_on_loop
+from tidemill.services.triggerer.host_book import HostBook
 from tidemill.services.triggerer.replica import Replica
-from tidemill.triggers.shared_stream import StreamCounts
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
     from tidemill.services.triggerer.host_metrics import HostState
+    from tidemill.services.triggerer.host_recorder import HostRecorder
 
 log = structlog.get_logger(__name__)
 
@@ -41,8 +44,9 @@ class HostMonitor:
         list_name: The name of the trigger list.
 
     Attributes:
-        counts: What happens in streams; the host counts it there.
+        book: What happens; the host notes it there.
         replica: What runs the list, or waits for it; None: the store is not open yet.
+        recorder: What is recorded goes there; None: nothing is.
         address: The URL, or None if there is no endpoint.
     """
 
@@ -50,8 +54,9 @@ class HostMonitor:
         """Serve nothing yet."""
         self._settings = settings
         self._about = (worker, version(), list_name)
-        self.counts = StreamCounts()
+        self.book = HostBook()
         self.replica: Replica | None = None
+        self.recorder: HostRecorder | None = None
         self.address: str | None = None
 
     @contextlib.contextmanager
@@ -101,40 +106,53 @@ class HostMonitor:
         Raises:
             TimeoutError: The loop does not answer.
         """
-        answer: concurrent.futures.Future[HostState] = concurrent.futures.Future()
-
-        def read() -> None:
-            try:
-                answer.set_result(self.read_state())
-            except BaseException as error:
-                answer.set_exception(error)
-
-        loop.call_soon_threadsafe(read)
-        return answer.result(LOOP_SECONDS)
+        return call_on_loop(loop, self.read_state, LOOP_SECONDS)
 
     def read_state(self) -> HostState:
         """Return the state; call it on the loop."""
         from tidemill.services.triggerer.host_metrics import HostState
 
-        if self.replica is None:
-            return HostState()
-        host, standby = self.replica.host, self.replica.report()["waits_for"] is not None
+        replica, counts = self.replica, self.book.counts
+        state = HostState(
+            store_known=replica is not None,
+            advanced=counts.advanced,
+            redelivered=counts.upstream.redelivered,
+            dead_lettered=dict(counts.upstream.dead_lettered),
+            lags=self.book.lags.copy(),
+            recorder_dropped=0 if self.recorder is None else self.recorder.writer.statistics.lost_events,
+        )
+        if replica is None:
+            return state
+        host, standby = replica.host, replica.report()["waits_for"] is not None
         if host is None or standby:
-            return HostState(standby=standby, advanced=self.counts.advanced)
-        return HostState(
+            return replace(state, standby=standby)
+        return replace(
+            state,
             active=True,
+            started=self.book.is_started,
             store_open=host.events.standing is not Standing.DOWN,
             triggers=host.running,
             streams=host.report(),
+            failed_streams=host.manager.count_failed(),
             now=host.now(),
-            advanced=self.counts.advanced,
         )
 
 
 def find_reasons(state: HostState) -> list[str]:
-    """Return why a trigger host is not ready; one that stands by for another one is."""
+    """Return why a trigger host is not ready; one that stands by for another one is.
+
+    There is no user's text in them: who reads them needs no login.
+    """
     if state.standby:
         return []
+    if not state.store_known:
+        return ["it is starting: its store is not open yet"]
     if not state.active:
-        return ["it is starting"]
-    return [] if state.store_open else ["its store cannot be reached"]
+        return ["it is starting: it waits for its list"]
+    reasons = [] if state.started else ["it is starting: not all triggers have been started"]
+    if not state.store_open:
+        reasons.append("its store cannot be reached")
+    if state.failed_streams:
+        streams = format_count(state.failed_streams, "shared stream")
+        reasons.append(f"{streams} failed, and will be read again when the triggers are restarted")
+    return reasons

@@ -29,6 +29,7 @@ from tidemill.services.triggerer.control import control_server
 from tidemill.services.triggerer.host import TriggerHost
 from tidemill.services.triggerer.list_lock import ListLock
 from tidemill.services.triggerer.monitoring import HostMonitor
+from tidemill.services.triggerer.recording import record_host
 from tidemill.services.triggerer.replica import Replica
 from tidemill.services.triggerer.sessions import Ownership, Pace
 from tidemill.services.triggerer.signals import Signals
@@ -138,7 +139,7 @@ async def _run(
             )
         worker = find_worker_name(settings)
         monitor = HostMonitor(settings.metrics, worker, name)
-        with monitor.serve():
+        with record_host(settings, worker, name, monitor.book) as monitor.recorder, monitor.serve():
             database = await _open_store(url, signals)
             if database is None:
                 return ExitCode.OK
@@ -146,7 +147,7 @@ async def _run(
                 ownership = Ownership(database, name, name=worker, lock=lock, pace=pace)
                 replica = monitor.replica = Replica(
                     ownership,
-                    lambda: TriggerHost(database, settings.triggerer, ownership, counts=monitor.counts),
+                    lambda: TriggerHost(database, settings.triggerer, ownership, book=monitor.book),
                     lambda: read_checked(specs),
                     Retention(database, settings.store).run,
                 )

@@ -70,6 +70,7 @@ class TriggerRun:
     Attributes:
         spec: Its entry in the list.
         number: Its id in the store.
+        fired: How many events it has fired, over all of its runs.
         reason: Why it was cancelled.
     """
 
@@ -79,7 +80,7 @@ class TriggerRun:
         "_cancelled_at",
         "_clock",
         "_fault",
-        "_fired",
+        "_fired_before",
         "_interruptible",
         "_life",
         "_pending",
@@ -94,6 +95,7 @@ class TriggerRun:
         "_token",
         "_trigger",
         "_waits",
+        "fired",
         "number",
         "reason",
         "spec",
@@ -124,20 +126,17 @@ class TriggerRun:
         self._trigger: BaseTrigger | None = None
         self._task: asyncio.Task[None] | None = None
         self._fault: BaseException | None = None
-        # Events of the current run, and those of all runs whose outcome is not known yet.
-        self._fired = self._pending = 0
+        self.fired = self._pending = self._fired_before = 0
         self._stored: asyncio.Future[None] | None = None
         self._alive = True
         self._since = 0.0
-        # In the trigger's own code, and not in what follows it.
-        self._waits = False
+        self._waits = False  # in the trigger's own code, and not in what follows it
         # Where a cancellation may reach it: not before its task has begun, nor while it cleans up.
         self._interruptible = False
         self._cancelled_at = 0.0
         self._abandoned = False
         self._succeeded = False
-        # The error that the store has of it while it runs.
-        self._stored_error: str | None = None
+        self._stored_error: str | None = None  # the error that the store has of it while it runs
 
     # -- from outside -----------------------------------------------------------------------------------------
 
@@ -209,14 +208,14 @@ class TriggerRun:
             if self._succeeded or self.reason in _ELSEWHERE:
                 self._stream.fail_held(None)
             self._leave()
-            if self.reason is not CancelReason.HAND_OVER:
-                self._report_state(TriggerState.CANCELLED, self.reason)
+            self._report_cancelled(self.reason or CancelReason.USER)
 
     # -- its life ---------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         while True:
             self._since = self._clock()
+            self._services.triggers.note_started(self)
             ending = Ending.RETURNED
             self._waits = self._interruptible = True
             try:
@@ -245,19 +244,18 @@ class TriggerRun:
             return
         if self._fault is not None:
             raise self._fault
+        assert self._stream.routed is not None
         routed, events = self._stream.routed, self._services.events
-        assert routed is not None
         subscription, add = routed.subscription, events.add
         bind = subscription.bind if isinstance(subscription, AckSubscription) else _bind_nothing
         number, token, left = self.number, self._token, _BURST
         async for event in routed.events:
             if self.reason is not None:
                 return  # it was cancelled and still fires
-            # Nothing is bound to what cannot be stored.
-            payload, identity = encode_payload(event), read_identity(event)
+            payload, identity = encode_payload(event), read_identity(event)  # what cannot be stored is not bound
             add(number, token, payload, identity, partial(self._settle, bind(), identity))
             self._pending += 1
-            self._fired += 1
+            self.fired += 1
             if events.standing is not Standing.OPEN:
                 await events.wait_open()
             left -= 1
@@ -294,7 +292,9 @@ class TriggerRun:
         bits = random.getrandbits(JITTER_BITS)
         if self.reason is not None:
             return self._life.decide_cancelled(self.reason, bits)
-        return self._life.decide_ended(ending, self._fired, self._clock() - self._since, bits, self._stream.taken)
+        return self._life.decide_ended(
+            ending, self.fired - self._fired_before, self._clock() - self._since, bits, self._stream.taken
+        )
 
     async def _finish(self, following: Next, reason: CancelReason | None) -> Next:
         """Clean up after a run, report what became of it, and return what follows.
@@ -322,6 +322,9 @@ class TriggerRun:
         if not (self.reason is CancelReason.HAND_OVER or unsure or self._abandoned or following.pause_seconds == 0):
             change = report_ending(self.spec, self.number, self._token, following, reason, self._fault)
             self._services.report_state(change)
+            self._services.triggers.note_ended(self, following, change.reason, change.error)
+        elif self.reason is CancelReason.HAND_OVER:
+            self._services.triggers.note_handed_over(self)
         return following
 
     def _leave_run(self, following: Next, reason: CancelReason | None) -> None:
@@ -348,9 +351,12 @@ class TriggerRun:
         elif for_good:
             self._stream.leave()
 
-    def _report_state(self, state: TriggerState, reason: CancelReason | None = None, error: str | None = None) -> None:
-        text = reason.value if reason is not None else None
-        self._services.report_state(StateChange(self.number, self._token, state, text, error))
+    def _report_cancelled(self, reason: CancelReason) -> None:
+        if reason is CancelReason.HAND_OVER:
+            self._services.triggers.note_handed_over(self)
+            return
+        self._services.triggers.note_cancelled(self, reason.value)
+        self._services.report_state(StateChange(self.number, self._token, TriggerState.CANCELLED, reason.value))
 
     async def _wait_for_restart(self, following: Next) -> bool:
         """Wait for the next run; tell whether there is one."""
@@ -366,16 +372,15 @@ class TriggerRun:
                 await asyncio.sleep(following.pause_seconds)
         if self.reason is not None:
             self._leave()
-            if self.reason is not CancelReason.HAND_OVER:
-                self._report_state(TriggerState.CANCELLED, self.reason)
+            self._report_cancelled(self.reason)
             return False
         text = format_fault(error) if error is not None else None
         if following.pause_seconds or text != self._stored_error:
             # One that begins again at once, event by event, has been running all the time.
             self._stored_error = text
-            self._report_state(TriggerState.RUNNING, error=text)
+            self._services.report_state(StateChange(self.number, self._token, TriggerState.RUNNING, error=text))
         self._fault = None
-        self._fired = 0
+        self._fired_before = self.fired
         if following.from_start:
             self._source.forget()
         return True

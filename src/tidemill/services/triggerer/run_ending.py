@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 
 from tidemill.config.redaction import redact_text
+from tidemill.core.errors import TidemillError
 from tidemill.core.triggers.lifecycle import CancelReason, EndVerdict, Next
 from tidemill.services.triggerer.loading import TriggerError
 from tidemill.services.triggerer.state_writer import StateChange
@@ -75,10 +76,18 @@ def report_ending(
             error=error,
         )
     elif reason is not CancelReason.SHUTDOWN:
-        log.info("a trigger ended", trigger=spec.name, verdict=following.verdict.value, reason=reason)
+        about = {"verdict": following.verdict.value} | ({"reason": reason.value} if reason is not None else {})
+        if following.pause_seconds is None:
+            log.info("a trigger ended", trigger=spec.name, **about)
+        else:
+            # It may begin again every second, for ever; its events are logged.
+            log.debug("a trigger ended, and begins again", trigger=spec.name, **about)
     return StateChange(number, token, _STATES[following.verdict], reason.value if reason is not None else None, error)
 
 
 def format_fault(fault: BaseException) -> str:
-    """Return an error with its traceback, secrets masked."""
+    """Return an error with its traceback, secrets masked; without it, if the message is meant to say everything."""
+    has_cause = fault.__cause__ is not None or (fault.__context__ is not None and not fault.__suppress_context__)
+    if isinstance(fault, TidemillError) and not has_cause:
+        return redact_text(str(fault))
     return redact_text("".join(traceback.format_exception(fault)))

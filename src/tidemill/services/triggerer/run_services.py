@@ -9,6 +9,7 @@ from typing import Protocol
 from tidemill.core.triggers.event_plan import StoreOutcome
 from tidemill.core.triggers.group_commit import Standing
 from tidemill.services.triggerer.state_writer import StateChange
+from tidemill.services.triggerer.trigger_book import TriggerBook
 from tidemill.triggers.shared_stream import SharedStreamManager
 
 
@@ -39,6 +40,7 @@ class RunServices:
         note_stored: Called with the trigger's name, the outcome and the identity of each event that is stored.
         note_fenced: Called when the store refuses an event because another process has claimed the trigger.
         report_state: Called with each change of a trigger's state, to be written to the store.
+        triggers: What becomes of each trigger is noted there.
         keep_serialized: Stores what triggers are created from after a failure, by their ids.
     """
 
@@ -48,4 +50,5 @@ class RunServices:
     note_stored: Callable[[str, StoreOutcome, str | None], None]
     note_fenced: Callable[[], None]
     report_state: Callable[[StateChange], None]
+    triggers: TriggerBook
     keep_serialized: Callable[[Mapping[int, str]], Awaitable[None]]

@@ -5,6 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable
 
+from tidemill.config.redaction import redact_text
+from tidemill.core.errors import escape_surrogates
+
+_MAX_KEYS = 20_000
+_MAX_CHARS = 1_000
+
 
 def describe_key(key: Hashable) -> str:
     """Return a key without Python's punctuation: its parts one after another, empty ones left out.
@@ -22,6 +28,27 @@ def describe_key(key: Hashable) -> str:
     if dataclasses.is_dataclass(key) and not isinstance(key, type):
         return " ".join(text for field in dataclasses.fields(key) if (text := _describe_field(key, field)))
     return str(key)
+
+
+class StreamNames:
+    """The names of streams, secrets masked; each is made once."""
+
+    def __init__(self) -> None:
+        """Know none yet."""
+        self._names: dict[Hashable, str] = {}
+
+    def find(self, key: Hashable) -> str:
+        """Return the name of a stream."""
+        name = self._names.get(key)
+        if name is None:
+            if len(self._names) >= _MAX_KEYS:
+                self._names.clear()
+            try:
+                name = redact_text(escape_surrogates(describe_key(key)[:_MAX_CHARS]))
+            except Exception:  # a user's class may raise whatever it likes
+                name = type(key).__name__
+            self._names[key] = name
+        return name
 
 
 def _describe_field(key: object, field: dataclasses.Field[object]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -255,6 +255,11 @@ class BatchSender:
 
     def _find_reason(self) -> str | None:
         return self.failing[:2000] if self.failing is not None else self.stats.last_error
+
+    def list_waiting(self) -> Iterable[Submission]:
+        """Return what is neither confirmed nor given up."""
+        submissions = (item.value.submission for item in self._queue.list_items() if not item.gone)
+        return dict.fromkeys(submissions)
 
     def describe_stall(self) -> str | None:
         """Return what waits, and why; None while nothing does."""

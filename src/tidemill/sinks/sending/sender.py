@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from tidemill.core.delivery.send_items import Decision
@@ -51,6 +52,10 @@ class Sender(Protocol):
 
     def abandon(self, lane: DeliveryLane) -> None:
         """Forget what came from a partition."""
+
+    def list_waiting(self) -> Iterable[Submission]:
+        """Return what waits for the sink; costs by how much that is."""
+        ...
 
     def describe_stall(self) -> str | None:
         """Return what waits, and why; None while nothing does."""

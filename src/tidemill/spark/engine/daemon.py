@@ -14,7 +14,7 @@ import os
 
 from pyspark import daemon
 
-from tidemill.spark.engine.process import DAEMON_VARIABLE
+from tidemill.spark.engine.process_deadline import DAEMON_VARIABLE
 
 #: What every engine imports; sinks and history are imported by the engines that have them.
 PRELOADED = (

@@ -17,9 +17,7 @@ import os
 import signal
 import socket
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Protocol
 
 import msgspec
@@ -28,6 +26,7 @@ from pyspark import cloudpickle
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError, describe_error
+from tidemill.core.pipeline.message_stage import MessageStage
 from tidemill.core.recorder.outgoing import OutgoingFrames
 from tidemill.runtime.beats import Beat, whole_beat
 from tidemill.runtime.engine_link import RECONNECT_SECONDS, EngineLink, EngineRefusedError
@@ -37,6 +36,7 @@ from tidemill.runtime.link_messages import Begin, Command, Drain, Exit, Go, Hell
 from tidemill.runtime.log import configure
 from tidemill.runtime.log_writer import tell_repeats
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason, drop_summary_texts
+from tidemill.spark.engine.process_deadline import DEADLINE_EXIT, ProcessDeadline
 
 log = structlog.get_logger(__name__)
 
@@ -46,12 +46,8 @@ ABANDONED_SECONDS = 14.0
 SUPERVISED_SECONDS = 60.0
 #: How long an engine that has to end at once may take to write its last log lines.
 EXIT_SECONDS = 1.0
-#: The exit status of a worker whose deadline has passed; Spark only sees that it is gone.
-DEADLINE_EXIT = 75
 #: Clean stops come over the link; Spark ends a cancelled task's worker in another way.
 IGNORED = (signal.SIGINT, signal.SIGTERM)
-#: Where the daemon that forks the workers leaves its process id: it may be gone before a worker looks for its parent.
-DAEMON_VARIABLE = "_TIDEMILL_DAEMON_PID"
 DEFAULT_FACTORY = "tidemill.pipeline.build:build_engine"
 
 
@@ -106,17 +102,20 @@ class RunnableEngine(Protocol):
     async def run(self, may_subscribe: Any) -> EngineSummary:
         """Work until drained or ended."""
 
+    def find_message(self, topic: str, partition: int, offset: int) -> MessageStage | None:
+        """Return where a message is; None: it is not open here."""
+
     def drain(self, *, keep_place: bool = False) -> None:
         """Ask for a clean end; with `keep_place` another engine takes over the place in the group."""
 
     def fail(self, text: str) -> None:
         """End at once: an indispensable part of the process is gone."""
 
-    def pause(self) -> None:
-        """Take no new messages."""
+    def pause(self, partitions: Collection[int] | None = None) -> None:
+        """Take no new messages of some partitions of the source topic, and of no others; None: of all."""
 
     def resume(self) -> None:
-        """Take messages again."""
+        """Take messages of all partitions again."""
 
     def release(self) -> None:
         """Release the brake, if it is on."""
@@ -181,42 +180,6 @@ def outlive_stderr() -> None:
     )
 
 
-class Deadline(threading.Thread):
-    """Ends the process when its time is over, and notices when the parent process is gone.
-
-    Args:
-        on_orphaned: Called in this thread, once, when the parent has changed.
-    """
-
-    def __init__(self, on_orphaned: Any) -> None:
-        """Start nothing; `start` watches."""
-        super().__init__(name="tidemill-deadline", daemon=True)
-        self._on_orphaned = on_orphaned
-        self._parent = int(os.environ.get(DAEMON_VARIABLE) or os.getppid())
-        self._at: float | None = None
-        self._over = threading.Event()
-
-    def within(self, seconds: float) -> None:
-        """Let the process end after this time, unless it has to end sooner already."""
-        at = time.monotonic() + seconds
-        self._at = at if self._at is None else min(at, self._at)
-
-    def cancel(self) -> None:
-        """Let the process live, for other work afterwards."""
-        self._over.set()
-
-    def run(self) -> None:
-        """Check every half second."""
-        orphaned = False
-        while not self._over.is_set():
-            if self._at is not None and time.monotonic() >= self._at:
-                os._exit(DEADLINE_EXIT)
-            if not orphaned and os.getppid() != self._parent:
-                orphaned = True
-                self._on_orphaned()
-            self._over.wait(0.5)
-
-
 class EngineProcess:
     """The worker process while an engine runs in it.
 
@@ -241,7 +204,7 @@ class EngineProcess:
         self._begin = asyncio.Event()
         self._go = asyncio.Event()
         self._draining = False
-        self._paused = False
+        self._paused: Pause | None = None
         self._is_abandoned = False
         self._fault: str | None = None
         self._tasks = EngineTasks(self._on_fault)
@@ -251,7 +214,7 @@ class EngineProcess:
     async def run(self) -> EngineSummary:
         """Connect, wait for `Begin`, run the engine, and report its end."""
         self._loop = asyncio.get_running_loop()
-        self._deadline = Deadline(self._on_orphaned)
+        self._deadline = ProcessDeadline(self._on_orphaned)
         self._deadline.start()
         self._loop.add_signal_handler(signal.SIGHUP, self._abandoned, "Spark's Python daemon is going")
         engine_id = new_engine_id()
@@ -316,10 +279,11 @@ class EngineProcess:
             return EngineSummary(self._job.slot, StopReason.DRAINED)
         engine: RunnableEngine = build(self._job.settings, handler, identity)
         self._engine = engine
+        self._link.answers.find = engine.find_message
         if engine.records is not None:
             self._link.carry(engine.records)
-        if self._paused:
-            engine.pause()
+        if self._paused is not None:
+            engine.pause(self._paused.partitions)
         return await engine.run(self._may_subscribe)
 
     async def _may_subscribe(self) -> None:
@@ -348,12 +312,12 @@ class EngineProcess:
             case Drain(keep_place):
                 self._deadline.within(self._drain_seconds + SUPERVISED_SECONDS)
                 self._drain(keep_place=keep_place)
-            case Pause():
-                self._paused = True
+            case Pause(partitions):
+                self._paused = command
                 if self._engine is not None:
-                    self._engine.pause()
+                    self._engine.pause(partitions)
             case Resume():
-                self._paused = False
+                self._paused = None
                 if self._engine is not None:
                     self._engine.resume()
             case Release():

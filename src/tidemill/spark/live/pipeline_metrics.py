@@ -6,6 +6,7 @@ replaced; gauges are those of the engine that runs now. Nothing here is called u
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -31,12 +32,14 @@ class EngineView:
         status: The slot.
         total: What all of its engines did.
         now: The state of the current one; empty if there is none.
+        at: The moment, in seconds since the epoch.
     """
 
     name: str
     status: EngineStatus
     total: EngineProgress
     now: EngineProgress
+    at: float
 
 
 Read = Callable[[EngineView], Iterable[Sample]]
@@ -104,6 +107,23 @@ def _read_stalled(view: EngineView) -> list[Sample]:
     return [((view.name, partition), partition in stalled) for partition in view.now.partitions]
 
 
+def _read_queue_sizes(view: EngineView) -> list[Sample]:
+    heads = view.now.heads
+    return [((view.name, name), heads[name].buffered if name in heads else 0) for name in view.now.partitions]
+
+
+def _read_ages(view: EngineView) -> list[Sample]:
+    """Read the age of the oldest open message; a partition without one has none, one of unknown age is left out."""
+    ages: list[Sample] = []
+    for name in view.now.partitions:
+        head = view.now.heads.get(name)
+        if head is None:
+            ages.append(((view.name, name), 0.0))
+        elif head.written_at is not None:
+            ages.append(((view.name, name), max(0.0, view.at - head.written_at)))
+    return ages
+
+
 def _counter(name: str, text: str, *labels: str) -> Definition:
     return Definition(name, Kind.COUNTER, text, ("engine", *labels))
 
@@ -160,6 +180,13 @@ ENGINE_METRICS: tuple[tuple[Definition, Read], ...] = (
         _histogram("attempts"),
     ),
     (
+        _histogram_of(
+            "batch_duration_seconds",
+            "How long windows took, from their first message until the hooks of all of their messages had run.",
+        ),
+        _histogram("batches"),
+    ),
+    (
         _histogram_of("queue_wait_seconds", "How long tasks waited in the queue for a free executor."),
         _histogram("queue_waits"),
     ),
@@ -187,6 +214,19 @@ ENGINE_METRICS: tuple[tuple[Definition, Read], ...] = (
     (
         _gauge_of("offset_lag", "The partition's end minus its committed offset, in messages.", "partition"),
         lambda view: _by_partition(view, view.now.lag),
+    ),
+    (
+        _gauge_of(
+            "lag_seconds",
+            "How long ago the oldest message was written that is not finished and committed, to about a second and the "
+            "precision of the batch that was read; 0: there is none.",
+            "partition",
+        ),
+        _read_ages,
+    ),
+    (
+        _gauge_of("partition_queue_size", "Messages that were read and wait for room in the engine.", "partition"),
+        _read_queue_sizes,
     ),
     (
         _gauge_of("partition_stalled", "1: the partition stands still; 0: it does not, or has no work.", "partition"),
@@ -247,7 +287,7 @@ ENGINE_METRICS: tuple[tuple[Definition, Read], ...] = (
         _count("letters_dropped"),
     ),
     (
-        _counter("recorder_dropped_total", "Rows and events that engines recorded, and that were lost on their way."),
+        _counter("recorder_dropped_total", "Rows and events that were recorded, and lost before they were stored."),
         _count("recorder_dropped"),
     ),
     (_counter("cache_hits_total", "Reads of the handler's cache that found a value."), _count("cache_hits")),
@@ -266,6 +306,7 @@ class PipelineMetrics:
         max_executors: Returns how many tasks an engine may run at a time.
         progress: Returns the sums over all engines, and each of them.
         sinks: The places of all sinks in the configuration.
+        clock: Returns the time in seconds since the epoch.
     """
 
     def __init__(
@@ -274,10 +315,12 @@ class PipelineMetrics:
         max_executors: Callable[[], int],
         progress: Callable[[], PipelineProgress],
         sinks: Iterable[str] = (),
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """Collect nothing yet."""
         self._worker = worker
         self._max_executors = max_executors
+        self._clock = clock
         self._progress = progress
         # A counter that is there from the start has its first increase counted by `rate`.
         self._zero = EngineProgress(
@@ -296,4 +339,4 @@ class PipelineMetrics:
     def _view(self, status: EngineStatus) -> EngineView:
         past = [self._zero] if status.past is None else [self._zero, status.past]
         now = status.progress or EngineProgress()
-        return EngineView(str(status.slot), status, sum_progress(past, [now]), now)
+        return EngineView(str(status.slot), status, sum_progress(past, [now]), now, self._clock())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,8 @@ import structlog
 
 from tidemill.config.redaction import redact
 from tidemill.config.settings import Settings
+from tidemill.core.errors import RemoteError
+from tidemill.runtime.open_message import OpenMessage
 from tidemill.runtime.progress import EngineProgress
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def record_run(
     if not settings.debug.enabled:
         yield None
         return
+    from tidemill.recorder.opening import start_writing
     from tidemill.recorder.writer import RecordWriter
     from tidemill.spark.live.run_recorder import RunRecorder
 
@@ -43,18 +45,32 @@ def record_run(
     writer = RecordWriter(
         settings.debug, group, worker, stored=recorder.confirm, read_progress=read_progress, config=config
     )
-    with contextlib.ExitStack() as stack:
-        found: RunRecorder | None = recorder
-        try:
-            recorder.writer = stack.enter_context(writer)
-        except sqlite3.Error as error:
-            log.warning(
-                "nothing is recorded: SQLite cannot make the database",
-                error=str(error),
-                advice="use a Python whose SQLite is 3.34 or newer and has FTS5, or set debug.enabled to false",
-            )
-            found = None
-        yield found
+    recorder.writer = writer
+    with start_writing(writer) as can_write:
+        yield recorder if can_write else None
+
+
+FindMessage = Callable[[str, int, int], OpenMessage | None]
+
+
+def answer_open(find: FindMessage, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer where a message is that the pipeline has not finished, if one message is asked about.
+
+    Args:
+        find: Finds it, by topic, partition and offset; blocks.
+        request: See `tidemill trace`.
+    """
+    query = request.get("query")
+    place = [query.get(name) for name in ("topic", "partition", "offset")] if isinstance(query, dict) else []
+    match place:
+        case [str(topic), int(partition), int(offset)]:
+            try:
+                found = find(topic, partition, offset)
+            except RemoteError as error:
+                return {"open": None, "problem": str(error)}
+            return {"open": None if found is None else msgspec.to_builtins(found)}
+        case _:
+            return {}
 
 
 def answer_trace(recorder: RunRecorder | None, group: str, worker: str, request: Mapping[str, Any]) -> dict[str, Any]:

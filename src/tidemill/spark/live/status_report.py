@@ -7,8 +7,10 @@ from typing import Any
 
 import msgspec
 
+from tidemill.config.redaction import redact_text
 from tidemill.config.settings import Settings
 from tidemill.runtime.log import version
+from tidemill.runtime.progress import PartitionHead
 from tidemill.spark.progress import EngineStatus, PipelineProgress
 from tidemill.spark.run_state import Phase, RunState
 
@@ -66,10 +68,25 @@ def build_report(
         },
         "dead_letters": {"written": progress.dead_lettered, "kinds": progress.letter_kinds}
         | {"dropped": progress.letters_dropped},
+        "paused": [msgspec.to_builtins(pause) for pause in progress.pauses],
+        "recorder": {"dropped": progress.recorder_dropped},
         "sinks": {place: msgspec.to_builtins(stats) for place, stats in progress.sinks.items()},
         "waits_for": progress.stalled,
+        "held_by": {name: describe_head(name, head) for name, head in sorted(progress.heads.items())},
         "metrics": (addresses or {}).get("metrics"),
         "web": (addresses or {}).get("web"),
+    }
+
+
+def describe_head(name: str, head: PartitionHead) -> dict[str, Any]:
+    """Return what holds a partition: its oldest open message, since when, and where that is."""
+    return {
+        "message": f"{name.rpartition('/')[0]}:{name.rpartition('/')[2]}:{head.offset}",
+        "since": head.since,
+        "written_at": head.written_at,
+        "stage": head.stage or "moving",
+        "text": redact_text(head.text),
+        "buffered": head.buffered,
     }
 
 

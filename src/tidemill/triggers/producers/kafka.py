@@ -39,6 +39,7 @@ from tidemill.triggers.producers.kafka_blame import Blame, build_letter, describ
 from tidemill.triggers.producers.kafka_member import build_member_id
 from tidemill.triggers.producers.kafka_member import kafka_claim as kafka_claim
 from tidemill.triggers.shared_stream import AdvanceItem, AdvanceOutcome, SharedStreamProducer
+from tidemill.triggers.stream_api import UPSTREAM_COUNTS, UpstreamCounts
 
 log = structlog.get_logger(__name__)
 
@@ -112,6 +113,7 @@ class KafkaStreamProducer(SharedStreamProducer):
         self._source = source or KafkaSource(settings, build_member_id(settings))
         self._letters = letters or KafkaDeadLetters(settings)
         self._clock = clock
+        self._counts = UPSTREAM_COUNTS.get() or UpstreamCounts()
         self._redelivery: Redelivery[TopicPartition, SourceMessage] = Redelivery(self._limits)
         self._lanes: deque[TopicPartition] = deque()
         self._pulled: deque[SourceMessage] = deque()
@@ -125,8 +127,7 @@ class KafkaStreamProducer(SharedStreamProducer):
         self._sent: dict[TopicPartition, int] = {}
         self._writing: set[int] = set()
         self._settled = asyncio.Event()
-        # The partitions whose metadata was reported as unreadable.
-        self._unreadable: set[TopicPartition] = set()
+        self._unreadable: set[TopicPartition] = set()  # partitions whose metadata was reported as such
 
     # -- the manager's side -----------------------------------------------------------------------------------
 
@@ -230,8 +231,8 @@ class KafkaStreamProducer(SharedStreamProducer):
 
     def _take_next(self) -> Event | None:
         # One at a time, numbered when it is delivered: joins and leaves are numbered by the same counter.
-        again = self._redelivery.take(self._read_clock(), 1)
-        if again:
+        if again := self._redelivery.take(self._read_clock(), 1):
+            self._counts.redelivered += 1
             return again[0]
         while (message := self._pull()) is not None:
             lane = (message.topic, message.partition)
@@ -278,15 +279,17 @@ class KafkaStreamProducer(SharedStreamProducer):
 
     def _write(self, delivery: Event, outcome: AdvanceOutcome, blame: Blame) -> None:
         self._writing.add(delivery.number)
+        letter = build_letter(delivery, outcome, blame)
 
         def note_confirmed() -> None:
+            self._counts.add_letter(letter.kind.value)
             self._writing.discard(delivery.number)
             self._redelivery.note_lettered(delivery)
             self._wake.set()
             self._settled.set()
             self._commit_soon()
 
-        self._letters.put(build_letter(delivery, outcome, blame), note_confirmed)
+        self._letters.put(letter, note_confirmed)
 
     def _commit_soon(self) -> None:
         if self._commit_timer is None:

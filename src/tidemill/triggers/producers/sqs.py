@@ -39,6 +39,7 @@ from tidemill.triggers.producers.sqs_client import (
     read_delivery,
 )
 from tidemill.triggers.shared_stream import AdvanceItem, SharedStreamProducer
+from tidemill.triggers.stream_api import UPSTREAM_COUNTS, UpstreamCounts
 
 log = structlog.get_logger(__name__)
 
@@ -77,6 +78,7 @@ class SqsStreamProducer(SharedStreamProducer):
         """Prepare; nothing is connected before the stream is opened."""
         self._settings = settings
         self._clock = clock
+        self._counts = UPSTREAM_COUNTS.get() or UpstreamCounts()
         self._leases = Leases(settings.visibility_seconds, MAX_HELD_SECONDS)
         self._leased = asyncio.Event()
         self._numbers = itertools.count()
@@ -115,6 +117,7 @@ class SqsStreamProducer(SharedStreamProducer):
             for held in [self._hold(queue, one, asked) for one in found]:
                 self._check()
                 del self._unseen[held.number]
+                self._counts.redelivered += held.message.receive_count > 1
                 yield held.message, held
 
     def get_advance_lane(self, broker_payload: Delivered) -> Hashable:
@@ -319,6 +322,7 @@ class SqsStreamProducer(SharedStreamProducer):
                 failures = await self._retry(Fault(str(fault)), failures, "moving a rejected message")
                 continue
             failures = self._note_success("moving a rejected message")
+            self._counts.add_letter("rejected")
             self._to_delete.add(held)
             self._rejected.remove([held])
 

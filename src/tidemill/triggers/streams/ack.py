@@ -14,14 +14,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable, Sequence
 from typing import Any, Final
 
+from tidemill.core.errors import describe_error
 from tidemill.core.streams.group import StreamGroup
-from tidemill.core.streams.members import Cause, Forced, LaneReport
+from tidemill.core.streams.lane_counts import LaneCount, count_lanes
+from tidemill.core.streams.members import Cause, Forced, LaneReport, Sent
 from tidemill.core.streams.pending_events import PendingEvents
 from tidemill.triggers.stream_api import (
     LIST_NAME,
+    UPSTREAM_COUNTS,
     AckTimeout,
     SharedStreamProducer,
     SubscriberObserver,
@@ -29,6 +32,7 @@ from tidemill.triggers.stream_api import (
 from tidemill.triggers.streams.advancer import Advancer
 from tidemill.triggers.streams.bell import Bell
 from tidemill.triggers.streams.life import Life, Stream, StreamSettings, build_overflow, wake_all
+from tidemill.triggers.streams.stream_counts import Incident, IncidentKind
 from tidemill.triggers.streams.subscription import AckSubscription, Subscription
 
 #: How long subscribers may take to finish the events that they are on, and have them stored, after the poll ended.
@@ -99,7 +103,8 @@ class AckStream:
         seat = self.group.find_seat(trigger_id)
         if seat is not None:
             self.group.resume(seat, self._settings.now())
-        subscription = AckSubscription(seat or self.group.join(trigger_id), self.group, self._waiting, self.pump)
+        member = seat or self.group.join(trigger_id)
+        subscription = AckSubscription(member, self.group, self._waiting, self.pump, self._note_rejected)
         self.subscriptions[trigger_id] = subscription
         self._live.add(trigger_id)
         self._room.ring()
@@ -146,6 +151,11 @@ class AckStream:
         subscription.end.leave()
         return subscription
 
+    def _note_rejected(self, trigger_id: Any, sent: Sent[Hashable, Any, Any]) -> None:
+        self._settings.counts.tell(
+            Incident(IncidentKind.REJECTED, self.key, trigger_id, sent.lane, sent.position, "it rejected the event")
+        )
+
     def _note_left(self, trigger_id: Any) -> None:
         self.pump.ring()
         if self._observer is not None:
@@ -166,9 +176,13 @@ class AckStream:
         self._held = held
         self._room.ring()
 
-    def report(self) -> list[LaneReport[Hashable]]:
-        """Return what each lane waits for."""
-        return self.group.report()
+    def report(self, lanes: Iterable[Hashable] | None = None) -> list[LaneReport[Hashable]]:
+        """Return what each lane waits for; or only those that are named, which must not be empty."""
+        return self.group.report(lanes)
+
+    def count_lanes(self) -> list[LaneCount[Hashable]]:
+        """Return how far each lane is, without those who hold it up."""
+        return count_lanes(self.group.ledger)
 
     # -- polling
 
@@ -176,6 +190,7 @@ class AckStream:
         if self._settings.cohort_grace_period > 0:
             await asyncio.sleep(self._settings.cohort_grace_period)
         LIST_NAME.set(self._list_name)
+        UPSTREAM_COUNTS.set(self._settings.counts.upstream)
         self._producer = producer = self._make_producer()
         if isinstance(producer, SubscriberObserver):
             self._observer = producer
@@ -232,6 +247,7 @@ class AckStream:
             if cause in _SEAT_ENDS:
                 self._end_seat(member.name, cause)
                 continue
+            kind = IncidentKind.OVERFLOW if cause is Cause.OVERFLOW else IncidentKind.ACK_TIMEOUT
             if cause is Cause.OVERFLOW:
                 error: Exception = build_overflow(self.key, member.name, self._settings.max_subscriber_queue)
             else:
@@ -246,6 +262,9 @@ class AckStream:
                 cause=cause.value,
                 position=position,
             )
+            counts = self._settings.counts
+            counts.find_tally(self.key).forced += 1
+            counts.tell(Incident(kind, self.key, member.name, None, position, str(error)))
             # It is gone from the group, but its trigger has not left yet.
             self._live.discard(member.name)
             end = self.subscriptions[member.name].end
@@ -263,6 +282,8 @@ class AckStream:
             trigger_id=trigger_id,
             cause=cause.value,
         )
+        incident = Incident(IncidentKind.SEAT_ENDED, self.key, trigger_id, text=cause.value)
+        self._settings.counts.tell(incident)
         self._note_left(trigger_id)
         if not self.group.members:
             self._on_deserted(self)
@@ -292,6 +313,9 @@ class AckStream:
         else:
             self.group.stop_reading()
         if error is not None:
+            counts = self._settings.counts
+            counts.find_tally(self.key).ended += 1
+            counts.tell(Incident(IncidentKind.STREAM_FAILED, self.key, text=describe_error(error)))
             for subscription in self.subscriptions.values():
                 subscription.end.fail(error)
 
@@ -303,6 +327,11 @@ class AckStream:
         if self._advancing is not None:
             self._advancer.finish()
             await self._life.join("advance", self._advancing)
+        tally = self._settings.counts.find_tally(self.key)
+        for lane in count_lanes(self.group.ledger):
+            left = tally.find_lane(lane.lane)
+            left.given_up += lane.outstanding
+            left.given_up_resolved += lane.resolved
         await self._life.close_step("source", getattr(self._source, "aclose", None))
         if self._producer is not None:
             await self._life.close_step("producer", self._producer.aclose)

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from tidemill.core.errors import describe_error
 from tidemill.core.ledger import Batch
 from tidemill.core.streams.group import StreamGroup
 from tidemill.triggers.stream_api import (
@@ -21,7 +22,7 @@ from tidemill.triggers.stream_api import (
     SubscriberObserver,
 )
 from tidemill.triggers.streams.bell import Bell
-from tidemill.triggers.streams.life import StreamCounts
+from tidemill.triggers.streams.stream_counts import Incident, IncidentKind, StreamCounts
 
 
 class Advancer:
@@ -56,6 +57,7 @@ class Advancer:
         self._on_failed = on_failed
         self._log = log
         self._counts = counts
+        self._tally = counts.find_tally(key)
         self._drained = Bell()
         # Nothing more is advanced.
         self._abandoned = False
@@ -81,14 +83,23 @@ class Advancer:
                     self._fail(batch, error)
                     return
                 full = group.full_since is not None
+                self._count(batch)
                 group.settle(batch)
-                self._counts.advanced += len(batch.entries)
                 if full:
                     self._room.ring()
             if final:
                 return
             self._drained.ring()
             await self.pump.wait()
+
+    def _count(self, batch: Batch[Hashable, Any]) -> None:
+        entries, tally = batch.entries, self._tally
+        self._counts.advanced += len(entries)
+        tally.advanced += len(entries)
+        tally.find_lane(batch.lane).advanced += len(entries)
+        if self._group.failures:
+            tally.failed += sum(entry.failed > 0 for entry in entries)
+            tally.rejected += sum(entry.rejected > 0 for entry in entries)
 
     def finish(self) -> None:
         """Let `run` return once everything that is resolved by now is advanced."""
@@ -126,6 +137,7 @@ class Advancer:
             events=len(batch.entries),
             exc_info=error,
         )
+        self._counts.tell(Incident(IncidentKind.ADVANCE_FAILED, self._key, lane=batch.lane, text=describe_error(error)))
         if isinstance(error, asyncio.CancelledError):
             error = StreamEnded(f"the advance of the shared stream {self._key!r} was cancelled")
         self._on_failed(error)

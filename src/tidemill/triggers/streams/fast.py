@@ -9,8 +9,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Hashable
 from typing import Any
 
+from tidemill.core.errors import describe_error
 from tidemill.core.streams.fanout import Fanout, LogReader
 from tidemill.triggers.streams.life import Life, Stream, StreamSettings, build_overflow, wake_all
+from tidemill.triggers.streams.stream_counts import Incident, IncidentKind
 from tidemill.triggers.streams.subscription import FastSubscription, Subscription
 
 
@@ -96,13 +98,21 @@ class FastStream:
         subscription = self.subscriptions[reader.name]
         assert isinstance(subscription, FastSubscription)
         self._drop(subscription)
+        error = build_overflow(self.key, reader.name, self._settings.max_subscriber_queue)
+        counts = self._settings.counts
+        counts.find_tally(self.key).forced += 1
+        counts.tell(Incident(IncidentKind.OVERFLOW, self.key, reader.name, text=str(error)))
         end = subscription.end
         end.failed_at = self._settings.now()
-        end.fail(build_overflow(self.key, reader.name, self._settings.max_subscriber_queue))
+        end.fail(error)
         self._log.warning("a subscriber of a shared stream is too slow; it fails", key=self.key, trigger_id=reader.name)
 
     def _end(self, error: BaseException | None) -> None:
         self._on_end(self, error)
+        if error is not None:
+            counts = self._settings.counts
+            counts.find_tally(self.key).ended += 1
+            counts.tell(Incident(IncidentKind.STREAM_FAILED, self.key, text=describe_error(error)))
         for subscription in self.subscriptions.values():
             assert isinstance(subscription, FastSubscription)
             self._drop(subscription)

@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 
 from tidemill.core.streams.members import StreamLimits
 from tidemill.triggers.stream_api import StreamEnded, SubscriberOverflow
+from tidemill.triggers.streams.stream_counts import StreamCounts
 from tidemill.triggers.streams.subscription import AckSubscription, FastSubscription, Subscription
 
 #: How many events are fanned out before the subscribers get a turn, if the source never waits for anything.
@@ -32,17 +33,6 @@ _SEAT_CHECK_SECONDS: Final = 0.5
 
 async def at_once() -> None:
     """Wait for nothing."""
-
-
-@dataclass(slots=True)
-class StreamCounts:
-    """What happened in all shared streams of a process, for metrics.
-
-    Attributes:
-        advanced: Events that producers were told about.
-    """
-
-    advanced: int = 0
 
 
 @dataclass(frozen=True, slots=True)

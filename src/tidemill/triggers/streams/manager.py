@@ -17,18 +17,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from typing import Any, Final
 
 import structlog
 
+from tidemill.core.streams.lane_counts import LaneCount
 from tidemill.core.streams.pending_events import PendingEvents
 from tidemill.triggers.base import BaseEventTrigger
 from tidemill.triggers.stream_api import StreamEnded
 from tidemill.triggers.streams.ack import AckStream
 from tidemill.triggers.streams.fast import FastStream
-from tidemill.triggers.streams.life import STEP_SECONDS, Stream, StreamCounts, StreamSettings, at_once
+from tidemill.triggers.streams.life import STEP_SECONDS, Stream, StreamSettings, at_once
 from tidemill.triggers.streams.report import StreamReport, report_stream
+from tidemill.triggers.streams.stream_counts import StreamCounts
 from tidemill.triggers.streams.subscription import AckSubscription, FastSubscription
 
 #: Raw events that a subscriber may leave unread.
@@ -238,6 +240,20 @@ class SharedStreamManager:
             for name, one in stream.subscriptions.items()
             if one.end.failed_at is not None
         }
+
+    @property
+    def streams(self) -> Mapping[Hashable, Stream]:
+        """The streams that are polled, by their keys."""
+        return self._groups
+
+    def count_lanes(self) -> dict[Hashable, list[LaneCount[Hashable]]]:
+        """Return, by the key of each stream that is acknowledged, how far its lanes are."""
+        return {key: stream.count_lanes() for key, stream in self._groups.items() if isinstance(stream, AckStream)}
+
+    def count_failed(self) -> int:
+        """Return how many streams have failed, and are not started again yet."""
+        keys = {key for key, _ in self._stranded} | self._seats.keys()
+        return sum(key not in self._groups for key in keys)
 
     def report(self) -> list[StreamReport]:
         """Return what each stream is doing, what its lanes wait for and who has failed."""

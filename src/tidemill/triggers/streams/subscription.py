@@ -152,9 +152,10 @@ class AckSubscription:
         group: The group.
         waiting: It adds itself here to be woken by the next event.
         pump: Rung when it has moved.
+        note_rejected: Called with the member's name and each event that it rejects.
     """
 
-    __slots__ = ("_from", "_group", "_pump", "_waiting", "bind", "end", "member")
+    __slots__ = ("_from", "_group", "_note_rejected", "_pump", "_waiting", "bind", "end", "member")
 
     def __init__(
         self,
@@ -162,8 +163,10 @@ class AckSubscription:
         group: StreamGroup[Any, Any, Any],
         waiting: dict[Subscription, None],
         pump: Bell,
+        note_rejected: Callable[[Any, Sent[Any, Any, Any]], None],
     ) -> None:
         """Start at the current position."""
+        self._note_rejected = note_rejected
         self.member = member
         self.end = End()
         self._group = group
@@ -220,6 +223,8 @@ class AckSubscription:
     def reject(self, sent: Sent[Any, Any, Any]) -> Refusal:
         """Reject an event, if it is still on it."""
         refusal = self._group.reject(self.member, sent)
+        if refusal is Refusal.REJECTED:
+            self._note_rejected(self.member.name, sent)
         self._pump.ring()
         return refusal
 

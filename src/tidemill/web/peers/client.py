@@ -57,29 +57,37 @@ class PeerClient:
         """
         ends_at = time.monotonic() + seconds
         connection = self._connect(seconds)
-        timer = None
+        timer, is_over = None, threading.Event()
+
+        def end() -> None:
+            is_over.set()
+            _break(connection.sock)
+
         try:
             connection.connect()
             # The time limit of a socket is for each piece; this one is for all.
-            timer = threading.Timer(max(0.0, ends_at - time.monotonic()), _break, (connection.sock,))
+            timer = threading.Timer(max(0.0, ends_at - time.monotonic()), end)
             timer.daemon = True
             timer.start()
             headers = {"Authorization": f"Bearer {self._token}", "Accept": "application/json"}
             asked = f"?{urlencode(query, errors='replace')}" if query else ""
             connection.request("GET", f"{self._prefix}/api/v1{path}{asked}", headers=headers)
-            return _read(connection.getresponse())
-        except PeerError:
-            raise
+            body = _read(connection.getresponse())
+        except PeerError as error:
+            raise (PeerError(f"no answer within {seconds:g} s") if is_over.is_set() else error) from None
         except TimeoutError:
             raise PeerError(f"no answer within {seconds:g} s") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
-            if time.monotonic() >= ends_at:
+            if is_over.is_set():
                 raise PeerError(f"no answer within {seconds:g} s") from None
             raise PeerError(_describe(error)) from None
         finally:
             if timer is not None:
                 timer.cancel()
             connection.close()
+        if is_over.is_set():  # it ends where the connection was closed
+            raise PeerError(f"no answer within {seconds:g} s")
+        return body
 
     def _connect(self, seconds: float) -> http.client.HTTPConnection:
         if self._tls is not None:
@@ -114,6 +122,7 @@ def _describe(error: Exception) -> str:
     return text or f"its answer is not HTTP ({type(error).__name__})"
 
 
-def _break(connection: socket.socket) -> None:
+def _break(connection: socket.socket | None) -> None:
     with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
+        if connection is not None:
+            connection.shutdown(socket.SHUT_RDWR)

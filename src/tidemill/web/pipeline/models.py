@@ -9,7 +9,7 @@ class Engine(BaseModel):
     """An engine's slot, and the engine in it."""
 
     slot: int
-    state: str = Field(description="idle, waiting, starting, running, link lost, cancelled or finished")
+    state: str = Field(description="idle, waiting, starting, running, restarting, link lost, cancelled or finished")
     is_well: bool
     host: str | None
     pid: int | None
@@ -25,6 +25,19 @@ class Engine(BaseModel):
     rss_bytes: int
 
 
+class Held(BaseModel):
+    """The message that holds a partition."""
+
+    topic: str
+    partition: int
+    offset: int
+    since: float = Field(description="Since when it holds the partition, in seconds since the epoch.")
+    written_at: float | None = Field(description="When it was written to its topic, to the precision of its batch.")
+    stage: str = Field(description="What it waits for; '': the partition moves.")
+    text: str = Field(description="The same with its details.")
+    buffered: int = Field(description="Messages that were read and wait to be taken.")
+
+
 class Partition(BaseModel):
     """A partition that an engine owns."""
 
@@ -35,7 +48,9 @@ class Partition(BaseModel):
     uncommitted: int = Field(description="Messages that were read and are not committed.")
     committed_offset: int | None = Field(description="The next offset, as committed.")
     is_paused: bool = Field(description="Whether it waits for room (backpressure).")
+    is_paused_by_user: bool = Field(description="Whether a user has paused it, or all partitions.")
     stalled: str | None = Field(description="What holds it up, if it stands still.")
+    held_by: Held | None = Field(description="The oldest message that is not finished, or not committed yet.")
 
 
 class Sink(BaseModel):
@@ -71,6 +86,14 @@ class Wait(BaseModel):
 
     what: str
     why: str
+
+
+class Pause(BaseModel):
+    """What a user has paused."""
+
+    partition: int | None = Field(description="Of the source topic; null: all partitions.")
+    until: float = Field(description="When it ends, in seconds since the epoch.")
+    by: str
 
 
 class Tasks(BaseModel):
@@ -126,6 +149,7 @@ class Overview(BaseModel):
     step: str = Field(description="What the run waits for.")
     problems: list[str]
     waits: list[Wait]
+    pauses: list[Pause] = Field(description="What users have paused.")
     run_seconds: float
     left_seconds: float | None = Field(description="While draining: how long that may still take.")
     consumed: int

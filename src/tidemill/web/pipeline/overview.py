@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tidemill.config.redaction import redact_text
 from tidemill.config.settings import Settings
 from tidemill.config.sink_types import name_sink_section
 from tidemill.config.web_settings import check_url
-from tidemill.runtime.progress import EngineProgress, SinkStats, name_stalled_partition
+from tidemill.runtime.progress import EngineProgress, PartitionHead, SinkStats, name_stalled_partition
 from tidemill.spark.live.status_report import find_problems, is_starting
 from tidemill.spark.live.web_ui import Watched
 from tidemill.spark.progress import EngineStatus, PipelineProgress
@@ -41,6 +41,11 @@ def describe_pipeline(watched: Watched, progress: PipelineProgress, sampler: Sam
         step=state.describe_step(),
         problems=find_problems(state, progress),
         waits=_list_waits(progress),
+        pauses=[
+            # Whole seconds: the end does not change with each look at two clocks.
+            models.Pause(partition=pause.partition, until=round(pause.until), by=pause.by)
+            for pause in progress.pauses
+        ],
         run_seconds=state.run_seconds,
         left_seconds=state.left_seconds,
         consumed=progress.consumed,
@@ -131,14 +136,15 @@ def _describe_partitions(progress: PipelineProgress) -> list[models.Partition]:
         for name in engine.progress.partitions
     }
     paused = set(progress.paused)
+    held = {pause.partition for pause in progress.pauses}
     return [
-        _describe_partition(name, progress, owners.get(name), is_paused=name in paused)
+        _describe_partition(name, progress, owners.get(name), is_paused=name in paused, held=held)
         for name in sorted(progress.partitions, key=_sort_partition)
     ]
 
 
 def _describe_partition(
-    name: str, progress: PipelineProgress, owner: EngineStatus | None, *, is_paused: bool
+    name: str, progress: PipelineProgress, owner: EngineStatus | None, *, is_paused: bool, held: Collection[int | None]
 ) -> models.Partition:
     # What the current owner has read: an earlier one gave up what it did not commit.
     flow: Mapping[str, tuple[int, int, int]] = owner.progress.flow if owner and owner.progress else {}
@@ -152,7 +158,25 @@ def _describe_partition(
         uncommitted=max(0, taken - committed - given_up),
         committed_offset=progress.committed.get(name),
         is_paused=is_paused,
+        is_paused_by_user=None in held or _sort_partition(name)[1] in held,
         stalled=None if stalled is None else redact_text(stalled),
+        held_by=_describe_held(name, progress.heads.get(name)),
+    )
+
+
+def _describe_held(name: str, head: PartitionHead | None) -> models.Held | None:
+    topic, number = _sort_partition(name)
+    if head is None or head.offset < 0 or number < 0:
+        return None
+    return models.Held(
+        topic=topic,
+        partition=number,
+        offset=head.offset,
+        since=head.since,
+        written_at=head.written_at,
+        stage=head.stage,
+        text=redact_text(head.text),
+        buffered=head.buffered,
     )
 
 

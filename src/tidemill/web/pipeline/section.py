@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -13,8 +14,6 @@ from fastapi.responses import Response
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 
-from tidemill.core.errors import RemoteError
-from tidemill.core.wording import format_count
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.periods import name_worker_folder
 from tidemill.recorder.runs import RunFilter
@@ -23,7 +22,8 @@ from tidemill.spark.live.web_ui import Watched
 from tidemill.web.live import LiveUpdates
 from tidemill.web.pages import Pages
 from tidemill.web.peers.peers import Peers
-from tidemill.web.pipeline.models import Done, Overview, Setting
+from tidemill.web.pipeline.actions import build_actions
+from tidemill.web.pipeline.models import Overview, Setting
 from tidemill.web.pipeline.overview import describe_pipeline
 from tidemill.web.pipeline.prometheus import Query as PrometheusQuery
 from tidemill.web.pipeline.prometheus import list_queries
@@ -31,6 +31,7 @@ from tidemill.web.pipeline.sampler import KEPT_SECONDS, Sampler
 from tidemill.web.pipeline.settings_view import list_settings
 from tidemill.web.problems import Problem
 from tidemill.web.recorded.archive import Archive
+from tidemill.web.recorded.models import Run
 from tidemill.web.sections import Link, Section
 from tidemill.web.series import Series, build_series, choose_step
 from tidemill.web.workers import run_blocking
@@ -129,7 +130,10 @@ def _build_pages(view: PipelineView, pages: Pages) -> APIRouter:
         request: Request,
         range_seconds: Annotated[int, Query(alias="range", ge=1, le=MAX_SERIES_SECONDS)] = KEPT_SECONDS,
     ) -> Response:
-        runs = await run_blocking(view.archive.list_runs)
+        # This page is there also while searches keep all workers busy, then without the other runs.
+        runs: list[Run] = []
+        with contextlib.suppress(Problem):
+            runs = await run_blocking(view.archive.list_runs)
         others = [run for run in runs if run.recording != view.recording]
         return pages.answer(
             request, "overview.html", o=view.now(), range=range_seconds, others=others, peers=view.peers.addresses
@@ -204,22 +208,5 @@ def _build_api(view: PipelineView) -> APIRouter:
         events = await view.live.listen(view_name, request.state.is_known)
         return EventSourceResponse(events, ping=_PING_SECONDS, send_timeout=_SEND_SECONDS)
 
-    @router.post("/actions/release", summary="Release the failure brake of all engines")
-    async def release(request: Request) -> Done:
-        try:
-            engines = await run_blocking(view.watched.release)
-        except RemoteError as error:
-            raise Problem(503, str(error)) from error
-        if not engines:
-            raise Problem(409, "no brake is on, and nothing is held")
-        view.note_action("release", request.state.identity.name)
-        held = format_count(sum(engine["held"] for engine in engines), "held message")
-        return Done(text=f"Released the brake of {format_count(len(engines), 'engine')}; {held} become dead letters.")
-
-    @router.post("/actions/drain", summary="Drain: read no more, finish what is running, commit, and end")
-    async def drain(request: Request) -> Done:
-        view.note_action("drain", request.state.identity.name)
-        view.watched.drain()
-        return Done(text="The pipeline drains, and ends.")
-
+    router.include_router(build_actions(view.watched, view.note_action))
     return router

@@ -11,17 +11,20 @@ from typing import TypeVar
 
 import msgspec
 
+from tidemill.core.errors import RemoteError
 from tidemill.core.recorder.cursor import WrongCursorError
 from tidemill.recorder.counts import Counts
 from tidemill.recorder.periods import Period
 from tidemill.recorder.queries import EventQuery, MessageQuery, TaskQuery, list_cursors
 from tidemill.recorder.reader import Reader
 from tidemill.recorder.runs import RunChoice, RunFilter
+from tidemill.runtime.open_message import OpenMessage
 from tidemill.web.problems import Problem
 from tidemill.web.recorded import models
 
 QueryT = TypeVar("QueryT", MessageQuery, TaskQuery, EventQuery)
 PageT = TypeVar("PageT")
+FindOpen = Callable[[str, int, int], OpenMessage | None]
 
 ALL_RUNS = RunFilter()
 #: Times before 1970 are negative.
@@ -54,10 +57,13 @@ class Archive:
     Args:
         reader: Of the recordings.
         max_rows: The most rows of an answer.
+        find_open: Returns where a message is that is not finished, by topic, partition and offset; blocks, and may
+            raise a RemoteError.
     """
 
-    def __init__(self, reader: Reader, max_rows: int) -> None:
+    def __init__(self, reader: Reader, max_rows: int, find_open: FindOpen | None = None) -> None:
         """Read nothing yet."""
+        self._find_open = find_open
         self._reader = reader
         self.max_rows = max_rows
 
@@ -101,7 +107,16 @@ class Archive:
 
     def tell_story(self, topic: str, partition: int, offset: int) -> models.MessageStory:
         """Return what happened to a message."""
-        return models.describe_story(self._reader.trace(topic, partition, offset))
+        story = models.describe_story(self._reader.trace(topic, partition, offset))
+        try:
+            found = self._find_open(topic, partition, offset) if self._find_open is not None else None
+        except RemoteError as error:
+            story.problems.append(f"where the message is now is not known: {error}")
+            found = None
+        # That nobody owns the partition of a message that is committed says nothing about it.
+        if found is not None and (found.engine is not None or all(told.committed_at is None for told in story.stories)):
+            story.now = models.describe_open(found)
+        return story
 
     def read_counts(self, runs: RunChoice, since_us: int, until_us: int, step_seconds: int) -> list[Counts]:
         """Return what was counted in each step of a time, without steps in which nothing was."""

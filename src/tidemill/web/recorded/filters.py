@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 
 from fastapi import Depends, Query
 
+from tidemill.core.recorder.key_text import read_key
 from tidemill.recorder.events import EventKind
 from tidemill.recorder.queries import EventQuery, MessageQuery, TaskQuery
 from tidemill.recorder.runs import RunFilter
@@ -123,7 +124,7 @@ def read_messages(
         topic=topic or None,
         partition=_parse_int("partition", partition),
         offset=_parse_int("offset", offset),
-        key=key.encode() if key else None,
+        key=read_key(key) if key else None,
         task_id=task or None,
         label=_check_label(label),
         statuses=_parse_words("status", status, STATUSES),

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
+from tidemill.core.pipeline.message_stage import Stage
+from tidemill.core.recorder.key_text import write_key
 from tidemill.recorder.queries import EventRow, FailureGroup, MessageRow, RecordingInfo, Story, TaskRow, Trace
 from tidemill.recorder.runs import Run as StoredRun
+from tidemill.runtime.open_message import OpenMessage
 
 _MILLION = 1_000_000
 
@@ -34,7 +37,7 @@ class Message(BaseModel):
     topic: str
     partition: int
     offset: int
-    key: str | None = Field(description="Its first 256 bytes.")
+    key: str | None = Field(description="Its first 256 bytes; those without a visible character as \\xNN.")
     status: str = Field(description="done, failed or rejected")
     error: str | None = Field(description="The class of its error.")
     seconds: float | None = Field(description="From consumed to resolved.")
@@ -78,6 +81,7 @@ class Task(BaseModel):
     parent: str | None = Field(description="The task that it replaced.")
     stdout: str | None
     stderr: str | None
+    stdin: str | None = Field(default=None, description="What the task was given, if debug.store_stdin is on.")
     error: str | None
 
 
@@ -190,6 +194,23 @@ class Told(BaseModel):
     committed_exactly: bool = Field(description="Whether that is the commit itself, and not the first look after it.")
 
 
+class OpenPlace(BaseModel):
+    """Where a message is that the pipeline has not finished."""
+
+    engine: int | None = Field(description="The slot of the engine that has it; null: no engine owns its partition.")
+    stage: str = Field(description="What it waits for: " + ", ".join(stage.value for stage in Stage))
+    text: str = Field(description="The same in words.")
+    seconds: float | None = Field(description="For how long, where it is known.")
+    task_id: str | None
+    attempt: int | None = Field(description="Which of the task's attempts runs, or failed last.")
+    attempts: int | None = Field(description="How many there may be.")
+    pid: int | None = Field(description="The task's process.")
+    next_seconds: float | None = Field(description="When the next attempt is due.")
+    behind: int | None = Field(description="The offset of the message that goes first.")
+    hook: str | None
+    sink: str | None
+
+
 class MessageStory(BaseModel):
     """What happened to a message, each time that it was processed."""
 
@@ -198,7 +219,27 @@ class MessageStory(BaseModel):
     events: list[Event] = Field(description="Events that belong to none of them.")
     kept_from: float | None = Field(description="The time of the oldest message that is kept.")
     kept_to: float | None
+    now: OpenPlace | None = Field(default=None, description="Where it is, if this pipeline has not finished it.")
     problems: list[str] = Field(description="What could not be read.")
+
+
+def describe_open(message: OpenMessage) -> OpenPlace:
+    """Return where an open message is."""
+    stage = message.stage
+    return OpenPlace(
+        engine=message.engine,
+        stage=stage.stage.value,
+        text=message.text,
+        seconds=stage.seconds,
+        task_id=stage.task_id,
+        attempt=stage.attempt,
+        attempts=stage.attempts,
+        pid=stage.pid,
+        next_seconds=stage.next_seconds,
+        behind=stage.behind,
+        hook=stage.hook,
+        sink=stage.sink,
+    )
 
 
 def describe_message(row: MessageRow) -> Message:
@@ -209,7 +250,7 @@ def describe_message(row: MessageRow) -> Message:
         topic=row.topic,
         partition=row.partition,
         offset=row.offset,
-        key=show_bytes(row.key),
+        key=None if row.key is None else write_key(row.key),
         status=row.status,
         error=row.error,
         seconds=measure(row.consumed_at, row.resolved_at),
@@ -253,6 +294,7 @@ def describe_task(row: TaskRow) -> Task:
         parent=row.parent,
         stdout=show_bytes(row.stdout),
         stderr=show_bytes(row.stderr),
+        stdin=show_bytes(row.stdin),
         error=row.error,
     )
 

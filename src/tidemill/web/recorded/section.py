@@ -107,7 +107,7 @@ def _build_pages(archive: Archive, merged: MergedArchive, pages: Pages) -> APIRo
         story = archive.tell_story(topic, partition, offset)
         told = [(each, draw_waterfall(each)) for each in reversed(story.stories)]
         is_known = bool(story.stories or story.tasks or story.events)
-        status = 200 if is_known else 404
+        status = 200 if is_known or story.now is not None else 404
         place: dict[str, Any] = {"topic": topic, "partition": partition, "offset": offset}
         return answer(request, "message", status=status, story=story, told=told, known=is_known, **place)
 
@@ -157,7 +157,7 @@ def _build_api(archive: Archive, merged: MergedArchive) -> APIRouter:
     @router.get("/messages/{topic}/{partition}/{offset}", summary="What happened to a message")
     def tell_story(topic: str, partition: Partition, offset: Offset) -> models.MessageStory:
         story = archive.tell_story(topic, partition, offset)
-        if not (story.stories or story.tasks or story.events):
+        if not (story.stories or story.tasks or story.events or story.now):
             raise Problem(404, f"nothing is recorded of {topic}:{partition}:{offset}; see kept_from of /recordings")
         return story
 

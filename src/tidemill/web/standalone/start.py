@@ -34,7 +34,7 @@ def mount_sections(pages: Pages, settings: Settings, folder: Path, *, has_letter
 def describe_about(settings: Settings, folder: Path) -> About:
     """Return what the head of every page says."""
     links = [(link.name, link.url) for link in settings.debug.custom_links]
-    return About("recordings in", str(folder), "", version(), links, settings.cluster_name)
+    return About("recordings in", str(folder), "", version(), links, settings.cluster_name, is_read_only=True)
 
 
 def build_server(

@@ -1,0 +1,115 @@
+"""Where an open message is: every place in which one can wait, and how that is said.
+
+The watch for partitions that stand still, `tidemill trace` and the web UI say it with the same words: `describe`.
+Invariant: what a stage needs to know besides its name is in its fields; a text of the user is only ever in `task_id`
+and `why`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+_MAX_TASK_CHARS = 100
+
+
+class Stage(enum.StrEnum):
+    """What an open message waits for."""
+
+    NO_OWNER = "no owner"
+    NOT_READ = "not read"
+    BUFFERED = "buffered"
+    WINDOW = "window"
+    ARRANGE = "arrange"
+    BEHIND_KEY = "behind its key"
+    QUEUED = "queued"
+    TASK = "task"
+    BACKOFF = "back-off"
+    BRAKE = "held by the failure brake"
+    HOOK = "hook"
+    SINK = "sink"
+    DEAD_LETTER = "dead letter"
+    TRANSACTION = "transaction"
+    COMMIT = "commit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageStage:
+    """Where a message is.
+
+    Attributes:
+        stage: What it waits for.
+        seconds: For how long that has been going on, where it is known.
+        why: What there is to say about it in words: the reason, or the last error.
+        task_id: The task.
+        attempt: Which of the task's attempts runs, or failed last.
+        attempts: How many there may be.
+        pid: The task's process.
+        next_seconds: When the next attempt is due.
+        behind: The offset of the message that goes first.
+        hook: The hook that has not returned.
+        sink: The sink, by its place in the configuration.
+
+    Example:
+        >>> MessageStage(stage=Stage.TASK, task_id="t-1", seconds=3.2, pid=42).describe()
+        'task t-1 has been running for 3 s (process 42)'
+    """
+
+    stage: Stage
+    seconds: float | None = None
+    why: str = ""
+    task_id: str | None = None
+    attempt: int | None = None
+    attempts: int | None = None
+    pid: int | None = None
+    next_seconds: float | None = None
+    behind: int | None = None
+    hook: str | None = None
+    sink: str | None = None
+
+    def describe(self) -> str:
+        """Return it in words."""
+        why = f" ({self.why})" if self.why else ""
+        match self.stage:
+            case Stage.NO_OWNER:
+                return f"no engine owns its partition{why}"
+            case Stage.NOT_READ:
+                return f"it has not been read from its topic yet{why}"
+            case Stage.BUFFERED:
+                return f"it was read and waits to be taken: {self.why}"
+            case Stage.WINDOW:
+                return f"it waits for {self.why}"
+            case Stage.ARRANGE:
+                return self._describe_call("arrange", "it waits for arrange")
+            case Stage.HOOK:
+                return self._describe_call(f"hook {self.hook}", "it waits for a hook or a delivery")
+            case Stage.BRAKE:
+                return f"held by the failure brake{why}"
+            case Stage.DEAD_LETTER:
+                return f"its dead letter is not confirmed{why}"
+            case Stage.TRANSACTION:
+                return f"its transaction is not committed{why}"
+            case Stage.COMMIT:
+                return f"its commit is not confirmed{why}"
+            case Stage.SINK:
+                if not self.why:
+                    return f"its results wait for {self.sink}" if self.sink else "its results wait for their sinks"
+                return f"its results are not delivered ({f'{self.sink}: ' if self.sink else ''}{self.why})"
+            case _:
+                return f"task {(self.task_id or '')[:_MAX_TASK_CHARS]} {self._describe_task()}"
+
+    def _describe_call(self, name: str, otherwise: str) -> str:
+        why = f" ({self.why})" if self.why else ""
+        return f"{otherwise}{why}" if self.seconds is None else f"{name} has not returned for {self.seconds:.0f} s{why}"
+
+    def _describe_task(self) -> str:
+        if self.stage is Stage.BEHIND_KEY:
+            which = "" if self.behind is None else f" (offset {self.behind})"
+            return f"waits for an earlier message with its key{which}"
+        if self.stage is Stage.BACKOFF:
+            due = self.next_seconds or 0.0
+            return f"is in backoff: attempt {self.attempt} of {self.attempts} failed, the next is in {due:.0f} s"
+        if self.stage is Stage.QUEUED:
+            return self.why
+        process = f" (process {self.pid})" if self.pid else ""
+        return f"has been running for {self.seconds or 0.0:.0f} s{process}"

@@ -1,0 +1,39 @@
+"""How far each lane of a stream is, without asking who holds it up: the cost is that of the outstanding events."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Generic, NamedTuple, TypeVar
+
+from tidemill.core.ledger import Ledger
+from tidemill.core.streams.members import Sent
+
+LaneT = TypeVar("LaneT", bound=Hashable)
+ItemT = TypeVar("ItemT")
+
+
+class LaneCount(NamedTuple, Generic[LaneT]):
+    """A lane with events that are not advanced.
+
+    Attributes:
+        lane: The lane.
+        outstanding: How many of its events are not advanced.
+        resolved: How many of those every member has dealt with.
+        since: When the first of them was fanned out.
+    """
+
+    lane: LaneT
+    outstanding: int
+    resolved: int
+    since: float
+
+
+def count_lanes(ledger: Ledger[LaneT, ItemT]) -> list[LaneCount[LaneT]]:
+    """Return the lanes of a ledger of a `StreamGroup`."""
+    found = []
+    for lane, queue in ledger.queues.items():
+        head = queue.entries[0]
+        assert isinstance(head, Sent)
+        resolved = sum(not entry.pending for entry in queue.entries)
+        found.append(LaneCount(lane, len(queue.entries), resolved, head.at))
+    return found

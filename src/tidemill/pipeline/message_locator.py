@@ -1,0 +1,220 @@
+"""Finds where an open message of this engine is, when somebody asks: a driver, or the watch for standstills.
+
+Nothing is noted while messages pass: a `Look` reads what queues, hooks and sinks hold at that moment, each of them
+once, and only if it is needed for an answer.
+"""
+
+from __future__ import annotations
+
+import functools
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+
+from tidemill.core.ledger import LedgerEntry
+from tidemill.core.pipeline.message_stage import MessageStage, Stage
+from tidemill.pipeline.context import EngineContext
+from tidemill.pipeline.hooks import OpenCall
+from tidemill.pipeline.intake import Intake
+from tidemill.pipeline.partition import OwnedPartition
+from tidemill.pipeline.tasks.pool import TaskRun
+from tidemill.pipeline.windows.window import WindowRun
+from tidemill.sources.base import Source, TopicPartition
+
+_BUSY = "is queued: all executors are busy"
+
+
+class MessageLocator:
+    """Where the messages of an engine are.
+
+    Args:
+        context: The engine's parts.
+        intake: Its partitions.
+        source: Where messages come from.
+        describe_waits: Returns what the engine waits for outside, by name.
+    """
+
+    def __init__(
+        self, context: EngineContext, intake: Intake, source: Source, describe_waits: Callable[[], Mapping[str, str]]
+    ) -> None:
+        """Keep the parts."""
+        self._context = context
+        self._intake = intake
+        self._source = source
+        self._describe_waits = describe_waits
+
+    def look(self, now: float) -> Look:
+        """Return what can be asked about this moment.
+
+        Args:
+            now: The loop's time.
+        """
+        return Look(self._context, self._intake, self._source, self._describe_waits, now)
+
+    def find(self, partition: TopicPartition, offset: int, now: float) -> MessageStage | None:
+        """Return where a message is; None: it is not open, or another engine owns its partition."""
+        owned = self._intake.partitions.get(partition)
+        if owned is None:
+            return None
+        look = self.look(now)
+        entry = self._context.commits.find_entry(partition, offset)
+        if entry is not None:
+            return look.find_stage(owned, entry)
+        if owned.taken.last >= offset:
+            return None
+        first = self._source.peek(partition)
+        if first is not None and first.offset <= offset < first.offset + self._source.buffered(partition):
+            return look.find_buffered_stage(owned)
+        if first is not None and offset < first.offset:
+            return None  # committed before this engine owned the partition, or no longer in the topic
+        return MessageStage(
+            stage=Stage.NOT_READ, why=look.find_why_not_taken(owned) if self._intake.is_paused(partition) else ""
+        )
+
+
+class Look:
+    """A look at an engine; use it in one turn of the loop. See `MessageLocator.look`."""
+
+    def __init__(
+        self,
+        context: EngineContext,
+        intake: Intake,
+        source: Source,
+        describe_waits: Callable[[], Mapping[str, str]],
+        now: float,
+    ) -> None:
+        self._context = context
+        self._intake = intake
+        self._source = source
+        self._describe_waits = describe_waits
+        self._now = now
+
+    # Each of these costs by what there is, and is the same for all messages.
+
+    @functools.cached_property
+    def _waits(self) -> Mapping[str, str]:
+        return self._describe_waits()
+
+    @functools.cached_property
+    def _calls(self) -> Sequence[OpenCall]:
+        return self._context.hooks.calls.list_open()
+
+    @functools.cached_property
+    def _queued(self) -> frozenset[TaskRun]:
+        return self._context.pool.list_queued()
+
+    @functools.cached_property
+    def _at_sinks(self) -> Mapping[TopicPartition, Sequence[tuple[str, int, int]]]:
+        return self._context.outbox.list_waiting()
+
+    # -- messages that were not taken ---------------------------------------------------------------------------
+
+    def find_buffered_stage(self, owned: OwnedPartition) -> MessageStage:
+        """Return why a message that was read is not taken."""
+        return MessageStage(stage=Stage.BUFFERED, why=self.find_why_not_taken(owned))
+
+    def find_why_not_taken(self, owned: OwnedPartition) -> str:
+        """Return why an engine takes no messages of a partition."""
+        if self._intake.is_paused(owned.partition):
+            return "a user paused it"
+        if owned.leaving:
+            return "the partition is being given up"
+        brake = self._context.brake
+        if brake is not None and (text := brake.describe_stall()) is not None:
+            return f"the brake is on ({text})"
+        return "the engine has no room for them"
+
+    # -- messages that were -------------------------------------------------------------------------------------
+
+    def find_stage(self, owned: OwnedPartition, entry: LedgerEntry[TopicPartition, int]) -> MessageStage:
+        """Return where a message is that was taken and whose commit is not confirmed."""
+        offset = entry.item
+        if entry.resolved:
+            return self._find_commit_stage(entry)
+        if offset in owned.held:
+            return MessageStage(stage=Stage.BRAKE)
+        if (unarranged := self._intake.find_unarranged(owned.partition, offset)) is not None:
+            is_called = unarranged.stage is Stage.ARRANGE and not unarranged.why
+            return self._find_call_stage(Stage.ARRANGE, owned, offset) if is_called else unarranged
+        for run in find_runs(owned, offset):
+            if (stage := self._find_task_stage(owned, run)) is not None:
+                return stage
+        if any(call.hook != "arrange" for call in self._find_calls(owned, offset)):
+            return self._find_call_stage(Stage.HOOK, owned, offset)
+        return self._find_delivery_stage(owned, offset)
+
+    def _find_commit_stage(self, entry: LedgerEntry[TopicPartition, int]) -> MessageStage:
+        ahead = self._context.commits.find_first_unresolved(entry.lane)
+        if ahead is not None and ahead < entry.item:
+            return MessageStage(stage=Stage.COMMIT, behind=ahead, why=f"offset {ahead} goes first")
+        stage = Stage.COMMIT if self._context.mode.cut is None else Stage.TRANSACTION
+        return MessageStage(stage=stage, why=self._waits.get("kafka", ""))
+
+    def _find_calls(self, owned: OwnedPartition, offset: int) -> list[OpenCall]:
+        return [
+            call
+            for call in self._calls
+            if call.place.partition == owned.name and call.place.first <= offset <= call.place.last
+        ]
+
+    def _find_call_stage(self, stage: Stage, owned: OwnedPartition, offset: int) -> MessageStage:
+        """Return which hook has not returned for a message; the oldest call counts."""
+        is_arrange = stage is Stage.ARRANGE
+        for call in self._find_calls(owned, offset):
+            if (call.hook == "arrange") is is_arrange:
+                return MessageStage(stage=stage, seconds=call.seconds, hook=call.hook, why=call.place.messages)
+        return MessageStage(stage=stage, why="it is about to be called")
+
+    def _find_task_stage(self, owned: OwnedPartition, run: TaskRun) -> MessageStage | None:
+        """Return what a task waits for; None: it has ended, and a hook is to say what comes of it."""
+        task_id, most = run.task.task_id, self._context.settings.executor.max_retries + 1
+
+        def queued(why: str) -> MessageStage:
+            return MessageStage(stage=Stage.QUEUED, task_id=task_id, attempt=run.attempts + 1, attempts=most, why=why)
+
+        if run.process is not None:
+            pid, started_at = getattr(run.process, "pid", None), getattr(run.process, "started_at", 0.0)
+            if not started_at:
+                return queued("waits for a resident program")
+            seconds = self._now - started_at
+            return MessageStage(
+                stage=Stage.TASK, task_id=task_id, seconds=seconds, pid=pid, attempt=run.attempts, attempts=most
+            )
+        if run.timer is not None:
+            due = max(0.0, run.timer.when() - self._now)
+            return MessageStage(
+                stage=Stage.BACKOFF, task_id=task_id, attempt=run.attempts, attempts=most, next_seconds=due
+            )
+        if run in owned.parked:
+            return queued("waits until fewer results of its partition wait for sinks")
+        if run in self._queued:
+            return queued(_BUSY)
+        if owned.order is not None and run.attempts == 0:
+            position = owned.order.find_blocker(run)
+            behind = None if position is None else self._context.commits.find_offset(owned.partition, position)
+            return MessageStage(stage=Stage.BEHIND_KEY, task_id=task_id, behind=behind)
+        return None
+
+    def _find_delivery_stage(self, owned: OwnedPartition, offset: int) -> MessageStage:
+        results = self._at_sinks.get(owned.partition, ())
+        sinks = dict.fromkeys(sink for sink, first, last in results if first <= offset <= last)
+        if sinks:  # one that fails says more than one that is busy
+            sink = next((each for each in sinks if each in self._waits), next(iter(sinks)))
+            return MessageStage(stage=Stage.SINK, sink=sink, why=self._waits.get(sink, ""))
+        if text := self._waits.get("dead letters"):
+            return MessageStage(stage=Stage.DEAD_LETTER, why=text)
+        if self._context.holds_windows:
+            return MessageStage(stage=Stage.WINDOW, why="the rest of its window")
+        return MessageStage(stage=Stage.HOOK)
+
+
+def find_runs(owned: OwnedPartition, offset: int) -> list[TaskRun]:
+    """Return the tasks of a message that are not terminal."""
+    found = []
+    for run in owned.pending.values():
+        window = run.owner
+        if not isinstance(window, WindowRun):
+            continue
+        index = bisect_left(window.messages, offset, key=lambda message: message.offset)
+        if index < len(window.messages) and window.messages[index].offset == offset and run in window.runs_of[index]:
+            found.append(run)
+    return found

@@ -1,0 +1,118 @@
+"""Questions of a driver to one of its engines over the link, and their answers.
+
+Invariants: a question and an answer are sent only while little else waits, so that no heartbeat is late; a question
+without an answer ends with its time, or with its connection; few are open at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Callable
+
+import structlog
+
+from tidemill.core.errors import RemoteError, describe_error
+from tidemill.core.pipeline.message_stage import MessageStage
+from tidemill.runtime.link_messages import Answer, Ask, send_frame
+from tidemill.runtime.link_records import MAX_WAITING_BYTES
+from tidemill.runtime.log import throttle
+
+log = structlog.get_logger(__name__)
+
+#: How many questions may be open at an engine; more are refused.
+MAX_OPEN = 32
+#: How long an engine may take to answer: its event loop may be blocked.
+ASK_SECONDS = 2.0
+#: Returns where a message is, given topic, partition and offset; None: it is not open.
+FindMessage = Callable[[str, int, int], MessageStage | None]
+
+
+def is_free(writer: asyncio.StreamWriter) -> bool:
+    """Tell whether so little waits in a connection that something else than a heartbeat may be sent."""
+    return not writer.is_closing() and writer.transport.get_write_buffer_size() < MAX_WAITING_BYTES
+
+
+class Answers:
+    """The engine's side: answers what the driver asks.
+
+    Attributes:
+        find: Where answers come from; None: there is no engine yet.
+    """
+
+    def __init__(self) -> None:
+        """Start without anything to answer."""
+        self.find: FindMessage | None = None
+        self._waiting: deque[Answer] = deque(maxlen=MAX_OPEN)
+
+    def answer(self, ask: Ask, writer: asyncio.StreamWriter | None) -> None:
+        """Find the answer now, and send it as soon as little else waits."""
+        stage, problem = None, ""
+        try:
+            stage = self.find(ask.topic, ask.partition, ask.offset) if self.find is not None else None
+        except Exception as error:  # a question must not end the link
+            problem = describe_error(error)
+            throttle(log, 60.0).error("a message cannot be looked up", error=problem, exc_info=error)
+        self._waiting.append(Answer(ask.number, stage, problem))
+        self.send(writer)
+
+    def send(self, writer: asyncio.StreamWriter | None) -> None:
+        """Send what may be sent now."""
+        while self._waiting and writer is not None and is_free(writer):
+            send_frame(writer, self._waiting.popleft())
+
+
+class Questions:
+    """The driver's side, on the link's loop."""
+
+    def __init__(self) -> None:
+        """Start without questions."""
+        self._numbers = itertools.count(1)
+        self._open: dict[int, tuple[int, asyncio.Future[Answer]]] = {}
+
+    async def ask(
+        self, link: int, writer: asyncio.StreamWriter | None, topic: str, partition: int, offset: int
+    ) -> MessageStage | None:
+        """Ask an engine where a message is; None: it is not open there.
+
+        Args:
+            link: The engine's link.
+            writer: Its connection.
+            topic: The message's topic.
+            partition: Its partition.
+            offset: Its offset.
+
+        Raises:
+            RemoteError: There is no answer.
+        """
+        if writer is None or not is_free(writer) or sum(each == link for each, _ in self._open.values()) >= MAX_OPEN:
+            raise RemoteError("the link to the engine is busy, or closed; try again")
+        number = next(self._numbers)
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._open[number] = link, future
+        try:
+            send_frame(writer, Ask(number, topic, partition, offset))
+            async with asyncio.timeout(ASK_SECONDS):
+                answer = await future
+        except TimeoutError:
+            raise RemoteError(
+                f"the engine does not answer within {ASK_SECONDS:g} s: its event loop may be blocked"
+            ) from None
+        finally:
+            del self._open[number]
+        if answer.problem:
+            raise RemoteError(f"the engine cannot say it: {answer.problem}")
+        return answer.stage
+
+    def note_answer(self, link: int, answer: Answer) -> None:
+        """Take an answer; one that nobody waits for changes nothing."""
+        asked, future = self._open.get(answer.number, (0, None))
+        if future is not None and asked == link and not future.done():
+            future.set_result(answer)
+
+    def note_closed(self, link: int) -> None:
+        """End the questions to an engine whose connection is closed."""
+        for asked, future in self._open.values():
+            if asked == link and not future.done():
+                future.set_exception(RemoteError("the link to the engine was closed; try again"))

@@ -1,0 +1,40 @@
+"""What a process knows of the list that it runs, over all of its sessions, for metrics, pages and recordings.
+
+A `TriggerHost` belongs to one session; the book outlives it, so that no counter goes back when a list changes hands.
+Everything belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tidemill.runtime.durations import Durations
+from tidemill.services.triggerer.stream_keys import StreamNames
+from tidemill.services.triggerer.trigger_book import TriggerBook
+from tidemill.triggers.shared_stream import SharedStreamManager, StreamCounts
+
+
+def _look_at_nothing(manager: SharedStreamManager) -> None:
+    pass
+
+
+@dataclass(slots=True)
+class HostBook:
+    """What happened.
+
+    Attributes:
+        counts: What happened in streams.
+        lags: How late the event loop was.
+        names: The names of streams.
+        triggers: What became of each trigger.
+        look: Called about once a second with the streams, on the loop.
+        is_started: Whether all triggers of the list have been started in this session.
+    """
+
+    counts: StreamCounts = field(default_factory=StreamCounts)
+    lags: Durations = field(default_factory=Durations)
+    names: StreamNames = field(default_factory=StreamNames)
+    triggers: TriggerBook = field(default_factory=TriggerBook)
+    look: Callable[[SharedStreamManager], None] = _look_at_nothing
+    is_started: bool = False

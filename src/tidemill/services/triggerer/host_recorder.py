@@ -1,0 +1,198 @@
+"""What a trigger host gives to its recording: changes of triggers, incidents of streams, counts per second and lane.
+
+Invariants: what the loop calls neither waits nor raises; above `_PER_SECOND` incidents a second a sample is stored, and
+all of them are counted by their error class; of lanes only numbers cross to the writer's thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Mapping
+from typing import NamedTuple
+
+import structlog
+
+from tidemill.core.recorder.failure_sample import FailureSample
+from tidemill.recorder.counts import Counts, LaneCounts, name_stream_lane
+from tidemill.recorder.events import ORDINARY, EventKind, RecordedEvent
+from tidemill.recorder.texts import classify_error, clean_error, clean_name
+from tidemill.recorder.writer import RecordWriter
+from tidemill.runtime.log import throttle
+from tidemill.services.triggerer.host_book import HostBook
+from tidemill.services.triggerer.trigger_book import TriggerChange
+from tidemill.triggers.shared_stream import SharedStreamManager
+from tidemill.triggers.streams.stream_counts import OTHERS, Incident, LaneTally, name_lane
+
+log = structlog.get_logger(__name__)
+
+_PER_SECOND = 1_000
+#: So many lanes are counted for each second, over all streams; the rest together.
+MAX_LANES = 1_000
+_LOG_SECONDS = 60.0
+
+
+class Seen(NamedTuple):
+    """The totals of a moment.
+
+    Attributes:
+        lanes: Broadcast, resolved and advanced, by stream and lane.
+        state: What is stored at intervals.
+    """
+
+    lanes: dict[str, tuple[int, int, int]]
+    state: dict[str, object]
+
+
+class HostRecorder:
+    """Records a trigger host.
+
+    Args:
+        book: What happens.
+        clock: Seconds since the epoch.
+
+    Attributes:
+        writer: Where it goes; set before anything happens.
+    """
+
+    writer: RecordWriter
+
+    def __init__(self, book: HostBook, clock: Callable[[], float] = time.time) -> None:
+        """Record nothing yet."""
+        self._book = book
+        self._clock = clock
+        self._sample = FailureSample(_PER_SECOND)
+        self._seen: Seen | None = None
+        # The greatest totals that were seen.
+        self._before: dict[str, tuple[int, int, int]] = {}
+
+    def follow(self) -> None:
+        """Record what the book is told from now on."""
+        self._book.triggers.tell = self._tell_trigger
+        self._book.counts.tell = self._tell_incident
+        self._book.look = self._look
+
+    # -- on the loop of the host ---------------------------------------------------------------------------------------
+
+    def _tell_trigger(self, name: str, change: TriggerChange, text: str, data: dict[str, str | int | float]) -> None:
+        self._add(RecordedEvent(self._now_us(), EventKind(change.value), task_id=clean_name(name), data=data), text)
+
+    def _tell_incident(self, incident: Incident) -> None:
+        topic, partition = _find_partition(incident.lane)
+        data: dict[str, str | int | float] = {}
+        if incident.position is not None:
+            data["position"] = incident.position
+        if topic is None and (lane := name_lane(incident.lane)):
+            data["lane"] = clean_name(lane)
+        event = RecordedEvent(
+            self._now_us(),
+            EventKind(incident.kind.value),
+            topic,
+            partition,
+            task_id=None if incident.trigger is None else clean_name(incident.trigger),
+            sink=self._book.names.find(incident.key),
+            data=data,
+        )
+        self._add(event, incident.text)
+
+    def _add(self, event: RecordedEvent, text: str) -> None:
+        try:
+            is_failure = event.kind not in ORDINARY
+            error_class = classify_error(_last_line(text)) if text and is_failure else ""
+            if is_failure and not self._sample.admits(time.monotonic(), event.kind.value, error_class):
+                return
+            full = RecordedEvent(
+                event.at_us,
+                event.kind,
+                event.topic,
+                event.partition,
+                None,
+                event.task_id,
+                event.sink,
+                clean_error(text),
+                error_class,
+                event.data,
+            )
+            self.writer.add_event(full)
+        except Exception:  # a user's key or name may raise whatever it likes
+            throttle(log, _LOG_SECONDS).warning("an event of the trigger host cannot be recorded", exc_info=True)
+
+    def _look(self, manager: SharedStreamManager) -> None:
+        """Note the totals of this moment."""
+        outstanding = manager.count_lanes()
+        lanes: dict[str, tuple[int, int, int]] = {}
+        for key, tally in self._book.counts.tallies.items():
+            stream = self._book.names.find(key)
+            totals: dict[str, list[int]] = {name: _sum_tally(lane) for name, lane in tally.lanes.items()}
+            for count in outstanding.get(key, ()):
+                total = totals.setdefault(tally.find_name(count.lane), [0, 0, 0])
+                total[0] += count.outstanding
+                total[1] += count.resolved
+            for name, (broadcast, resolved, advanced) in totals.items():
+                place = name_stream_lane(stream, clean_name(name))
+                if place not in lanes and len(lanes) >= MAX_LANES:
+                    place = OTHERS
+                known = lanes.get(place, (0, 0, 0))
+                lanes[place] = (known[0] + broadcast, known[1] + resolved, known[2] + advanced)
+        phases = {phase.value: count for phase, count in self._book.triggers.count_phases().items()}
+        state: dict[str, object] = {
+            "triggers": phases,
+            "acknowledged_streams": len(outstanding),
+            "outstanding": sum(lane.outstanding for stream in outstanding.values() for lane in stream),
+            "advanced": self._book.counts.advanced,
+        }
+        self._seen = Seen(lanes, state)
+        self._add_counts(self._sample.take_counts(time.monotonic()))
+
+    def finish(self) -> None:
+        """Record the counts of what was not recorded one by one."""
+        self._add_counts(self._sample.take_last_counts())
+
+    def _add_counts(self, counts: Mapping[tuple[str, str], int]) -> None:
+        for (kind, error_class), count in counts.items():
+            self.writer.add_event(
+                RecordedEvent(
+                    self._now_us(),
+                    EventKind(kind),
+                    text="more of these were counted, and not recorded one by one",
+                    error_class=error_class,
+                    data={"count": count},
+                )
+            )
+
+    def _now_us(self) -> int:
+        return int(self._clock() * 1_000_000)
+
+    # -- on the writer's thread ----------------------------------------------------------------------------------------
+
+    def sample(self, at: int) -> tuple[Counts, object] | None:
+        """Return what happened since the last call, and the state."""
+        seen = self._seen
+        if seen is None:
+            return None
+        counts = Counts(at)
+        for place, (broadcast, resolved, advanced) in seen.lanes.items():
+            before = self._before.get(place, (0, 0, 0))
+            # What a stream that is closing holds is not seen for a moment.
+            now = (max(broadcast, before[0]), max(resolved, before[1]), max(advanced, before[2]))
+            if now != before:
+                counts.lanes[place] = LaneCounts(*(after - past for after, past in zip(now, before, strict=True)))
+                self._before[place] = now
+        return counts, seen.state
+
+
+def _sum_tally(lane: LaneTally) -> list[int]:
+    return [lane.advanced + lane.given_up, lane.advanced + lane.given_up_resolved, lane.advanced]
+
+
+def _find_partition(lane: Hashable) -> tuple[str | None, int | None]:
+    match lane:
+        case (str(topic), int(partition)):
+            return clean_name(topic), partition
+        case _:
+            return None, None
+
+
+def _last_line(text: str) -> str:
+    """Return the error of a traceback, without the way to it."""
+    lines = text.rstrip().splitlines()
+    return lines[-1] if lines else ""

@@ -1,0 +1,56 @@
+"""Opens the recording of a trigger host, unless it is off: then nothing of it is imported."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tidemill.config.redaction import redact
+from tidemill.config.settings import Settings
+from tidemill.services.triggerer.host_book import HostBook
+
+if TYPE_CHECKING:
+    from tidemill.services.triggerer.host_recorder import HostRecorder
+
+#: How long the end of the host may wait for the disk.
+END_SECONDS = 1.0
+
+
+@contextlib.contextmanager
+def record_host(settings: Settings, worker: str, list_name: str, book: HostBook) -> Iterator[HostRecorder | None]:
+    """Record while the block runs; yields None if nothing is recorded.
+
+    Args:
+        settings: `debug` says what and where.
+        worker: The worker's name.
+        list_name: The name of the list of triggers.
+        book: What happens.
+    """
+    if not settings.debug.enabled:
+        yield None
+        return
+    from tidemill.recorder.opening import start_writing
+    from tidemill.recorder.periods import name_list_folder
+    from tidemill.recorder.writer import RecordWriter
+    from tidemill.services.triggerer.host_recorder import HostRecorder
+
+    recorder = HostRecorder(book)
+    recorder.writer = RecordWriter(
+        settings.debug,
+        f"triggers {list_name}",
+        worker,
+        config=redact(settings.model_dump(mode="json")),
+        sample=recorder.sample,
+        folder=name_list_folder(list_name),
+        end_seconds=END_SECONDS,
+    )
+    with start_writing(recorder.writer) as can_write:
+        if not can_write:
+            yield None
+            return
+        recorder.follow()
+        try:
+            yield recorder
+        finally:
+            recorder.finish()

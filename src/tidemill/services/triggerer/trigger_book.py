@@ -1,0 +1,219 @@
+"""What became of each trigger of the list, for pages and the recording: kept in memory, beside what the store has.
+
+Invariants: an entry for each trigger of the list, and for no other; a trigger that begins again at once, event by
+event, has been running all the time, so that its runs are counted and not told one by one. Everything belongs to one
+event loop.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from tidemill.core.triggers.lifecycle import EndVerdict, Next
+from tidemill.store.records import TriggerRecord, TriggerSpec, TriggerState
+
+
+class TriggerChange(enum.StrEnum):
+    """What happened to a trigger."""
+
+    STARTED = "trigger_started"
+    RESTARTED = "trigger_restarted"
+    ENDED = "trigger_ended"
+    FAILED = "trigger_failed"
+    HANDED_OVER = "trigger_handed_over"
+
+
+class Phase(enum.StrEnum):
+    """What a trigger does."""
+
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    ELSEWHERE = "elsewhere"
+
+
+class Run(Protocol):
+    """The run of a trigger, as far as it is shown."""
+
+    spec: TriggerSpec
+
+    @property
+    def fired(self) -> int:
+        """How many events it has fired, over all of its runs here."""
+
+
+@dataclass(slots=True)
+class TriggerEntry:
+    """A trigger.
+
+    Attributes:
+        spec: Its entry in the list.
+        phase: What it does.
+        since: Since when, in seconds since the epoch.
+        runs: How often it was started here.
+        fired: How many events it fired here in runs of earlier sessions.
+        run: The current one, or the last one; None: there was none.
+        error: Why it failed last, with its traceback, masked; ''.
+        failed_at: When.
+        next_at: When it runs again; None: it runs, or never will.
+    """
+
+    spec: TriggerSpec
+    phase: Phase
+    since: float
+    runs: int = 0
+    fired: int = 0
+    run: Run | None = None
+    error: str = ""
+    failed_at: float | None = None
+    next_at: float | None = None
+
+    @property
+    def events(self) -> int:
+        """How many events it fired in this process."""
+        return self.fired + (self.run.fired if self.run is not None else 0)
+
+
+#: The trigger's name, what happened, the reason or the error, and other facts.
+Tell = Callable[[str, TriggerChange, str, dict[str, str | int | float]], None]
+_PHASES = {
+    EndVerdict.FINISHED: Phase.FINISHED,
+    EndVerdict.FAILED: Phase.FAILED,
+    EndVerdict.CANCELLED: Phase.CANCELLED,
+}
+_STORED = {
+    TriggerState.FINISHED: Phase.FINISHED,
+    TriggerState.FAILED: Phase.FAILED,
+    TriggerState.CANCELLED: Phase.CANCELLED,
+}
+
+
+class TriggerBook:
+    """The triggers of a list.
+
+    Args:
+        clock: Seconds since the epoch.
+
+    Attributes:
+        entries: The triggers, by name.
+        tell: Called with each change; it must neither block nor raise.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        """Start without triggers."""
+        self._clock = clock
+        self._names: list[str] | None = None
+        self.entries: dict[str, TriggerEntry] = {}
+        self.tell: Tell = _tell_nobody
+
+    def note_listed(self, records: Iterable[TriggerRecord]) -> None:
+        """Note which triggers are in the list, and what the store says of those that do not run."""
+        self._names = None
+        for record in records:
+            spec = record.spec
+            if (entry := self.entries.get(spec.name)) is not None:
+                entry.spec = spec
+            else:
+                phase = _STORED.get(record.state, Phase.ELSEWHERE)
+                self.entries[spec.name] = TriggerEntry(spec, phase, self._clock())
+
+    def keep_only(self, names: Collection[str]) -> None:
+        """Forget triggers that are not in the list any more."""
+        self._names = None
+        self.entries = {name: entry for name, entry in self.entries.items() if name in names}
+
+    def note_started(self, run: Run) -> None:
+        """Note that a trigger begins to run."""
+        entry = self.entries.get(run.spec.name)
+        if entry is None:
+            return
+        entry.runs += 1
+        if entry.run is not run:
+            entry.fired, entry.run = entry.events, run
+        if entry.phase is Phase.RUNNING:
+            return
+        self._change(entry, Phase.RUNNING)
+        change = TriggerChange.STARTED if entry.runs == 1 else TriggerChange.RESTARTED
+        data: dict[str, str | int | float] = {"class": entry.spec.classpath, "run": entry.runs}
+        self.tell(run.spec.name, change, "", data)
+
+    def note_ended(self, run: Run, following: Next, reason: str | None, error: str | None) -> None:
+        """Note how a run ended, and what follows."""
+        entry = self.entries.get(run.spec.name)
+        if entry is None or following.pause_seconds == 0:
+            return
+        pause = following.pause_seconds
+        self._change(entry, _PHASES[following.verdict] if pause is None else Phase.RESTARTING, pause)
+        data: dict[str, str | int | float] = {"events": entry.events}
+        if pause is not None:
+            data["restarts_in_seconds"] = round(pause, 1)
+        if following.verdict is EndVerdict.FAILED:
+            entry.error, entry.failed_at = error or "", entry.since
+            self.tell(run.spec.name, TriggerChange.FAILED, entry.error, data)
+        else:
+            self.tell(run.spec.name, TriggerChange.ENDED, reason or following.verdict.value, data)
+
+    def note_cancelled(self, run: Run, reason: str) -> None:
+        """Note that a trigger is cancelled while it waits to run again."""
+        if (entry := self.entries.get(run.spec.name)) is not None:
+            self._change(entry, Phase.CANCELLED)
+            self.tell(run.spec.name, TriggerChange.ENDED, reason, {"events": entry.events})
+
+    def note_handed_over(self, run: Run) -> None:
+        """Note that another host runs a trigger now."""
+        if (entry := self.entries.get(run.spec.name)) is not None and entry.phase is not Phase.ELSEWHERE:
+            self._change(entry, Phase.ELSEWHERE)
+            self.tell(run.spec.name, TriggerChange.HANDED_OVER, "another host runs it", {"events": entry.events})
+
+    def count_phases(self) -> dict[Phase, int]:
+        """Return how many triggers there are in each phase."""
+        counts = dict.fromkeys(Phase, 0)
+        for entry in self.entries.values():
+            counts[entry.phase] += 1
+        return counts
+
+    def list_after(
+        self, name: str | None, limit: int, phases: Collection[Phase] = (), text: str = ""
+    ) -> tuple[list[TriggerEntry], bool]:
+        """Return the next triggers by name, and whether there are more.
+
+        Args:
+            name: The last one of the page before; None: begin.
+            limit: How many.
+            phases: Only those in one of these; empty: all.
+            text: Only those with this text in their names or classes.
+        """
+        if self._names is None:
+            self._names = sorted(self.entries)
+        found: list[TriggerEntry] = []
+        wanted = text.lower()
+        for one in self._names_after(name):
+            entry = self.entries[one]
+            if phases and entry.phase not in phases:
+                continue
+            if wanted and wanted not in one.lower() and wanted not in entry.spec.classpath.lower():
+                continue
+            if len(found) == limit:
+                return found, True
+            found.append(entry)
+        return found, False
+
+    def _names_after(self, name: str | None) -> Iterable[str]:
+        assert self._names is not None
+        start = 0 if name is None else bisect_right(self._names, name)
+        return (self._names[place] for place in range(start, len(self._names)))
+
+    def _change(self, entry: TriggerEntry, phase: Phase, pause: float | None = None) -> None:
+        entry.phase, entry.since = phase, self._clock()
+        entry.next_at = None if pause is None else entry.since + pause
+
+
+def _tell_nobody(name: str, change: TriggerChange, text: str, data: dict[str, str | int | float]) -> None:
+    pass

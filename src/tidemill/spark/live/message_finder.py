@@ -1,0 +1,47 @@
+"""Finds an open message: asks the engine that owns its partition, on the link's loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tidemill.config.redaction import redact_text
+from tidemill.core.errors import RemoteError
+from tidemill.core.pipeline.message_stage import MessageStage, Stage
+from tidemill.runtime.link_questions import ASK_SECONDS
+from tidemill.runtime.link_server import LinkServer
+from tidemill.runtime.open_message import OpenMessage
+from tidemill.sources.base import name_partition
+from tidemill.spark.live.supervised_slot import SupervisedSlot
+
+#: How long a driver may take to find a message.
+FIND_SECONDS = ASK_SECONDS + 1.0
+
+
+async def find_message(
+    server: LinkServer, slots: Sequence[SupervisedSlot], topic: str, partition: int, offset: int
+) -> OpenMessage | None:
+    """Return where a message is; None: it is not open.
+
+    Raises:
+        RemoteError: The engine that owns its partition does not say.
+    """
+    name = name_partition((topic, partition))
+    progress = [slot.progress for slot in slots if slot.progress is not None]
+    if any(offset < each.committed.get(name, 0) for each in progress):
+        return None
+    owner = next((slot for slot in slots if slot.progress is not None and name in slot.progress.partitions), None)
+    if owner is None:
+        stage: MessageStage | None = MessageStage(stage=Stage.NO_OWNER)
+    elif owner.link is None:
+        raise RemoteError(f"the link to engine {owner.number} is lost")
+    else:
+        try:
+            stage = await server.ask(owner.link, topic, partition, offset)
+        except RemoteError as error:
+            raise RemoteError(f"engine {owner.number}: {error}") from None
+    if stage is None:
+        return None
+    stage = replace(stage, why=redact_text(stage.why))
+    number = owner.number if owner is not None else None
+    return OpenMessage(topic, partition, offset, number, stage, stage.describe())
