@@ -57,6 +57,11 @@ class LiveUpdates:
         """How many listen."""
         return len(self._clients)
 
+    @property
+    def views(self) -> set[str]:
+        """What those that listen want to see."""
+        return {client.view for client in self._clients}
+
     def close(self) -> None:
         """End all streams."""
         self._is_ended = True
