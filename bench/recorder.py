@@ -114,7 +114,7 @@ def record(folder: Path, messages: int) -> Iterator[dict[str, object]]:
             here = time.thread_time()
             body = encode_rows(make_batch(made, BATCH, rng))
             events = make_events(made, BATCH)
-            writer.put_rows("engine", 0, seq + 1, RowTable.MESSAGES, body)
+            writer.put_rows("engine", 0, seq + 1, RowTable.MESSAGES, body, BATCH)
             writer.put_events("engine", 0, seq + 2, events)
             made, seq = made + BATCH, seq + 2
             spent_here += time.thread_time() - here

@@ -246,12 +246,16 @@ def test_a_list_of_triggers_is_told_from_a_configuration(tmp_path: Path) -> None
 @pytest.mark.usefixtures("folder")
 def test_a_release_at_the_moment_of_a_stop_is_answered_with_why_it_cannot_be() -> None:
     class Stopping:
+        @property
+        def actions(self) -> Any:
+            return self
+
         def release(self) -> list[dict[str, Any]]:
             raise RemoteError("the link to the engines is closed")
 
     pipeline = Pipeline(Handler(), settings=settings())
     pipeline._found_by = settings().kafka
-    pipeline._linked = Stopping()  # type: ignore[assignment]
+    pipeline._linked.live = Stopping()  # type: ignore[assignment]
     with pipeline._open_desk(settings(), "w"):
         (report,) = release_brakes(settings().kafka)
 

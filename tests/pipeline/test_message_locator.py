@@ -136,11 +136,11 @@ async def test_a_message_that_was_read_and_not_taken_and_one_that_was_not_read(r
     run.engine.pause()
     run.source.feed(message(20), message(21))
     stage = await wait_for(run, Stage.BUFFERED, 21)
-    assert stage.why == "the engine is paused"
+    assert stage.why == "a user paused it"
     assert find(run, 19) is None
     later = find(run, 22)
     assert later is not None
-    assert (later.stage, later.why) == (Stage.NOT_READ, "the engine is paused")
+    assert (later.stage, later.why) == (Stage.NOT_READ, "a user paused it")
     run.engine.intake._open = False
     run.engine.resume()
     assert (await wait_for(run, Stage.BUFFERED, 20)).why == "the engine has no room for them"

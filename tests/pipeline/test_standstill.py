@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
-from tests.pipeline.conftest import P0, Rig, message
+from tests.pipeline.conftest import P0, P1, Rig, message
 
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
@@ -188,6 +188,28 @@ async def test_what_a_user_paused_and_what_has_no_work_does_not_stand_still(rig:
     run.engine.intake._open = True
     run.engine.resume()
     await run.committed(21)
+
+
+async def test_only_the_partitions_that_a_user_paused_take_nothing(rig: Make) -> None:
+    run = rig(Work(), [message(17), message(17, partition=1)], executor={"stall_seconds": 60})
+    now = [0.0]
+    run.engine._standstill._clock = lambda: now[0]
+    await run.committed(18)
+    await run.committed(18, P1)
+    run.engine.pause([0])
+    run.source.feed(*(message(offset, partition=number) for offset in (18, 19) for number in (0, 1)))
+    await run.committed(20, P1)
+    assert run.source.buffered(P0) == 2
+    for _ in range(3):
+        now[0] += 61.0
+        assert run.engine.progress().stalled == {}
+
+    run.engine.pause([1])
+    run.source.feed(message(20, partition=1))
+    await run.committed(20)
+    assert run.source.buffered(P1) == 1
+    run.engine.resume()
+    await run.committed(21, P1)
 
 
 async def test_messages_of_a_partition_that_was_given_up_are_no_longer_uncommitted(rig: Make) -> None:

@@ -525,3 +525,48 @@ def test_old_periods_of_workers_that_are_gone_are_removed_by_the_next_run(tmp_pa
     with RecordWriter(settings(tmp_path), "g", "new"):
         wait_until(lambda: not (tmp_path / "g.short").exists())
         assert (tmp_path / "g.long").is_dir()
+
+
+def test_lost_rows_are_counted_by_row_and_by_the_slot_that_they_came_from(tmp_path: Path, disk: FullDisk):
+    disk.full = True
+    with RecordWriter(settings(tmp_path), "g", "w") as writer:
+        writer.put_rows("e0", 0, 1, RowTable.MESSAGES, b"garbage", 7)
+        writer.put_rows("e1", 1, 1, RowTable.MESSAGES, messages(message(1), message(2)), 2)
+        writer.lose(1, "an unknown table", events=3)
+    assert (writer.statistics.lost_rows, writer.statistics.lost_events) == (9, 3)
+    assert writer.statistics.lost_by_slot == {0: 7, 1: 5}
+
+
+def test_a_queue_that_is_full_loses_all_rows_of_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(writer_module, "MAX_QUEUE_BYTES", 1)
+    with RecordWriter(settings(tmp_path), "g", "w") as writer:
+        writer.put_rows("e0", 3, 1, RowTable.MESSAGES, messages(message(1), message(2)), 2)
+    assert writer.statistics.lost_by_slot == {3: 2}
+
+
+def test_batches_that_come_at_once_are_sealed_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What waits for a slow disk is written batch by batch: no segment gets larger than one batch more."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def wait(self: DiskRecording) -> None:
+        begun.set()
+        assert goes_on.wait(60)
+
+    monkeypatch.setattr(DiskRecording, "seal_leftovers", wait)
+    with RecordWriter(settings(tmp_path), "g", "w", policy=POLICY) as writer:
+        assert begun.wait(60)
+        for seq in range(1, 31):
+            rows = messages(*(message(10 * seq + n) for n in range(10)))
+            writer.put_rows("e1", 0, seq, RowTable.MESSAGES, rows)
+        goes_on.set()
+    period = find_period(tmp_path)
+    sizes = [pq.read_metadata(period.path_of(name, "parquet")).num_rows for name in period.list_segments()]
+    assert sizes == [20] * 15
+
+
+def test_only_a_limited_number_of_bytes_is_taken_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(writer_module, "_MAX_TAKEN_BYTES", 100)
+    writer = RecordWriter(settings(tmp_path), "g", "w")
+    for seq in range(3):
+        writer.put_rows("e1", 0, seq, RowTable.MESSAGES, b"x" * 60)
+    assert [len(writer._take()[0]) for _ in range(2)] == [2, 1]

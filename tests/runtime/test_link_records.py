@@ -27,16 +27,18 @@ class Store:
 
     def __init__(self) -> None:
         self.got: list[tuple[str, int, int, str, bytes]] = []
+        self.counts: list[int] = []
         self.confirms = True
         self.confirm: Callable[[str, int], None] = lambda engine_id, seq: None
 
-    def put_rows(self, engine_id: str, slot: int, seq: int, table: str, body: bytes) -> None:
+    def put_rows(self, engine_id: str, slot: int, seq: int, table: str, body: bytes, count: int) -> None:
+        self.counts.append(count)
         self.got.append((engine_id, slot, seq, table, body))
         if self.confirms:
             threading.Thread(target=self.confirm, args=(engine_id, seq)).start()
 
-    def put_events(self, engine_id: str, slot: int, seq: int, body: bytes) -> None:
-        self.put_rows(engine_id, slot, seq, EVENTS, body)
+    def put_events(self, engine_id: str, slot: int, seq: int, body: bytes, count: int) -> None:
+        self.put_rows(engine_id, slot, seq, EVENTS, body, count)
 
     @property
     def seqs(self) -> list[int]:

@@ -7,14 +7,16 @@ from typing import Any
 import msgspec
 
 from tidemill.config.settings import Settings
-from tidemill.core.errors import RemoteError
+from tidemill.core.errors import RemoteError, UserActionError
 from tidemill.core.pipeline.message_stage import MessageStage, Stage
 from tidemill.runtime.durations import Durations
+from tidemill.runtime.link_server import TakeLive
+from tidemill.runtime.live_tasks import LiveState
 from tidemill.runtime.open_message import OpenMessage
 from tidemill.runtime.progress import EngineProgress, PartitionHead, SinkStats
 from tidemill.spark.live.monitoring import Monitored
 from tidemill.spark.live.web_ui import Watched
-from tidemill.spark.progress import EngineStatus, PipelineProgress, sum_progress
+from tidemill.spark.progress import EngineStatus, PauseStatus, PipelineProgress, sum_progress
 from tidemill.spark.run_state import Phase, RunState
 
 #: Text that must stay text wherever it is shown.
@@ -121,18 +123,28 @@ class ScriptedPipeline:
         ]
         self.run = RunState(Phase.RUNNING, 4_000.0, 4_010.0, work_seconds=4_000.0)
         self.actions: list[str] = []
+        self.pauses: list[PauseStatus] = []
         self.orphans: list[int] = []
         self.asked = 0
+        self.watches = 0
+        self.live: dict[int, LiveState] = {}
 
     def progress(self) -> PipelineProgress:
         self.asked += 1
         now = [engine.progress for engine in self.engines if engine.progress is not None]
         past = [engine.past for engine in self.engines if engine.past is not None]
-        return sum_progress(past, now, self.engines)
+        total = sum_progress(past, now, self.engines)
+        total.pauses = list(self.pauses)
+        return total
 
     def release(self) -> list[dict[str, Any]]:
         self.actions.append("release")
         return [{"slot": 0, "held": 2}]
+
+    def watch(self, take: TakeLive, seconds: float) -> None:
+        self.watches += 1
+        for slot, state in self.live.items():
+            take(slot, f"engine-{slot}", state)
 
     def find_message(self, topic: str, partition: int, offset: int) -> OpenMessage | None:
         if offset == 13:
@@ -150,14 +162,31 @@ class ScriptedPipeline:
         )
         return OpenMessage(topic, partition, offset, 0, stage, stage.describe())
 
+    def pause(self, seconds: float, partition: int | None, by: str) -> None:
+        if partition == 99:
+            raise UserActionError("the source topic has no partition 99")
+        self.actions.append(f"pause {seconds:g} {partition} {by}")
+        self.pauses.append(PauseStatus(partition, 1_790_000_900.4, 900.0, by))
+
+    def resume(self, partition: int | None) -> int:
+        self.actions.append(f"resume {partition}")
+        ended = [pause for pause in self.pauses if partition in (None, pause.partition)]
+        self.pauses = [pause for pause in self.pauses if pause not in ended]
+        return len(ended)
+
+    def restart(self, slot: int) -> None:
+        if slot >= len(self.engines):
+            raise UserActionError(f"there is no engine {slot}")
+        self.actions.append(f"restart {slot}")
+
     def watched(self, **changes: Any) -> Watched:
         values: dict[str, Any] = {
             "settings": self.settings,
             "configured": self.settings,
             "worker": "worker-1",
             "asked": Monitored(self.progress, lambda: self.run, lambda: self.orphans, lambda: 8),
-            "release": self.release,
+            "control": self,
+            "engines": self,
             "drain": lambda: self.actions.append("drain"),
-            "find_message": self.find_message,
         }
         return Watched(**values | changes)

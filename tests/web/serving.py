@@ -15,6 +15,8 @@ from tidemill.web.access.logins import Logins
 from tidemill.web.access.origins import Origins
 from tidemill.web.app import create_app
 from tidemill.web.letters.letter_box import LetterBox
+from tidemill.web.letters.redrive_desk import RedriveDesk
+from tidemill.web.letters.redrive_section import build_section as build_redrive_section
 from tidemill.web.letters.section import build_section as build_letters_section
 from tidemill.web.pages import Pages
 from tidemill.web.pipeline.section import PipelineView, build_section
@@ -40,6 +42,8 @@ def make_app(pipeline: ScriptedPipeline, more: Sequence[Section] = (), workers: 
     health = Health(list, lambda: find_unready(pipeline.run, pipeline.progress(), pipeline.orphans))
     sections = [build_section(view, pages), build_recorded_section(archive, pages)]
     sections.append(build_letters_section(LetterBox(watched.settings), pages, archive.max_rows))
+    desk = RedriveDesk(watched.settings, view.note_action)
+    sections.append(build_redrive_section(desk, watched.settings, pages))
     return create_app([*sections, *more], pages, logins, origins, health, PORT, workers)
 
 

@@ -24,11 +24,11 @@ from tidemill.recorder.schema import RowTable
 from tidemill.recorder.writer import RecordWriter
 from tidemill.runtime.progress import EngineProgress
 from tidemill.web.formats import format_moment
-from tidemill.web.pipeline.past_series import build_series
 from tidemill.web.pipeline.start import open_archive
 from tidemill.web.recorded.filters import parse_time
 from tidemill.web.recorded.models import Message, Task, Told
 from tidemill.web.recorded.waterfall import draw_waterfall
+from tidemill.web.series import build_series
 
 PAGES = [
     "/messages",

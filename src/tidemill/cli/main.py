@@ -28,6 +28,7 @@ from tidemill.cli import (
     status,
     trace,
     triggers,
+    web,
 )
 from tidemill.cli.help import App
 from tidemill.cli.reporting import find_system_cause, print_error, reporting
@@ -94,6 +95,7 @@ app.command(epilog=EXIT_CODES)(backfill.backfill)
 app.command(epilog=EXIT_CODES)(status.status)
 app.command(epilog=EXIT_CODES)(release.release)
 app.command(epilog=EXIT_CODES)(trace.trace)
+app.command(epilog=EXIT_CODES)(web.web)
 app.command()(init.init)
 app.add_typer(config.app, name="config")
 app.add_typer(triggers.app, name="triggers")

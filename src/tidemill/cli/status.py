@@ -150,6 +150,7 @@ def _describe_pipeline(report: Mapping[str, Any]) -> list[str]:
         ("lag", f"{lag}, {report['in_flight']:,} in flight"),
         ("tasks", ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in tasks.items())),
         ("dead letters", f"{letters['written']:,}" + (f" ({kinds})" if kinds else "")),
+        *(("PAUSED", describe_pause(pause)) for pause in report.get("paused", ())),
         *((f"{place.removeprefix('sinks.')}", _describe_sink(sink)) for place, sink in sorted(report["sinks"].items())),
         *(("waiting for", f"{name}: {why}") for name, why in sorted(report["waits_for"].items())),
         *endpoint,
@@ -158,6 +159,17 @@ def _describe_pipeline(report: Mapping[str, Any]) -> list[str]:
         rows.append(("DROPPED", format_count(letters["dropped"], "dead letter")))
     width = max(len(name) for name, _ in rows)
     return lines + [f"  {name.ljust(width)}  {text}" for name, text in rows]
+
+
+def describe_pause(pause: Mapping[str, Any]) -> str:
+    """Describe what a user has paused.
+
+    Example:
+        >>> describe_pause({"partition": 3, "left_seconds": 75.2, "by": "ann"})
+        'partition 3 by ann, for another 1 min 15 s'
+    """
+    what = "all partitions" if pause["partition"] is None else f"partition {pause['partition']}"
+    return f"{what} by {pause['by']}, for another {format_seconds(round(pause['left_seconds']))}"
 
 
 def _describe_sink(sink: Mapping[str, Any]) -> str:

@@ -119,6 +119,9 @@ def format_status(state: RunState, progress: PipelineProgress, rate: float, widt
     if progress.letters_dropped:
         dropped = progress.letters_dropped
         parts.append(Part(8, (f"{format_count(dropped, 'dead letter')} DROPPED", f"{_short(dropped)} DROPPED")))
+    if progress.pauses:
+        left = format_seconds(round(max(pause.left_seconds for pause in progress.pauses)))
+        parts.append(Part(8, (f"PAUSED by {escape(progress.pauses[0].by)}, for another {left}", "PAUSED")))
     if progress.stalled:
         reasons = "; ".join(f"{name}: {why}" for name, why in sorted(progress.stalled.items()))
         shortest = max(12, width - 22)
@@ -230,6 +233,8 @@ def format_summary(progress: PipelineProgress, seconds: float, gap: int = 0) -> 
     if progress.letters_dropped:
         letters += f", {progress.letters_dropped:,} DROPPED"
     rows.append(("dead letters", letters))
+    if progress.recorder_dropped:
+        rows.append(("not recorded", f"{progress.recorder_dropped:,} rows and events, see the log"))
     for place, sink in sorted(progress.sinks.items()):
         counts = [("delivered", sink.delivered_payloads), ("refused", sink.refused)]
         counts += [("skipped", sink.skipped), ("dead-lettered", sink.dead_lettered)]

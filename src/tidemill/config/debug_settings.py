@@ -7,7 +7,15 @@ from typing import Annotated, Self
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from tidemill.config.section import NonEmpty, Section
-from tidemill.config.web_settings import LinkSettings, TokenSettings, UserSettings, WebUrl, is_loopback
+from tidemill.config.web_settings import (
+    LinkSettings,
+    PrometheusInterval,
+    PrometheusLabel,
+    TokenSettings,
+    UserSettings,
+    WebUrl,
+    is_loopback,
+)
 
 
 class DebugSettings(Section):
@@ -41,6 +49,16 @@ class DebugSettings(Section):
     )
     max_ui_rows: PositiveInt = Field(5000, description="The most rows that one answer of the web UI has.")
     custom_links: list[LinkSettings] = Field(default_factory=list, description="Links that the web UI shows.")
+    prometheus_url: WebUrl = Field(
+        "", description="The Prometheus that collects the metrics; the web UI links to ready queries there."
+    )
+    prometheus_rate_interval: PrometheusInterval = Field("5m", description="The time of rates in these queries.")
+    prometheus_worker_label: PrometheusLabel = Field(
+        "", description="The label that has the worker's name in Prometheus; '': queries are about all workers."
+    )
+    prometheus_cluster_label: PrometheusLabel = Field(
+        "", description="The label that has `cluster_name` in Prometheus; '': queries do not ask for it."
+    )
     db_dir: str = Field(
         "~/.local/state/tidemill",
         description="The folder of the recordings; '' keeps the last 64 MiB in memory and writes no file.",
@@ -79,6 +97,11 @@ class DebugSettings(Section):
     )
     log_min_duration_ms: NonNegativeFloat = Field(
         500.0, description="Tasks that take longer are logged: one a minute per engine, with how many were left out."
+    )
+    ws_min_duration_ms: NonNegativeFloat = Field(
+        500.0,
+        description="The live page shows each task that takes longer or fails; of the others one per executor, a few "
+        "times a second, with how many it stands for.",
     )
     flush_interval_seconds: NonNegativeFloat = Field(
         5.0, description="How often what was written is forced to the disk (fsync); 0: with every batch."

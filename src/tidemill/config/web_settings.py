@@ -12,6 +12,8 @@ from pydantic import AfterValidator, Field
 from tidemill.config.section import NonEmpty, Section
 
 _ARGON2 = re.compile(r"\$argon2id\$v=\d+\$m=\d+,t=\d+,p=\d+\$[A-Za-z0-9+/]+\$[A-Za-z0-9+/]+")
+_LABEL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_INTERVAL = re.compile(r"(?=\d)(?:[1-9]\d{0,5}(?:ms|[smhdwy])){1,6}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -45,6 +47,20 @@ def check_url(value: str) -> str:
     return value
 
 
+def _check_label_name(value: str) -> str:
+    if value and not _LABEL_NAME.fullmatch(value):
+        raise ValueError("expected the name of a Prometheus label: letters, digits and _, not beginning with a digit")
+    return value
+
+
+def _check_interval(value: str) -> str:
+    if not _INTERVAL.fullmatch(value):
+        raise ValueError("expected a duration as Prometheus writes it, for example 5m or 1h30m")
+    return value
+
+
+PrometheusLabel = Annotated[str, AfterValidator(_check_label_name)]
+PrometheusInterval = Annotated[str, AfterValidator(_check_interval)]
 WebUrl = Annotated[str, AfterValidator(check_url)]
 Role = Annotated[
     Literal["read", "operate"], Field(description="read: sees everything; operate: may also change something.")

@@ -52,6 +52,10 @@ class AmbiguousSinkError(ConfigError):
     """A payload leaves its sink open although several of that type are configured."""
 
 
+class UserActionError(TidemillError):
+    """What a user asks of a running pipeline is not possible."""
+
+
 class FencedError(TidemillError):
     """Another process took this engine's place in the consumer group."""
 

@@ -6,7 +6,7 @@ included; whatever ends it sooner leaves `complete` unset, and its outcomes cove
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from tidemill.config.settings import Settings
@@ -102,6 +102,11 @@ class BoundedEngine:
         """Nothing is recorded; see `make_bounded_settings`."""
         return None
 
+    @property
+    def live(self) -> None:
+        """Nobody watches a bounded run."""
+        return None
+
     def drain(self, *, keep_place: bool = False) -> None:
         """Begin an early end; it has no place in a group."""
         self._engine.drain()
@@ -114,9 +119,9 @@ class BoundedEngine:
         """Note that this engine is no longer supervised: another one may already be doing the rest of its work."""
         self._outcomes.in_part = False
 
-    def pause(self) -> None:
+    def pause(self, partitions: Collection[int] | None = None) -> None:
         """Take no new messages."""
-        self._engine.pause()
+        self._engine.pause(partitions)
 
     def resume(self) -> None:
         """Take messages again."""

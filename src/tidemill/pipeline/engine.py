@@ -47,6 +47,7 @@ from tidemill.runtime.beats import Beat
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.kept_warden import KeptWarden
+from tidemill.runtime.live_tasks import LiveSource
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason, name_stalled_partition
 from tidemill.sources.base import CommitStatus, Fatal, Source, TopicPartition, name_partitions
 
@@ -119,11 +120,19 @@ class Engine:
         self._waits = Waits(identity.slot, self.context, self.services, source, letters, executor)
         self._locator = MessageLocator(self.context, self.intake, source, self._waits.describe)
         self._standstill = StandstillReport(self.context, self.intake, source, self._locator)
+        #: Tells somebody who watches what the executors do; None: there is no web UI.
+        self.live = self._build_live_feed() if recorder is not None else None
         self._snapshots = Snapshots(self._list_parts(), self._find_stalled, self._standstill.list_heads)
         self._subscribed = False
         self._stop = asyncio.Event()
         self._keep_place = False
         self._fatal: tuple[StopReason, str] | None = None
+
+    def _build_live_feed(self) -> LiveSource:
+        from tidemill.pipeline.live_feed import LiveFeed
+
+        least = self.settings.debug.ws_min_duration_ms / 1000
+        return LiveFeed(self.context.pool, self.executor.capacity, self.intake.partitions, least)
 
     def _build_context(self, handler: Handler[Any, Any], hooks: HookRunner, reports: Sequence[Report]) -> EngineContext:
         settings, limits, outbox = self.settings, self.settings.executor, self.outbox
@@ -290,12 +299,16 @@ class Engine:
             self._keep_place = keep_place
         self._stop.set()
 
-    def pause(self) -> None:
-        """Take no new messages until `resume`; what is in flight continues."""
-        self.intake.pause()
+    def pause(self, partitions: Collection[int] | None = None) -> None:
+        """Take no new messages until `resume`; what is in flight continues.
+
+        Args:
+            partitions: Of these partitions of the source topic, and of no others; None: of all.
+        """
+        self.intake.pause(partitions)
 
     def resume(self) -> None:
-        """Take messages again."""
+        """Take messages of all partitions again."""
         self.intake.resume()
 
     def release(self) -> None:

@@ -97,6 +97,7 @@ class Intake:
         self._pumping = False
         self._open = False
         self._paused = False
+        self._held: frozenset[int] = frozenset()
         self._braked = False
         self._wants_one = False
 
@@ -118,14 +119,15 @@ class Intake:
         for intake in self._intakes.values():
             self._close_window(intake, intake.windowing.flush())
 
-    def pause(self) -> None:
-        """Take nothing until `resume`."""
-        self._paused = True
+    def pause(self, partitions: Collection[int] | None = None) -> None:
+        """Take nothing of some partitions of the source topic until `resume`, and of others again; None: of all."""
+        self._paused = partitions is None
+        self._held = frozenset(partitions or ())
+        self._pump_soon()
 
     def resume(self) -> None:
-        """Take messages again."""
-        self._paused = False
-        self._pump_soon()
+        """Take messages of all partitions again."""
+        self.pause(())
 
     def brake(self, on: bool) -> None:
         """Take nothing but what `take_one` wants; or take messages again."""
@@ -205,10 +207,9 @@ class Intake:
             count += sum(owned.order.waiting for owned in self.partitions.values() if owned.order is not None)
         return count
 
-    @property
-    def is_paused(self) -> bool:
-        """Whether nothing is taken because of `pause`."""
-        return self._paused
+    def is_paused(self, partition: TopicPartition) -> bool:
+        """Whether nothing is taken of a partition because of `pause`."""
+        return self._paused or partition[1] in self._held
 
     def find_unarranged(self, partition: TopicPartition, offset: int) -> MessageStage | None:
         """Return what a message waits for that has no tasks yet; None: it was arranged."""
@@ -265,6 +266,10 @@ class Intake:
         pull, window_size = self._source.pull, self._limits.window_size
         hungry = [intake for intake in self._news.values() if intake.owned.handover is None]
         self._news.clear()
+        if self._held:
+            # Visited again at the resume.
+            self._news |= {each.owned.partition: each for each in hungry if self.is_paused(each.owned.partition)}
+            hungry = [intake for intake in hungry if intake.owned.partition not in self._news]
         while hungry:
             still = []
             for intake in hungry:
@@ -294,7 +299,7 @@ class Intake:
         """Take the message that the brake wants to try, if it wants one and there is one."""
         for intake in self._intakes.values() if self._wants_one else ():
             owned = intake.owned
-            if owned.handover is not None or self._room(owned) <= 0:
+            if owned.handover is not None or self.is_paused(owned.partition) or self._room(owned) <= 0:
                 continue
             messages = self._source.pull(owned.partition, 1)
             if messages and self._context.brake is not None:

@@ -66,7 +66,9 @@ class MessageLocator:
             return look.find_buffered_stage(owned)
         if first is not None and offset < first.offset:
             return None  # committed before this engine owned the partition, or no longer in the topic
-        return MessageStage(stage=Stage.NOT_READ, why=look.find_why_not_taken(owned) if self._intake.is_paused else "")
+        return MessageStage(
+            stage=Stage.NOT_READ, why=look.find_why_not_taken(owned) if self._intake.is_paused(partition) else ""
+        )
 
 
 class Look:
@@ -112,8 +114,8 @@ class Look:
 
     def find_why_not_taken(self, owned: OwnedPartition) -> str:
         """Return why an engine takes no messages of a partition."""
-        if self._intake.is_paused:
-            return "the engine is paused"
+        if self._intake.is_paused(owned.partition):
+            return "a user paused it"
         if owned.leaving:
             return "the partition is being given up"
         brake = self._context.brake

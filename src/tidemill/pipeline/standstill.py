@@ -83,11 +83,12 @@ class StandstillReport:
         positions = {partition: entry.position for partition, entry in heads.items()}
         idle: list[TopicPartition] = []
         for partition, owned in partitions.items():
-            if partition not in positions and owned.handover is None and self._source.buffered(partition):
-                if self._intake.is_paused:  # what a user paused does not stand still
-                    idle.append(partition)
-                else:
-                    positions[partition] = _NOTHING_TAKEN
+            if partition in positions or owned.handover is not None or not self._source.buffered(partition):
+                continue
+            if self._intake.is_paused(partition):  # what a user paused does not stand still
+                idle.append(partition)
+            else:
+                positions[partition] = _NOTHING_TAKEN
         found = self._watch.check(now, positions)
         look, behind = self._locator.look(now), time.time() - now
         stages = {

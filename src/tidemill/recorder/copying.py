@@ -7,11 +7,13 @@ is copied by SQLite.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sqlite3
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from tidemill.recorder.frames import DamagedSegmentError
 from tidemill.recorder.periods import (
@@ -27,6 +29,8 @@ from tidemill.recorder.periods import (
 from tidemill.recorder.read_database import open_database
 from tidemill.recorder.sealed_files import read_open, write_sealed
 from tidemill.recorder.sealing import seal
+
+ValueT = TypeVar("ValueT")
 
 
 def copy_recordings(sources: Iterable[Path], target: Path) -> tuple[list[Period], list[str]]:
@@ -57,20 +61,36 @@ def copy_period(period: Period, target: Path, problems: list[str]) -> Period:
     Raises:
         OSError: The target cannot be written.
     """
+    steps = copy_in_steps(period, target, problems)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            copy: Period = end.value
+            return copy
+
+
+def copy_in_steps(period: Period, target: Path, problems: list[str]) -> Generator[None, None, Period]:
+    """Do the same, and yield now and then, so that somebody can end it.
+
+    Raises:
+        OSError: The target cannot be written.
+    """
     copy = _choose_name(period, target)
     os.close(create_file(copy.folder / LOCK))
     for name in period.list_segments():
         try:
             _copy_segment(period, name, copy)
         except FileNotFoundError:
-            continue  # removed, or sealed meanwhile
+            continue  # removed meanwhile
         except (DamagedSegmentError, ValueError) as error:
             problems.append(f"{period.name}: {name.stem} is damaged and was left out: {error}")
+        yield
     os.close(create_file(copy.database))
     try:
         with contextlib.closing(open_database(period)) as db, contextlib.closing(sqlite3.connect(copy.database)) as out:
             db.backup(out)
-    except (sqlite3.Error, FileNotFoundError) as error:
+    except (sqlite3.Error, OSError) as error:
         problems.append(f"{period.name}: its events cannot be read and were left out: {error}")
     return copy
 
@@ -92,19 +112,34 @@ def _choose_name(period: Period, target: Path) -> Period:
 
 def _copy_segment(period: Period, name: SegmentName, copy: Period) -> None:
     if not name.sealed:
-        path = period.path_of(name, "open")
-        if path.exists():
-            batches = read_open(path, name)
+        # One that is sealed meanwhile has lost its open file, and is copied as what it is now.
+        with contextlib.suppress(FileNotFoundError):
+            batches = _read(lambda: read_open(period.path_of(name, "open"), name))
             worker = period.name.removesuffix(f"-{period.started}")
             if any(len(batch) for _, batch in batches):
                 write_sealed(copy, name, seal(name.table, batches, worker), time.time())
             return
     # The index first, as everywhere.
-    for ending in ("idx", "parquet"):
+    for path, ending in [(period.path_of(name, ending), ending) for ending in ("idx", "parquet")]:
+        view = _read(functools.partial(map_file, path))
         fd = create_file(copy.path_of(name, ending))
         try:
-            view = map_file(period.path_of(name, ending))
             while view:
                 view = view[os.write(fd, view) :]
         finally:
             os.close(fd)
+
+
+def _read(read: Callable[[], ValueT]) -> ValueT:
+    """Return what is read; what cannot be read is damaged, other than a target that cannot be written.
+
+    Raises:
+        FileNotFoundError: It is not there.
+        DamagedSegmentError: It cannot be read.
+    """
+    try:
+        return read()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DamagedSegmentError(str(error)) from error

@@ -112,6 +112,14 @@ class Counts(msgspec.Struct, omit_defaults=True):
             )
 
 
+def add_workers(counts: Counts, other: Counts) -> None:
+    """Add what another worker did at the same time."""
+    lag = [each for each in (counts.lag, other.lag) if each is not None]
+    in_flight = counts.in_flight + other.in_flight
+    counts.add(other)
+    counts.lag, counts.in_flight = (sum(lag) if lag else None), in_flight
+
+
 def name_stream_lane(stream: str, lane: str) -> str:
     """Return the name under which a lane of a stream is counted."""
     return f"{stream}\t{lane}"

@@ -166,6 +166,17 @@ class DiskRecording:
         """
         self.database.add_events(events)
 
+    def seal_full(self) -> None:
+        """Seal what is full or old enough.
+
+        Raises:
+            OSError: The disk refuses it; it is tried again later.
+            sqlite3.Error: Likewise.
+        """
+        for table, segment in list(self._open.items()):
+            if self._policy.is_full(segment.rows, segment.rows_bytes, segment.age_seconds):
+                self._seal(table)
+
     def tick(self) -> None:
         """Seal, flush, remove and rotate what is due; called at least once a second.
 
@@ -174,9 +185,7 @@ class DiskRecording:
             sqlite3.Error: Likewise.
         """
         now = time.monotonic()
-        for table, segment in list(self._open.items()):
-            if self._policy.is_full(segment.rows, segment.rows_bytes, segment.age_seconds):
-                self._seal(table)
+        self.seal_full()
         if self._unsealed and now >= self._retry_at:
             self._seal_again()
         if now - self._flushed >= self._settings.flush_interval_seconds:

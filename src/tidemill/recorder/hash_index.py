@@ -6,8 +6,8 @@ is found may belong to another value with the same hash: the rows say. Written l
 
 from __future__ import annotations
 
+import array
 import bisect
-import itertools
 import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,16 @@ def hash_value(value: bytes) -> int:
     return zlib.crc32(value)
 
 
+def hash_values(values: pa.Array) -> pa.Array:
+    """Return the hashes of a column of bytes; null where there is no value."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    numbers = array.array("I", map(zlib.crc32, pc.fill_null(values, b"").to_pylist()))
+    hashes = pa.Array.from_buffers(pa.uint32(), len(values), [None, pa.py_buffer(numbers)])
+    return pc.if_else(values.is_valid(), hashes, pa.scalar(None, pa.uint32())) if values.null_count else hashes
+
+
 def build_index(hashes: Sequence[pa.Array]) -> bytes:
     """Return the index of hashes, an array (uint32) for each row group; nulls have no entry."""
     import pyarrow as pa
@@ -36,11 +46,14 @@ def build_index(hashes: Sequence[pa.Array]) -> bytes:
     if len(hashes) > MAX_GROUPS:
         raise ValueError(f"a segment has at most {MAX_GROUPS} row groups, not {len(hashes)}")
     parts = []
-    for group, array in enumerate(hashes):
-        short = pc.shift_right(pc.cast(pc.unique(array.drop_null()), pa.uint64()), _u64(_UNUSED_BITS))
+    for group, some in enumerate(hashes):
+        short = pc.shift_right(pc.cast(some.drop_null(), pa.uint64()), _u64(_UNUSED_BITS))
         parts.append(pc.bit_wise_or(pc.shift_left(short, _u64(8)), _u64(group)))
     entries = pa.concat_arrays(parts) if parts else pa.array([], pa.uint64())
     entries = entries.take(pc.array_sort_indices(entries))
+    if len(entries) > 1:
+        is_new = pc.not_equal(entries[1:], entries[:-1])
+        entries = pa.concat_arrays([entries[:1], entries[1:].filter(is_new)])
     low = pc.cast(pc.bit_wise_and(pc.shift_right(entries, _u64(8)), _u64((1 << _LOW_BITS) - 1)), pa.uint16())
     groups = pc.cast(pc.bit_wise_and(entries, _u64(0xFF)), pa.uint8())
     starts = _find_starts(pc.shift_right(entries, _u64(8 + _LOW_BITS)))
@@ -49,15 +62,10 @@ def build_index(hashes: Sequence[pa.Array]) -> bytes:
 
 def _find_starts(buckets: pa.Array) -> bytes:
     """Return where each bucket begins, and the end of the last one, as uint32."""
-    import array
-
+    import pyarrow as pa
     import pyarrow.compute as pc
 
-    starts = array.array("I", bytes(4 * (_BUCKETS + 1)))
-    counts = pc.value_counts(buckets)
-    for bucket, count in zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True):
-        starts[bucket + 1] = count
-    return array.array("I", itertools.accumulate(starts)).tobytes()
+    return _bytes_of(pc.cast(pc.search_sorted(buckets, pa.array(range(_BUCKETS + 1), pa.uint64())), pa.uint32()))
 
 
 def _u64(number: int) -> Any:

@@ -110,8 +110,8 @@ class MemoryRecording:
         if self.database.events > self._max_events:
             self.database.remove_oldest(self.database.events - self._max_events)
 
-    def tick(self) -> None:
-        """Seal and remove what is due.
+    def seal_full(self) -> None:
+        """Seal what is full or old enough.
 
         Raises:
             sqlite3.Error: There is no memory for it.
@@ -121,6 +121,14 @@ class MemoryRecording:
             size = sum(batch.nbytes for _, batch in batches)
             if self._policy.is_full(rows, size, time.monotonic() - self._began[table]):
                 self._seal(table, batches)
+
+    def tick(self) -> None:
+        """Seal and remove what is due.
+
+        Raises:
+            sqlite3.Error: There is no memory for it.
+        """
+        self.seal_full()
         if time.monotonic() >= self._trim_at:
             self._trim_at = time.monotonic() + TRIM_SECONDS
             self.database.trim(time.time(), self._keep_seconds, COUNT_SECONDS)

@@ -23,6 +23,8 @@ class MessageQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         until_us: Resolved before this time.
         error: A text in one of its errors.
         recording: The name of the worker's folder.
+        group: The consumer group.
+        worker: The worker's name.
     """
 
     topic: str | None = None
@@ -38,6 +40,8 @@ class MessageQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     until_us: int | None = None
     error: str = ""
     recording: str | None = None
+    group: str | None = None
+    worker: str | None = None
 
 
 class TaskQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -54,6 +58,8 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     since_us: int | None = None
     until_us: int | None = None
     recording: str | None = None
+    group: str | None = None
+    worker: str | None = None
 
 
 class EventQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -71,6 +77,8 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     since_us: int | None = None
     until_us: int | None = None
     recording: str | None = None
+    group: str | None = None
+    worker: str | None = None
 
 
 class MessageRow(msgspec.Struct, frozen=True):
@@ -224,6 +232,7 @@ class RecordingInfo(msgspec.Struct, frozen=True):
         events: Events.
         size_bytes: All of its files.
         live: Whether it is being written.
+        kept_until_us: When it is too old by its own configuration; None: it is being written, or not known.
         problems: What could not be read.
     """
 
@@ -240,6 +249,7 @@ class RecordingInfo(msgspec.Struct, frozen=True):
     events: int = 0
     size_bytes: int = 0
     live: bool = False
+    kept_until_us: int | None = None
     problems: list[str] = []
 
 

@@ -15,9 +15,10 @@ import msgspec
 
 from tidemill.core.recorder.cursor import Key, decode_cursor, encode_cursor
 from tidemill.recorder import event_search, row_search
+from tidemill.recorder.counts import Counts, add_workers
 from tidemill.recorder.linked_search import Place, find_linked, link_events, link_tasks, list_cursor_kinds
 from tidemill.recorder.memory_recording import MemoryRecording
-from tidemill.recorder.periods import list_periods, list_worker_folders
+from tidemill.recorder.periods import Period, list_periods, list_worker_folders
 from tidemill.recorder.queries import (
     CountSeries,
     EventPage,
@@ -36,11 +37,13 @@ from tidemill.recorder.queries import (
 from tidemill.recorder.recording_info import describe_recording, find_span
 from tidemill.recorder.row_filter import KEY_KINDS, Criteria
 from tidemill.recorder.row_search import Found
+from tidemill.recorder.runs import Run, RunChoice, RunFilter, RunNames, list_runs
 from tidemill.recorder.schema import MAX_KEY_BYTES, RowTable
 from tidemill.recorder.segment_store import DiskStore, MemoryStore, SegmentStore, StoreCache
 from tidemill.recorder.story import tell_stories
 
 _MILLION = 1_000_000
+_ALL = RunFilter()
 RowT = TypeVar("RowT", MessageRow, TaskRow)
 
 
@@ -61,16 +64,17 @@ class Reader:
         self._db_dir = db_dir
         self._memory = [MemoryStore(name, recording) for name, recording in (memory or {}).items()]
         self._cache = StoreCache()
+        self._names = RunNames()
         # Parquet files are shared, and not made for several threads at once.
         self._lock = threading.Lock()
 
-    def _list_stores(self, recording: str | None = None) -> list[SegmentStore]:
-        """Return the stores of one recording or of all, the newest first."""
+    def _list_stores(self, runs: RunChoice = _ALL) -> list[SegmentStore]:
+        """Return the stores of some runs, the newest of each first."""
         stores: list[SegmentStore] = [*self._memory]
         if self._db_dir is not None:
             for folder in list_worker_folders(self._db_dir):
                 stores += [DiskStore(period, self._cache) for period in reversed(list_periods(folder))]
-        return [store for store in stores if recording is None or store.recording == recording]
+        return self._names.choose(stores, runs)
 
     def find_messages(self, query: MessageQuery, cursor: str | None = None, limit: int = 100) -> MessagePage:
         """Return finished messages, those that were resolved last first.
@@ -89,7 +93,7 @@ class Reader:
         if query.task_id is not None or query.label is not None or query.error:
             return self._find_linked(query, cursor, limit)
         criteria = _message_criteria(query)
-        found, following, problems = self._search(criteria, "messages", query, query.recording, cursor, limit)
+        found, following, problems = self._search(criteria, "messages", query, cursor, limit)
         return MessagePage(_to_rows(found, MessageRow), following, problems)
 
     def find_tasks(self, query: TaskQuery, cursor: str | None = None, limit: int = 100) -> TaskPage:
@@ -99,15 +103,14 @@ class Reader:
             WrongCursorError: The cursor is damaged, or belongs to another query.
         """
         criteria = _task_criteria(query)
-        found, following, problems = self._search(criteria, "tasks", query, query.recording, cursor, limit)
+        found, following, problems = self._search(criteria, "tasks", query, cursor, limit)
         return TaskPage(_to_rows(found, TaskRow), following, problems)
 
     def _search(
         self,
         criteria: Criteria,
         what: str,
-        query: msgspec.Struct,
-        recording: str | None,
+        query: MessageQuery | TaskQuery,
         cursor: str | None,
         limit: int,
     ) -> tuple[list[Found], str | None, list[str]]:
@@ -117,14 +120,14 @@ class Reader:
             criteria = msgspec.structs.replace(criteria, after=after)
         problems: list[str] = []
         with self._lock:
-            segments = row_search.list_segments(self._list_stores(recording), criteria.table, problems)
+            segments = row_search.list_segments(self._list_stores(query), criteria.table, problems)
             found = row_search.search(segments, criteria, limit + 1, problems)
         return found[:limit], _next_cursor(text, [each.key for each in found], limit), problems
 
     def _find_linked(self, query: MessageQuery, cursor: str | None, limit: int) -> MessagePage:
         """Return messages by a task, a label or a text of an error."""
         problems: list[str] = []
-        stores = self._list_stores(query.recording)
+        stores = self._list_stores(query)
         wanted = _message_criteria(query)
         errors = EventQuery(topic=query.topic, partition=query.partition, offset=query.offset, text=query.error)
 
@@ -155,7 +158,7 @@ class Reader:
         text = _name_query("events", query)
         after = None if cursor is None else decode_cursor(cursor, text, event_search.KEY_KINDS)
         problems: list[str] = []
-        found = event_search.search_events(self._list_stores(query.recording), query, after, limit + 1, problems)
+        found = event_search.search_events(self._list_stores(query), query, after, limit + 1, problems)
         following = _next_cursor(text, [each.key for each in found], limit)
         return EventPage([each.row for each in found[:limit]], following, problems)
 
@@ -164,7 +167,7 @@ class Reader:
         since_us: int | None = None,
         until_us: int | None = None,
         limit: int = 100,
-        recording: str | None = None,
+        runs: RunChoice = _ALL,
     ) -> FailureList:
         """Return failures grouped by error class, the most frequent first.
 
@@ -172,9 +175,9 @@ class Reader:
             since_us: Failures from this minute on.
             until_us: Failures up to this minute.
             limit: The most groups.
-            recording: Of one recording only.
+            runs: Of these runs only.
         """
-        stores, problems = self._list_stores(recording), list[str]()
+        stores, problems = self._list_stores(runs), list[str]()
         groups, more = event_search.group_failures(stores, since_us, until_us, limit, problems)
         groups = [
             msgspec.structs.replace(group, example=self._find_example(stores, group.error_class, problems))
@@ -189,22 +192,29 @@ class Reader:
                 return found[0].row
         return None
 
-    def read_counts(
-        self, since_us: int, until_us: int, step_seconds: int = 1, recording: str | None = None
-    ) -> CountSeries:
+    def read_counts(self, since_us: int, until_us: int, step_seconds: int = 1, runs: RunChoice = _ALL) -> CountSeries:
         """Return what was counted, for charts; steps of whole minutes are the quickest.
 
         Args:
             since_us: From.
             until_us: To, exclusive.
             step_seconds: The time for which counts are added up.
-            recording: Of one recording only.
+            runs: Of these runs only; what several did at the same time is added up.
         """
         problems: list[str] = []
         step = max(1, step_seconds)
-        stores = self._list_stores(recording)
-        points = event_search.add_counts(stores, since_us // _MILLION, -(-until_us // _MILLION), step, problems)
-        return CountSeries(points, step, problems)
+        workers: dict[str, list[SegmentStore]] = {}
+        for store in self._list_stores(runs):
+            workers.setdefault(store.recording, []).append(store)
+        points: dict[int, Counts] = {}
+        for stores in workers.values():
+            first, last = since_us // _MILLION, -(-until_us // _MILLION)
+            for point in event_search.add_counts(stores[::-1], first, last, step, problems):
+                if point.at in points:
+                    add_workers(points[point.at], point)
+                else:
+                    points[point.at] = point
+        return CountSeries([points[at] for at in sorted(points)], step, problems)
 
     def trace(self, topic: str, partition: int, offset: int, recording: str | None = None) -> Trace:
         """Return all that is known of a message, once for each time it was processed."""
@@ -218,7 +228,7 @@ class Reader:
             EventQuery(topic=topic, partition=partition, offset=offset, recording=recording), limit=1_000
         )
         problems = [*messages.problems, *tasks.problems, *events.problems]
-        stores = self._list_stores(recording)
+        stores = self._list_stores(RunFilter(recording=recording))
         rows = list(events.rows)
         if tasks.rows:
             rows += self._find_task_events(stores, topic, partition, offset, [task.task_id for task in tasks.rows])
@@ -245,10 +255,21 @@ class Reader:
         with self._lock:
             return find_span(self._list_stores())
 
-    def list_recordings(self) -> list[RecordingInfo]:
-        """Return the periods of all workers, the newest of each first."""
+    def list_runs(self) -> list[Run]:
+        """Return the runs that have recordings: those that are being written first, then the newest first."""
+        return list_runs(self._list_stores(), self._names)
+
+    def find_period(self, recording: str, name: str) -> Period | None:
+        """Return a period that is listed; None: there is none of these names on disk."""
+        for store in self._list_stores(RunFilter(recording=recording)):
+            if isinstance(store, DiskStore) and store.period.name == name:
+                return store.period
+        return None
+
+    def list_recordings(self, runs: RunChoice = _ALL) -> list[RecordingInfo]:
+        """Return the periods of some runs, the newest of each first."""
         with self._lock:
-            return [describe_recording(store) for store in self._list_stores()]
+            return [describe_recording(store) for store in self._list_stores(runs)]
 
 
 def split_label(label: str) -> tuple[str, str]:

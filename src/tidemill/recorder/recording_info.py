@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from tidemill.recorder.event_search import ask_database
+from tidemill.recorder.periods import Period
 from tidemill.recorder.queries import RecordingInfo
 from tidemill.recorder.row_filter import COLUMNS
 from tidemill.recorder.row_search import READ_ERRORS
@@ -26,26 +27,31 @@ def describe_recording(store: SegmentStore) -> RecordingInfo:
         rows[table] += count
         if table is RowTable.MESSAGES and count:
             times += span
+    kept: list[int] = []
     about: dict[str, Any] = {"group": "", "worker": "", "started_us": 0, "events": 0}
 
     def read(db: sqlite3.Connection) -> None:
-        found = db.execute('select "group", worker, started_at_us from about').fetchone()
+        found = db.execute('select "group", worker, started_at_us, keep_seconds from about').fetchone()
         if found is not None:
-            about["group"], about["worker"], about["started_us"] = found
+            about["group"], about["worker"], about["started_us"] = found[:3]
+            kept.append(found[3])
         about["events"] = db.execute("select count(*) from events").fetchone()[0]
 
     ask_database(store, read, problems)
-    disk = isinstance(store, DiskStore)
+    period = store.period if isinstance(store, DiskStore) else None
+    live = period is None or period.is_live()
+    ended_at = None if period is None or live else find_end(period)
     return RecordingInfo(
         store.recording,
-        store.period.name if isinstance(store, DiskStore) else "",
-        str(store.period.database) if isinstance(store, DiskStore) else "",
+        "" if period is None else period.name,
+        "" if period is None else str(period.database),
         first_us=min(times, default=None),
         last_us=max(times, default=None),
         messages=rows[RowTable.MESSAGES],
         tasks=rows[RowTable.TASKS],
-        size_bytes=_measure(store) if isinstance(store, DiskStore) else 0,
-        live=store.period.is_live() if isinstance(store, DiskStore) else not disk,
+        size_bytes=0 if period is None else _measure(period),
+        live=live,
+        kept_until_us=None if ended_at is None or not kept else int((ended_at + kept[0]) * 1_000_000),
         problems=problems,
         **about,
     )
@@ -85,9 +91,19 @@ def _list_segments(store: SegmentStore, problems: list[str]) -> list[tuple[RowTa
     return found
 
 
-def _measure(store: DiskStore) -> int:
+def find_end(period: Period) -> float:
+    """Return when something was last written to a period, in seconds since the epoch, as retention sees it."""
+    ended_at = 0.0
+    for path in period.list_files():
+        if not path.name.endswith(("-wal", "-shm")):  # readers write these, too
+            with contextlib.suppress(OSError):
+                ended_at = max(ended_at, path.lstat().st_mtime)
+    return ended_at
+
+
+def _measure(period: Period) -> int:
     size = 0
-    for path in store.period.list_files():
+    for path in period.list_files():
         with contextlib.suppress(OSError):
             size += path.lstat().st_size
     return size

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tidemill.recorder.frames import FrameInfo
-from tidemill.recorder.hash_index import build_index, hash_value
+from tidemill.recorder.hash_index import build_index, hash_value, hash_values
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.summary import OffsetSpan, SegmentSummary, pack_index_file
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 GROUP_ROWS = 8_192
 #: Columns with few different values.
 _WORDS = ("topic", "status", "error", "kind", "engine_id")
+#: Columns whose statistics tell which row groups may have an offset; nobody asks for those of the others.
+_SEARCHED = ("partition", "offset", "first_offset", "last_offset")
 #: So many values tell whether they repeat.
 _SAMPLE = 1_024
 #: What the worker is called, in the metadata of the Parquet file.
@@ -145,10 +147,9 @@ def _hash_column(values: pa.Array) -> pa.Array:
 
     values = values.cast(pa.binary())
     if len(values[:_SAMPLE].unique()) > len(values[:_SAMPLE]) // 2:
-        return pa.array([None if value is None else hash_value(value) for value in values.to_pylist()], pa.uint32())
+        return hash_values(values)
     coded = values.dictionary_encode()
-    hashes = pa.array([hash_value(value) for value in coded.dictionary.to_pylist()], pa.uint32())
-    return hashes.take(coded.indices)
+    return hash_values(coded.dictionary).take(coded.indices)
 
 
 def _split(hashes: pa.Array) -> list[pa.Array]:
@@ -166,10 +167,10 @@ def _write_parquet(rows: pa.Table, worker: str) -> pa.Buffer:
     pq.write_table(
         rows.replace_schema_metadata({WORKER: worker.encode()}),
         sink,
-        compression="zstd",
-        compression_level=1,
+        compression="lz4",
         row_group_size=GROUP_ROWS,
         use_dictionary=words,
+        write_statistics=[name for name in _SEARCHED if name in rows.column_names],
         column_encoding=encodings,
         write_page_checksum=True,
         store_schema=False,

@@ -41,10 +41,12 @@ MAX_QUEUE_BYTES = 64 * 1024 * 1024
 _EVENT_BYTES = 500
 #: How many batches are written at once.
 _MAX_BATCHES = 256
+#: And how many bytes: decoded they may be ten times as many.
+_MAX_TAKEN_BYTES = 1024 * 1024
 #: How often something may be due.
 _TICK_SECONDS = 0.5
 LOG_SECONDS = 60.0
-END_SECONDS = 5.0
+END_SECONDS = 1.5
 
 
 class Recording(Protocol):
@@ -55,6 +57,7 @@ class Recording(Protocol):
     @property
     def place(self) -> str: ...
     def seal_leftovers(self) -> None: ...
+    def seal_full(self) -> None: ...
     def append(self, table: RowTable, frames: Sequence[tuple[FrameInfo, bytes, pa.RecordBatch]]) -> None: ...
     def add_events(self, events: Sequence[RecordedEvent]) -> None: ...
     def tick(self) -> None: ...
@@ -68,8 +71,9 @@ class RecorderStatistics(msgspec.Struct):
         place: The folder, or "memory".
         rows: Rows stored.
         events: Events stored.
-        lost_rows: Rows that could not be; of a batch that cannot be read, or that did not fit into the queue, one.
+        lost_rows: Rows that could not be.
         lost_events: Events likewise.
+        lost_by_slot: Rows and events that could not be, by the slot of the engine that they came from.
         problem: Why the last of them were lost; '' if none were.
     """
 
@@ -78,18 +82,29 @@ class RecorderStatistics(msgspec.Struct):
     events: int = 0
     lost_rows: int = 0
     lost_events: int = 0
+    lost_by_slot: dict[int, int] = {}
     problem: str = ""
 
 
 class _Rows(msgspec.Struct, frozen=True):
     info: FrameInfo
     body: bytes
+    count: int
+
+    @property
+    def size(self) -> int:
+        return len(self.body)
 
 
 class _Events(msgspec.Struct, frozen=True):
     engine_id: str
+    slot: int
     seq: int
     events: Sequence[RecordedEvent]
+
+    @property
+    def size(self) -> int:
+        return _EVENT_BYTES * len(self.events)
 
 
 def _confirm_nothing(engine_id: str, seq: int) -> None:
@@ -186,7 +201,7 @@ class RecordWriter:
             if self._thread.is_alive():
                 log.warning("the recording is not written to its end: the disk is too slow", path=self.statistics.place)
 
-    def put_rows(self, engine_id: str, slot: int, seq: int, table: RowTable, body: bytes) -> None:
+    def put_rows(self, engine_id: str, slot: int, seq: int, table: RowTable, body: bytes, count: int = 1) -> None:
         """Take a batch of rows (`schema.encode_rows`); returns at once.
 
         Args:
@@ -195,29 +210,30 @@ class RecordWriter:
             seq: The number of the batch; of one engine, rows and events are numbered together, upwards.
             table: What the rows are about.
             body: The batch.
+            count: How many rows it has, which is what is lost if it cannot be read or stored.
         """
-        self._put(_Rows(FrameInfo(engine_id, slot, seq, table), body), len(body))
+        self._put(_Rows(FrameInfo(engine_id, slot, seq, table), body, count))
 
     def put_events(self, engine_id: str, slot: int, seq: int, events: Sequence[RecordedEvent]) -> None:
         """Take events of an engine; returns at once. See `put_rows`."""
-        self._put(_Events(engine_id, seq, events), _EVENT_BYTES * len(events))
+        self._put(_Events(engine_id, slot, seq, events))
 
-    def add_event(self, event: RecordedEvent) -> None:
-        """Take an event of the driver itself; returns at once."""
-        self._put(_Events("", 0, (event,)), _EVENT_BYTES)
+    def add_event(self, event: RecordedEvent, slot: int = 0) -> None:
+        """Take an event of the driver itself, which may be about the engine of a slot; returns at once."""
+        self._put(_Events("", slot, 0, (event,)))
 
-    def _put(self, item: _Rows | _Events, size: int) -> None:
+    def _put(self, item: _Rows | _Events) -> None:
         with self._lock:
-            full = self._queued_bytes + size > MAX_QUEUE_BYTES
+            full = self._queued_bytes + item.size > MAX_QUEUE_BYTES
             if not full:
-                self._queued_bytes += size
+                self._queued_bytes += item.size
         if not full:
             self._queue.put(item)
         elif isinstance(item, _Rows):
-            self._lose(1, 0, "the disk is too slow")
-            self._stored(item.info.engine_id, item.info.seq)
+            self.lose(item.info.engine, "the disk is too slow", rows=item.count)
+            self._confirm(item.info.engine_id, item.info.seq)
         else:
-            self._lose(0, len(item.events), "the disk is too slow")
+            self.lose(item.slot, "the disk is too slow", events=len(item.events))
             self._confirm(item.engine_id, item.seq)
 
     def _run(self, recording: Recording) -> None:
@@ -252,8 +268,8 @@ class RecordWriter:
             item = self._queue.get(timeout=_TICK_SECONDS)
             while item is not None:
                 items.append(item)
-                size += len(item.body) if isinstance(item, _Rows) else _EVENT_BYTES * len(item.events)
-                if len(items) >= _MAX_BATCHES:
+                size += item.size
+                if len(items) >= _MAX_BATCHES or size >= _MAX_TAKEN_BYTES:
                     break
                 item = self._queue.get_nowait()
             ended = item is None
@@ -264,55 +280,61 @@ class RecordWriter:
         return items, ended
 
     def _store(self, recording: Recording, items: Sequence[_Rows | _Events]) -> None:
-        frames: dict[RowTable, list[tuple[FrameInfo, bytes, pa.RecordBatch]]] = {}
-        events: list[RecordedEvent] = []
+        events: list[_Events] = []
         for item in items:
             if isinstance(item, _Rows):
                 if self._known.is_new(item.info.engine_id, item.info.seq):
-                    self._decode(item, frames)
+                    self._store_rows(recording, item)
+                self._confirm(item.info.engine_id, item.info.seq)
+                self._guard(recording.seal_full)
             elif not item.engine_id or self._known.is_new(item.engine_id, item.seq):
-                events += item.events
-        for table, some in frames.items():
-            self._append(recording, table, some)
+                events.append(item)
         if events and self._settings.store_events:
             self._add_events(recording, events)
         for item in items:
-            if isinstance(item, _Rows):
-                self._confirm(item.info.engine_id, item.info.seq)
-            else:
+            if isinstance(item, _Events):
                 self._confirm(item.engine_id, item.seq)
 
-    def _decode(self, item: _Rows, frames: dict[RowTable, list[tuple[FrameInfo, bytes, pa.RecordBatch]]]) -> None:
+    def _store_rows(self, recording: Recording, item: _Rows) -> None:
+        """Store one batch; only one is decoded at a time, and what is full is sealed before the next comes."""
+        info, table = item.info, item.info.table
         try:
-            batch = decode_rows(item.info.table, item.body)
+            batch = decode_rows(table, item.body)
         except Exception as error:
-            self._lose(1, 0, f"a batch of engine {item.info.engine} cannot be read: {error}")
+            self.lose(info.engine, f"a batch of engine {info.engine} cannot be read: {error}", rows=item.count)
             return
-        if len(batch):
-            frames.setdefault(item.info.table, []).append((item.info, item.body, batch))
-
-    def _append(
-        self, recording: Recording, table: RowTable, frames: Sequence[tuple[FrameInfo, bytes, pa.RecordBatch]]
-    ) -> None:
-        rows = sum(len(batch) for _, _, batch in frames)
+        if not len(batch):
+            return
         try:
-            recording.append(table, frames)
-            self.statistics.rows += rows
+            recording.append(table, [(info, item.body, batch)])
+            self.statistics.rows += len(batch)
         except Exception as error:
-            self._lose(rows, 0, str(error))
+            self.lose(info.engine, str(error), rows=len(batch))
 
-    def _add_events(self, recording: Recording, events: Sequence[RecordedEvent]) -> None:
+    def _add_events(self, recording: Recording, items: Sequence[_Events]) -> None:
+        events = [event for item in items for event in item.events]
         try:
             recording.add_events(events)
             self.statistics.events += len(events)
         except Exception as error:
-            self._lose(0, len(events), str(error))
+            for item in items:
+                self.lose(item.slot, str(error), events=len(item.events))
 
-    def _lose(self, rows: int, events: int, why: str) -> None:
+    def lose(self, slot: int, why: str, *, rows: int = 0, events: int = 0) -> None:
+        """Count what cannot be stored, and log it; from any thread.
+
+        Args:
+            slot: The slot of the engine that it came from.
+            why: Why it cannot.
+            rows: How many rows.
+            events: How many events.
+        """
         counts = self.statistics
-        counts.lost_rows += rows
-        counts.lost_events += events
-        counts.problem = why
+        with self._lock:
+            counts.lost_rows += rows
+            counts.lost_events += events
+            counts.lost_by_slot = counts.lost_by_slot | {slot: counts.lost_by_slot.get(slot, 0) + rows + events}
+            counts.problem = why
         throttle(log, LOG_SECONDS).error(
             "recorded rows are lost",
             path=counts.place,

@@ -14,6 +14,7 @@ import msgspec
 
 from tidemill.core.pipeline.message_stage import MessageStage
 from tidemill.runtime.beats import Beat
+from tidemill.runtime.live_tasks import LiveState
 from tidemill.runtime.progress import EngineSummary
 
 #: A snapshot with thousands of partitions stays below this; anything larger is not ours.
@@ -89,11 +90,13 @@ class Rows(msgspec.Struct, frozen=True, tag=True):
         seq: The number of the frame; rows and events of an engine are numbered together.
         table: What the rows are about.
         body: The rows; opaque to the link.
+        count: How many they are, for who cannot read or store them.
     """
 
     seq: int
     table: str
     body: bytes
+    count: int = 1
 
 
 class Events(msgspec.Struct, frozen=True, tag=True):
@@ -101,6 +104,7 @@ class Events(msgspec.Struct, frozen=True, tag=True):
 
     seq: int
     body: bytes
+    count: int = 1
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):
@@ -115,6 +119,12 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
     number: int
     stage: MessageStage | None = None
     problem: str = ""
+
+
+class Live(msgspec.Struct, frozen=True, tag=True):
+    """What the engine's executors do, while the driver watches."""
+
+    state: LiveState
 
 
 # -- frames from the driver --------------------------------------------------------------------------------
@@ -163,11 +173,17 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pause(msgspec.Struct, frozen=True, tag=True):
-    """Take no new messages."""
+    """Take no new messages.
+
+    Attributes:
+        partitions: Of these partitions of the source topic, and of no others; None: of all.
+    """
+
+    partitions: list[int] | None = None
 
 
 class Resume(msgspec.Struct, frozen=True, tag=True):
-    """Take messages again."""
+    """Take messages of all partitions again."""
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
@@ -200,9 +216,19 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
     offset: int
 
 
+class Watch(msgspec.Struct, frozen=True, tag=True):
+    """Send `Live` for this long from now on.
+
+    Attributes:
+        seconds: How long; another `Watch` extends it.
+    """
+
+    seconds: float
+
+
 Command = Begin | Go | Drain | Pause | Resume | Release | Exit
-FromEngine = Hello | Proof | Beat | Ready | Ended | Rows | Events | Answer
-FromDriver = Challenge | Welcome | Refused | Stored | Ask | Command
+FromEngine = Hello | Proof | Beat | Ready | Ended | Rows | Events | Answer | Live
+FromDriver = Challenge | Welcome | Refused | Stored | Ask | Watch | Command
 
 _encode = msgspec.msgpack.Encoder().encode
 from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)

@@ -27,11 +27,11 @@ class RecordSink(Protocol):
     frame that comes twice has the same engine and number.
     """
 
-    def put_rows(self, engine_id: str, slot: int, seq: int, table: str, body: bytes) -> None:
-        """Take rows of a table."""
+    def put_rows(self, engine_id: str, slot: int, seq: int, table: str, body: bytes, count: int) -> None:
+        """Take so many rows of a table."""
 
-    def put_events(self, engine_id: str, slot: int, seq: int, body: bytes) -> None:
-        """Take events."""
+    def put_events(self, engine_id: str, slot: int, seq: int, body: bytes, count: int) -> None:
+        """Take so many events."""
 
 
 class RecordSender:
@@ -61,8 +61,10 @@ class RecordSender:
             frame = self._frames.take_next()
             if frame is None:
                 return
-            is_events = frame.table == EVENTS
-            send_frame(writer, Events(frame.seq, frame.body) if is_events else Rows(frame.seq, frame.table, frame.body))
+            if frame.table == EVENTS:
+                send_frame(writer, Events(frame.seq, frame.body, frame.count))
+            else:
+                send_frame(writer, Rows(frame.seq, frame.table, frame.body, frame.count))
 
     def note_stored(self, seq: int) -> None:
         """Take a confirmation."""

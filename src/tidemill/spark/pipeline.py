@@ -24,8 +24,8 @@ import structlog
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError
-from tidemill.core.supervision.slot import SlotLimits
 from tidemill.core.supervision.slot_group import RunFinished
+from tidemill.core.supervision.slot_limits import SlotLimits
 from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.engine_link import RECONNECT_SECONDS
 from tidemill.runtime.exitcode import ExitCode
@@ -33,18 +33,18 @@ from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.link_messages import LinkAddress
 from tidemill.runtime.link_server import LinkServer
 from tidemill.runtime.lock import WorkerLock
-from tidemill.runtime.open_message import OpenMessage
 from tidemill.spark.engine.process import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
 from tidemill.spark.foreground import LEFT_OVER, Foreground, StartStoppedError, Wake, take
 from tidemill.spark.live.control_desk import ControlDesk
-from tidemill.spark.live.desk_requests import make_requests
 from tidemill.spark.live.ending import lag_fields, leave_for, log_drained, refuse_failure, refuse_uncommitted
 from tidemill.spark.live.group_monitor import GroupWatch
+from tidemill.spark.live.linked_engines import LinkedEngines
 from tidemill.spark.live.monitoring import Monitored, serve_metrics
 from tidemill.spark.live.recording import answer_open, answer_trace, record_run
 from tidemill.spark.live.reloader import Code, CodeFiles, Reloader
 from tidemill.spark.live.status_report import build_report
 from tidemill.spark.live.supervisor import JobMaker, Supervisor
+from tidemill.spark.live.user_requests import Control, make_requests
 from tidemill.spark.live.web_ui import Watched, WebUi, serve_web
 from tidemill.spark.preflight import (
     StartUp,
@@ -112,8 +112,8 @@ class Pipeline:
         self._spark = spark
         self._foreground = Foreground("pipeline")
         self._live: Supervisor | None = None
-        #: The same while its link is open.
-        self._linked: Supervisor | None = None
+        self._linked = LinkedEngines(lambda: self._code.settings.kafka.source_topic if self._code is not None else "")
+        self._control = Control(lambda: self._linked.actions)
         self._group_watch: GroupWatch | None = None
         self._metrics_address: str | None = None
         self._recorder: RunRecorder | None = None
@@ -166,7 +166,10 @@ class Pipeline:
 
     def progress(self) -> PipelineProgress:
         """Return the sums over all engines, and how each of them stands; from any thread, at any time."""
-        return self._live.progress() if self._live is not None else PipelineProgress()
+        if self._live is None:
+            return PipelineProgress()
+        progress, recorder = self._live.progress(), self._recorder
+        return progress if recorder is None else recorder.count_losses(progress)
 
     def state(self) -> RunState:
         """Return what the run does, or waits for; from any thread, at any time."""
@@ -202,7 +205,7 @@ class Pipeline:
         refuse_unrunnable(settings)
         warn_without_topic(configured, settings)
         packed = pack_handler(handler)
-        kafka, monitored, find = settings.kafka, self._monitored(settings), self._find_message
+        kafka, monitored, engines = settings.kafka, self._monitored(settings), self._linked
         with (
             WorkerLock(
                 kafka.consumer_group,
@@ -216,7 +219,7 @@ class Pipeline:
             record_run(settings, worker, self.progress) as self._recorder,
             serve_web(
                 Watched(
-                    monitored, settings, configured, worker, self._release, self.drain, self._metrics_address, find
+                    monitored, settings, configured, worker, self._control, engines, self.drain, self._metrics_address
                 ),
                 self._recorder,
             ) as self._web,
@@ -235,14 +238,10 @@ class Pipeline:
 
         return Monitored(self.progress, self.state, find_orphans, find_max_executors)
 
-    def _release(self) -> list[dict[str, Any]]:
-        live = self._linked
-        return live.release() if live is not None else []
-
-    def _find_message(self, topic: str, partition: int, offset: int) -> OpenMessage | None:
-        live = self._linked
-        is_ours = live is not None and self._code is not None and topic == self._code.settings.kafka.source_topic
-        return live.find_message(topic, partition, offset) if live is not None and is_ours else None
+    def _note_action(self, action: str, by: str) -> None:
+        log.info("an action was carried out for a user", action=action, by=by)
+        if self._recorder is not None:
+            self._recorder.note_action(action, by)
 
     def _open_desk(self, settings: Settings, worker: str) -> ControlDesk:
         def report(progress: PipelineProgress, rate: float) -> dict[str, Any]:
@@ -251,10 +250,10 @@ class Pipeline:
 
         def trace(request: dict[str, Any]) -> dict[str, Any]:
             known = answer_trace(self._recorder, settings.kafka.consumer_group, worker, request)
-            return known | answer_open(self._find_message, request)
+            return known | answer_open(self._linked.find_message, request)
 
-        requests = make_requests(self._release, trace)
-        return ControlDesk(self._found_by, worker, self.progress, report, requests)
+        table = make_requests(self._control, self._note_action, trace)
+        return ControlDesk(self._found_by, worker, self.progress, report, table)
 
     def _run_on_spark(self, spark: Spark, settings: Settings, worker: str, packed: bytes, partitions: int) -> ExitCode:
         count = choose_engine_count(settings.spark, partitions)
@@ -281,9 +280,11 @@ class Pipeline:
         host = "127.0.0.1" if is_local(settings.spark) else spark.driver_host
         spark.watch(lambda: self._foreground.wakes.put(Wake.SPARK_LOST))
         self._live = live
+        if self._recorder is not None:
+            live.actions.on_pause = functools.partial(self._recorder.note_pause, settings.kafka.source_topic)
         try:
             live.start(bind_host=host, open_link=self._recorder.open_link if self._recorder else LinkServer)
-            self._linked = live
+            self._linked.live = live
             if self._web is not None:
                 self._web.begin()
             self._foreground.states.enter(Phase.RUNNING)
@@ -291,7 +292,7 @@ class Pipeline:
             with self._group_watch, self._reloader.attach(live) if self._reloader else nullcontext():
                 code = self._supervise(live, settings.executor.drain_timeout_seconds)
         finally:
-            self._linked = None
+            self._linked.live = None
             live.close()
             spark.used = live.greeted
         if code is not ExitCode.STOPPED:

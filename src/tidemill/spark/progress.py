@@ -24,7 +24,7 @@ class EngineStatus(msgspec.Struct, frozen=True):
 
     Attributes:
         slot: The slot's number.
-        state: idle, waiting, starting, running, link lost, cancelled or finished.
+        state: idle, waiting, starting, running, restarting, link lost, cancelled or finished.
         pid: The engine's process, None before its hello.
         host: The engine's host.
         starts: How many engines this slot has had.
@@ -43,14 +43,32 @@ class EngineStatus(msgspec.Struct, frozen=True):
     past: EngineProgress | None = None
 
 
+class PauseStatus(msgspec.Struct, frozen=True):
+    """What a user has paused.
+
+    Attributes:
+        partition: Of the source topic; None: all.
+        until: When it ends, in seconds since the epoch.
+        left_seconds: How long that is from now.
+        by: Who asked for it.
+    """
+
+    partition: int | None
+    until: float
+    left_seconds: float
+    by: str
+
+
 class PipelineProgress(EngineProgress):
     """The sums over all engines, ended ones included.
 
     Attributes:
         engines: Each slot.
+        pauses: What users have paused.
     """
 
     engines: list[EngineStatus] = msgspec.field(default_factory=list)
+    pauses: list[PauseStatus] = msgspec.field(default_factory=list)
 
 
 #: Gauges of an ended engine no longer count; its counters do.

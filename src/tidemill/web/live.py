@@ -57,10 +57,9 @@ class LiveUpdates:
         """How many listen."""
         return len(self._clients)
 
-    @property
-    def views(self) -> set[str]:
-        """What those that listen want to see."""
-        return {client.view for client in self._clients}
+    def has_clients(self, view: str) -> bool:
+        """Tell whether somebody follows a view."""
+        return any(client.view == view for client in self._clients)
 
     def close(self) -> None:
         """End all streams."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,10 @@ class Pages:
         )
         self._templates.filters |= FILTERS
         self._templates.globals |= {"about": about, "url": self.url, "static": self._link_static, "prefix": prefix}
+
+    def add_filter(self, name: str, function: Callable[..., Any]) -> None:
+        """Let templates use a function of a section."""
+        self._templates.filters[name] = function
 
     def url(self, path: str) -> str:
         """Return a path of ours as browsers see it."""

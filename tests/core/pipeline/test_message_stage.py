@@ -15,8 +15,8 @@ STAGES = [
     ),
     (MessageStage(stage=Stage.NOT_READ), "it has not been read from its topic yet"),
     (
-        MessageStage(stage=Stage.BUFFERED, why="the engine is paused"),
-        "it was read and waits to be taken: the engine is paused",
+        MessageStage(stage=Stage.BUFFERED, why="a user paused it"),
+        "it was read and waits to be taken: a user paused it",
     ),
     (MessageStage(stage=Stage.WINDOW, why="its window to fill"), "it waits for its window to fill"),
     (

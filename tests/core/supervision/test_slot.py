@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tests.core.examples import examples
 
-from tidemill.core.supervision.slot import Slot, SlotLimits, SlotState
+from tidemill.core.supervision.slot import Slot
 from tidemill.core.supervision.slot_events import (
     Admit,
     CancelJob,
@@ -27,10 +27,12 @@ from tidemill.core.supervision.slot_events import (
     Refuse,
     Report,
     ReportKind,
+    RestartRequested,
     Start,
     SubmitJob,
     Tick,
 )
+from tidemill.core.supervision.slot_limits import SlotLimits, SlotState
 
 
 class Play:
@@ -545,6 +547,81 @@ def test_an_engine_that_hangs_while_it_drains_is_cancelled(running: Play) -> Non
     )
 
 
+# -- a restart that a user wants ---------------------------------------------------------------------------------
+
+
+def test_a_restarted_engine_drains_keeps_its_place_and_is_replaced_at_once(running: Play) -> None:
+    assert running.feed(RestartRequested()) == [Drain(1, keep_place=True)]
+    assert running.slot.state is SlotState.RESTARTING
+    assert running.feed(RestartRequested()) == []
+    running.feed(LinkClosed(1), 2.0)
+    assert running.feed(JobEnded(1, Ending.DRAINED)) == [SubmitJob(2)]
+    assert running.feed(Hello(2, 2), 1.0) == [Admit(2)]
+    assert running.slot.state is SlotState.RUNNING
+    assert running.kinds() == []
+    running.feed(LinkClosed(2))
+    running.feed(JobEnded(2, Ending.CRASHED))
+    assert running.slot.due == pytest.approx(running.now + 0.2), "a restart does not count as a failure"
+
+
+def test_a_restart_waits_until_the_old_engines_link_is_closed(running: Play) -> None:
+    running.feed(RestartRequested())
+    assert running.feed(JobEnded(1, Ending.DRAINED), 1.0) == []
+    assert running.feed(LinkClosed(1)) == [SubmitJob(2)]
+
+
+def test_an_engine_that_reconnects_is_told_again_to_drain_for_its_restart(running: Play) -> None:
+    running.feed(RestartRequested())
+    running.feed(LinkClosed(1))
+    assert running.feed(Hello(1, 1), 1.0) == [Admit(1), Drain(1, keep_place=True)]
+
+
+def test_an_engine_that_does_not_end_for_its_restart_is_killed_and_replaced(running: Play) -> None:
+    running.feed(RestartRequested())
+    effects: list[Effect] = []
+    for _ in range(40):
+        effects += running.feed(Heartbeat(1), 1.0)
+    assert effects == [Kill(1), CancelJob(1), CancelJob(1)][: len(effects)]
+    assert running.reports[0].text == (
+        "slot 3 has an engine that did not end within 33 s after it was told to restart; it is considered dead and "
+        "replaced"
+    )
+    running.feed(LinkClosed(1))
+    running.feed(JobEnded(1, Ending.CRASHED))
+    assert running.tick(0.2) == [SubmitJob(2)]
+
+
+def test_an_engine_that_fails_while_it_restarts_counts_as_failed(running: Play) -> None:
+    running.feed(RestartRequested())
+    running.feed(LinkClosed(1))
+    assert running.feed(JobEnded(1, Ending.FAILED, "sink closed")) == []
+    assert running.slot.due == pytest.approx(running.now + 0.2)
+
+
+def test_nothing_is_restarted_without_an_engine_or_once_the_slot_drains(running: Play) -> None:
+    running.feed(LinkClosed(1))
+    assert running.feed(RestartRequested()) == []
+    running.feed(Hello(1, 1))
+    running.feed(DrainRequested())
+    assert running.feed(RestartRequested()) == []
+    running.feed(LinkClosed(1))
+    assert running.feed(JobEnded(1, Ending.DRAINED)) == [Finished(Ending.DRAINED, None)]
+    assert running.feed(RestartRequested()) == []
+
+
+def test_a_drain_during_a_restart_finishes_the_slot(running: Play) -> None:
+    running.feed(RestartRequested())
+    assert running.feed(DrainRequested(), 1.0) == [Drain(1)]
+    running.feed(LinkClosed(1))
+    assert running.feed(JobEnded(1, Ending.DRAINED)) == [Finished(Ending.DRAINED, None)]
+
+
+def test_an_engine_that_takes_the_place_of_one_that_restarts_stays(running: Play) -> None:
+    running.feed(RestartRequested())
+    assert running.feed(Hello(1, 2), 1.0) == [Refuse(1, "slot 3 refuses engine 1: engine 2 is newer"), Admit(2)]
+    assert running.slot.state is SlotState.RUNNING
+
+
 # -- random schedules ----------------------------------------------------------------------------------------------
 
 
@@ -561,7 +638,7 @@ class SlotUnderRandomEvents(RuleBasedStateMachine):
         self.was_ready = False
         self.no_more_jobs = False
         self.finished: Finished | None = None
-        self.drain_asked = False
+        self.drain_asked = self.restart_asked = False
         self.engines: dict[int, set[int]] = {}  # job -> who was admitted
 
     def feed(self, event: Input) -> list[Effect]:
@@ -582,8 +659,9 @@ class SlotUnderRandomEvents(RuleBasedStateMachine):
                     assert self.finished is None
                     assert run_token >= max(self.admitted, default=0)
                     self.admitted.append(run_token)
-                case Drain(run_token):
-                    assert self.drain_asked
+                case Drain(run_token, keep_place):
+                    assert self.drain_asked != keep_place
+                    assert self.drain_asked or self.restart_asked
                     assert run_token == self.admitted[-1]
                     assert run_token in self.open_links
                 case Refuse(run_token):
@@ -651,6 +729,12 @@ class SlotUnderRandomEvents(RuleBasedStateMachine):
         self.feed(DrainRequested())
         assert running or self.finished is not None, "no engine runs: it finishes at once"
 
+    @rule()
+    def restart(self) -> None:
+        self.restart_asked = True
+        self.feed(RestartRequested())
+        assert self.slot.state is not SlotState.RUNNING or self.drain_asked
+
     @rule(seconds=st.sampled_from([0.1, 1.0, 14.0, 15.0, 60.0]))
     def time_passes(self, seconds: float) -> None:
         until = self.now + seconds
@@ -683,7 +767,7 @@ class SlotUnderRandomEvents(RuleBasedStateMachine):
             return
         state = self.slot.state
         assert (state is SlotState.FINISHED) == (self.finished is not None)
-        if state is SlotState.RUNNING:
+        if state in (SlotState.RUNNING, SlotState.RESTARTING):
             assert self.slot.run_token in self.open_links
             assert "running" in self.jobs.values()
         if state in (SlotState.IDLE, SlotState.WAITING):

@@ -100,6 +100,21 @@ def test_a_batch_is_delivered_once_however_often_its_outcomes_are_read(session, 
     assert threading.active_count() <= threads + 2
 
 
+@pytest.mark.parametrize(("terminal", "form"), [(True, "console"), (False, "json")])
+def test_engines_log_for_people_if_the_session_has_a_terminal(session, settings, monkeypatch, terminal, form):
+    class Telling(Known):
+        async def on_ready(self, config, pg_pool):
+            self.form = config.logging.format
+
+        async def arrange(self, messages, pending):
+            told = {"precomputed": PrecomputedResult(), "metadata": {"n": self.form}}
+            return [ExecutorTask(f"t-{m.offset}", source_offsets=[m.offset], **told) for m in messages]
+
+    monkeypatch.setattr("tidemill.runtime.log._is_terminal", lambda stream: terminal)
+    process(rows_of(session, 1), Telling, settings)
+    assert seen(settings) == Counter([form])
+
+
 def test_columns_become_what_a_message_has(session, settings):
     from pyspark.sql import functions as f
 

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from tests.runtime.metrics.asking import ask, parse, scrape
 
 from tidemill.config.settings import Settings
-from tidemill.core.supervision.slot import SlotLimits
+from tidemill.core.supervision.slot_limits import SlotLimits
 from tidemill.runtime.durations import Durations
 from tidemill.runtime.link_messages import Hello
 from tidemill.runtime.progress import EngineProgress, PartitionHead, SinkStats

@@ -16,9 +16,9 @@ import pytest
 from tests.until import wait_until
 
 from tidemill.config.settings import Settings
-from tidemill.core.supervision.slot import SlotLimits
 from tidemill.core.supervision.slot_events import Ending
 from tidemill.core.supervision.slot_group import RunFinished
+from tidemill.core.supervision.slot_limits import SlotLimits
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ErrorAction, ExecutorTask, PrecomputedResult
 from tidemill.recorder.events import EventKind

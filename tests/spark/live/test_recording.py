@@ -17,6 +17,7 @@ from tidemill.core.recorder.outgoing import EVENTS, OutgoingFrames
 from tidemill.recorder import events_database
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.schema import RowTable
+from tidemill.recorder.writer import RecorderStatistics
 from tidemill.runtime.beats import Beat, whole_beat
 from tidemill.runtime.engine_link import EngineLink
 from tidemill.runtime.link_messages import Hello, LinkAddress, Welcome
@@ -24,6 +25,9 @@ from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.spark.live import run_recorder
 from tidemill.spark.live.recording import record_run
 from tidemill.spark.live.run_recorder import RunRecorder
+from tidemill.spark.live.status_report import build_report
+from tidemill.spark.progress import EngineStatus, PipelineProgress
+from tidemill.spark.run_state import RunState
 
 SECRET = "password=hunter2"
 
@@ -35,17 +39,22 @@ class Writer:
         self.recorder = recorder
         self.rows: list[tuple[Any, ...]] = []
         self.events: list[RecordedEvent] = []
+        self.statistics = RecorderStatistics()
+        self.lost: list[tuple[int, int, int]] = []
 
-    def put_rows(self, engine_id: str, slot: int, seq: int, table: RowTable, body: bytes) -> None:
-        self.rows.append((engine_id, slot, seq, table, body))
+    def put_rows(self, engine_id: str, slot: int, seq: int, table: RowTable, body: bytes, count: int) -> None:
+        self.rows.append((engine_id, slot, seq, table, body, count))
         self.recorder.confirm(engine_id, seq)
 
     def put_events(self, engine_id: str, slot: int, seq: int, events: list[RecordedEvent]) -> None:
         self.events += events
         self.recorder.confirm(engine_id, seq)
 
-    def add_event(self, event: RecordedEvent) -> None:
+    def add_event(self, event: RecordedEvent, slot: int) -> None:
         self.events.append(event)
+
+    def lose(self, slot: int, why: str, *, rows: int = 0, events: int = 0) -> None:
+        self.lost.append((slot, rows, events))
 
 
 class Driver:
@@ -97,11 +106,11 @@ async def test_rows_and_events_are_given_to_the_writer_and_confirmed(driver: Dri
     link, frames = connect(driver.address), OutgoingFrames(1000, 1000, 1000)
     await link.connect()
     event = RecordedEvent(1, EventKind.TASK_FAILED, text="why")
-    frames.add("messages", b"rows", 1)
+    frames.add("messages", b"rows", 6)
     frames.add(EVENTS, msgspec.msgpack.encode([event]), 1)
     link.carry(frames)
     await until(lambda: frames.is_empty)
-    assert driver.writer.rows == [("engine", 3, 1, RowTable.MESSAGES, b"rows")]
+    assert driver.writer.rows == [("engine", 3, 1, RowTable.MESSAGES, b"rows", 6)]
     assert event in driver.writer.events
     await link.close(EngineSummary(3, StopReason.DRAINED))
 
@@ -109,13 +118,34 @@ async def test_rows_and_events_are_given_to_the_writer_and_confirmed(driver: Dri
 async def test_what_cannot_be_read_is_confirmed_so_that_it_does_not_come_for_ever(driver: Driver) -> None:
     link, frames = connect(driver.address), OutgoingFrames(1000, 1000, 1000)
     await link.connect()
-    frames.add("novels", b"rows", 1)
-    frames.add(EVENTS, b"\xc1", 1)
+    frames.add("novels", b"rows", 8)
+    frames.add(EVENTS, b"\xc1", 2)
     frames.add(EVENTS, msgspec.msgpack.encode([{"kind": "x"}]), 1)
     link.carry(frames)
     await until(lambda: frames.is_empty)
     assert driver.writer.rows == []
+    assert driver.writer.lost == [(3, 8, 0), (3, 0, 2), (3, 0, 1)]
     await link.close(EngineSummary(3, StopReason.DRAINED))
+
+
+def test_what_the_driver_loses_counts_as_dropped_by_the_engine_that_it_came_from(driver: Driver) -> None:
+    """So `recorder_dropped_total`, the status and the web UI show one number, whoever lost the rows."""
+
+    def progress() -> PipelineProgress:
+        engines = [
+            EngineStatus(3, "running", progress=EngineProgress(recorder_dropped=1)),
+            EngineStatus(4, "running", past=EngineProgress(recorder_dropped=2)),
+        ]
+        return PipelineProgress(recorder_dropped=3, engines=engines)
+
+    assert driver.recorder.count_losses(progress()) == progress()
+    driver.writer.statistics.lost_by_slot = {4: 10, 5: 100}
+    total = driver.recorder.count_losses(progress())
+    assert total.recorder_dropped == 113
+    assert [engine.past and engine.past.recorder_dropped for engine in total.engines] == [None, 12]
+    assert build_report(
+        Settings.model_validate({"kafka": {"source_topic": "t", "consumer_group": "g"}}), "w", RunState(), total, 0.0
+    )["recorder"] == {"dropped": 113}
 
 
 async def test_the_start_of_an_engine_and_its_end_are_told_with_secrets_masked(driver: Driver) -> None:

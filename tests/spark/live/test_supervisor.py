@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import queue
 import signal
@@ -18,14 +19,16 @@ from tests.until import wait_until
 
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.config.settings import Settings
-from tidemill.core.supervision.slot import SlotLimits
+from tidemill.core.errors import UserActionError
 from tidemill.core.supervision.slot_events import Ending
 from tidemill.core.supervision.slot_group import RunFinished
+from tidemill.core.supervision.slot_limits import SlotLimits
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.reports.history import HistoryRows, HistoryWriter
 from tidemill.pipeline.reports.report import HistoryStatus
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.link_messages import LinkAddress
+from tidemill.runtime.live_tasks import LiveState
 from tidemill.runtime.processes import is_running
 from tidemill.spark.engine.process import EngineJob
 from tidemill.spark.live.supervisor import Supervisor
@@ -131,6 +134,9 @@ def test_engines_start_say_how_they_stand_and_drain_over_the_link(running: Calla
     found = run.live.find_message("topic", 1, 17)
     assert found is not None
     assert (found.engine, found.stage.pid) == (1, run.engine(1).pid)
+    taken: queue.SimpleQueue[tuple[int, str, LiveState]] = queue.SimpleQueue()
+    run.live.watch(lambda *given: taken.put(given), 60.0)
+    assert {taken.get(timeout=30)[0] for _ in range(8)} == {0, 1}
     assert found.text == f"task task-17 has been running for 3 s (process {found.stage.pid})"
     assert progress.consumed == sum(e.progress.consumed for e in progress.engines if e.progress)
     pids = [engine.pid for engine in progress.engines]
@@ -179,11 +185,55 @@ def test_engines_that_hung_and_were_killed_can_be_replaced(running: Callable[...
 def test_a_paused_pipeline_takes_nothing_until_it_is_resumed(running: Callable[..., Running]) -> None:
     run = running()
     wait_until(run.works)
-    run.live.pause()
+    run.live.actions.pause(600.0, None, "ann")
     wait_until(lambda: run.live.progress().paused == ["topic/0"])
     before = run.live.progress().consumed
-    run.live.resume()
+    assert run.live.actions.resume(None) == 1
     wait_until(lambda: run.live.progress().consumed > before)
+
+
+def test_a_pause_ends_by_itself_and_survives_the_restart_of_an_engine(running: Callable[..., Running]) -> None:
+    run = running(2)
+    wait_until(lambda: run.works(0) and run.works(1))
+    seen: list[tuple[int | None, bool]] = []
+    run.live.actions.on_pause = lambda pause, begun: seen.append((pause.partition, begun))
+    run.live.actions.pause(600.0, 1, "ann")
+    wait_until(lambda: run.live.progress().paused == ["topic/1"])
+    old = run.engine(1).pid
+    run.live.actions.restart(1)
+    with pytest.raises(UserActionError, match="engine 1 cannot be restarted now"):
+        while True:
+            run.live.actions.restart(1)
+    wait_until(lambda: run.engine(1).pid not in (None, old) and run.engine(1).progress)
+    wait_until(lambda: run.live.progress().paused == ["topic/1"])
+    assert run.engine(1).starts == 2
+    (pause,) = run.live.progress().pauses
+    assert (pause.partition, pause.by) == (1, "ann")
+    assert 0 < pause.left_seconds <= 600
+
+    run.live.actions.pause(0.05, 1, "rob")
+    wait_until(lambda: run.live.progress().paused == [] and run.live.progress().pauses == [])
+    wait_until(lambda: run.works(1))
+    assert seen == [(1, True), (1, True), (1, False)]
+    run.live.drain()
+    assert run.finish() == RunFinished(Ending.DRAINED)
+
+
+def test_what_cannot_be_done_is_refused(running: Callable[..., Running]) -> None:
+    run = running(1)
+    actions = run.live.actions
+    for seconds in (0.0, -1.0, 8 * 86_400.0, math.nan):
+        with pytest.raises(UserActionError, match="up to 7 days"):
+            actions.pause(seconds, None, "ann")
+    with pytest.raises(UserActionError, match="no partition -1"):
+        actions.pause(1.0, -1, "ann")
+    with pytest.raises(UserActionError, match="there is no engine 1; engines are 0 to 0"):
+        actions.restart(1)
+    actions.pause(600.0, None, "ann")
+    with pytest.raises(UserActionError, match="all partitions are paused"):
+        actions.resume(0)
+    assert actions.resume(None) == 1
+    assert actions.resume(0) == 0
 
 
 def test_slot_0_is_ready_before_the_others_begin(running: Callable[..., Running], tmp_path: Path) -> None:
@@ -229,12 +279,12 @@ def test_no_engine_takes_messages_before_all_of_the_first_start_have_partitions(
 
 def test_a_pause_outlasts_the_first_start(running: Callable[..., Running]) -> None:
     run = running(2)
-    run.live.pause()
+    run.live.actions.pause(600.0, None, "ann")
     wait_until(lambda: run.live.progress().partitions == ["topic/0", "topic/1"])
     wait_until(lambda: not run.live._group.holding)
     wait_until(lambda: run.live.progress().paused == ["topic/0", "topic/1"])
     assert run.live.progress().consumed == 0
-    run.live.resume()
+    run.live.actions.resume(None)
     wait_until(lambda: run.works(0) and run.works(1))
 
 

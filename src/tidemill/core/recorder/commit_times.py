@@ -19,7 +19,7 @@ class CommitTimes(Generic[PartitionT]):
         >>> commits = CommitTimes()
         >>> commits.note("t/0", 5, 1_000)
         >>> commits.note("t/0", 8, 2_000)
-        >>> commits.find(["t/0"] * 4, [4, 5, 7, 8])
+        >>> commits.find("t/0", [4, 5, 7, 8])
         [1000, 2000, 2000, None]
     """
 
@@ -44,25 +44,19 @@ class CommitTimes(Generic[PartitionT]):
             offsets.append(offset)
             times.append(at)
 
-    def find(self, partitions: Sequence[PartitionT], offsets: Sequence[int]) -> list[int | None]:
-        """Return when each message was committed; None: it is not, or nobody knows any more."""
-        found: list[int | None] = []
-        append, commits = found.append, self._commits
-        partition: PartitionT | None = None
-        first, end = 0, 0
-        at: int | None = None
-        for place, offset in zip(partitions, offsets, strict=True):
-            # Neighbours mostly went with one commit.
-            if not (first <= offset < end and place == partition):
-                partition, first, end, at = place, offset, offset + 1, None
-                known = commits.get(place)
-                if known is not None:
-                    index = bisect_right(known[0], offset)
-                    if index < len(known[0]):
-                        first = known[0][index - 1] if index else offset
-                        end, at = known[0][index], known[1][index]
-            append(at)
-        return found
+    def find(self, partition: PartitionT, offsets: Sequence[int]) -> list[int | None]:
+        """Return when messages of a partition were committed; None: they are not, or nobody knows any more.
+
+        Args:
+            partition: The partition.
+            offsets: At least one; neighbours mostly went with one commit, which is looked for first.
+        """
+        ends, times = self._commits.get(partition, ([], []))
+        first, last = bisect_right(ends, min(offsets)), bisect_right(ends, max(offsets))
+        at = [*times[first : last + 1], None]
+        if first == last:
+            return at[:1] * len(offsets)
+        return [at[bisect_right(ends, offset) - first] for offset in offsets]
 
     def forget_before(self, at: int) -> None:
         """Forget the commits before a time."""

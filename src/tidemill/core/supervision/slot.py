@@ -20,10 +20,6 @@ The shell feeds inputs in the order in which they occur, carries out the effects
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass, field
-
-from tidemill.core.retry import Backoff
 from tidemill.core.supervision.slot_events import (
     Admit,
     CancelJob,
@@ -42,50 +38,12 @@ from tidemill.core.supervision.slot_events import (
     Refuse,
     Report,
     ReportKind,
+    RestartRequested,
     Start,
     SubmitJob,
     Tick,
 )
-
-
-class SlotState(enum.StrEnum):
-    """The state of a slot, as a status line shows it."""
-
-    IDLE = "idle"
-    WAITING = "waiting"
-    STARTING = "starting"
-    RUNNING = "running"
-    LINK_LOST = "link lost"
-    CANCELLED = "cancelled"
-    FINISHED = "finished"
-
-
-@dataclass(frozen=True, slots=True)
-class SlotLimits:
-    """The times of a slot, in seconds.
-
-    Attributes:
-        backoff: The delays between restarts; used without jitter, because slots do not compete.
-        healthy_seconds: An engine that was ready for this long resets the backoff.
-        hello_seconds: A slot without a connected engine is reported each time this long has passed.
-        silent_seconds: An engine that is silent for this long is considered dead.
-        lost_seconds: An engine that cannot reconnect stops by itself within 10 s plus the drain timeout; one that has
-            not stopped after this time is considered dead.
-        first_crashes: After this many engines that died before any was ready, the slot is given up.
-        look_seconds: The longest time between two ticks while the slot waits for something.
-        drain_seconds: An engine that has not ended this long after the request to drain is killed.
-        late_seconds: A tick that is later than this means that this process was not running.
-    """
-
-    backoff: Backoff = field(default_factory=lambda: Backoff(0.2, 30.0, 2.0))
-    healthy_seconds: float = 60.0
-    hello_seconds: float = 60.0
-    silent_seconds: float = 15.0
-    lost_seconds: float = 55.0
-    first_crashes: int = 3
-    look_seconds: float = 1.0
-    drain_seconds: float = 33.0
-    late_seconds: float = 0.5
+from tidemill.core.supervision.slot_limits import SlotLimits, SlotState
 
 
 class Slot:
@@ -121,6 +79,8 @@ class Slot:
         self._was_ready = False
         self._had_engine = False
         self._drained_at: float | None = None
+        #: When a user asked for a restart of the engine.
+        self._restarted_at: float | None = None
         self._finished = False
         #: How long this process has not been running, in total; all other times are by a clock that paused with it.
         self._stood_seconds = 0.0
@@ -148,7 +108,7 @@ class Slot:
         if self._cancelled_at is not None:
             return SlotState.CANCELLED
         if self._connected:
-            return SlotState.RUNNING
+            return SlotState.RUNNING if self._restarted_at is None else SlotState.RESTARTING
         return SlotState.STARTING if self._run is None else SlotState.LINK_LOST
 
     @property
@@ -185,6 +145,8 @@ class Slot:
             times.append(self._reported_at + limits.hello_seconds)
         if self._drained_at is not None:
             times.append(self._drained_at + limits.drain_seconds)
+        elif self._restarted_at is not None:
+            times.append(self._restarted_at + limits.drain_seconds)
         return min(times)
 
     def feed(self, event: Input, now: float) -> list[Effect]:
@@ -226,6 +188,8 @@ class Slot:
                 return self._process_job_ended(job_token, ending, error, now)
             case DrainRequested():
                 return self._drain(now)
+            case RestartRequested():
+                return self._restart(now)
             case Tick():  # pragma: no branch - mypy proves that no other case is left
                 return self._tick(now)
 
@@ -260,12 +224,14 @@ class Slot:
                 effects = [Refuse(self._run, text), Report(ReportKind.REFUSED, text)]
             self._run = self._newest = run_token
             self._engines_of_job += 1
-            self._ready_at = None
+            self._ready_at = self._restarted_at = None
             self._had_engine = True
         self._heard_at = now
         effects.append(Admit(run_token))
         if self._drained_at is not None:
             effects.append(Drain(run_token))
+        elif self._restarted_at is not None:
+            effects.append(Drain(run_token, keep_place=True))
         return effects
 
     def _note_ready(self, run_token: int, now: float) -> list[Effect]:
@@ -296,6 +262,10 @@ class Slot:
             error = f"{self._failures + 1} times in a row before it was ready; the last time: {error}"
         if self._drained_at is not None or hopeless or final:
             return self._finish(ending, error)
+        if self._restarted_at is not None and ending is Ending.DRAINED:
+            self._start_at = now
+            self._forget_job(now)
+            return self._tick(now)
         if self._ready_at is not None and now >= self._ready_at + self._limits.healthy_seconds:
             self._failures = 0
         self._failures += 1
@@ -309,7 +279,7 @@ class Slot:
     def _drain(self, now: float) -> list[Effect]:
         if self._drained_at is not None:
             return []
-        self._drained_at = now
+        self._drained_at, self._restarted_at = now, None
         ending = Ending.ABSENT if self._had_engine else Ending.DRAINED
         if self._job is None:
             return self._finish(ending, None)
@@ -317,6 +287,12 @@ class Slot:
             # The job waits for a core, or its engine is starting: it cannot have subscribed, and its hello is refused.
             return [CancelJob(self._job), *self._finish(ending, None)]
         return [Drain(self._run)] if self._connected else []  # an engine that reconnects gets it with its hello
+
+    def _restart(self, now: float) -> list[Effect]:
+        if self._run is None or self.state is not SlotState.RUNNING or self._drained_at is not None:
+            return []  # there is no engine, the next one comes already, or none is to come
+        self._restarted_at = now
+        return [Drain(self._run, keep_place=True)]
 
     def _tick(self, now: float) -> list[Effect]:
         limits = self._limits
@@ -333,6 +309,10 @@ class Slot:
                     f"was cancelled {limits.silent_seconds:g} s ago and has not ended; it is cancelled again"
                 )
                 effects += [CancelJob(self._job), Report(ReportKind.CANCELLED, text)]
+        elif self._restarted_at is not None and now >= self._restarted_at + limits.drain_seconds:
+            why = f"an engine that did not end within {limits.drain_seconds:g} s after it was told to restart"
+            assert self._run is not None
+            effects += [Kill(self._run), *self._cancel(self._job, ReportKind.CANCELLED, why, now)]
         elif self._connected:
             if now >= self._heard_at + limits.silent_seconds:
                 why = f"an engine that was silent for {limits.silent_seconds:g} s"
@@ -352,7 +332,7 @@ class Slot:
         return SubmitJob(self._job)
 
     def _cancel(self, job: int, kind: ReportKind, why: str, now: float) -> list[Effect]:
-        self._cancelled_at = now
+        self._cancelled_at, self._restarted_at = now, None
         self._cancelled_why = f"its job was cancelled: {why} is considered dead"
         return [CancelJob(job), Report(kind, self._format(f"has {why}; it is considered dead and replaced"))]
 
@@ -367,7 +347,7 @@ class Slot:
         if self._connected:
             self._note_alone(now)
         self._job = self._run = None
-        self._cancelled_at = self._ready_at = None
+        self._cancelled_at = self._ready_at = self._restarted_at = None
         self._engines_of_job = 0
 
     def _finish(self, ending: Ending, error: str | None) -> list[Effect]:

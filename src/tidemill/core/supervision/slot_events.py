@@ -83,11 +83,16 @@ class DrainRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class RestartRequested:
+    """A user wants another engine in the place of this one, which is to drain first."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """The time `Slot.due` has come."""
 
 
-Input = Start | Hello | Ready | Heartbeat | LinkClosed | JobEnded | DrainRequested | Tick
+Input = Start | Hello | Ready | Heartbeat | LinkClosed | JobEnded | DrainRequested | RestartRequested | Tick
 
 
 # -- effects --------------------------------------------------------------------------------------------------
@@ -124,9 +129,15 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Send this engine the request to drain."""
+    """Send this engine the request to drain.
+
+    Attributes:
+        run_token: Which engine.
+        keep_place: Whether it stays a member of the group, since another engine of the slot takes its partitions over.
+    """
 
     run_token: int
+    keep_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)

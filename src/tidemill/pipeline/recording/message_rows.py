@@ -6,18 +6,22 @@ is kept; a clock that is set back keeps no row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidemill.core.recorder.commit_times import CommitTimes
+from tidemill.pipeline.recording.columns import encode_words, pack_counts, pack_longs
 from tidemill.pipeline.recording.texts import describe_failure
-from tidemill.pipeline.reports.report import FinishedBatch
+from tidemill.pipeline.reports.report import MAX_TIMESTAMP, FinishedBatch, WindowTimes
 from tidemill.recorder.schema import MAX_KEY_BYTES, messages_schema
 from tidemill.recorder.texts import classify_error, clean_name
 from tidemill.sources.base import TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+ValueT = TypeVar("ValueT")
 
 
 class MessageRows:
@@ -77,142 +81,160 @@ class TakenRows:
     def __init__(self, blocks: Sequence[_Block], commits: CommitTimes[TopicPartition]) -> None:
         """Find the times of their commits."""
         self._blocks = blocks
-        self._topics = [topic for block in blocks for topic in block.topics]
-        partitions = [partition for block in blocks for partition in block.partitions]
-        offsets = [offset for block in blocks for offset in block.offsets]
-        self._committed_at = commits.find(_list_places(self._topics, partitions), offsets)
-        self.size = len(offsets)
+        self._committed_at: list[int | None] = []
+        for block in blocks:
+            for place, offsets in block.stretches:
+                self._committed_at += commits.find(place, offsets)
+        self.size = len(self._committed_at)
 
     def join(self) -> pa.RecordBatch:
         """Return the rows as one batch."""
         import pyarrow as pa
 
-        blocks, topics, schema = self._blocks, self._topics, messages_schema()
+        schema = messages_schema()
         joined: dict[str, Any] = {
-            name: pa.concat_arrays([block.arrays[name] for block in blocks]) for name in blocks[0].arrays
+            name: pa.concat_arrays([block.arrays[name] for block in self._blocks]) for name in self._blocks[0].arrays
         }
-        joined["committed_at"] = pa.array(self._committed_at, pa.int64())
-        is_plain = all(topic.isascii() for topic in set(topics))
-        joined["topic"] = encode_words(topics if is_plain else [clean_name(topic) for topic in topics])
-        joined["status"] = encode_words([status for block in blocks for status in block.statuses])
-        joined["error"] = encode_words([error for block in blocks for error in block.errors])
+        joined["committed_at"] = pack_longs(self._committed_at)
         return pa.record_batch([joined[name] for name in schema.names], schema=schema)
 
 
-def _list_places(topics: Sequence[str], partitions: Sequence[int]) -> Sequence[TopicPartition]:
-    """Return topic and partition of each row; the same object for the same place, mostly."""
-    topic = topics[0]
-    if topics.count(topic) < len(topics):
-        return list(zip(topics, partitions, strict=True))
-    known = {partition: (topic, partition) for partition in set(partitions)}
-    return [known[partition] for partition in partitions]
-
-
 class _Block:
-    """The rows of one batch: Arrow arrays, and what needs all rows that go together."""
+    """The rows of one batch as Arrow arrays.
 
-    __slots__ = (
-        "added_at",
-        "arrays",
-        "errors",
-        "first_resolved_at",
-        "last_resolved_at",
-        "offsets",
-        "partitions",
-        "size",
-        "statuses",
-        "topics",
-    )
+    Attributes:
+        stretches: The rows in order, divided into neighbours of one partition: where, and their offsets.
+    """
+
+    __slots__ = ("added_at", "arrays", "first_resolved_at", "last_resolved_at", "size", "stretches")
 
     def __init__(self, batch: FinishedBatch, now: float) -> None:
-        messages = batch.messages
+        import pyarrow.compute as pc
+
         self.added_at = now
         self.size = len(batch)
-        self.first_resolved_at = min(batch.resolved_at)
-        self.last_resolved_at = max(batch.resolved_at)
-        self.topics = [message.topic for message in messages]
-        self.partitions = [message.partition for message in messages]
-        self.offsets = [message.offset for message in messages]
-        self.statuses = batch.statuses
-        self.errors = _classify(batch)
-        windows = batch.windows
-        columns: dict[str, Sequence[Any]] = {
-            "partition": self.partitions,
-            "offset": self.offsets,
+        messages = batch.messages
+        offsets = [message.offset for message in messages]
+        consumed = [message.consumed_at for message in messages]
+        resolved = pc.divide(pack_longs(batch.resolved_ns), 1000)
+        times = pc.min_max(resolved).as_py()
+        self.first_resolved_at, self.last_resolved_at = times["min"], times["max"]
+        stretches = _divide(batch)
+        self.stretches = [(place, offsets[start:end]) for place, _, start, end in stretches]
+        arranged = _spread([(window.arranged_at, end - start) for _, window, start, end in stretches])
+        arranged_at = pack_longs(arranged)
+        ends = _find_ends(batch, arranged)
+        topics = _spread([(clean_name(place[0]), end - start) for place, _, start, end in stretches])
+        self.arrays: dict[str, Any] = {
+            "topic": encode_words(topics),
+            "partition": pack_counts(_spread([(place[1], end - start) for place, _, start, end in stretches])),
+            "offset": pack_longs(offsets),
             "key": _cut_keys([message.key for message in messages]),
-            "record_at": batch.record_at,
-            "consumed_at": [message.consumed_at or None for message in messages],
-            "arranged_at": [window.arranged_at for window in windows],
-            "tasks_done_at": _find_ends(batch),
-            "resolved_at": batch.resolved_at,
-            "window": [window.number for window in windows],
-            "tasks": batch.tasks,
-            "precomputed": _count_precomputed(batch),
-            "attempts": batch.attempts,
-            "payloads": _count_payloads(batch),
+            "record_at": _convert_timestamps([message.timestamp for message in messages]),
+            "consumed_at": pack_longs(consumed if all(consumed) else [at or None for at in consumed]),
+            "arranged_at": arranged_at,
+            "tasks_done_at": arranged_at if ends is None else pack_longs(ends),
+            "resolved_at": resolved,
+            "window": pack_longs(_spread([(window.number, end - start) for _, window, start, end in stretches])),
+            "status": encode_words(batch.statuses),
+            "tasks": pack_counts(batch.tasks),
+            "precomputed": pack_counts(_count_precomputed(batch)),
+            "attempts": pack_counts(batch.attempts),
+            "payloads": pack_counts(_count_payloads(batch, stretches)),
+            "error": encode_words(_classify(batch)),
         }
-        import pyarrow as pa
-
-        schema = messages_schema()
-        self.arrays = {name: pa.array(column, schema.field(name).type) for name, column in columns.items()}
 
 
-def _cut_keys(keys: list[bytes | None]) -> list[bytes | None]:
-    if keys.count(None) == len(keys):
-        return keys
-    return [key if key is None or len(key) <= MAX_KEY_BYTES else key[:MAX_KEY_BYTES] for key in keys]
+#: Neighbours of one window: their partition, the window, and where they begin and end.
+_Stretch = tuple[TopicPartition, WindowTimes, int, int]
 
 
-def _classify(batch: FinishedBatch) -> list[str | None]:
+def _divide(batch: FinishedBatch) -> list[_Stretch]:
+    """Return the messages divided into neighbours of one window, which are of one partition."""
+    messages = batch.messages
+    stretches: list[_Stretch] = []
+    start = 0
+    for window, group in itertools.groupby(batch.windows):
+        end = start + len(list(group))
+        if window.number is None:  # of no window, so of any partition
+            places = [(message.topic, message.partition) for message in messages[start:end]]
+            stretches += [(place, window, index, index + 1) for index, place in enumerate(places, start)]
+        else:
+            stretches.append(((messages[start].topic, messages[start].partition), window, start, end))
+        start = end
+    return stretches
+
+
+def _spread(values: Iterable[tuple[ValueT, int]]) -> list[ValueT]:
+    """Return each value as often as is said."""
+    spread: list[ValueT] = []
+    for value, count in values:
+        spread += [value] * count
+    return spread
+
+
+def _cut_keys(keys: Sequence[bytes | None]) -> pa.Array:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if keys[0] is None and keys.count(None) == len(keys):
+        return pa.nulls(len(keys), pa.binary())
+    column = pa.array(keys, pa.binary())
+    longest = pc.max(pc.binary_length(column)).as_py()
+    return column if longest <= MAX_KEY_BYTES else pc.binary_slice(column, 0, MAX_KEY_BYTES)
+
+
+def _convert_timestamps(times: Sequence[int]) -> pa.Array:
+    """Return milliseconds as microseconds; null where there is none, or it is absurd."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = pack_longs(times)
+    bounds = pc.min_max(column).as_py()
+    converted = pc.multiply(column, 1000)
+    if bounds["min"] >= 0 and bounds["max"] < MAX_TIMESTAMP:
+        return converted
+    is_real = pc.and_(pc.greater_equal(column, 0), pc.less(column, MAX_TIMESTAMP))
+    return pc.if_else(is_real, converted, pa.scalar(None, pa.int64()))
+
+
+def _classify(batch: FinishedBatch) -> Sequence[str | None]:
     """Return the error class of each message that failed."""
+    if not batch.failed and batch.rejected.count(None) == len(batch):
+        return batch.rejected
     errors = list(batch.rejected)
     for index, run in batch.failed.items():
         if run.error is not None:
             errors[index] = run.failure or describe_failure(run.error)
-    if errors.count(None) < len(errors):
-        return [None if error is None else classify_error(error) for error in errors]
-    return errors
+    return [None if error is None else classify_error(error) for error in errors]
 
 
-def _find_ends(batch: FinishedBatch) -> list[int | None]:
-    """Return when the last task of each message ended; a result that was known has ended with its arrangement."""
+def _find_ends(batch: FinishedBatch, arranged: Sequence[int | None]) -> list[int | None] | None:
+    """Return when the last task of each message ended; a result that was known has ended with its arrangement.
+
+    None: each has ended with its arrangement.
+    """
     if batch.only_runs is not None:
-        return [run.ended_at or window.arranged_at for run, window in zip(batch.only_runs, batch.windows, strict=True)]
-    return [
-        max((run.ended_at for run in runs), default=0) or window.arranged_at
-        for runs, window in zip(batch.runs, batch.windows, strict=True)
-    ]
+        ends = [run.ended_at for run in batch.only_runs]
+    else:
+        ends = [max((run.ended_at for run in runs), default=0) for runs in batch.runs]
+    return [end or at for end, at in zip(ends, arranged, strict=True)] if any(ends) else None
 
 
 def _count_precomputed(batch: FinishedBatch) -> list[int]:
     if batch.only_runs is not None:
-        return [0 if run.task.precomputed is None else 1 for run in batch.only_runs]
+        return [run.task.precomputed is not None for run in batch.only_runs]
     return [sum(run.task.precomputed is not None for run in runs) for runs in batch.runs]
 
 
-def _count_payloads(batch: FinishedBatch) -> list[int]:
+def _count_payloads(batch: FinishedBatch, stretches: Iterable[_Stretch]) -> list[int]:
     """Return how many payloads hooks returned for each message by itself."""
     if batch.only_runs is not None:
         counts = [run.payloads for run in batch.only_runs]
     else:
         counts = [sum(run.payloads for run in runs) for runs in batch.runs]
-    by_window = [window.payloads for window in batch.windows]
-    if by_window.count(None) < len(by_window):
-        for index, (payloads, message) in enumerate(zip(by_window, batch.messages, strict=True)):
-            if payloads is not None:
-                counts[index] += payloads.get(message.offset, 0)
+    for _, window, start, end in stretches:
+        if window.payloads is not None:
+            for index in range(start, end):
+                counts[index] += window.payloads.get(batch.messages[index].offset, 0)
     return counts
-
-
-def encode_words(words: Sequence[str | None]) -> pa.DictionaryArray:
-    """Return words, most of which are the same, as a dictionary and indexes into it."""
-    import pyarrow as pa
-
-    first = words[0] if words else None
-    if words.count(first) == len(words):
-        known = {} if first is None else {first: 0}
-        codes: list[int | None] = [None if first is None else 0] * len(words)
-    else:
-        known = {}
-        codes = [None if word is None else known.setdefault(word, len(known)) for word in words]
-    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(list(known), pa.string()))

@@ -24,7 +24,9 @@ class HistoryStatus(enum.StrEnum):
 
 
 class WindowTimes:
-    """What is the same for all messages of a window; times are UTC microseconds since the epoch.
+    """What is the same for all messages of a window, which are of one partition.
+
+    Times are UTC microseconds since the epoch.
 
     Attributes:
         number: The window's number in its engine; None: the message never had a window that was arranged.
@@ -50,7 +52,7 @@ class WindowTimes:
 
 
 #: A producer can set any time; one that does not fit into microseconds is not one.
-_MAX_TIMESTAMP = 2**63 // 1000
+MAX_TIMESTAMP = 2**63 // 1000
 #: Of messages that were dead-lettered before they had any task.
 NO_WINDOW = WindowTimes(None, None, None)
 
@@ -63,37 +65,46 @@ class FinishedBatch:
     """Messages that left the pipeline, in that order, as parallel lists.
 
     Args:
-        items: The messages.
+        items: The messages; at least one.
 
     Attributes:
         messages: The messages.
         runs: The tasks of each.
         windows: The window of each.
-        resolved_at: When each left the pipeline, in UTC microseconds since the epoch.
+        resolved_ns: When each left the pipeline, in UTC nanoseconds since the epoch.
         rejected: Why each was dead-lettered before it had any task; None if it was not.
     """
 
     def __init__(self, items: Sequence[FinishedItem]) -> None:
         """Split the items into lists."""
-        self.messages = [item[0] for item in items]
-        self.runs = [item[1] for item in items]
-        self.windows = [item[2] for item in items]
-        self.resolved_at = [item[3] // 1000 for item in items]
-        self.rejected = [item[4] for item in items]
+        self.messages: Sequence[SourceMessage]
+        self.runs: Sequence[Sequence[TaskRun]]
+        self.windows: Sequence[WindowTimes]
+        self.resolved_ns: Sequence[int]
+        self.rejected: Sequence[str | None]
+        self.messages, self.runs, self.windows, self.resolved_ns, self.rejected = zip(*items, strict=True)
 
     def __len__(self) -> int:
         """Return how many messages there are."""
         return len(self.messages)
 
     @functools.cached_property
+    def resolved_at(self) -> list[int]:
+        """When each left the pipeline, in UTC microseconds since the epoch."""
+        return [at // 1000 for at in self.resolved_ns]
+
+    @functools.cached_property
     def tasks(self) -> list[int]:
         """How many tasks each message had, replaced ones included."""
-        return [len(runs) for runs in self.runs]
+        return [1] * len(self) if self.only_runs is not None else [len(runs) for runs in self.runs]
 
     @functools.cached_property
     def only_runs(self) -> Sequence[TaskRun] | None:
         """The one task of each message, if each has exactly one."""
-        return [runs[0] for runs in self.runs] if self.tasks.count(1) == len(self.tasks) else None
+        try:
+            return [run for (run,) in self.runs]
+        except ValueError:  # another number of tasks
+            return None
 
     @functools.cached_property
     def attempts(self) -> list[int]:
@@ -131,12 +142,11 @@ class FinishedBatch:
     def record_at(self) -> list[int | None]:
         """The time of each record, in UTC microseconds since the epoch; None if there is none, or it is absurd."""
         times = [message.timestamp for message in self.messages]
-        return [time * 1000 if 0 <= time < _MAX_TIMESTAMP else None for time in times]
+        return [time * 1000 if 0 <= time < MAX_TIMESTAMP else None for time in times]
 
     def split(self) -> tuple[FinishedBatch, FinishedBatch]:
         """Return both halves of the messages, to find the one that a report cannot take."""
-        times = [at * 1000 for at in self.resolved_at]
-        items = list(zip(self.messages, self.runs, self.windows, times, self.rejected, strict=True))
+        items = list(zip(self.messages, self.runs, self.windows, self.resolved_ns, self.rejected, strict=True))
         half = len(items) // 2
         return FinishedBatch(items[:half]), FinishedBatch(items[half:])
 

@@ -24,6 +24,7 @@ from tidemill.pipeline.bounded import make_bounded_settings
 from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.link_messages import LinkAddress
+from tidemill.runtime.log import choose_format
 from tidemill.spark.bounded.letter_run import check_letters, forget_letters, letter_run
 from tidemill.spark.bounded.run import BoundedRun
 from tidemill.spark.bounded.schema import outcomes_frame
@@ -210,6 +211,10 @@ class _Rows:
         settings = self._settings
         worker = find_worker_name(settings)
         about = {"worker_id": worker, "consumer_group": settings.kafka.consumer_group}
+        if is_local_context(self._context):
+            # Engines have no terminal, but the JVM passes what they log on to that of this process.
+            form = choose_format(settings.logging)
+            settings = settings.model_copy(update={"logging": settings.logging.model_copy(update={"format": form})})
         return EngineJob(0, 0, f"{worker}.rows", address, settings, self._packed, about, import_path=list_own_folders())
 
 

@@ -17,7 +17,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Protocol
 
 import msgspec
@@ -33,6 +33,7 @@ from tidemill.runtime.engine_link import RECONNECT_SECONDS, EngineLink, EngineRe
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity, new_engine_id
 from tidemill.runtime.link_messages import Begin, Command, Drain, Exit, Go, Hello, LinkAddress, Pause, Release, Resume
+from tidemill.runtime.live_tasks import LiveSource
 from tidemill.runtime.log import configure
 from tidemill.runtime.log_writer import tell_repeats
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason, drop_summary_texts
@@ -96,6 +97,10 @@ class RunnableEngine(Protocol):
     def records(self) -> OutgoingFrames | None:
         """What the driver is to store; None: nothing."""
 
+    @property
+    def live(self) -> LiveSource | None:
+        """What somebody may watch; None: nothing."""
+
     def beat(self, *, whole: bool) -> Beat:
         """Return a snapshot for the driver, of the partitions only what changed since the last one, or all."""
 
@@ -111,11 +116,11 @@ class RunnableEngine(Protocol):
     def fail(self, text: str) -> None:
         """End at once: an indispensable part of the process is gone."""
 
-    def pause(self) -> None:
-        """Take no new messages."""
+    def pause(self, partitions: Collection[int] | None = None) -> None:
+        """Take no new messages of some partitions of the source topic, and of no others; None: of all."""
 
     def resume(self) -> None:
-        """Take messages again."""
+        """Take messages of all partitions again."""
 
     def release(self) -> None:
         """Release the brake, if it is on."""
@@ -204,7 +209,7 @@ class EngineProcess:
         self._begin = asyncio.Event()
         self._go = asyncio.Event()
         self._draining = False
-        self._paused = False
+        self._paused: Pause | None = None
         self._is_abandoned = False
         self._fault: str | None = None
         self._tasks = EngineTasks(self._on_fault)
@@ -280,10 +285,11 @@ class EngineProcess:
         engine: RunnableEngine = build(self._job.settings, handler, identity)
         self._engine = engine
         self._link.answers.find = engine.find_message
+        self._link.live = engine.live
         if engine.records is not None:
             self._link.carry(engine.records)
-        if self._paused:
-            engine.pause()
+        if self._paused is not None:
+            engine.pause(self._paused.partitions)
         return await engine.run(self._may_subscribe)
 
     async def _may_subscribe(self) -> None:
@@ -312,12 +318,12 @@ class EngineProcess:
             case Drain(keep_place):
                 self._deadline.within(self._drain_seconds + SUPERVISED_SECONDS)
                 self._drain(keep_place=keep_place)
-            case Pause():
-                self._paused = True
+            case Pause(partitions):
+                self._paused = command
                 if self._engine is not None:
-                    self._engine.pause()
+                    self._engine.pause(partitions)
             case Resume():
-                self._paused = False
+                self._paused = None
                 if self._engine is not None:
                     self._engine.resume()
             case Release():

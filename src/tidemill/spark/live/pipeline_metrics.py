@@ -287,7 +287,7 @@ ENGINE_METRICS: tuple[tuple[Definition, Read], ...] = (
         _count("letters_dropped"),
     ),
     (
-        _counter("recorder_dropped_total", "Rows and events that engines recorded, and that were lost on their way."),
+        _counter("recorder_dropped_total", "Rows and events that were recorded, and lost before they were stored."),
         _count("recorder_dropped"),
     ),
     (_counter("cache_hits_total", "Reads of the handler's cache that found a value."), _count("cache_hits")),

@@ -1,7 +1,7 @@
 """What the link gives to the recording of a run: what engines recorded, and when engines come and go.
 
 Invariants: nothing here waits or raises into the link; what cannot be read is confirmed, so that no engine sends it
-again, and said.
+again, counted, and said.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
+from tidemill.core.supervision.pauses import Pause
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.texts import classify_error, clean_error
@@ -21,6 +22,7 @@ from tidemill.runtime.link_messages import Hello
 from tidemill.runtime.link_server import LinkEvents, LinkServer
 from tidemill.runtime.log import throttle
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
+from tidemill.spark.progress import EngineStatus, PipelineProgress
 
 if TYPE_CHECKING:
     from tidemill.recorder.writer import RecordWriter
@@ -52,27 +54,36 @@ class RunRecorder:
         if self.server is not None:
             self.server.confirm(engine_id, seq)
 
-    def put_rows(self, engine_id: str, slot: int, seq: int, table: str, body: bytes) -> None:
+    def put_rows(self, engine_id: str, slot: int, seq: int, table: str, body: bytes, count: int) -> None:
         """Take rows of an engine."""
         try:
             known = RowTable(table)
         except ValueError as error:
-            self._refuse(engine_id, slot, seq, error)
+            self._refuse(engine_id, slot, seq, error, rows=count)
         else:
-            self.writer.put_rows(engine_id, slot, seq, known, body)
+            self.writer.put_rows(engine_id, slot, seq, known, body, count)
 
-    def put_events(self, engine_id: str, slot: int, seq: int, body: bytes) -> None:
+    def put_events(self, engine_id: str, slot: int, seq: int, body: bytes, count: int) -> None:
         """Take events of an engine."""
         try:
             events = _decode_events(body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            self._refuse(engine_id, slot, seq, error)
+            self._refuse(engine_id, slot, seq, error, events=count)
         else:
             self.writer.put_events(engine_id, slot, seq, events)
 
-    def _refuse(self, engine_id: str, slot: int, seq: int, error: Exception) -> None:
+    def _refuse(self, engine_id: str, slot: int, seq: int, error: Exception, *, rows: int = 0, events: int = 0) -> None:
         throttle(log, _LOG_SECONDS).error("what an engine recorded cannot be read", slot=slot, error=str(error))
+        self.writer.lose(slot, f"what engine {slot} recorded cannot be read: {error}", rows=rows, events=events)
         self.confirm(engine_id, seq)
+
+    def count_losses(self, progress: PipelineProgress) -> PipelineProgress:
+        """Return the progress of a run, with what was lost here counted as dropped by the engines it came from."""
+        lost = self.writer.statistics.lost_by_slot
+        if lost:
+            progress.engines = [_count_lost(engine, lost.get(engine.slot, 0)) for engine in progress.engines]
+            progress.recorder_dropped += sum(lost.values())
+        return progress
 
     def tell(self, kind: EventKind, hello: Hello, text: str = "", *, is_failure: bool = True) -> None:
         """Record what happened to an engine; what is a failure is grouped with others of its class."""
@@ -84,12 +95,36 @@ class RunRecorder:
         }
         error_class = classify_error(text) if text and is_failure else ""
         event = RecordedEvent(time.time_ns() // 1000, kind, text=clean_error(text), error_class=error_class, data=data)
+        self.writer.add_event(event, hello.slot)
+
+    def note_action(self, action: str, by: str) -> None:
+        """Record that somebody did something."""
+        self.writer.add_event(RecordedEvent(time.time_ns() // 1000, EventKind.ACTION, text=action, data={"by": by}))
+
+    def note_pause(self, topic: str, pause: Pause, begun: bool) -> None:
+        """Record that a pause has begun or ended, on the link's loop."""
+        kind = EventKind.RESUMED
+        data: dict[str, str | int | float] = {"by": pause.by}
+        text = "all partitions" if pause.partition is None else ""
+        if begun:
+            kind = EventKind.PAUSED
+            data |= {"seconds": round(pause.until - asyncio.get_running_loop().time(), 1)}
+        at, where = time.time_ns() // 1000, None if pause.partition is None else topic
+        event = RecordedEvent(at, kind, where, pause.partition, text=f"{text} on request".lstrip(), data=data)
         self.writer.add_event(event)
 
     def open_link(self, events: LinkEvents, *, bind_host: str) -> LinkServer:
         """Return a link that records what engines send, and when they start and end."""
         self.server = LinkServer(_WatchedLink(events, self), bind_host=bind_host, records=self)
         return self.server
+
+
+def _count_lost(engine: EngineStatus, lost: int) -> EngineStatus:
+    if not lost:
+        return engine
+    past = engine.past or EngineProgress()
+    past = msgspec.structs.replace(past, recorder_dropped=past.recorder_dropped + lost)
+    return msgspec.structs.replace(engine, past=past)
 
 
 class _WatchedLink:

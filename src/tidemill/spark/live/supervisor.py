@@ -13,14 +13,13 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import structlog
 
 from tidemill.core.supervision import slot_events, slot_group
-from tidemill.core.supervision.slot import SlotLimits
 from tidemill.core.supervision.slot_events import Ending, ReportKind
 from tidemill.core.supervision.slot_group import RunFinished, SlotGroup
+from tidemill.core.supervision.slot_limits import SlotLimits
 from tidemill.core.supervision.stalls import Stalls
 from tidemill.runtime.link_messages import (
     Begin,
@@ -32,16 +31,16 @@ from tidemill.runtime.link_messages import (
     LinkAddress,
     Pause,
     Refused,
-    Resume,
     Welcome,
 )
-from tidemill.runtime.link_server import LinkServer
+from tidemill.runtime.link_server import LinkServer, TakeLive
 from tidemill.runtime.open_message import OpenMessage
 from tidemill.runtime.progress import EngineProgress, EngineSummary, list_waits
 from tidemill.spark.engine.process import EngineJob
-from tidemill.spark.live.engine_requests import FIND_SECONDS, RELEASE_SECONDS, find_message, release_brakes
 from tidemill.spark.live.jobs import JobOutcome, JobThread, job_group, read_outcome
+from tidemill.spark.live.message_finder import FIND_SECONDS, find_message
 from tidemill.spark.live.supervised_slot import Caller, SupervisedSlot
+from tidemill.spark.live.user_actions import UserActions
 from tidemill.spark.progress import PartitionSums, PipelineProgress, sum_progress
 from tidemill.spark.session.session import Spark
 
@@ -91,7 +90,8 @@ class Supervisor:
         self._callers: dict[int, Caller] = {}
         self._partition_sums = PartitionSums()
         self._stalls = Stalls()
-        self._paused = False
+        #: What users may ask for.
+        self.actions = UserActions(self, partitions)
         self._keep_places = False
         self._exiting = False
         #: Whether an engine ever said hello.
@@ -113,6 +113,7 @@ class Supervisor:
             SupervisedSlot(number, self._limits, JobThread(self._spark, number, self._loop, self._on_job_ended))
             for number in range(self._count)
         ]
+        self.actions.attach(self._server, self._slots)
         self._loop.call_soon_threadsafe(self._start)
 
     def drain(self, *, keep_places: bool = False) -> None:
@@ -133,29 +134,13 @@ class Supervisor:
         """
         self._soon(lambda: self._restart(make_job, limits))
 
-    def pause(self) -> None:
-        """Let no engine take new messages, including engines that start later."""
-        self._soon(lambda: self._set_paused(True))
-
-    def resume(self) -> None:
-        """Let engines take messages again."""
-        self._soon(lambda: self._set_paused(False))
-
-    def release(self) -> list[dict[str, Any]]:
-        """Release the brakes that engines last reported, and return what they hold.
-
-        Raises:
-            RemoteError: The link is being closed, or does not answer.
-        """
-        return self._server.call(release_brakes(self._server, self._slots), RELEASE_SECONDS)
-
     def find_message(self, topic: str, partition: int, offset: int) -> OpenMessage | None:
-        """Return where a message is; None: it is not open.
-
-        Raises:
-            RemoteError: The link is being closed, or the engine does not say.
-        """
+        """Return where a message is, if it is open; see `engine_requests`. Raises a RemoteError if nobody says."""
         return self._server.call(find_message(self._server, self._slots, topic, partition, offset), FIND_SECONDS)
+
+    def watch(self, take: TakeLive, seconds: float) -> None:
+        """Have all engines say what their executors do for this long; see `LinkServer.watch`."""
+        self._soon(lambda: self._server.watch(take, seconds))
 
     def exit_now(self) -> None:
         """Let every engine's process end now; their wardens clean up. No new one is started."""
@@ -174,7 +159,9 @@ class Supervisor:
         statuses = [slot.status(now) for slot in self._slots]
         past = [status.past for status in statuses if status.past is not None]
         last = [status.progress for status in statuses if status.progress is not None]
-        return sum_progress(past, last, statuses, self._partition_sums)
+        total = sum_progress(past, last, statuses, self._partition_sums)
+        total.pauses = self.actions.list_pauses()
+        return total
 
     def find_left_behind(self) -> list[int]:
         """Return the slots whose last engine may still be a member of the consumer group."""
@@ -191,7 +178,7 @@ class Supervisor:
     def _start(self) -> None:
         # Spark starts all workers at once; the link tells each engine when to begin.
         for slot in self._slots:
-            self._feed(slot, slot_events.Start())
+            self.feed(slot, slot_events.Start())
 
     def _drain(self, *, keep_places: bool) -> None:
         self._keep_places = keep_places
@@ -226,7 +213,7 @@ class Supervisor:
             self.on_closed(old)
         self._callers[link] = Caller(slot, run_token, hello)
         slot.links[run_token] = link
-        self._feed(slot, slot_events.Hello(hello.job_token, run_token))
+        self.feed(slot, slot_events.Hello(hello.job_token, run_token))
         if hello.ready:
             self.on_ready(link)
 
@@ -243,14 +230,14 @@ class Supervisor:
                 log.warning("the pipeline waits", slot=caller.slot.number, waits_for=name, why=text)
             if progress.partitions and self._group.holding:
                 self._carry_out(self._group.note_partitions(caller.slot.number))
-        self._feed(caller.slot, slot_events.Heartbeat(caller.run_token))
+        self.feed(caller.slot, slot_events.Heartbeat(caller.run_token))
 
     def on_ready(self, link: int) -> None:
         """Let others begin, and this one subscribe."""
         caller = self._callers.get(link)
         if caller is None:
             return
-        self._feed(caller.slot, slot_events.Ready(caller.run_token))
+        self.feed(caller.slot, slot_events.Ready(caller.run_token))
         if caller.slot.link == link:
             self._carry_out(self._group.note_ready(caller.slot.number, self._loop.time()))
             if not caller.slot.ready:
@@ -272,7 +259,7 @@ class Supervisor:
             return
         slot = caller.slot
         slot.links.pop(caller.run_token, None)
-        self._feed(slot, slot_events.LinkClosed(caller.run_token))
+        self.feed(slot, slot_events.LinkClosed(caller.run_token))
         withheld, slot.withheld = slot.withheld, None
         if withheld is not None:
             self._end_job(slot, withheld)
@@ -294,7 +281,7 @@ class Supervisor:
             # The summary came over the link, not with the job.
             outcome = read_outcome(slot.summary)
             ended = slot_events.JobEnded(ended.job_token, outcome.ending, outcome.error)
-        self._feed(slot, ended)
+        self.feed(slot, ended)
 
     def _exit_now(self) -> None:
         self._exiting = True
@@ -303,12 +290,12 @@ class Supervisor:
             # An engine whose event loop is blocked does not receive it.
             self._spark.kill_worker(caller.hello.pid)
 
-    def _set_paused(self, paused: bool) -> None:
-        self._paused = paused
+    def tell_pauses(self) -> None:
+        """Tell all engines what is paused."""
         self._tell_all(self._pause_or_resume())
 
     def _pause_or_resume(self) -> Command:
-        return Pause() if self._paused or self._group.holding else Resume()
+        return Pause() if self._group.holding else self.actions.command
 
     def _tell_all(self, command: Command) -> None:
         for link in self._callers:
@@ -316,13 +303,14 @@ class Supervisor:
 
     # -- effects, on the loop --------------------------------------------------------------------------------
 
-    def _feed(self, slot: SupervisedSlot, event: slot_events.Input) -> None:
+    def feed(self, slot: SupervisedSlot, event: slot_events.Input) -> None:
+        """Feed an event to a slot, and carry out what follows from it."""
         for effect in slot.machine.feed(event, self._loop.time()):
             self._apply(slot, effect)
         if slot.timer is not None:
             slot.timer.cancel()
         due = slot.machine.due
-        slot.timer = None if due is None else self._loop.call_at(due, self._feed, slot, slot_events.Tick())
+        slot.timer = None if due is None else self._loop.call_at(due, self.feed, slot, slot_events.Tick())
 
     def _apply(self, slot: SupervisedSlot, effect: slot_events.Effect) -> None:
         match effect:
@@ -335,8 +323,8 @@ class Supervisor:
                 self._admit(slot, run_token)
             case slot_events.Refuse(run_token, text):
                 self._send(slot, run_token, Refused(text))
-            case slot_events.Drain(run_token):
-                self._send(slot, run_token, Drain(self._keep_places))
+            case slot_events.Drain(run_token, keep_place):
+                self._send(slot, run_token, Drain(self._keep_places or keep_place))
             case slot_events.Kill(_):
                 if slot.hello is not None:
                     self._spark.kill_worker(slot.hello.pid)
@@ -370,14 +358,14 @@ class Supervisor:
         for effect in effects:
             match effect:
                 case slot_group.Begin(number):
-                    self._send_to_slot(self._slots[number], Begin())
+                    self.send_to_slot(self._slots[number], Begin())
                 case slot_group.Go(number):
                     self._slots[number].subscribed = True
-                    self._send_to_slot(self._slots[number], Go())
+                    self.send_to_slot(self._slots[number], Go())
                 case slot_group.Consume():
-                    self._tell_all(self._pause_or_resume())
+                    self.tell_pauses()
                 case slot_group.DrainSlot(number):
-                    self._feed(self._slots[number], slot_events.DrainRequested())
+                    self.feed(self._slots[number], slot_events.DrainRequested())
                 case RunFinished():
                     self._on_finished(effect)
         due = self._group.due
@@ -388,7 +376,8 @@ class Supervisor:
         self._group_timer = None
         self._carry_out(self._group.tick(self._loop.time()))
 
-    def _send_to_slot(self, slot: SupervisedSlot, command: Command) -> None:
+    def send_to_slot(self, slot: SupervisedSlot, command: Command) -> None:
+        """Send a command to the engine of a slot, if it is connected."""
         if slot.link is not None:
             self._server.send(slot.link, command)
 

@@ -12,16 +12,18 @@ import importlib
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.settings import Settings
+from tidemill.runtime.link_server import TakeLive
 from tidemill.runtime.listening import is_port_chosen, listen
 from tidemill.runtime.open_message import OpenMessage
 from tidemill.runtime.web_thread import WEB, WebThread
 from tidemill.spark.live.monitoring import Monitored
+from tidemill.spark.live.user_requests import Control
 
 if TYPE_CHECKING:  # loaded only where something is recorded
     from tidemill.spark.live.run_recorder import RunRecorder
@@ -31,8 +33,18 @@ log = structlog.get_logger(__name__)
 _BUILDER = "tidemill.web.pipeline.start"
 
 
-def _find_nothing(topic: str, partition: int, offset: int) -> OpenMessage | None:
-    return None
+class Engines(Protocol):
+    """What may be asked of the engines of a pipeline; `LinkedEngines` is it."""
+
+    def find_message(self, topic: str, partition: int, offset: int) -> OpenMessage | None:
+        """Return where an open message is; blocks.
+
+        Raises:
+            RemoteError: Its engine does not say.
+        """
+
+    def watch(self, take: TakeLive, seconds: float) -> None:
+        """Have all engines say what their executors do for some seconds; see `LinkServer.watch`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +56,20 @@ class Watched:
         settings: As the pipeline uses them.
         configured: As they were read, before `on_startup`.
         worker: The worker's name.
-        release: Releases the brakes, and returns what each of those engines holds; blocks.
+        control: What users may do to it; blocks.
+        engines: What may be asked of its engines.
         drain: Asks for a clean end.
         metrics_address: The URL of the metrics; None: there is none.
-        find_message: Returns where an open message is, by topic, partition and offset; blocks, and may raise a
-            RemoteError.
     """
 
     asked: Monitored
     settings: Settings
     configured: Settings
     worker: str
-    release: Callable[[], list[dict[str, Any]]]
+    control: Control
+    engines: Engines
     drain: Callable[[], None]
     metrics_address: str | None = None
-    find_message: Callable[[str, int, int], OpenMessage | None] = _find_nothing
 
 
 class WebUi(WebThread):

@@ -3,7 +3,7 @@
 Invariants: only health checks, static files and the login are answered without a login; a host name that is not ours
 is refused, so that no page elsewhere can reach this server by a name of its own; a change needs the role operate, the
 token of the session's pages, and an origin of ours; a body has at most 1 MiB; a request takes at most 30 s, except
-live streams; forwarded headers are not read.
+live streams and downloads; forwarded headers are not read.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ HEALTH_PATHS = frozenset({"/healthz", "/readyz"})
 LOGIN_PATH = "/login"
 LOGOUT_PATH = "/logout"
 LIVE_PATH = "/api/v1/live"
+#: Answers that take as long as their client reads.
+_STREAMS = (LIVE_PATH, "/api/v1/recordings/download")
 #: The one page below `/api/`.
 DOCS_PATH = "/api/docs"
 _STATIC = "/static/"
@@ -128,7 +130,7 @@ class Guard:
             return
         if identity is not None and method not in _SAFE and path != LOGIN_PATH:
             _refuse_change(identity, headers, body, is_logout=path == LOGOUT_PATH)
-        if path == LIVE_PATH and method in _SAFE:  # a stream; whoever asks for it is logged in, and has sent it all
+        if path in _STREAMS and method in _SAFE:  # a stream; whoever asks for it is logged in, and has sent it all
             limit.reschedule(None)
         state = scope.setdefault("state", {})
         state["identity"] = identity

@@ -9,7 +9,7 @@ class Engine(BaseModel):
     """An engine's slot, and the engine in it."""
 
     slot: int
-    state: str = Field(description="idle, waiting, starting, running, link lost, cancelled or finished")
+    state: str = Field(description="idle, waiting, starting, running, restarting, link lost, cancelled or finished")
     is_well: bool
     host: str | None
     pid: int | None
@@ -48,6 +48,7 @@ class Partition(BaseModel):
     uncommitted: int = Field(description="Messages that were read and are not committed.")
     committed_offset: int | None = Field(description="The next offset, as committed.")
     is_paused: bool = Field(description="Whether it waits for room (backpressure).")
+    is_paused_by_user: bool = Field(description="Whether a user has paused it, or all partitions.")
     stalled: str | None = Field(description="What holds it up, if it stands still.")
     held_by: Held | None = Field(description="The oldest message that is not finished, or not committed yet.")
 
@@ -85,6 +86,14 @@ class Wait(BaseModel):
 
     what: str
     why: str
+
+
+class Pause(BaseModel):
+    """What a user has paused."""
+
+    partition: int | None = Field(description="Of the source topic; null: all partitions.")
+    until: float = Field(description="When it ends, in seconds since the epoch.")
+    by: str
 
 
 class Tasks(BaseModel):
@@ -140,6 +149,7 @@ class Overview(BaseModel):
     step: str = Field(description="What the run waits for.")
     problems: list[str]
     waits: list[Wait]
+    pauses: list[Pause] = Field(description="What users have paused.")
     run_seconds: float
     left_seconds: float | None = Field(description="While draining: how long that may still take.")
     consumed: int
@@ -162,22 +172,6 @@ class Overview(BaseModel):
     orphans: list[int] = Field(description="Partitions of the topic that no engine owns.")
     sinks: list[Sink]
     slowest: list[SlowTask]
-
-
-class Series(BaseModel):
-    """Numbers over time, a list each; null where nothing is known."""
-
-    at: list[float] = Field(description="Seconds since the epoch.")
-    consumed: list[float | None] = Field(description="Messages read per second.")
-    done: list[float | None] = Field(description="Messages finished per second.")
-    failed: list[float | None] = Field(description="Tasks that failed for good, per second.")
-    retried: list[float | None] = Field(description="Attempts that failed and were followed by another, per second.")
-    letters: list[float | None] = Field(description="Dead letters per second.")
-    lag: list[float | None] = Field(description="Messages behind the end.")
-    in_flight: list[float | None]
-    task_p50: list[float | None] = Field(description="How long attempts of tasks took, in seconds.")
-    task_p95: list[float | None]
-    task_p99: list[float | None]
 
 
 class Setting(BaseModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tidemill.config.redaction import redact_text
 from tidemill.config.settings import Settings
@@ -13,7 +13,8 @@ from tidemill.spark.live.status_report import find_problems, is_starting
 from tidemill.spark.live.web_ui import Watched
 from tidemill.spark.progress import EngineStatus, PipelineProgress
 from tidemill.web.pipeline import models
-from tidemill.web.pipeline.sampler import Sampler, find_quantile
+from tidemill.web.pipeline.sampler import Sampler
+from tidemill.web.series import find_quantile
 
 _BREAKERS = ("closed", "half-open", "open")
 _SINKS = "sinks."
@@ -40,6 +41,11 @@ def describe_pipeline(watched: Watched, progress: PipelineProgress, sampler: Sam
         step=state.describe_step(),
         problems=find_problems(state, progress),
         waits=_list_waits(progress),
+        pauses=[
+            # Whole seconds: the end does not change with each look at two clocks.
+            models.Pause(partition=pause.partition, until=round(pause.until), by=pause.by)
+            for pause in progress.pauses
+        ],
         run_seconds=state.run_seconds,
         left_seconds=state.left_seconds,
         consumed=progress.consumed,
@@ -130,14 +136,15 @@ def _describe_partitions(progress: PipelineProgress) -> list[models.Partition]:
         for name in engine.progress.partitions
     }
     paused = set(progress.paused)
+    held = {pause.partition for pause in progress.pauses}
     return [
-        _describe_partition(name, progress, owners.get(name), is_paused=name in paused)
+        _describe_partition(name, progress, owners.get(name), is_paused=name in paused, held=held)
         for name in sorted(progress.partitions, key=_sort_partition)
     ]
 
 
 def _describe_partition(
-    name: str, progress: PipelineProgress, owner: EngineStatus | None, *, is_paused: bool
+    name: str, progress: PipelineProgress, owner: EngineStatus | None, *, is_paused: bool, held: Collection[int | None]
 ) -> models.Partition:
     # What the current owner has read: an earlier one gave up what it did not commit.
     flow: Mapping[str, tuple[int, int, int]] = owner.progress.flow if owner and owner.progress else {}
@@ -151,6 +158,7 @@ def _describe_partition(
         uncommitted=max(0, taken - committed - given_up),
         committed_offset=progress.committed.get(name),
         is_paused=is_paused,
+        is_paused_by_user=None in held or _sort_partition(name)[1] in held,
         stalled=None if stalled is None else redact_text(stalled),
         held_by=_describe_held(name, progress.heads.get(name)),
     )

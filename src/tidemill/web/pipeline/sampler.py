@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from tidemill.runtime.durations import DURATION_BOUNDS
 from tidemill.spark.progress import PipelineProgress
-from tidemill.web.pipeline.models import Lag, Series
+from tidemill.web.pipeline.models import Lag
+from tidemill.web.series import Series, find_quantile
 
 KEPT_SECONDS = 900
 #: Rates and percentiles are of this time, trends of a minute.
@@ -34,28 +34,6 @@ class Sample(NamedTuple):
     in_flight: int
     attempts: tuple[int, ...]
     cpu_seconds: dict[int, float]
-
-
-def find_quantile(counts: Sequence[int], share: float) -> float | None:
-    """Return a quantile of durations that were counted in `DURATION_BOUNDS`; None: there are none.
-
-    Within a bucket it is interpolated; of those beyond the last bound only that bound is known.
-
-    Example:
-        >>> find_quantile([0, 0, 10, *[0] * 12], 0.5)
-        0.0175
-    """
-    wanted = sum(counts) * share
-    if not wanted:
-        return None
-    below = 0.0
-    for place, count in enumerate(counts):
-        if below + count >= wanted and count:
-            low = DURATION_BOUNDS[place - 1] if place else 0.0
-            high = DURATION_BOUNDS[min(place, len(DURATION_BOUNDS) - 1)]
-            return low + (high - low) * (wanted - below) / count
-        below += count
-    return DURATION_BOUNDS[-1]
 
 
 def subtract_counts(later: Sequence[int], earlier: Sequence[int]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -13,22 +14,27 @@ from fastapi.responses import Response
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 
-from tidemill.core.errors import RemoteError
-from tidemill.core.wording import format_count
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.periods import name_worker_folder
+from tidemill.recorder.runs import RunFilter
 from tidemill.recorder.writer import RecordWriter
 from tidemill.spark.live.web_ui import Watched
 from tidemill.web.live import LiveUpdates
 from tidemill.web.pages import Pages
-from tidemill.web.pipeline.models import Done, Overview, Series, Setting
+from tidemill.web.pipeline.actions import build_actions
+from tidemill.web.pipeline.live_board import LEASE_SECONDS, LiveBoard
+from tidemill.web.pipeline.live_models import LivePicture
+from tidemill.web.pipeline.models import Overview, Setting
 from tidemill.web.pipeline.overview import describe_pipeline
-from tidemill.web.pipeline.past_series import build_series, choose_step
+from tidemill.web.pipeline.prometheus import Query as PrometheusQuery
+from tidemill.web.pipeline.prometheus import list_queries
 from tidemill.web.pipeline.sampler import KEPT_SECONDS, Sampler
 from tidemill.web.pipeline.settings_view import list_settings
 from tidemill.web.problems import Problem
 from tidemill.web.recorded.archive import Archive
+from tidemill.web.recorded.models import Run
 from tidemill.web.sections import Link, Section
+from tidemill.web.series import Series, build_series, choose_step
 from tidemill.web.workers import run_blocking
 
 log = structlog.get_logger(__name__)
@@ -62,7 +68,8 @@ class PipelineView:
         self.recording = name_worker_folder(watched.settings.kafka.consumer_group, watched.worker)
         self.watched = watched
         self.sampler = Sampler()
-        self.live = LiveUpdates({"overview": self._describe, "page": self._render})
+        self.board = LiveBoard()
+        self.live = LiveUpdates({"overview": self._describe, "page": self._render, "tasks": self._show_tasks})
         self._pages = pages
         self._writer = writer
         self._ticking: asyncio.Task[None] | None = None
@@ -92,10 +99,23 @@ class PipelineView:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             try:
-                self.sample()
-                self.live.update()
+                self.tick()
             except Exception:
                 log.exception("the web UI could not be updated; the next update may")
+
+    def tick(self) -> None:
+        """Take a sample, and tell those that listen what is new."""
+        self.sample()
+        if self.live.has_clients("tasks"):
+            self.watch_tasks()
+        self.live.update()
+
+    def watch_tasks(self) -> None:
+        """Have the engines say what their executors do, for the next few seconds."""
+        self.watched.engines.watch(self.board.take, LEASE_SECONDS)
+
+    def _show_tasks(self) -> Mapping[str, str]:
+        return {"tasks": self.board.describe_news().model_dump_json()}
 
     def _describe(self) -> Mapping[str, str]:
         return {"overview": self.now().model_dump_json()}
@@ -108,7 +128,12 @@ class PipelineView:
 
 def build_section(view: PipelineView, pages: Pages) -> Section:
     """Return the section of a pipeline."""
-    links = [Link("Overview", "/"), Link("Configuration", "/configuration", is_last=True)]
+    links = [
+        Link("Overview", "/"),
+        Link("Live", "/live"),
+        Link("Metrics", "/metrics-queries", is_last=True),
+        Link("Configuration", "/configuration", is_last=True),
+    ]
     return Section(links, _build_pages(view, pages), _build_api(view), view.live.close)
 
 
@@ -120,7 +145,22 @@ def _build_pages(view: PipelineView, pages: Pages) -> APIRouter:
         request: Request,
         range_seconds: Annotated[int, Query(alias="range", ge=1, le=MAX_SERIES_SECONDS)] = KEPT_SECONDS,
     ) -> Response:
-        return pages.answer(request, "overview.html", o=view.now(), range=range_seconds)
+        # This page is there also while searches keep all workers busy, then without the other runs.
+        runs: list[Run] = []
+        with contextlib.suppress(Problem):
+            runs = await run_blocking(view.archive.list_runs)
+        others = [run for run in runs if run.recording != view.recording]
+        return pages.answer(request, "overview.html", o=view.now(), range=range_seconds, others=others)
+
+    @router.get("/metrics-queries")
+    async def show_metrics(request: Request) -> Response:
+        is_served = view.watched.metrics_address is not None
+        return pages.answer(request, "metrics.html", queries=find_queries(view), served=is_served)
+
+    @router.get("/live")
+    async def show_live(request: Request) -> Response:
+        least = view.watched.settings.debug.ws_min_duration_ms / 1000
+        return pages.answer(request, "live.html", least_seconds=least)
 
     @router.get("/configuration")
     async def show_configuration(request: Request, changed: bool = False) -> Response:
@@ -133,6 +173,12 @@ def _build_pages(view: PipelineView, pages: Pages) -> APIRouter:
         return pages.answer(request, "configuration.html", sections=sections, changed=changed, count=len(shown))
 
     return router
+
+
+def find_queries(view: PipelineView) -> list[PrometheusQuery]:
+    """Return ready queries of this pipeline's metrics."""
+    settings = view.watched.settings
+    return list_queries(settings.debug, view.watched.worker, settings.cluster_name)
 
 
 def _build_api(view: PipelineView) -> APIRouter:
@@ -155,9 +201,13 @@ def _build_api(view: PipelineView) -> APIRouter:
         step, now = choose_step(seconds), int(time.time())
         since = (now - seconds) // step * step
         counts = await run_blocking(
-            view.archive.read_counts, view.recording, since * _MILLION, (now + 1) * _MILLION, step
+            view.archive.read_counts, RunFilter(recording=view.recording), since * _MILLION, (now + 1) * _MILLION, step
         )
         return build_series(counts, step, time.time())
+
+    @router.get("/metrics-queries", summary="Ready queries for Prometheus")
+    async def read_queries() -> list[PrometheusQuery]:
+        return find_queries(view)
 
     @router.get("/configuration", summary="All settings, secrets masked")
     async def read_configuration() -> list[Setting]:
@@ -167,31 +217,25 @@ def _build_api(view: PipelineView) -> APIRouter:
         "/live",
         summary="Updates as server-sent events, once a second while something changes",
         description="`overview` has the same document as /overview. `missed` says how many updates were skipped "
-        "because the client reads too slowly. The view `page` is for the pages of the web UI.",
+        "because the client reads too slowly. The view `tasks` has what executors do and what ended since the update "
+        "before; begin with /live/tasks, and again if a number is missing. `page` is for the pages of the web UI.",
         response_class=EventSourceResponse,
     )
     async def follow(
-        request: Request, view_name: Annotated[Literal["overview", "page"], Query(alias="view")] = "overview"
+        request: Request, view_name: Annotated[Literal["overview", "page", "tasks"], Query(alias="view")] = "overview"
     ) -> Response:
+        if view_name == "tasks":
+            view.watch_tasks()
         events = await view.live.listen(view_name, request.state.is_known)
         return EventSourceResponse(events, ping=_PING_SECONDS, send_timeout=_SEND_SECONDS)
 
-    @router.post("/actions/release", summary="Release the failure brake of all engines")
-    async def release(request: Request) -> Done:
-        try:
-            engines = await run_blocking(view.watched.release)
-        except RemoteError as error:
-            raise Problem(503, str(error)) from error
-        if not engines:
-            raise Problem(409, "no brake is on, and nothing is held")
-        view.note_action("release", request.state.identity.name)
-        held = format_count(sum(engine["held"] for engine in engines), "held message")
-        return Done(text=f"Released the brake of {format_count(len(engines), 'engine')}; {held} become dead letters.")
+    @router.get(
+        "/live/tasks",
+        summary="What executors do now, and what ended within the last minute",
+        description="Engines report it only while somebody follows the view `tasks` of /live.",
+    )
+    async def read_live_tasks() -> LivePicture:
+        return view.board.describe_all()
 
-    @router.post("/actions/drain", summary="Drain: read no more, finish what is running, commit, and end")
-    async def drain(request: Request) -> Done:
-        view.note_action("drain", request.state.identity.name)
-        view.watched.drain()
-        return Done(text="The pipeline drains, and ends.")
-
+    router.include_router(build_actions(view.watched, view.note_action))
     return router

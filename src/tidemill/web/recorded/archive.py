@@ -6,7 +6,7 @@ A cursor of ours holds the times of its query too: "15m" before now is another t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -14,8 +14,10 @@ import msgspec
 from tidemill.core.errors import RemoteError
 from tidemill.core.recorder.cursor import WrongCursorError
 from tidemill.recorder.counts import Counts
+from tidemill.recorder.periods import Period
 from tidemill.recorder.queries import EventQuery, MessageQuery, TaskQuery
 from tidemill.recorder.reader import Reader
+from tidemill.recorder.runs import RunChoice, RunFilter
 from tidemill.runtime.open_message import OpenMessage
 from tidemill.web.problems import Problem
 from tidemill.web.recorded import models
@@ -24,6 +26,7 @@ QueryT = TypeVar("QueryT", MessageQuery, TaskQuery, EventQuery)
 PageT = TypeVar("PageT")
 FindOpen = Callable[[str, int, int], OpenMessage | None]
 
+ALL_RUNS = RunFilter()
 #: Times before 1970 are negative.
 _CURSOR = re.compile(r"(-?\d{1,18}|)-(-?\d{1,18}|)-(\S{1,2000})")
 
@@ -86,9 +89,11 @@ class Archive:
         rows = [models.describe_event(row) for row in page.rows]
         return models.EventPage(rows=rows, cursor=_seal_cursor(query, page.cursor), problems=page.problems)
 
-    def list_failures(self, since_us: int | None, until_us: int | None, limit: int) -> models.FailureList:
+    def list_failures(
+        self, since_us: int | None, until_us: int | None, limit: int, runs: RunChoice = ALL_RUNS
+    ) -> models.FailureList:
         """Return groups of failures."""
-        found = self._reader.list_failures(since_us, until_us, self._limit(limit))
+        found = self._reader.list_failures(since_us, until_us, self._limit(limit), runs)
         groups = [models.describe_failure(group) for group in found.groups]
         return models.FailureList(groups=groups, more=found.more, problems=found.problems)
 
@@ -105,13 +110,37 @@ class Archive:
             story.now = models.describe_open(found)
         return story
 
-    def read_counts(self, recording: str, since_us: int, until_us: int, step_seconds: int) -> list[Counts]:
+    def read_counts(self, runs: RunChoice, since_us: int, until_us: int, step_seconds: int) -> list[Counts]:
         """Return what was counted in each step of a time, without steps in which nothing was."""
-        return self._reader.read_counts(since_us, until_us, step_seconds, recording).points
+        return self._reader.read_counts(since_us, until_us, step_seconds, runs).points
 
-    def list_recordings(self) -> list[models.Recording]:
-        """Return all periods, the newest of each worker first."""
-        return [models.describe_recording(info) for info in self._reader.list_recordings()]
+    def list_runs(self) -> list[models.Run]:
+        """Return the runs that have recordings: those that are being written first, then the newest first."""
+        return [models.describe_run(run) for run in self._reader.list_runs()]
+
+    def list_recordings(self, runs: RunChoice = ALL_RUNS) -> list[models.Recording]:
+        """Return the periods of some runs, the newest of each worker first."""
+        found = [models.describe_recording(info) for info in self._reader.list_recordings(runs)]
+        # The oldest of each worker that is not being written, whatever the reason is.
+        following = {row.recording: row for row in found if row.period and not row.live}
+        for row in following.values():
+            row.goes_next = True
+        return found
+
+    def find_periods(self, names: Sequence[str]) -> list[Period]:
+        """Return periods by RECORDING/PERIOD.
+
+        Raises:
+            Problem: One of them is not listed.
+        """
+        found = []
+        for name in dict.fromkeys(names):
+            recording, _, period = name.partition("/")
+            listed = self._reader.find_period(recording, period)
+            if listed is None:
+                raise Problem(404, f"no recording {name!r} on disk; see /api/v1/recordings")
+            found.append(listed)
+        return found
 
 
 def _ask(question: Callable[[], PageT]) -> PageT:

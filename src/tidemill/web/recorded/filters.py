@@ -17,6 +17,7 @@ from fastapi import Depends, Query
 from tidemill.core.recorder.key_text import read_key
 from tidemill.recorder.events import EventKind
 from tidemill.recorder.queries import EventQuery, MessageQuery, TaskQuery
+from tidemill.recorder.runs import RunFilter
 from tidemill.web.problems import Problem
 
 _MILLION = 1_000_000
@@ -114,6 +115,8 @@ def read_messages(
     until: Annotated[str, Query(max_length=40)] = "",
     error: Annotated[str, Query(max_length=1024, description="A text in one of its errors.")] = "",
     recording: Text = "",
+    group: Text = "",
+    worker: Text = "",
 ) -> MessageQuery:
     """Return which messages an address asks for."""
     now = time.time()
@@ -131,6 +134,8 @@ def read_messages(
         until_us=parse_time("until", until, now),
         error=error,
         recording=recording or None,
+        group=group or None,
+        worker=worker or None,
     )
 
 
@@ -146,6 +151,8 @@ def read_tasks(
     since: Annotated[str, Query(max_length=40, description="2026-05-01T12:00, or 15m, 2h, 1d before now.")] = "",
     until: Annotated[str, Query(max_length=40)] = "",
     recording: Text = "",
+    group: Text = "",
+    worker: Text = "",
 ) -> TaskQuery:
     """Return which tasks an address asks for."""
     now = time.time()
@@ -161,6 +168,8 @@ def read_tasks(
         since_us=parse_time("since", since, now),
         until_us=parse_time("until", until, now),
         recording=recording or None,
+        group=group or None,
+        worker=worker or None,
     )
 
 
@@ -176,6 +185,8 @@ def read_events(
     since: Annotated[str, Query(max_length=40, description="2026-05-01T12:00, or 15m, 2h, 1d before now.")] = "",
     until: Annotated[str, Query(max_length=40)] = "",
     recording: Text = "",
+    group: Text = "",
+    worker: Text = "",
 ) -> EventQuery:
     """Return which events an address asks for."""
     now = time.time()
@@ -191,9 +202,17 @@ def read_events(
         since_us=parse_time("since", since, now),
         until_us=parse_time("until", until, now),
         recording=recording or None,
+        group=group or None,
+        worker=worker or None,
     )
 
 
+def read_runs(recording: Text = "", group: Text = "", worker: Text = "") -> RunFilter:
+    """Return which runs an address asks for."""
+    return RunFilter(recording=recording or None, group=group or None, worker=worker or None)
+
+
+RunFilters = Annotated[RunFilter, Depends(read_runs)]
 MessageFilters = Annotated[MessageQuery, Depends(read_messages)]
 TaskFilters = Annotated[TaskQuery, Depends(read_tasks)]
 EventFilters = Annotated[EventQuery, Depends(read_events)]

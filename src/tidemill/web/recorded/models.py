@@ -8,6 +8,7 @@ from tidemill.core.pipeline.message_stage import Stage
 from tidemill.core.recorder.key_text import write_key
 from tidemill.recorder.events import OF_TRIGGERS
 from tidemill.recorder.queries import EventRow, FailureGroup, MessageRow, RecordingInfo, Story, TaskRow, Trace
+from tidemill.recorder.runs import Run as StoredRun
 from tidemill.runtime.open_message import OpenMessage
 
 _MILLION = 1_000_000
@@ -131,7 +132,21 @@ class Recording(BaseModel):
     events: int
     size_bytes: int
     live: bool = Field(description="Whether it is being written.")
+    kept_until: float | None = Field(description="When it is removed for its age; earlier if there are too many.")
+    goes_next: bool = Field(False, description="Whether it is the next one of its worker that retention removes.")
     problems: list[str]
+
+
+class Run(BaseModel):
+    """A worker that has recordings."""
+
+    recording: str
+    group: str
+    worker: str
+    started_at: float = Field(description="When its newest period was begun.")
+    written_at: float = Field(description="When something was last written.")
+    live: bool = Field(description="Whether it is being written.")
+    periods: int
 
 
 class MessagePage(BaseModel):
@@ -312,6 +327,19 @@ def describe_failure(group: FailureGroup) -> Failure:
     )
 
 
+def describe_run(run: StoredRun) -> Run:
+    """Return a run."""
+    return Run(
+        recording=run.recording,
+        group=run.group,
+        worker=run.worker,
+        started_at=run.started_us / _MILLION,
+        written_at=run.written_us / _MILLION,
+        live=run.live,
+        periods=run.periods,
+    )
+
+
 def describe_recording(info: RecordingInfo) -> Recording:
     """Return a period; where its files are is nobody's business but the host's."""
     return Recording(
@@ -327,6 +355,7 @@ def describe_recording(info: RecordingInfo) -> Recording:
         events=info.events,
         size_bytes=info.size_bytes,
         live=info.live,
+        kept_until=to_seconds(info.kept_until_us),
         problems=info.problems,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import RedirectResponse, Response
@@ -12,12 +13,13 @@ from starlette.requests import Request
 from tidemill.recorder.events import EventKind
 from tidemill.web.pages import Pages
 from tidemill.web.problems import Problem
-from tidemill.web.recorded import models
+from tidemill.web.recorded import downloads, models, runs
 from tidemill.web.recorded.archive import Archive
 from tidemill.web.recorded.filters import (
     STATUSES,
     EventFilters,
     MessageFilters,
+    RunFilters,
     TaskFilters,
     change_address,
     parse_place,
@@ -36,16 +38,28 @@ Offset = Annotated[int, Path(ge=0, le=2**63 - 1)]
 Since = Annotated[str, Query(max_length=40, description="2026-05-01T12:00, or 15m, 2h, 1d before now.")]
 
 
-def build_section(archive: Archive, pages: Pages) -> Section:
-    """Return the section of recordings."""
+def build_section(archive: Archive, pages: Pages, absent: str = "") -> Section:
+    """Return the section of recordings.
+
+    Args:
+        archive: What was recorded.
+        pages: Renders pages.
+        absent: What this server does not show, and why; ''.
+    """
     links = [
         Link("Messages", "/messages"),
         Link("Tasks", "/tasks"),
         Link("Failures", "/failures"),
         Link("Events", "/events"),
+        Link("Runs", "/runs"),
         Link("Recordings", "/recordings"),
     ]
-    return Section(links, _build_pages(archive, pages), _build_api(archive))
+    routes, api = _build_pages(archive, pages), _build_api(archive)
+    routes.include_router(runs.build_pages(archive, pages, absent))
+    api.include_router(runs.build_api(archive))
+    loads = downloads.Downloads(archive)
+    api.include_router(downloads.build_api(loads))
+    return Section(links, routes, api, loads.close)
 
 
 def _build_pages(archive: Archive, pages: Pages) -> APIRouter:
@@ -64,7 +78,8 @@ def _build_pages(archive: Archive, pages: Pages) -> APIRouter:
         def first(name: str) -> str:
             return (given.get(name) or [""])[0]
 
-        own = {"given": given, "first": first, "change": change, "more": more, "is_first": not first("cursor")}
+        own: dict[str, Any] = {"given": given, "first": first, "change": change, "more": more}
+        own |= {"is_first": not first("cursor"), "runs": archive.list_runs()}
         return pages.answer(request, f"recorded/{template}.html", status, **own, **values)
 
     @router.get("/messages")
@@ -92,11 +107,15 @@ def _build_pages(archive: Archive, pages: Pages) -> APIRouter:
         return answer(request, "tasks", page.cursor, page=page)
 
     @router.get("/failures")
-    def show_failures(request: Request, since: Since = "24h") -> Response:
+    def show_failures(request: Request, chosen: RunFilters, since: Since = "24h") -> Response:
         now = time.time()
         since_us = parse_time("since", since, now)
-        page = archive.list_failures(since_us, None, _GROUPS)
-        return answer(request, "failures", page=page, since=since, until=now, begin=(since_us or 0) / 1_000_000)
+        page = archive.list_failures(since_us, None, _GROUPS, chosen)
+        only = {name: text for name in ("recording", "group", "worker") if (text := getattr(chosen, name))}
+        link = f"&{urlencode(only)}" if only else ""
+        return answer(
+            request, "failures", page=page, chosen=link, since=since, until=now, begin=(since_us or 0) / 1_000_000
+        )
 
     @router.get("/events")
     def show_events(request: Request, query: EventFilters, cursor: Cursor = "") -> Response:
@@ -104,8 +123,8 @@ def _build_pages(archive: Archive, pages: Pages) -> APIRouter:
         return answer(request, "events", page.cursor, page=page, kinds=list(EventKind))
 
     @router.get("/recordings")
-    def show_recordings(request: Request) -> Response:
-        return answer(request, "recordings", recordings=archive.list_recordings())
+    def show_recordings(request: Request, chosen: RunFilters) -> Response:
+        return answer(request, "recordings", recordings=archive.list_recordings(chosen))
 
     return router
 
@@ -129,16 +148,18 @@ def _build_api(archive: Archive) -> APIRouter:
         return archive.find_tasks(query, cursor, limit)
 
     @router.get("/failures", summary="Failures by error, the most frequent first")
-    def list_failures(since: Since = "", until: Since = "", limit: Limit = PAGE_ROWS) -> models.FailureList:
+    def list_failures(
+        chosen: RunFilters, since: Since = "", until: Since = "", limit: Limit = PAGE_ROWS
+    ) -> models.FailureList:
         now = time.time()
-        return archive.list_failures(parse_time("since", since, now), parse_time("until", until, now), limit)
+        return archive.list_failures(parse_time("since", since, now), parse_time("until", until, now), limit, chosen)
 
     @router.get("/events", summary="Failures, retries, rebalances, actions: the newest first")
     def find_events(query: EventFilters, cursor: Cursor = "", limit: Limit = PAGE_ROWS) -> models.EventPage:
         return archive.find_events(query, cursor, limit)
 
     @router.get("/recordings", summary="What is kept, by worker and period")
-    def list_recordings() -> list[models.Recording]:
-        return archive.list_recordings()
+    def list_recordings(chosen: RunFilters) -> list[models.Recording]:
+        return archive.list_recordings(chosen)
 
     return router

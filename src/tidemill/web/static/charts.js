@@ -4,7 +4,8 @@
   if (!holder || !window.uPlot) return;
   const KEPT = 900;
   const range = Number(holder.dataset.range);
-  const isLive = range <= KEPT; // longer times are asked for again now and then
+  const isFollowed = Boolean(document.querySelector("[data-live]"));
+  const isLive = isFollowed && range <= KEPT; // others are asked for again now and then
   const short = (value) => {
     if (value == null) return "–";
     const size = Math.abs(value);
@@ -80,6 +81,7 @@
     for (const { plot, chart } of plots) plot.setData(pick(chart));
   });
   document.addEventListener("live", load);
+  if (!isFollowed) load();
   if (!isLive) setInterval(() => document.hidden || load(), Math.max(10, range / 480) * 1000);
   document.addEventListener("theme", () => columns && draw());
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => columns && draw());

@@ -27,7 +27,10 @@
     setTimeout(() => element.remove(), 8000);
   };
 
-  const ask = (text, word) => new Promise((resolve) => {
+  // How long a pause may last: it always ends by itself.
+  const times = [["5 minutes", 300], ["15 minutes", 900], ["1 hour", 3600], ["4 hours", 14400], ["1 day", 86400]];
+
+  const ask = (text, word, seconds) => new Promise((resolve) => {
     const dialog = document.createElement("dialog");
     const form = document.createElement("form");
     form.method = "dialog";
@@ -45,6 +48,14 @@
       yes.disabled = true;
       input.addEventListener("input", () => { yes.disabled = input.value !== word; });
     }
+    const select = document.createElement("select");
+    if (seconds) {
+      const label = document.createElement("label");
+      label.textContent = "For ";
+      for (const [name, value] of times) select.append(new Option(name, value, false, String(value) === seconds));
+      label.append(select);
+      form.append(label);
+    }
     const no = Object.assign(document.createElement("button"), { textContent: "No", value: "no", type: "button" });
     no.addEventListener("click", () => dialog.close("no"));
     const row = document.createElement("div");
@@ -52,18 +63,24 @@
     row.append(yes, no);
     form.append(row);
     dialog.append(form);
-    dialog.addEventListener("close", () => { dialog.remove(); resolve(dialog.returnValue === "yes"); });
+    dialog.addEventListener("close", () => { dialog.remove(); resolve(dialog.returnValue === "yes" ? { seconds: Number(select.value) } : null); });
     document.body.append(dialog);
     dialog.showModal();
   });
 
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("[data-action]");
-    if (!button || !(await ask(button.dataset.ask, button.dataset.word))) return;
+    if (!button) return;
+    const { ask: text, word, seconds } = button.dataset;
+    const said = await ask(text, word, seconds);
+    if (!said) return;
+    const body = button.dataset.body || seconds ? { ...JSON.parse(button.dataset.body || "{}"), ...(seconds ? said : {}) } : null;
     button.disabled = true;
     try {
       const response = await fetch(root.dataset.prefix + button.dataset.action, {
-        method: "POST", headers: { "X-CSRF-Token": root.dataset.csrf || "" },
+        method: "POST",
+        headers: { "X-CSRF-Token": root.dataset.csrf || "", ...(body ? { "Content-Type": "application/json" } : {}) },
+        body: body && JSON.stringify(body),
       });
       const answer = await response.json();
       toast(response.ok ? answer.text : answer.detail, response.ok ? "good" : "bad");
@@ -101,6 +118,6 @@
   document.addEventListener("htmx:responseError", () => toast("The server refused; reload the page.", "bad"));
   document.addEventListener("htmx:sendError", () => toast("The server does not answer.", "bad"));
 
-  window.tidemill = { localize };
+  window.tidemill = { localize, toast };
   localize(document);
 })();

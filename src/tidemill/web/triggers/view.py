@@ -113,7 +113,7 @@ class TriggersView:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             try:
-                for name in self.live.views:
+                for name in filter(self.live.has_clients, self._parts):
                     await self.refresh(name)
             except Problem:
                 pass  # the host does not answer; the pages show how old they are

@@ -1,18 +1,57 @@
-"""Numbers over longer times than the sampler keeps, from what was recorded."""
+"""Numbers over time, as charts show them, from what was recorded."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pydantic import BaseModel, Field
+
 from tidemill.recorder.counts import Counts
-from tidemill.web.pipeline.models import Series
-from tidemill.web.pipeline.sampler import find_quantile
+from tidemill.runtime.durations import DURATION_BOUNDS
 
 _MINUTE = 60
 #: A chart has about this many points.
 _POINTS = 480
 #: Counts are written once a second, so those of a step's last second come a little after its end.
 _LATE_SECONDS = 2
+
+
+class Series(BaseModel):
+    """Numbers over time, a list each; null where nothing is known."""
+
+    at: list[float] = Field(description="Seconds since the epoch.")
+    consumed: list[float | None] = Field(description="Messages read per second.")
+    done: list[float | None] = Field(description="Messages finished per second.")
+    failed: list[float | None] = Field(description="Tasks that failed for good, per second.")
+    retried: list[float | None] = Field(description="Attempts that failed and were followed by another, per second.")
+    letters: list[float | None] = Field(description="Dead letters per second.")
+    lag: list[float | None] = Field(description="Messages behind the end.")
+    in_flight: list[float | None]
+    task_p50: list[float | None] = Field(description="How long attempts of tasks took, in seconds.")
+    task_p95: list[float | None]
+    task_p99: list[float | None]
+
+
+def find_quantile(counts: Sequence[int], share: float) -> float | None:
+    """Return a quantile of durations that were counted in `DURATION_BOUNDS`; None: there are none.
+
+    Within a bucket it is interpolated; of those beyond the last bound only that bound is known.
+
+    Example:
+        >>> find_quantile([0, 0, 10, *[0] * 12], 0.5)
+        0.0175
+    """
+    wanted = sum(counts) * share
+    if not wanted:
+        return None
+    below = 0.0
+    for place, count in enumerate(counts):
+        if below + count >= wanted and count:
+            low = DURATION_BOUNDS[place - 1] if place else 0.0
+            high = DURATION_BOUNDS[min(place, len(DURATION_BOUNDS) - 1)]
+            return low + (high - low) * (wanted - below) / count
+        below += count
+    return DURATION_BOUNDS[-1]
 
 
 def choose_step(seconds: int) -> int:

@@ -11,7 +11,7 @@ from tidemill.core.errors import RemoteError
 from tidemill.core.pipeline.message_stage import MessageStage, Stage
 from tidemill.runtime.open_message import OpenMessage
 from tidemill.runtime.progress import EngineProgress
-from tidemill.spark.live.engine_requests import find_message
+from tidemill.spark.live.message_finder import find_message
 from tidemill.spark.live.recording import answer_open
 
 

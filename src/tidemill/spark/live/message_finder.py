@@ -1,40 +1,21 @@
-"""What users may ask of the engines of a running pipeline: where an open message is, and to release their brakes.
-
-All of it happens on the link's loop.
-"""
+"""Finds an open message: asks the engine that owns its partition, on the link's loop."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from tidemill.config.redaction import redact_text
 from tidemill.core.errors import RemoteError
 from tidemill.core.pipeline.message_stage import MessageStage, Stage
-from tidemill.runtime.link_messages import Release
 from tidemill.runtime.link_questions import ASK_SECONDS
 from tidemill.runtime.link_server import LinkServer
 from tidemill.runtime.open_message import OpenMessage
-from tidemill.runtime.progress import brake_name
 from tidemill.sources.base import name_partition
 from tidemill.spark.live.supervised_slot import SupervisedSlot
 
-#: How long to wait for the link's loop, which is never busy for long.
-RELEASE_SECONDS = 3.0
 #: How long a driver may take to find a message.
 FIND_SECONDS = ASK_SECONDS + 1.0
-
-
-async def release_brakes(server: LinkServer, slots: Sequence[SupervisedSlot]) -> list[dict[str, Any]]:
-    """Release the brakes that engines last reported, and return what they hold."""
-    told = []
-    for slot in slots:
-        if slot.progress is not None and brake_name(slot.number) in slot.progress.stalled:
-            if slot.link is not None:
-                server.send(slot.link, Release())
-            told.append({"slot": slot.number, "held": slot.progress.held})
-    return told
 
 
 async def find_message(

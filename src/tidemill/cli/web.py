@@ -1,0 +1,127 @@
+"""`tidemill web`: shows recordings in a browser, without a pipeline."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidemill.cli.options import ConfigPath
+from tidemill.cli.recordings import expand_folder, load_quietly
+from tidemill.cli.reporting import reporting
+from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.runtime.stop_signals import find_stop_signals
+
+if TYPE_CHECKING:
+    import socket
+    from types import FrameType
+
+    from tidemill.config.debug_settings import DebugSettings
+    from tidemill.web.server import WebServer
+
+_KEY_BYTES = 24
+#: How long the end waits for answers under way.
+_END_SECONDS = 3.0
+#: How often it is looked whether the server has ended by itself.
+_LOOK_SECONDS = 0.5
+
+
+def web(
+    config: ConfigPath = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir", metavar="DIR", help="The folder of recordings; default: debug.db_dir.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Show recordings in a browser, read-only, also while pipelines write them, until Ctrl-C.
+
+    The address is printed. With CONFIG, its dead letters are shown, and its users may log in.
+    """
+    with reporting():
+        from tidemill.config.loading import CONFIG_VARIABLE
+        from tidemill.runtime.listening import format_address
+
+        settings = load_quietly(config)
+        debug = settings.debug
+        folder = _find_recordings(debug, directory)
+        has_letters = config is not None or bool(os.environ.get(CONFIG_VARIABLE))
+        listener = _listen(debug)
+        key = None if debug.users or debug.tokens else secrets.token_urlsafe(_KEY_BYTES)
+
+        from tidemill.web.standalone.start import build_server
+
+        server = build_server(listener, key, settings, folder, has_letters=has_letters)
+        address = debug.debug_url.rstrip("/") or format_address(listener)
+        _serve(server, f"recordings in {folder}: {address}/{f'?key={key}' if key is not None else ''}")
+
+
+def _find_recordings(debug: DebugSettings, directory: Path | None) -> Path:
+    """Return the folder, which has recordings.
+
+    Raises:
+        ConfigError: There are none.
+    """
+    from tidemill.recorder.periods import list_periods, list_worker_folders
+
+    folder = expand_folder(debug) if directory is None else directory
+    where = "debug.db_dir" if directory is None else "--dir"
+    if directory is not None and not directory.is_dir():
+        raise ConfigError(f"--dir {directory}: not a folder of recordings")
+    if not any(list_periods(worker) for worker in list_worker_folders(folder)):
+        raise ConfigError(
+            f"no recordings in {folder} ({where}): pipelines write them there while debug.enabled is true and "
+            "debug.db_dir is this folder; only those of this user are read. Give the configuration of the pipeline, or "
+            "its folder with --dir"
+        )
+    return folder
+
+
+def _listen(debug: DebugSettings) -> socket.socket:
+    """Return a listening socket: the port, or the next free one, since the pipeline itself may have the first.
+
+    Raises:
+        ConfigError: There is none, or the address is not protected.
+    """
+    from tidemill.config.web_settings import is_loopback
+    from tidemill.runtime.listening import Purpose, listen
+
+    if not is_loopback(debug.host) and not (debug.users or debug.tokens):
+        # Otherwise this is refused with the configuration; not where debug.enabled is false.
+        raise ConfigError(
+            f"debug.host {debug.host} may be reached from other machines: set debug.users or debug.tokens"
+        )
+    listener = listen(debug, is_chosen=False, purpose=Purpose("debug", "web UI"))
+    if listener is None:
+        raise ConfigError(f"debug.port: port {debug.port} and the next ones are in use; set another one, 0 for any")
+    return listener
+
+
+def _serve(server: WebServer, address: str) -> None:
+    """Say where, and serve until a stop signal, which is the usual end.
+
+    Raises:
+        RemoteError: The server has ended by itself.
+    """
+    stopped = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopped.set()
+
+    for number in find_stop_signals():
+        signal.signal(number, stop)
+    thread = threading.Thread(target=server.run, name="tidemill-web", daemon=True)
+    thread.start()
+    typer.echo(address)
+    while thread.is_alive():
+        if stopped.wait(_LOOK_SECONDS):
+            server.stop()
+            thread.join(_END_SECONDS)
+            return
+    raise RemoteError("the web UI ended by itself; the error is in the log above")

@@ -1,0 +1,83 @@
+"""What users have paused, and until when.
+
+A pause is of all partitions or of one, and always ends by itself. Invariants: a partition is paused as long as a pause
+of it, or of all, has not ended; a further pause of the same takes the place of the one before; each pause ends once.
+All times are seconds of one monotonic clock, so that a clock that is set back changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: No pause is longer: whoever wants that stops the pipeline.
+MAX_PAUSE_SECONDS = 7 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A pause.
+
+    Attributes:
+        partition: Of which partition; None: of all.
+        until: When it ends.
+        by: Who asked for it.
+    """
+
+    partition: int | None
+    until: float
+    by: str
+
+
+class Pauses:
+    """The pauses of a pipeline."""
+
+    def __init__(self) -> None:
+        """Start with nothing paused."""
+        self._pauses: dict[int | None, Pause] = {}
+
+    @property
+    def all(self) -> list[Pause]:
+        """All pauses, that of all partitions first."""
+        return sorted(self._pauses.values(), key=lambda pause: -1 if pause.partition is None else pause.partition)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all partitions are paused."""
+        return None in self._pauses
+
+    @property
+    def partitions(self) -> list[int]:
+        """The partitions that are paused by themselves."""
+        return sorted(partition for partition in self._pauses if partition is not None)
+
+    @property
+    def due(self) -> float | None:
+        """When to call `tick` next; None: never."""
+        return min((pause.until for pause in self._pauses.values()), default=None)
+
+    def pause(self, pause: Pause) -> None:
+        """Begin a pause, or change when it ends."""
+        self._pauses[pause.partition] = pause
+
+    def resume(self, partition: int | None) -> list[Pause]:
+        """End the pause of a partition, or of all and of each; return those that ended.
+
+        Example:
+            >>> pauses = Pauses()
+            >>> pauses.pause(Pause(3, 60.0, "ann"))
+            >>> [pause.partition for pause in pauses.resume(None)], pauses.resume(3)
+            ([3], [])
+        """
+        if partition is None:
+            ended = self.all
+            self._pauses.clear()
+            return ended
+        pause = self._pauses.pop(partition, None)
+        return [] if pause is None else [pause]
+
+    def tick(self, now: float) -> list[Pause]:
+        """End the pauses whose time is over, and return them."""
+        ended = [pause for pause in self.all if pause.until <= now]
+        for pause in ended:
+            del self._pauses[pause.partition]
+        return ended

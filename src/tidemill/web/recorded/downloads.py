@@ -1,0 +1,182 @@
+"""Downloads of recordings: one at a time, streamed, of what is listed.
+
+Invariants: nothing of a request becomes a path; what a download needs on disk is removed when it ends, also if its
+client goes away, reads nothing for a minute, or the server stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Annotated
+
+import structlog
+from fastapi import APIRouter, Query
+from fastapi.responses import Response, StreamingResponse
+
+from tidemill.recorder.periods import Period
+from tidemill.recorder.tar_stream import find_room, stream_tar
+from tidemill.web.problems import Problem
+from tidemill.web.recorded.archive import Archive
+from tidemill.web.workers import run_blocking
+
+log = structlog.get_logger(__name__)
+
+#: A client that reads nothing for this long is disconnected.
+STALL_SECONDS = 60.0
+#: How long the beginning of an answer may take.
+BEGIN_SECONDS = 30.0
+MAX_PERIODS = 1000
+_MARGIN_BYTES = 64 * 1024 * 1024
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+
+
+class Download:
+    """One download, whose pieces are made on threads.
+
+    Args:
+        pieces: The archive.
+    """
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        """Begin with nothing."""
+        self._pieces = pieces
+        self._lock = threading.Lock()
+        self._is_ended = False
+
+    def take(self) -> bytes | None:
+        """Return the next piece; None: there are no more. Blocks."""
+        with self._lock:
+            if self._is_ended:
+                return None
+            try:
+                return next(self._pieces, None)
+            finally:
+                if self._is_ended:
+                    self._close()
+
+    def end(self) -> None:
+        """Remove what it needed, now or when the piece that is being made is ready; from any thread."""
+        self._is_ended = True
+        if self._lock.acquire(blocking=False):
+            try:
+                self._close()
+            finally:
+                self._lock.release()
+
+    def _close(self) -> None:
+        close = getattr(self._pieces, "close", None)
+        if close is not None:
+            close()
+
+
+class Downloads:
+    """Streams recordings.
+
+    Args:
+        archive: Knows what is listed.
+        stall_seconds: How long a client may read nothing.
+    """
+
+    def __init__(self, archive: Archive, stall_seconds: float = STALL_SECONDS) -> None:
+        """Stream nothing yet."""
+        self._archive = archive
+        self._stall_seconds = stall_seconds
+        self._current: Download | None = None
+        self._began_at: float | None = None
+
+    def close(self) -> None:
+        """End the one under way."""
+        if self._current is not None:
+            self._current.end()
+
+    async def start(self, names: Sequence[str]) -> Response:
+        """Answer with an archive of some periods.
+
+        Raises:
+            Problem: One is not listed, there is no room for a copy, or another download is under way.
+        """
+        if self._is_busy():
+            raise Problem(429, "another download is under way; try again when it has ended", {"Retry-After": "10"})
+        self._began_at = time.monotonic()
+        try:
+            periods = await run_blocking(self._archive.find_periods, names)
+            await run_blocking(_check_room, periods)
+        except BaseException:
+            self._began_at = None
+            raise
+        headers = {"Content-Disposition": f'attachment; filename="{_name_file(periods)}"'}
+        return StreamingResponse(self._stream(periods), media_type="application/x-tar", headers=headers)
+
+    def _is_busy(self) -> bool:
+        # A client that went away at once never has its first piece made.
+        begins = self._began_at is not None and time.monotonic() < self._began_at + BEGIN_SECONDS
+        return self._current is not None or begins
+
+    async def _stream(self, periods: Sequence[Period]) -> AsyncIterator[bytes]:
+        download = self._current = Download(stream_tar(periods))
+        self._began_at = None
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        timer = None
+        try:
+            while True:
+                piece = await run_blocking(download.take)
+                if piece is None:
+                    return
+                if piece:
+                    if task is not None:
+                        timer = loop.call_later(self._stall_seconds, task.cancel)
+                    yield piece
+                    if timer is not None:
+                        timer.cancel()
+        except (OSError, Problem) as error:
+            log.warning("a download of recordings was not completed", error=str(error))
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if self._current is download:
+                self._current = None
+            download.end()
+
+
+def _check_room(periods: Sequence[Period]) -> None:
+    needed, free = find_room(periods)
+    if free < needed + _MARGIN_BYTES:
+        raise Problem(
+            507,
+            f"no room for a copy of a recording of {needed:,} bytes: {free:,} bytes are free in this host's folder for "
+            "temporary files; set TMPDIR to a larger one, or use `tidemill record merge`",
+        )
+
+
+def _name_file(periods: Sequence[Period]) -> str:
+    now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    name = periods[0].name if len(periods) == 1 else f"tidemill-recordings-{now}"
+    return f"{_UNSAFE.sub('_', name)}.tar"
+
+
+def build_api(downloads: Downloads) -> APIRouter:
+    """Return the route."""
+    router = APIRouter(tags=["recordings"])
+
+    @router.get(
+        "/recordings/download",
+        summary="Recordings as a tar archive",
+        description="Consistent copies, also of what is being written. Unpacked, it is a folder for "
+        "`tidemill web --dir` and `tidemill record merge`.",
+        response_class=StreamingResponse,
+        responses={200: {"content": {"application/x-tar": {}}}},
+    )
+    async def download(
+        period: Annotated[
+            list[str], Query(min_length=1, max_length=MAX_PERIODS, description="RECORDING/PERIOD, as listed; several.")
+        ],
+    ) -> Response:
+        return await downloads.start(period)
+
+    return router

@@ -1,0 +1,118 @@
+"""The page and the API of runs: which have recordings, and their numbers over time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query
+from fastapi.responses import Response
+from starlette.requests import Request
+
+from tidemill.recorder.runs import RunFilter
+from tidemill.web.pages import Pages
+from tidemill.web.recorded import models
+from tidemill.web.recorded.archive import Archive
+from tidemill.web.recorded.filters import RunFilters, parse_time
+from tidemill.web.series import Series, build_series, choose_step
+from tidemill.web.workers import BlockingRoute
+
+RANGE_SECONDS = 3600
+MAX_RANGE_SECONDS = 31 * 86_400
+_MILLION = 1_000_000
+Range = Annotated[int, Query(alias="range", ge=1, le=MAX_RANGE_SECONDS)]
+
+
+def show_runs(
+    archive: Archive, pages: Pages, request: Request, chosen: RunFilter, range_seconds: int, absent: str = ""
+) -> Response:
+    """Return the page of runs.
+
+    Args:
+        archive: What was recorded.
+        pages: Renders the page.
+        request: What is answered.
+        chosen: Which runs the charts are of.
+        range_seconds: The time of the charts.
+        absent: What this server does not show, and why; ''.
+    """
+    runs = archive.list_runs()
+    shown = select_runs(runs, chosen)
+    filters = {name: text for name in ("recording", "group", "worker") if (text := getattr(chosen, name))}
+    # Of runs that have ended, the last of their time.
+    ended_at = None if not shown or any(run.live for run in shown) else max(run.written_at for run in shown)
+    series = {"seconds": str(range_seconds), **filters}
+    if ended_at is not None:
+        series["until"] = datetime.fromtimestamp(ended_at + 3, UTC).isoformat(timespec="seconds")
+
+    def change(**changes: str | None) -> str:
+        kept = {**filters, "range": str(range_seconds), **changes}
+        return f"?{urlencode({name: text for name, text in kept.items() if text})}"
+
+    return pages.answer(
+        request,
+        "recorded/runs.html",
+        runs=runs,
+        shown=shown,
+        first=lambda name: request.query_params.get(name, ""),
+        change=change,
+        filters=urlencode(filters),
+        range=range_seconds,
+        series=pages.url(f"/api/v1/runs/series?{urlencode(series)}"),
+        ended_at=ended_at,
+        absent=absent,
+    )
+
+
+def select_runs(runs: Sequence[models.Run], chosen: RunFilter) -> list[models.Run]:
+    """Return those that a filter chooses."""
+    return [
+        run
+        for run in runs
+        if chosen.recording in (None, run.recording)
+        and chosen.group in (None, run.group)
+        and chosen.worker in (None, run.worker)
+    ]
+
+
+def build_pages(archive: Archive, pages: Pages, absent: str = "") -> APIRouter:
+    """Return the route of the page; see `show_runs`."""
+    router = APIRouter(route_class=BlockingRoute)
+
+    @router.get("/runs")
+    def show(request: Request, chosen: RunFilters, range_seconds: Range = RANGE_SECONDS) -> Response:
+        return show_runs(archive, pages, request, chosen, range_seconds, absent)
+
+    return router
+
+
+def build_api(archive: Archive) -> APIRouter:
+    """Return the routes of the API."""
+    router = APIRouter(route_class=BlockingRoute, tags=["recordings"])
+
+    @router.get("/runs", summary="Runs that have recordings: those being written first, then the newest first")
+    def list_runs(chosen: RunFilters) -> list[models.Run]:
+        return select_runs(archive.list_runs(), chosen)
+
+    @router.get(
+        "/runs/series",
+        summary="Numbers over time, as they were recorded",
+        description="What several runs did at the same time is added up.",
+    )
+    def read_series(
+        chosen: RunFilters,
+        seconds: Annotated[int, Query(ge=1, le=MAX_RANGE_SECONDS, description="How long.")] = RANGE_SECONDS,
+        until: Annotated[str, Query(max_length=40, description="The end; default: now.")] = "",
+    ) -> Series:
+        now = time.time()
+        end_us = parse_time("until", until, now)
+        end = int(now if end_us is None else min(now, end_us / _MILLION))
+        step = choose_step(seconds)
+        since = (end - seconds) // step * step
+        counts = archive.read_counts(chosen, since * _MILLION, (end + 1) * _MILLION, step)
+        return build_series(counts, step, now)
+
+    return router

@@ -1,0 +1,1 @@
+"""A web UI without a pipeline: what was recorded, read-only."""

@@ -1,0 +1,50 @@
+"""What a server without a pipeline answers where others show one: why there is nothing."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from fastapi.responses import RedirectResponse, Response
+from starlette.requests import Request
+
+from tidemill.web.pages import Pages
+from tidemill.web.problems import Problem
+from tidemill.web.sections import Section
+
+ABSENT = (
+    "This server shows recordings only. The state of engines, partitions and sinks, the live page, the configuration "
+    "and all actions are in the web UI of a running pipeline; `tidemill status` shows its address."
+)
+NO_LETTERS = " Dead letters are shown if a configuration is given: `tidemill web CONFIG`."
+_PAGES = ("/configuration", "/metrics-queries", "/live", "/streams", "/probe")
+_API = ("/overview", "/series", "/configuration", "/metrics-queries", "/live", "/streams", "/probe")
+
+
+def build_section(pages: Pages, *, has_letters: bool) -> Section:
+    """Return the section.
+
+    Args:
+        pages: Renders pages.
+        has_letters: Whether another section shows dead letters.
+    """
+    router, api = APIRouter(), APIRouter(include_in_schema=False)
+
+    @router.get("/")
+    async def show_first(request: Request) -> Response:
+        query = f"?{request.url.query}" if request.url.query else ""
+        return RedirectResponse(pages.url(f"/runs{query}"), 303)
+
+    async def refuse() -> Response:
+        raise Problem(404, ABSENT)
+
+    async def refuse_letters() -> Response:
+        raise Problem(404, f"{ABSENT}{NO_LETTERS}")
+
+    for path in _PAGES:
+        router.add_api_route(path, refuse)
+    for path in _API:
+        api.add_api_route(path, refuse)
+    api.add_api_route("/actions/{rest:path}", refuse, methods=["POST"])
+    if not has_letters:
+        router.add_api_route("/letters", refuse_letters)
+        api.add_api_route("/letters", refuse_letters)
+    return Section([], router, api)

@@ -1,0 +1,56 @@
+"""Builds the web UI of recordings, for `tidemill web`."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from tidemill.config.settings import Settings
+from tidemill.recorder.reader import Reader
+from tidemill.runtime.log import version
+from tidemill.web.letters.letter_box import LetterBox
+from tidemill.web.letters.section import build_section as build_letters_section
+from tidemill.web.pages import Pages
+from tidemill.web.recorded.archive import Archive
+from tidemill.web.recorded.section import build_section as build_recorded_section
+from tidemill.web.sections import About, Health, Section
+from tidemill.web.server import WebServer
+from tidemill.web.standalone.section import ABSENT, NO_LETTERS, build_section
+
+
+def mount_sections(pages: Pages, settings: Settings, folder: Path, *, has_letters: bool) -> list[Section]:
+    """Return the sections; see `build_server`."""
+    archive = Archive(Reader(folder), settings.debug.max_ui_rows)
+    absent = ABSENT if has_letters else f"{ABSENT}{NO_LETTERS}"
+    recorded = build_recorded_section(archive, pages, absent)
+    sections = [build_section(pages, has_letters=has_letters), recorded]
+    if has_letters:
+        sections.append(build_letters_section(LetterBox(settings), pages, archive.max_rows))
+    return sections
+
+
+def describe_about(settings: Settings, folder: Path) -> About:
+    """Return what the head of every page says."""
+    links = [(link.name, link.url) for link in settings.debug.custom_links]
+    return About("recordings in", str(folder), "", version(), links, settings.cluster_name)
+
+
+def build_server(
+    listener: socket.socket, key: str | None, settings: Settings, folder: Path, *, has_letters: bool
+) -> WebServer:
+    """Return the server.
+
+    Args:
+        listener: A listening socket.
+        key: Of the address; None: there are users or tokens.
+        settings: Who may use it, and where letters are.
+        folder: The folder of the recordings.
+        has_letters: Whether the dead letters of the settings are shown.
+    """
+
+    def mount(pages: Pages) -> Sequence[Section]:
+        return mount_sections(pages, settings, folder, has_letters=has_letters)
+
+    health = Health(find_dead=list, find_unready=list)
+    return WebServer(listener, settings.debug, key, describe_about(settings, folder), health, mount)
