@@ -15,12 +15,16 @@ from tidemill.web.access.logins import Logins
 from tidemill.web.access.origins import Origins
 from tidemill.web.app import create_app
 from tidemill.web.letters.letter_box import LetterBox
+from tidemill.web.letters.redrive_desk import RedriveDesk
+from tidemill.web.letters.redrive_section import build_section as build_redrive_section
 from tidemill.web.letters.section import build_section as build_letters_section
 from tidemill.web.pages import Pages
 from tidemill.web.pipeline.section import PipelineView, build_section
 from tidemill.web.pipeline.start import describe_about, open_archive
 from tidemill.web.recorded.section import build_section as build_recorded_section
 from tidemill.web.sections import Health, Section
+from tidemill.web.values.section import ValueReader
+from tidemill.web.values.section import build_section as build_values_section
 from tidemill.web.workers import Workers
 
 ORIGIN = "http://127.0.0.1:8080"
@@ -38,8 +42,11 @@ def make_app(pipeline: ScriptedPipeline, more: Sequence[Section] = (), workers: 
     view.sample()
     logins = Logins(None if debug.users or debug.tokens else KEY, debug.users, debug.tokens)
     health = Health(list, lambda: find_unready(pipeline.run, pipeline.progress(), pipeline.orphans))
-    sections = [build_section(view, pages), build_recorded_section(archive, pages)]
+    sections = [build_section(view, pages), build_recorded_section(archive, pages, peers=view.peers)]
     sections.append(build_letters_section(LetterBox(watched.settings), pages, archive.max_rows))
+    desk = RedriveDesk(watched.settings, view.note_action)
+    sections.append(build_redrive_section(desk, watched.settings, pages))
+    sections.append(build_values_section(ValueReader(watched.settings), pages))
     return create_app([*sections, *more], pages, logins, origins, health, PORT, workers)
 
 

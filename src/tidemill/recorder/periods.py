@@ -54,7 +54,7 @@ def name_list_folder(list_name: str) -> str:
 
     Example:
         >>> name_list_folder("orders")
-        'triggers.orders.7e5ec7d4'
+        'triggers.orders.f85164bc'
     """
     readable = _UNSAFE.sub("_", list_name)[:_MAX_NAME].strip("._") or "_"
     return f"triggers.{readable}.{hashlib.blake2b(list_name.encode('utf-8', 'replace'), digest_size=4).hexdigest()}"

@@ -25,6 +25,7 @@ from tidemill.recorder.reader import Reader
 from tidemill.services.triggerer.host_book import HostBook
 from tidemill.services.triggerer.host_recorder import HostRecorder, Seen
 from tidemill.services.triggerer.recording import record_host
+from tidemill.services.triggerer.stream_keys import StreamNames
 from tidemill.services.triggerer.trigger_book import Phase, TriggerBook
 from tidemill.store.records import TriggerRecord, TriggerSpec, TriggerState
 from tidemill.triggers.streams.stream_counts import Incident, IncidentKind
@@ -165,7 +166,7 @@ def test_a_key_that_cannot_be_shown_stops_nothing() -> None:
         def __str__(self) -> str:
             raise RuntimeError("no")
 
-    assert HostRecorder(HostBook()).name_stream(Odd()) == "Odd"
+    assert StreamNames().find(Odd()) == "Odd"
 
 
 def test_counts_are_of_the_time_between_two_looks_also_while_a_stream_closes() -> None:

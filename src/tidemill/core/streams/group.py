@@ -27,7 +27,7 @@ failed members.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Final, Generic, TypeVar
 
 from tidemill.core.ledger import Batch, Ledger, LedgerEntry
@@ -359,10 +359,10 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         if self.ledger.total < self._limits.max_outstanding:
             self.full_since = None
 
-    def report(self) -> list[LaneReport[LaneT]]:
-        """Return what each lane waits for; O(members)."""
+    def report(self, lanes: Iterable[LaneT] | None = None) -> list[LaneReport[LaneT]]:
+        """Return what each lane waits for, or those that are named and not empty; O(members) per lane."""
         self._crowd.move(self._next)
-        return report_lanes(self.ledger, self._hold_times, self.members.values())
+        return report_lanes(self.ledger, self._hold_times, self.members.values(), lanes)
 
     def _hold_to_limits(self, member: Member[LaneT, PayloadT, EventT], since: float) -> None:
         """Apply the limits to a member that was exempt, for what was published since."""

@@ -76,10 +76,11 @@ def report_lanes(
     ledger: Ledger[LaneT, PayloadT],
     hold_times: HoldTimes[LaneT, PayloadT, EventT],
     members: Collection[Member[LaneT, PayloadT, EventT]],
+    lanes: Iterable[LaneT] | None = None,
 ) -> list[LaneReport[LaneT]]:
-    """Return what each lane of a group waits for, and which members hold it; O(members)."""
+    """Return what lanes of a group wait for, and which members hold it; without `lanes` all; O(members) per lane."""
     reports = []
-    for lane in ledger.lanes:
+    for lane in ledger.lanes if lanes is None else lanes:
         head = ledger.find_head(lane)
         assert isinstance(head, Sent)
         holders = hold_times.find_holders(head, members) if head.pending else ()

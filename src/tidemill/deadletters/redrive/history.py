@@ -15,7 +15,7 @@ import msgspec
 from confluent_kafka.admin import AdminClient
 
 from tidemill.config.settings import Settings
-from tidemill.core.deadletters.redrive import REDRIVE_PREFIX
+from tidemill.core.deadletters.redrive import REDRIVE_PREFIX, Criteria
 from tidemill.core.deadletters.redrive_record import RedriveRecord, decode_record
 from tidemill.core.errors import RemoteError
 from tidemill.deadletters.opening import Letters
@@ -41,6 +41,26 @@ class Redriven(msgspec.Struct, frozen=True):
     to: str
 
 
+class PastRedrive(msgspec.Struct, frozen=True):
+    """A redrive that has saved its cursor: the same letters to the same target count as one.
+
+    Attributes:
+        to: Where to: source, sink, or a topic.
+        criteria: Which letters were selected.
+        first_at: When its first run that is known ended, in seconds since the epoch.
+        last_at: When it processed its last letter.
+        records: How many records of the letters' topic it has processed, as far as it is known.
+        unsent: How many letters it selected and did not send, as far as it is known.
+    """
+
+    to: str
+    criteria: Criteria
+    first_at: int
+    last_at: int
+    records: int
+    unsent: int
+
+
 class RedriveHistory:
     """What was sent again of one dead-letter topic.
 
@@ -51,6 +71,28 @@ class RedriveHistory:
     def __init__(self, records: Mapping[int, list[RedriveRecord]]) -> None:
         """Keep the records."""
         self._records = records
+
+    def list_redrives(self) -> list[PastRedrive]:
+        """Return the redrives that are known, the latest first."""
+        found: dict[tuple[str, Criteria], PastRedrive] = {}
+        for records in self._records.values():
+            for record in records:
+                if not record.runs:
+                    continue
+                key = (record.to, record.criteria)
+                before = found.get(key)
+                times = [run.at for run in record.runs]
+                if before is not None:
+                    times += [before.first_at, before.last_at]
+                found[key] = PastRedrive(
+                    record.to,
+                    record.criteria,
+                    min(times),
+                    max(times),
+                    sum(run.end - run.first for run in record.runs) + (before.records if before is not None else 0),
+                    len(set(record.unsent)) + (before.unsent if before is not None else 0),
+                )
+        return sorted(found.values(), key=lambda each: each.last_at, reverse=True)
 
     def list_redriven(self, found: Found) -> list[Redriven]:
         """Return when and where to a letter was sent again, the oldest first; only the last time of each redrive."""

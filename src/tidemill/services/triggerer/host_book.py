@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tidemill.runtime.durations import Durations
+from tidemill.services.triggerer.stream_keys import StreamNames
 from tidemill.services.triggerer.trigger_book import TriggerBook
 from tidemill.triggers.shared_stream import SharedStreamManager, StreamCounts
 
@@ -25,6 +26,7 @@ class HostBook:
     Attributes:
         counts: What happened in streams.
         lags: How late the event loop was.
+        names: The names of streams.
         triggers: What became of each trigger.
         look: Called about once a second with the streams, on the loop.
         is_started: Whether all triggers of the list have been started in this session.
@@ -32,6 +34,7 @@ class HostBook:
 
     counts: StreamCounts = field(default_factory=StreamCounts)
     lags: Durations = field(default_factory=Durations)
+    names: StreamNames = field(default_factory=StreamNames)
     triggers: TriggerBook = field(default_factory=TriggerBook)
     look: Callable[[SharedStreamManager], None] = _look_at_nothing
     is_started: bool = False

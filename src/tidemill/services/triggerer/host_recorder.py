@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import structlog
 
-from tidemill.config.redaction import redact_text
 from tidemill.core.recorder.failure_sample import FailureSample
 from tidemill.recorder.counts import Counts, LaneCounts, name_stream_lane
 from tidemill.recorder.events import ORDINARY, EventKind, RecordedEvent
@@ -20,7 +19,6 @@ from tidemill.recorder.texts import classify_error, clean_error, clean_name
 from tidemill.recorder.writer import RecordWriter
 from tidemill.runtime.log import throttle
 from tidemill.services.triggerer.host_book import HostBook
-from tidemill.services.triggerer.stream_keys import describe_key
 from tidemill.services.triggerer.trigger_book import TriggerChange
 from tidemill.triggers.shared_stream import SharedStreamManager
 from tidemill.triggers.streams.stream_counts import OTHERS, Incident, LaneTally, name_lane
@@ -30,7 +28,6 @@ log = structlog.get_logger(__name__)
 _PER_SECOND = 1_000
 #: So many lanes are counted for each second, over all streams; the rest together.
 MAX_LANES = 1_000
-_MAX_KEYS = 10_000
 _LOG_SECONDS = 60.0
 
 
@@ -64,7 +61,6 @@ class HostRecorder:
         self._book = book
         self._clock = clock
         self._sample = FailureSample(_PER_SECOND)
-        self._names: dict[Hashable, str] = {}
         self._seen: Seen | None = None
         # The greatest totals that were seen.
         self._before: dict[str, tuple[int, int, int]] = {}
@@ -78,7 +74,10 @@ class HostRecorder:
     # -- on the loop of the host ---------------------------------------------------------------------------------------
 
     def _tell_trigger(self, name: str, change: TriggerChange, text: str, data: dict[str, str | int | float]) -> None:
-        self._add(RecordedEvent(self._now_us(), EventKind(change.value), task_id=clean_name(name), data=data), text)
+        # Pages show the beginning of a text; of a traceback, the end says what happened.
+        told = text if "\n" not in text else f"{_last_line(text)}\n\n{text}"
+        event = RecordedEvent(self._now_us(), EventKind(change.value), task_id=clean_name(name), data=data)
+        self._add(event, told, _last_line(text))
 
     def _tell_incident(self, incident: Incident) -> None:
         topic, partition = _find_partition(incident.lane)
@@ -93,15 +92,15 @@ class HostRecorder:
             topic,
             partition,
             task_id=None if incident.trigger is None else clean_name(incident.trigger),
-            sink=self.name_stream(incident.key),
+            sink=self._book.names.find(incident.key),
             data=data,
         )
-        self._add(event, incident.text)
+        self._add(event, incident.text, incident.text)
 
-    def _add(self, event: RecordedEvent, text: str) -> None:
+    def _add(self, event: RecordedEvent, text: str, error: str) -> None:
         try:
             is_failure = event.kind not in ORDINARY
-            error_class = classify_error(_last_line(text)) if text and is_failure else ""
+            error_class = classify_error(error) if error and is_failure else ""
             if is_failure and not self._sample.admits(time.monotonic(), event.kind.value, error_class):
                 return
             full = RecordedEvent(
@@ -125,7 +124,7 @@ class HostRecorder:
         outstanding = manager.count_lanes()
         lanes: dict[str, tuple[int, int, int]] = {}
         for key, tally in self._book.counts.tallies.items():
-            stream = self.name_stream(key)
+            stream = self._book.names.find(key)
             totals: dict[str, list[int]] = {name: _sum_tally(lane) for name, lane in tally.lanes.items()}
             for count in outstanding.get(key, ()):
                 total = totals.setdefault(tally.find_name(count.lane), [0, 0, 0])
@@ -162,19 +161,6 @@ class HostRecorder:
                     data={"count": count},
                 )
             )
-
-    def name_stream(self, key: Hashable) -> str:
-        """Return the name of a stream, secrets masked."""
-        name = self._names.get(key)
-        if name is None:
-            if len(self._names) >= _MAX_KEYS:
-                self._names.clear()
-            try:
-                name = redact_text(clean_name(describe_key(key)))
-            except Exception:
-                name = type(key).__name__
-            self._names[key] = name
-        return name
 
     def _now_us(self) -> int:
         return int(self._clock() * 1_000_000)

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Hashable
+
+from tidemill.config.redaction import redact_text
+from tidemill.core.errors import escape_surrogates
+
+_MAX_KEYS = 20_000
+_MAX_CHARS = 1_000
 
 
 def describe_key(key: Hashable) -> str:
@@ -22,6 +29,38 @@ def describe_key(key: Hashable) -> str:
     if dataclasses.is_dataclass(key) and not isinstance(key, type):
         return " ".join(text for field in dataclasses.fields(key) if (text := _describe_field(key, field)))
     return str(key)
+
+
+class StreamNames:
+    """The names of streams, secrets masked; each is made once."""
+
+    def __init__(self) -> None:
+        """Know none yet."""
+        self._names: dict[Hashable, str] = {}
+        self._ids: dict[Hashable, str] = {}
+
+    def find_id(self, key: Hashable) -> str:
+        """Return what a stream is called in addresses while this process runs."""
+        found = self._ids.get(key)
+        if found is None:
+            if len(self._ids) >= _MAX_KEYS:
+                self._ids.clear()
+            what = repr((type(key).__name__, hash(key))).encode("utf-8", "replace")
+            found = self._ids[key] = hashlib.blake2b(what, digest_size=8).hexdigest()
+        return found
+
+    def find(self, key: Hashable) -> str:
+        """Return the name of a stream."""
+        name = self._names.get(key)
+        if name is None:
+            if len(self._names) >= _MAX_KEYS:
+                self._names.clear()
+            try:
+                name = redact_text(escape_surrogates(describe_key(key)[:_MAX_CHARS]))
+            except Exception:  # a user's class may raise whatever it likes
+                name = type(key).__name__
+            self._names[key] = name
+        return name
 
 
 def _describe_field(key: object, field: dataclasses.Field[object]) -> str:

@@ -68,8 +68,8 @@ def build_report(
         },
         "dead_letters": {"written": progress.dead_lettered, "kinds": progress.letter_kinds}
         | {"dropped": progress.letters_dropped},
-        "recorder": {"dropped": progress.recorder_dropped},
         "paused": [msgspec.to_builtins(pause) for pause in progress.pauses],
+        "recorder": {"dropped": progress.recorder_dropped},
         "sinks": {place: msgspec.to_builtins(stats) for place, stats in progress.sinks.items()},
         "waits_for": progress.stalled,
         "held_by": {name: describe_head(name, head) for name, head in sorted(progress.heads.items())},

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable, Sequence
 from typing import Any, Final
 
 from tidemill.core.errors import describe_error
@@ -176,9 +176,9 @@ class AckStream:
         self._held = held
         self._room.ring()
 
-    def report(self) -> list[LaneReport[Hashable]]:
-        """Return what each lane waits for."""
-        return self.group.report()
+    def report(self, lanes: Iterable[Hashable] | None = None) -> list[LaneReport[Hashable]]:
+        """Return what each lane waits for; or only those that are named, which must not be empty."""
+        return self.group.report(lanes)
 
     def count_lanes(self) -> list[LaneCount[Hashable]]:
         """Return how far each lane is, without those who hold it up."""

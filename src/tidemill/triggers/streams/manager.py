@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from typing import Any, Final
 
 import structlog
@@ -240,6 +240,11 @@ class SharedStreamManager:
             for name, one in stream.subscriptions.items()
             if one.end.failed_at is not None
         }
+
+    @property
+    def streams(self) -> Mapping[Hashable, Stream]:
+        """The streams that are polled, by their keys."""
+        return self._groups
 
     def count_lanes(self) -> dict[Hashable, list[LaneCount[Hashable]]]:
         """Return, by the key of each stream that is acknowledged, how far its lanes are."""

@@ -1,4 +1,4 @@
-"""The pages and the API of dead letters. They are sent again with `tidemill dlq redrive`."""
+"""The pages and the API of dead letters; `redrive_section` sends them again."""
 
 from __future__ import annotations
 
@@ -85,6 +85,7 @@ def build_section(box: LetterBox, pages: Pages, max_rows: int) -> Section:
         # Without a page's worth of rows, time was over: the page goes on by itself.
         hurry = page is not None and len(page.rows) < min(PAGE_ROWS, max_rows)
         values |= {"given": any(name != "cursor" for name in given), "is_first": not cursor, "hurry": hurry}
+        values["query"] = change_address(given, cursor=None)
         return pages.answer(request, "letters/letters.html", first=request.query_params.get, **values)
 
     @router.get("/letters/{letter_id}")

@@ -15,6 +15,8 @@ from tidemill.spark.live.readiness import find_unready
 from tidemill.spark.live.run_recorder import RunRecorder
 from tidemill.spark.live.web_ui import Watched
 from tidemill.web.letters.letter_box import LetterBox
+from tidemill.web.letters.redrive_desk import RedriveDesk
+from tidemill.web.letters.redrive_section import build_section as build_redrive_section
 from tidemill.web.letters.section import build_section as build_letters_section
 from tidemill.web.pages import Pages
 from tidemill.web.pipeline.section import PipelineView, build_section
@@ -22,6 +24,8 @@ from tidemill.web.recorded.archive import Archive
 from tidemill.web.recorded.section import build_section as build_recorded_section
 from tidemill.web.sections import About, Health, Section
 from tidemill.web.server import WebServer
+from tidemill.web.values.section import ValueReader
+from tidemill.web.values.section import build_section as build_values_section
 
 
 def describe_about(watched: Watched) -> About:
@@ -46,7 +50,7 @@ def open_archive(watched: Watched, writer: RecordWriter | None = None) -> Archiv
     if writer is not None and isinstance(recording := writer.recording, MemoryRecording):
         name = name_worker_folder(settings.kafka.consumer_group, watched.worker)
         memory[name] = recording
-    return Archive(Reader(folder, memory), debug.max_ui_rows, watched.find_message)
+    return Archive(Reader(folder, memory), debug.max_ui_rows, watched.engines.find_message)
 
 
 def build_server(listener: socket.socket, key: str | None, watched: Watched, recorder: RunRecorder | None) -> WebServer:
@@ -65,7 +69,11 @@ def build_server(listener: socket.socket, key: str | None, watched: Watched, rec
         view = PipelineView(watched, pages, archive, writer)
         view.start()
         letters = build_letters_section(LetterBox(watched.settings), pages, archive.max_rows)
-        return [build_section(view, pages), build_recorded_section(archive, pages), letters]
+        desk = RedriveDesk(watched.settings, view.note_action)
+        redrives = build_redrive_section(desk, watched.settings, pages)
+        values = build_values_section(ValueReader(watched.settings), pages)
+        recorded = build_recorded_section(archive, pages, peers=view.peers)
+        return [build_section(view, pages), recorded, letters, redrives, values]
 
     def find_reasons() -> list[str]:
         return find_unready(watched.asked.state(), watched.asked.progress(), watched.asked.find_orphans())

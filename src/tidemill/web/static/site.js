@@ -118,6 +118,6 @@
   document.addEventListener("htmx:responseError", () => toast("The server refused; reload the page.", "bad"));
   document.addEventListener("htmx:sendError", () => toast("The server does not answer.", "bad"));
 
-  window.tidemill = { localize };
+  window.tidemill = { localize, toast };
   localize(document);
 })();

@@ -1,0 +1,147 @@
+"""The page and the API of redrives: a dry run, its confirmation, progress, stop, past ones."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from fastapi.responses import Response
+from starlette.requests import Request
+
+from tidemill.config.settings import Settings
+from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.deadletters.letter import LetterKind
+from tidemill.deadletters.opening import open_letters
+from tidemill.deadletters.redrive.history import read_history
+from tidemill.web.letters.redrive_desk import RedriveDesk
+from tidemill.web.letters.redrive_models import (
+    MAX_IDS,
+    Accepted,
+    Confirmation,
+    Order,
+    Past,
+    RedriveList,
+    RedriveReport,
+    describe_criteria,
+    describe_past,
+    describe_redrive,
+    read_order,
+)
+from tidemill.web.letters.section import Filters
+from tidemill.web.pages import Pages
+from tidemill.web.problems import Problem
+from tidemill.web.sections import Section
+from tidemill.web.workers import BlockingRoute
+
+_MAX_PAST = 200
+_KINDS = [kind.value for kind in LetterKind]
+_FIELDS = ("ids", "kinds", "sinks", "keys")
+
+
+def _list_past(settings: Settings) -> list[Past]:
+    try:
+        with open_letters(settings, "tidemill-web") as box:
+            return [describe_past(each) for each in read_history(settings, box).list_redrives()[:_MAX_PAST]]
+    except ConfigError as error:
+        raise Problem(404, str(error)) from error
+    except RemoteError as error:
+        raise Problem(503, str(error)) from error
+
+
+def build_section(desk: RedriveDesk, settings: Settings, pages: Pages) -> Section:
+    """Return the section of redrives.
+
+    Args:
+        desk: Runs them.
+        settings: The pipeline's.
+        pages: Renders the page.
+    """
+    return Section([], _build_pages(desk, settings, pages), _build_api(desk, settings), desk.close)
+
+
+def _build_pages(desk: RedriveDesk, settings: Settings, pages: Pages) -> APIRouter:
+    router = APIRouter(route_class=BlockingRoute)
+
+    def describe_here() -> dict[str, Any]:
+        return {"here": [describe_redrive(state) for state in desk.list_all()]}
+
+    @router.get("/redrives")
+    def show(
+        request: Request,
+        criteria: Filters,
+        ids: Annotated[list[str] | None, Query(alias="letter", max_length=MAX_IDS, description="Ticked.")] = None,
+    ) -> Response:
+        given = describe_criteria(criteria)
+        given["ids"] = [*given.get("ids", ()), *(ids or ())][:MAX_IDS]
+        fields = {name: "\n".join(given.get(name, ())) for name in _FIELDS}
+        fields |= {name: given.get(name, "") for name in ("text", "since", "until")}
+        past, problem = [], ""
+        try:
+            past = _list_past(settings)
+        except Problem as error:
+            problem = error.text
+        values: dict[str, Any] = {"fields": fields, "kinds": _KINDS, "past": past, "problem": problem}
+        values |= describe_here()
+        return pages.answer(request, "letters/redrives.html", **values)
+
+    @router.get("/redrives/state")
+    async def show_state(request: Request, seen: Annotated[str, Query(max_length=400)] = "") -> Response:
+        states = desk.list_all()
+        if seen == name_version(states):
+            return Response(status_code=204)
+        return pages.answer(request, "letters/redrive_state.html", **describe_here())
+
+    pages.add_filter("redrive_version", name_version)
+    return router
+
+
+def name_version(states: list[Any]) -> str:
+    """Return what changes with what the page shows.
+
+    Example:
+        >>> name_version([])
+        '0'
+    """
+    if not states:
+        return "0"
+    newest = states[0]
+    return f"{newest.redrive_id}-{newest.read}-{newest.letters}-{newest.ended}"
+
+
+def _build_api(desk: RedriveDesk, settings: Settings) -> APIRouter:
+    router = APIRouter(route_class=BlockingRoute, prefix="/redrives", tags=["dead letters"])
+
+    @router.get("", summary="Redrives of this process, and all whose cursors are kept")
+    def list_redrives() -> RedriveList:
+        return RedriveList(here=[describe_redrive(state) for state in desk.list_all()], past=_list_past(settings))
+
+    @router.get("/{redrive_id}", summary="A redrive of this process and its progress")
+    async def read_redrive(redrive_id: str) -> RedriveReport:
+        return describe_redrive(desk.find(redrive_id))
+
+    @router.post(
+        "",
+        status_code=202,
+        summary="Begin a redrive: a dry run, which counts and sends nothing",
+        description="What it has counted is sent once it is confirmed. One redrive runs at a time.",
+    )
+    def count(request: Request, order: Order) -> RedriveReport:
+        return describe_redrive(desk.count(read_order(order, time.time()), request.state.identity.name))
+
+    @router.post(
+        "/{redrive_id}/send",
+        status_code=202,
+        summary="Send what a dry run has counted",
+        description="Only letters that the dry run has counted; the cursor of `tidemill dlq redrive` is kept.",
+    )
+    def send(request: Request, redrive_id: str, confirmed: Confirmation) -> Accepted:
+        state = desk.send(redrive_id, confirmed.letters, request.state.identity.name)
+        return Accepted(text=f"Redrive {state.number} has begun.")
+
+    @router.post("/stop", summary="Stop the redrive that runs, after the batch that is being sent")
+    def stop(request: Request) -> Accepted:
+        state = desk.stop(request.state.identity.name)
+        return Accepted(text=f"Redrive {state.number} ends after the batch that is being sent.")
+
+    return router
