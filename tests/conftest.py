@@ -6,6 +6,7 @@ import os
 
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 from tests.archives import use_broker_archive
 
 # Where nothing configures the log, tracebacks are plain: a rich one, with all locals, costs half a second of CPU.
@@ -15,6 +16,9 @@ structlog.get_config()["processors"][-1].exception_formatter = structlog.dev.pla
 os.environ.setdefault("TIDEMILL_METRICS__ENABLED", "false")
 os.environ.setdefault("TIDEMILL_DEBUG__ENABLED", "false")
 
+# How long an example takes on a machine that is busy with other tests says nothing.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 use_broker_archive()
 

@@ -42,7 +42,7 @@ def make_app(pipeline: ScriptedPipeline, more: Sequence[Section] = (), workers: 
     view.sample()
     logins = Logins(None if debug.users or debug.tokens else KEY, debug.users, debug.tokens)
     health = Health(list, lambda: find_unready(pipeline.run, pipeline.progress(), pipeline.orphans))
-    sections = [build_section(view, pages), build_recorded_section(archive, pages)]
+    sections = [build_section(view, pages), build_recorded_section(archive, pages, peers=view.peers)]
     sections.append(build_letters_section(LetterBox(watched.settings), pages, archive.max_rows))
     desk = RedriveDesk(watched.settings, view.note_action)
     sections.append(build_redrive_section(desk, watched.settings, pages))

@@ -251,7 +251,7 @@ def test_an_error_inside_ends_a_redrive_and_the_next_can_begin(
 
 async def test_where_letters_cannot_be_sent_no_page_offers_it(place: Place) -> None:
     place.write(range(2))
-    pages = Pages(About("recordings", "somewhere", "", "1"))
+    pages = Pages(About("recordings", "somewhere", "", "1", is_read_only=True))
     app = FastAPI()
     app.include_router(build_section(LetterBox(place.settings), pages, 100).pages)
     transport = httpx.ASGITransport(WithWorkers(app, Workers()))

@@ -114,7 +114,7 @@ def _copy_segment(period: Period, name: SegmentName, copy: Period) -> None:
     if not name.sealed:
         # One that is sealed meanwhile has lost its open file, and is copied as what it is now.
         with contextlib.suppress(FileNotFoundError):
-            batches = _read(lambda: read_open(period.path_of(name, "open"), name))
+            batches, _ = _read(lambda: read_open(period.path_of(name, "open"), name))
             worker = period.name.removesuffix(f"-{period.started}")
             if any(len(batch) for _, batch in batches):
                 write_sealed(copy, name, seal(name.table, batches, worker), time.time())

@@ -17,6 +17,8 @@ from tidemill.recorder.schema import RowTable
 MAGIC = b"TIDEREC1"
 _HEADER = struct.Struct("<4sIII")
 _MARK = b"FRAM"
+#: A frame that says it is longer than this is damaged, not unfinished.
+_MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 
 class FrameInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -63,6 +65,8 @@ def read_frames(data: memoryview, start: int = len(MAGIC)) -> Iterator[Frame]:
             raise DamagedSegmentError(f"no frame at byte {at}")
         middle = at + _HEADER.size + about_length
         end = middle + body_length
+        if end - at > _MAX_FRAME_BYTES:
+            raise DamagedSegmentError(f"a frame of {end - at} bytes at byte {at}")
         if end > len(data):
             return
         about, body = data[at + _HEADER.size : middle], data[middle:end]

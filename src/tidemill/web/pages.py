@@ -34,8 +34,6 @@ class Pages:
         self.links: Sequence[Link] = ()
         #: The topic whose messages can be read; '': none.
         self.value_topic = ""
-        #: Whether dead letters can be sent again.
-        self.has_redrives = False
         self._digests: dict[str, str] = {}
         self._templates = Environment(
             loader=FileSystemLoader(_FOLDER / "templates"),
@@ -47,7 +45,6 @@ class Pages:
         self._templates.filters |= FILTERS
         self._templates.globals |= {"about": about, "url": self.url, "static": self._link_static, "prefix": prefix}
         self._templates.globals["value_topic"] = lambda: self.value_topic
-        self._templates.globals["has_redrives"] = lambda: self.has_redrives
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
         """Let templates use a function of a section."""

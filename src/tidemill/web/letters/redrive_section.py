@@ -93,7 +93,6 @@ def _build_pages(desk: RedriveDesk, settings: Settings, pages: Pages) -> APIRout
         return pages.answer(request, "letters/redrive_state.html", **describe_here())
 
     pages.add_filter("redrive_version", name_version)
-    pages.has_redrives = True
     return router
 
 

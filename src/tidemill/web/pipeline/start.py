@@ -72,7 +72,8 @@ def build_server(listener: socket.socket, key: str | None, watched: Watched, rec
         desk = RedriveDesk(watched.settings, view.note_action)
         redrives = build_redrive_section(desk, watched.settings, pages)
         values = build_values_section(ValueReader(watched.settings), pages)
-        return [build_section(view, pages), build_recorded_section(archive, pages), letters, redrives, values]
+        recorded = build_recorded_section(archive, pages, peers=view.peers)
+        return [build_section(view, pages), recorded, letters, redrives, values]
 
     def find_reasons() -> list[str]:
         return find_unready(watched.asked.state(), watched.asked.progress(), watched.asked.find_orphans())
