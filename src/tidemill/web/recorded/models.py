@@ -6,6 +6,7 @@ from pydantic import BaseModel, Field
 
 from tidemill.core.pipeline.message_stage import Stage
 from tidemill.core.recorder.key_text import write_key
+from tidemill.recorder.events import OF_TRIGGERS
 from tidemill.recorder.queries import EventRow, FailureGroup, MessageRow, RecordingInfo, Story, TaskRow, Trace
 from tidemill.recorder.runs import Run as StoredRun
 from tidemill.runtime.open_message import OpenMessage
@@ -31,6 +32,7 @@ def show_bytes(data: bytes | None) -> str | None:
 class Message(BaseModel):
     """A finished message."""
 
+    host: str = Field("", description="The peer that has it; '' is this host.")
     recording: str = Field(description="The worker that recorded it.")
     engine: int
     topic: str
@@ -56,6 +58,7 @@ class Message(BaseModel):
 class Task(BaseModel):
     """A task that ran, or one of its attempts."""
 
+    host: str = Field("", description="The peer that has it; '' is this host.")
     recording: str
     engine: int
     task_id: str
@@ -86,6 +89,7 @@ class Task(BaseModel):
 class Event(BaseModel):
     """Something that happened."""
 
+    host: str = Field("", description="The peer that has it; '' is this host.")
     recording: str
     at: float
     kind: str
@@ -98,6 +102,11 @@ class Event(BaseModel):
     error_class: str
     data: dict[str, str | int | float]
 
+    @property
+    def is_about_trigger(self) -> bool:
+        """Whether its task is a trigger."""
+        return self.kind in OF_TRIGGERS
+
 
 class Failure(BaseModel):
     """Failures with the same error."""
@@ -108,6 +117,7 @@ class Failure(BaseModel):
     first_at: float
     last_at: float
     minutes: list[tuple[int, int]] = Field(description="Minutes since the epoch, and how many in each.")
+    hosts: list[str] = Field([], description="The peers on which it happened, too.")
     example: Event | None
 
 
@@ -149,6 +159,8 @@ class MessagePage(BaseModel):
     rows: list[Message]
     cursor: str | None = Field(description="Where the next page begins; null: there is none.")
     problems: list[str] = Field(description="What could not be read.")
+    cursors: list[str] = Field([], description="With each_cursor: where a page behind each row would begin.")
+    missing: dict[str, str] = Field({}, description="Peers that did not answer, and why.")
 
 
 class TaskPage(BaseModel):
@@ -157,6 +169,8 @@ class TaskPage(BaseModel):
     rows: list[Task]
     cursor: str | None = Field(description="Where the next page begins; null: there is none.")
     problems: list[str] = Field(description="What could not be read.")
+    cursors: list[str] = Field([], description="With each_cursor: where a page behind each row would begin.")
+    missing: dict[str, str] = Field({}, description="Peers that did not answer, and why.")
 
 
 class EventPage(BaseModel):
@@ -173,6 +187,7 @@ class FailureList(BaseModel):
     groups: list[Failure]
     more: int = Field(description="How many groups were left out.")
     problems: list[str] = Field(description="What could not be read.")
+    missing: dict[str, str] = Field({}, description="Peers that did not answer, and why.")
 
 
 class Told(BaseModel):

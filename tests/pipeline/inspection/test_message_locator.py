@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.pipeline.conftest import P0, Rig, message
-from tests.pipeline.test_standstill import MESSAGES, QUICK, Work
+from tests.pipeline.inspection.test_standstill import MESSAGES, QUICK, Work
 
 from tidemill.core.pipeline.message_stage import MessageStage, Stage
 from tidemill.pipeline.handler.models import ExecutorTask
@@ -149,7 +149,7 @@ async def test_a_message_that_was_read_and_not_taken_and_one_that_was_not_read(r
 async def test_beats_have_the_oldest_message_of_each_partition_its_age_and_stage(
     rig: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidemill.pipeline.standstill.CHECK_SECONDS", 0.01)
+    monkeypatch.setattr("tidemill.pipeline.inspection.standstill.CHECK_SECONDS", 0.01)
     written = [SourceMessage("t", 0, offset, None, b"x", timestamp=1_700_000_000_000 + offset) for offset in (17, 18)]
     run = rig(Work("sleep 60"), [*written, message(5, partition=1)], executor={"max_executors": 2})
     begun = time.time()
