@@ -56,6 +56,8 @@ class Served:
 
     pipeline: ScriptedPipeline
     address: str
+    #: The page to which the address leads.
+    first: str = "/"
 
     @property
     def base(self) -> str:
@@ -113,7 +115,7 @@ def opened(browser: Browser, served: Served, size: tuple[int, int], theme: str) 
     page, watch = context.new_page(), Watch(served.base)
     watch.follow(page)
     page.goto(served.address)
-    page.wait_for_url(f"{served.base}/")
+    page.wait_for_url(f"{served.base}{served.first}")
     try:
         yield page, watch
     finally:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from tidemill.recorder.file_view import ByteView
 from tidemill.recorder.schema import RowTable
 
 MAGIC = b"TIDEREC1"
@@ -48,7 +49,7 @@ class DamagedSegmentError(Exception):
     """A file of a recording is not what was written; what comes after this place cannot be read."""
 
 
-def read_frames(data: memoryview, start: int = len(MAGIC)) -> Iterator[Frame]:
+def read_frames(data: ByteView, start: int = len(MAGIC)) -> Iterator[Frame]:
     """Yield the whole frames from a position on; ends where one is unfinished.
 
     Raises:
@@ -60,7 +61,7 @@ def read_frames(data: memoryview, start: int = len(MAGIC)) -> Iterator[Frame]:
         raise DamagedSegmentError("not a file of rows")
     at = start
     while at + _HEADER.size <= len(data):
-        mark, about_length, body_length, checksum = _HEADER.unpack_from(data, at)
+        mark, about_length, body_length, checksum = _HEADER.unpack(data[at : at + _HEADER.size])
         if mark != _MARK:
             raise DamagedSegmentError(f"no frame at byte {at}")
         middle = at + _HEADER.size + about_length

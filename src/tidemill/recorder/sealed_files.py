@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from tidemill.recorder.events_database import SegmentRow, list_in_database
+from tidemill.recorder.file_view import FileView
 from tidemill.recorder.frames import DamagedSegmentError, FrameInfo, read_frames
-from tidemill.recorder.periods import Period, SegmentName, create_file, list_periods, list_worker_folders, map_file
+from tidemill.recorder.periods import Period, SegmentName, create_file, list_periods, list_worker_folders
 from tidemill.recorder.schema import decode_rows
 from tidemill.recorder.sealing import SealedSegment, release_memory, seal
 from tidemill.runtime.lock import HeldError
@@ -97,7 +98,7 @@ def read_open(path: Path, name: SegmentName) -> tuple[list[tuple[FrameInfo, pa.R
     batches: list[tuple[FrameInfo, pa.RecordBatch]] = []
     is_damaged = False
     try:
-        for frame in read_frames(map_file(path)):
+        for frame in read_frames(FileView(path)):
             batches.append((frame.info, decode_rows(name.table, frame.body)))  # noqa: PERF401 - what precedes damage counts
     except (DamagedSegmentError, ValueError) as error:
         is_damaged = True
