@@ -255,7 +255,7 @@ def test_a_release_at_the_moment_of_a_stop_is_answered_with_why_it_cannot_be() -
 
     pipeline = Pipeline(Handler(), settings=settings())
     pipeline._found_by = settings().kafka
-    pipeline._linked = Stopping()  # type: ignore[assignment]
+    pipeline._linked.live = Stopping()  # type: ignore[assignment]
     with pipeline._open_desk(settings(), "w"):
         (report,) = release_brakes(settings().kafka)
 

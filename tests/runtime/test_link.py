@@ -24,6 +24,7 @@ from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.link_messages import Ask, Challenge, Drain, Go, Hello, LinkAddress, Proof, Refused, Welcome
 from tidemill.runtime.link_proof import Side, link_proof, new_nonce
 from tidemill.runtime.link_server import LinkServer
+from tidemill.runtime.live_tasks import LiveState, LiveTask
 from tidemill.runtime.progress import (
     MAX_ERROR_CHARS,
     UNSENT,
@@ -470,3 +471,39 @@ async def test_questions_and_answers_wait_while_much_else_does(driver: Driver, m
     free.set()
     await until(lambda: not engine.link.answers._waiting)
     assert (await driver.next("beat"))[2].consumed > before, "beats go on"
+
+
+class Watched:
+    """Is watched for as long as a driver says."""
+
+    def __init__(self) -> None:
+        self.renewed: list[float] = []
+        self.fails = False
+
+    def renew(self, seconds: float) -> None:
+        self.renewed.append(seconds)
+
+    def take_state(self) -> LiveState | None:
+        if self.fails:
+            raise ValueError("a bug")
+        task = LiveTask(0, "task-1", "", 1, "t", 0, 17, 1.0)
+        return LiveState(8, [task], [], 0, 0, [], 0, [], []) if self.renewed else None
+
+
+async def test_what_executors_do_is_sent_only_while_the_driver_watches(driver: Driver) -> None:
+    engine = Engine(driver.address)
+    engine.link.live = live = Watched()
+    await engine.link.connect()
+    taken: queue.SimpleQueue[tuple[int, str, LiveState]] = queue.SimpleQueue()
+    for _ in range(3):
+        await driver.next("beat")
+    assert taken.empty()
+    driver.do(driver.server.watch, lambda *given: taken.put(given), 5.0)
+    slot, engine_id, state = await asyncio.to_thread(taken.get, True, 10.0)
+    assert (slot, engine_id, state.running[0].task_id) == (1, "engine", "task-1")
+    assert live.renewed == [5.0]
+    live.fails = True
+    before = (await driver.next("beat"))[2].consumed
+    while (await driver.next("beat"))[2].consumed < before + 2:
+        pass
+    assert engine.lost.empty(), "a bug there ends no link"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
@@ -12,7 +13,22 @@ from tidemill.core.pipeline.message_stage import MessageStage, Stage
 from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.beats import Beat, whole_beat
 from tidemill.runtime.identity import Identity
+from tidemill.runtime.live_tasks import LiveState, LiveTask
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
+
+
+class FakeLive:
+    """Says while it is watched that one task runs."""
+
+    def __init__(self) -> None:
+        self.until = 0.0
+
+    def renew(self, seconds: float) -> None:
+        self.until = time.monotonic() + seconds
+
+    def take_state(self) -> LiveState | None:
+        task = LiveTask(0, "task-1", "", 1, "topic", 0, 17, 1.0)
+        return LiveState(8, [task], [], 0, 0, [], 0, [], []) if time.monotonic() < self.until else None
 
 
 class FakeEngine:
@@ -28,6 +44,7 @@ class FakeEngine:
         self.stop = asyncio.Event()
         self.fault: str | None = None
         self.records = None
+        self.live = FakeLive()
 
     def beat(self, *, whole: bool) -> Beat:
         return whole_beat(self.progress())

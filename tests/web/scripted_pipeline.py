@@ -10,6 +10,8 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError, UserActionError
 from tidemill.core.pipeline.message_stage import MessageStage, Stage
 from tidemill.runtime.durations import Durations
+from tidemill.runtime.link_server import TakeLive
+from tidemill.runtime.live_tasks import LiveState
 from tidemill.runtime.open_message import OpenMessage
 from tidemill.runtime.progress import EngineProgress, PartitionHead, SinkStats
 from tidemill.spark.live.monitoring import Monitored
@@ -124,6 +126,8 @@ class ScriptedPipeline:
         self.pauses: list[PauseStatus] = []
         self.orphans: list[int] = []
         self.asked = 0
+        self.watches = 0
+        self.live: dict[int, LiveState] = {}
 
     def progress(self) -> PipelineProgress:
         self.asked += 1
@@ -136,6 +140,11 @@ class ScriptedPipeline:
     def release(self) -> list[dict[str, Any]]:
         self.actions.append("release")
         return [{"slot": 0, "held": 2}]
+
+    def watch(self, take: TakeLive, seconds: float) -> None:
+        self.watches += 1
+        for slot, state in self.live.items():
+            take(slot, f"engine-{slot}", state)
 
     def find_message(self, topic: str, partition: int, offset: int) -> OpenMessage | None:
         if offset == 13:
@@ -177,7 +186,7 @@ class ScriptedPipeline:
             "worker": "worker-1",
             "asked": Monitored(self.progress, lambda: self.run, lambda: self.orphans, lambda: 8),
             "control": self,
+            "engines": self,
             "drain": lambda: self.actions.append("drain"),
-            "find_message": self.find_message,
         }
         return Watched(**values | changes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +20,14 @@ from playwright.sync_api import Browser, Page, Request, sync_playwright
 from tests.deadletters.redrive.test_folder import Place
 from tests.until import wait_until
 from tests.web.recordings import FAILED, record, write_letters
-from tests.web.scripted_pipeline import ScriptedPipeline
+from tests.web.scripted_pipeline import SCRIPT, ScriptedPipeline
 
+from tidemill.runtime.live_tasks import LiveState, LiveTask, LiveWindow
 from tidemill.spark.live.web_ui import serve_web
 
 PAGES = {
     "overview": "/",
+    "live": "/live",
     "messages": "/messages",
     "message": f"/messages/orders/0/{FAILED}",
     "unknown message": "/messages/orders/0/999999",
@@ -53,6 +56,8 @@ class Served:
 
     pipeline: ScriptedPipeline
     address: str
+    #: The page to which the address leads.
+    first: str = "/"
 
     @property
     def base(self) -> str:
@@ -110,7 +115,7 @@ def opened(browser: Browser, served: Served, size: tuple[int, int], theme: str) 
     page, watch = context.new_page(), Watch(served.base)
     watch.follow(page)
     page.goto(served.address)
-    page.wait_for_url(f"{served.base}/")
+    page.wait_for_url(f"{served.base}{served.first}")
     try:
         yield page, watch
     finally:
@@ -156,6 +161,79 @@ def test_the_overview_follows_the_pipeline_without_being_reloaded(browser: Brows
         points = page.evaluate("document.querySelectorAll('.chart canvas').length")
     assert points == 4
     assert watch.wrong == []
+
+
+def wait_for(page: Page, condition: str) -> None:
+    """Wait until an expression is true in a page; the browser's own way would need `eval`, which the pages forbid."""
+    wait_until(lambda: page.evaluate(condition), PATIENCE / 1000, what=condition)
+
+
+def task_of(number: int, at: float, seconds: float = 0.0, outcome: str = "", of: int = 1, slot: int = 0) -> LiveTask:
+    return LiveTask(slot, f"task-{number}", f"tenant={SCRIPT}", 1, "orders", 0, number, at, seconds, outcome, of)
+
+
+def test_the_live_page_shows_what_executors_do_to_mouse_and_keyboard(browser: Browser, served: Served) -> None:
+    pipeline, now = served.pipeline, time.time()
+    ended = [task_of(1, now - 5, 2.0, "ok"), task_of(2, now - 2, 1.0, "exit"), task_of(3, now - 1, 0.1, "ok", 40)]
+    waiting, backing_off = [task_of(5, now, slot=-1)], [task_of(6, now + 3600, slot=-1)]
+    window = LiveWindow("orders", 0, 7, 1, 50, 12, now - 9)
+    pipeline.live = {0: LiveState(3, [task_of(4, now - 3, slot=1)], ended, 9, 31, waiting, 1, backing_off, [window])}
+    with opened(browser, served, NARROW, "dark") as (page, watch):
+        page.goto(f"{served.base}/live")
+        page.wait_for_selector(".task.failed")
+        pipeline.live = {0: msgspec.structs.replace(pipeline.live[0], ended=[], left_out=0)}
+        assert page.locator(".lane").count() == 3
+        page.wait_for_selector(".task.running")
+        assert page.locator(".task.ok", has_text="1 of 40").count() >= 1
+        assert page.locator("#running-count").inner_text() == "1 of 3 busy"
+        assert page.locator("#waiting").inner_text().startswith("task-5")
+        assert page.locator("#waiting-count").inner_text() == "31"
+        assert "task-6" in page.locator("#backing-off").inner_text()
+        assert "orders/0" in page.locator("#windows").inner_text()
+        page.click("#freeze")
+        assert page.get_attribute("#freeze", "aria-pressed") == "true"
+        shift = page.evaluate("lanes.style.getPropertyValue('--shift')")
+        count = page.locator(".task").count()
+        pipeline.live = {0: msgspec.structs.replace(pipeline.live[0], ended=[task_of(7, now, 1.0, "timeout")])}
+        wait_for(page, "document.querySelector('[data-updates]').innerText === 'frozen'")
+        seen = pipeline.watches
+        wait_until(lambda: pipeline.watches > seen + 1, 60)
+        assert page.locator(".task").count() == count
+        assert page.evaluate("lanes.style.getPropertyValue('--shift')") == shift
+        page.click("#freeze")
+        wait_for(page, "[...document.querySelectorAll('.task')].some((bar) => bar.task.task_id === 'task-7')")
+        page.focus(".lane .task[tabindex='0']")
+        for _ in range(30):
+            page.keyboard.press("ArrowLeft")
+        assert "task-1" in page.locator("#detail").inner_text()
+        assert SCRIPT in page.locator("#detail").inner_text(), "it stays text"
+        page.keyboard.press("ArrowDown")
+        wait_for(page, "document.activeElement.task.task_id === 'task-4'")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/tasks?task=task-4")
+    assert watch.wrong == []
+    pipeline.live = {}
+    seen = pipeline.watches
+    with opened(browser, served, NARROW, "dark") as (page, watch):
+        page.goto(f"{served.base}/live")
+        wait_until(lambda: pipeline.watches > seen, 60)
+        page.evaluate(HIDE)
+        wait_for(page, "document.querySelector('[data-updates]').innerText === 'paused'")
+        wait_until(lambda: _is_quiet(pipeline), 60)
+
+
+#: What a browser does when another tab is chosen.
+HIDE = """
+Object.defineProperty(document, "hidden", { value: true });
+document.dispatchEvent(new Event("visibilitychange"));
+"""
+
+
+def _is_quiet(pipeline: ScriptedPipeline) -> bool:
+    """Tell whether nobody watches any more: the engines are not asked again for more than two updates."""
+    before = pipeline.watches
+    time.sleep(2.5)
+    return pipeline.watches == before
 
 
 def test_a_reader_signs_out_and_in_again_with_the_forms(browser: Browser, served: Served) -> None:

@@ -157,6 +157,8 @@ def _describe_pipeline(report: Mapping[str, Any]) -> list[str]:
     ]
     if letters["dropped"]:
         rows.append(("DROPPED", format_count(letters["dropped"], "dead letter")))
+    if report["recorder"]["dropped"]:
+        rows.append(("not recorded", f"{report['recorder']['dropped']:,} rows and events"))
     width = max(len(name) for name, _ in rows)
     return lines + [f"  {name.ljust(width)}  {text}" for name, text in rows]
 
@@ -183,10 +185,12 @@ def _describe_sink(sink: Mapping[str, Any]) -> str:
 def _describe_host(report: Mapping[str, Any]) -> list[str]:
     holder = report["waits_for"]
     about = f"trigger host of {report['list']} (process {report['pid']})"
+    address, web = report.get("metrics"), report.get("web")
+    endpoint = [f"  web           {web}"] if web else []
+    endpoint += [f"  metrics       {address}/metrics"] if address else []
     if holder is not None:
-        return [f"{about}: standing by; process {holder['process']} on {holder['host']} runs the list"]
-    address = report.get("metrics")
-    endpoint = [f"  metrics       {address}/metrics"] if address else []
+        text = f"{about}: standing by; process {holder['process']} on {holder['host']} runs the list"
+        return [text, *endpoint]
     if report["store"] is None:
         return [about, *endpoint]
     rows = [f"  triggers      {report['running']:,}", f"  store         {report['store']}", *endpoint]

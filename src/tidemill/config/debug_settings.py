@@ -103,6 +103,11 @@ class DebugSettings(Section):
     log_min_duration_ms: NonNegativeFloat = Field(
         500.0, description="Tasks that take longer are logged: one a minute per engine, with how many were left out."
     )
+    ws_min_duration_ms: NonNegativeFloat = Field(
+        500.0,
+        description="The live page shows each task that takes longer or fails; of the others one per executor, a few "
+        "times a second, with how many it stands for.",
+    )
     flush_interval_seconds: NonNegativeFloat = Field(
         5.0, description="How often what was written is forced to the disk (fsync); 0: with every batch."
     )

@@ -102,6 +102,11 @@ class BoundedEngine:
         """Nothing is recorded; see `make_bounded_settings`."""
         return None
 
+    @property
+    def live(self) -> None:
+        """Nobody watches a bounded run."""
+        return None
+
     def drain(self, *, keep_place: bool = False) -> None:
         """Begin an early end; it has no place in a group."""
         self._engine.drain()

@@ -40,6 +40,14 @@ class EventKind(enum.StrEnum):
     STREAM_FAILED = "stream_failed"
 
 
+#: What happens to triggers and their streams: `task_id` is a trigger's name.
+OF_TRIGGERS = frozenset(kind for kind in EventKind if kind.name.startswith("TRIGGER_")) | {
+    EventKind.ACK_TIMEOUT,
+    EventKind.OVERFLOW,
+    EventKind.REJECTED,
+    EventKind.SEAT_ENDED,
+}
+
 #: What happens when all is well: the texts are reasons, not errors, and have no class.
 ORDINARY = frozenset(
     {

@@ -30,10 +30,12 @@ from tidemill.runtime.link_messages import (
     FromEngine,
     Hello,
     LinkAddress,
+    Live,
     Proof,
     Ready,
     Refused,
     Stored,
+    Watch,
     Welcome,
     enable_keepalive,
     from_driver,
@@ -41,8 +43,9 @@ from tidemill.runtime.link_messages import (
     send_frame,
 )
 from tidemill.runtime.link_proof import Side, is_proof, link_proof, new_nonce
-from tidemill.runtime.link_questions import Answers
+from tidemill.runtime.link_questions import Answers, is_free
 from tidemill.runtime.link_records import RecordSender
+from tidemill.runtime.live_tasks import LiveSource
 from tidemill.runtime.log import throttle
 from tidemill.runtime.progress import EngineSummary, drop_summary_texts
 
@@ -102,6 +105,8 @@ class EngineLink:
         self._records: RecordSender | None = None
         #: Answers what the driver asks.
         self.answers = Answers()
+        #: What is sent to a driver that watches; None: nothing.
+        self.live: LiveSource | None = None
 
     def carry(self, frames: OutgoingFrames) -> None:
         """Send what the engine records, from now on."""
@@ -225,6 +230,9 @@ class EngineLink:
                         self._records.note_stored(seq)
                 case Ask() as ask:
                     self.answers.answer(ask, self._writer)
+                case Watch(seconds):
+                    if self.live is not None:
+                        self.live.renew(seconds)
                 case command:
                     self._on_command(command)
 
@@ -236,7 +244,17 @@ class EngineLink:
             if self._records is not None:
                 self._records.send()
             self.answers.send(self._writer)
+            if self.live is not None:
+                self._send_live(self.live)
             await asyncio.sleep(BEAT_SECONDS)
+
+    def _send_live(self, live: LiveSource) -> None:
+        """Send what somebody watches, unless much else waits; a bug there must not end the beats."""
+        try:
+            if self._writer is not None and is_free(self._writer) and (state := live.take_state()) is not None:
+                self._send(Live(state))
+        except Exception as error:
+            throttle(log, 60.0).error("the live page gets nothing", error=describe_error(error), exc_info=error)
 
     def _send_beat(self) -> None:
         beat = self._beat_of(self._tells_whole)

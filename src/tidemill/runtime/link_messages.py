@@ -14,6 +14,7 @@ import msgspec
 
 from tidemill.core.pipeline.message_stage import MessageStage
 from tidemill.runtime.beats import Beat
+from tidemill.runtime.live_tasks import LiveState
 from tidemill.runtime.progress import EngineSummary
 
 #: A snapshot with thousands of partitions stays below this; anything larger is not ours.
@@ -120,6 +121,12 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
     problem: str = ""
 
 
+class Live(msgspec.Struct, frozen=True, tag=True):
+    """What the engine's executors do, while the driver watches."""
+
+    state: LiveState
+
+
 # -- frames from the driver --------------------------------------------------------------------------------
 
 
@@ -209,9 +216,19 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
     offset: int
 
 
+class Watch(msgspec.Struct, frozen=True, tag=True):
+    """Send `Live` for this long from now on.
+
+    Attributes:
+        seconds: How long; another `Watch` extends it.
+    """
+
+    seconds: float
+
+
 Command = Begin | Go | Drain | Pause | Resume | Release | Exit
-FromEngine = Hello | Proof | Beat | Ready | Ended | Rows | Events | Answer
-FromDriver = Challenge | Welcome | Refused | Stored | Ask | Command
+FromEngine = Hello | Proof | Beat | Ready | Ended | Rows | Events | Answer | Live
+FromDriver = Challenge | Welcome | Refused | Stored | Ask | Watch | Command
 
 _encode = msgspec.msgpack.Encoder().encode
 from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)

@@ -16,7 +16,7 @@ import contextlib
 import itertools
 import secrets
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -37,18 +37,21 @@ from tidemill.runtime.link_messages import (
     FromEngine,
     Hello,
     LinkAddress,
+    Live,
     Proof,
     Ready,
     Rows,
     Stored,
+    Watch,
     enable_keepalive,
     from_engine,
     receive_frame,
     send_frame,
 )
 from tidemill.runtime.link_proof import NONCE_BYTES, Side, is_proof, link_proof, new_nonce
-from tidemill.runtime.link_questions import Questions
+from tidemill.runtime.link_questions import Questions, is_free
 from tidemill.runtime.link_records import RecordSink
+from tidemill.runtime.live_tasks import LiveState
 from tidemill.runtime.progress import EngineProgress, EngineSummary
 
 log = structlog.get_logger(__name__)
@@ -56,6 +59,8 @@ log = structlog.get_logger(__name__)
 #: How long a connection may take to say hello.
 HELLO_SECONDS = 5.0
 ResultT = TypeVar("ResultT")
+#: Takes what an engine's executors do, with its slot and its id.
+TakeLive = Callable[[int, str, LiveState], None]
 
 
 class LinkEvents(Protocol):
@@ -119,6 +124,7 @@ class LinkServer:
         self._snapshots: dict[int, EngineProgress] = {}
         self._hellos: dict[int, Hello] = {}
         self._questions = Questions()
+        self._take_live: TakeLive | None = None
         self._writers: set[asyncio.StreamWriter] = set()
 
     # -- any thread ----------------------------------------------------------------------------------------
@@ -201,6 +207,18 @@ class LinkServer:
         """
         return await self._questions.ask(link, self._links.get(link), topic, partition, offset)
 
+    def watch(self, take: TakeLive, seconds: float) -> None:
+        """Have all engines say what their executors do for this long. Only on the link's loop.
+
+        Args:
+            take: Called there with each state, the slot and the id of its engine; returns at once and never raises.
+            seconds: How long; a later call extends it.
+        """
+        self._take_live = take
+        for writer in self._links.values():
+            if is_free(writer):
+                send_frame(writer, Watch(seconds))
+
     def close_link(self, link: int) -> None:
         """Close a connection once what was sent is out. Only on the link's loop."""
         writer = self._links.get(link)
@@ -278,6 +296,9 @@ class LinkServer:
                 self._events.on_ended(link, summary)
             case Answer() as answer:
                 self._questions.note_answer(link, answer)
+            case Live(state):
+                if self._take_live is not None:
+                    self._take_live(self._hellos[link].slot, self._hellos[link].engine_id, state)
             case Rows() | Events():
                 self._store(link, frame)
             case _:

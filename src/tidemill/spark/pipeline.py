@@ -33,12 +33,12 @@ from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.link_messages import LinkAddress
 from tidemill.runtime.link_server import LinkServer
 from tidemill.runtime.lock import WorkerLock
-from tidemill.runtime.open_message import OpenMessage
 from tidemill.spark.engine.process import ABANDONED_SECONDS, DEFAULT_FACTORY, EngineJob
 from tidemill.spark.foreground import LEFT_OVER, Foreground, StartStoppedError, Wake, take
 from tidemill.spark.live.control_desk import ControlDesk
 from tidemill.spark.live.ending import lag_fields, leave_for, log_drained, refuse_failure, refuse_uncommitted
 from tidemill.spark.live.group_monitor import GroupWatch
+from tidemill.spark.live.linked_engines import LinkedEngines
 from tidemill.spark.live.monitoring import Monitored, serve_metrics
 from tidemill.spark.live.recording import answer_open, answer_trace, record_run
 from tidemill.spark.live.reloader import Code, CodeFiles, Reloader
@@ -112,8 +112,8 @@ class Pipeline:
         self._spark = spark
         self._foreground = Foreground("pipeline")
         self._live: Supervisor | None = None
-        self._linked: Supervisor | None = None  # the same while its link is open
-        self._control = Control(lambda: self._linked.actions if self._linked is not None else None)
+        self._linked = LinkedEngines(lambda: self._code.settings.kafka.source_topic if self._code is not None else "")
+        self._control = Control(lambda: self._linked.actions)
         self._group_watch: GroupWatch | None = None
         self._metrics_address: str | None = None
         self._recorder: RunRecorder | None = None
@@ -205,7 +205,7 @@ class Pipeline:
         refuse_unrunnable(settings)
         warn_without_topic(configured, settings)
         packed = pack_handler(handler)
-        kafka, monitored, find = settings.kafka, self._monitored(settings), self._find_message
+        kafka, monitored, engines = settings.kafka, self._monitored(settings), self._linked
         with (
             WorkerLock(
                 kafka.consumer_group,
@@ -219,7 +219,7 @@ class Pipeline:
             record_run(settings, worker, self.progress) as self._recorder,
             serve_web(
                 Watched(
-                    monitored, settings, configured, worker, self._control, self.drain, self._metrics_address, find
+                    monitored, settings, configured, worker, self._control, engines, self.drain, self._metrics_address
                 ),
                 self._recorder,
             ) as self._web,
@@ -243,11 +243,6 @@ class Pipeline:
         if self._recorder is not None:
             self._recorder.note_action(action, by)
 
-    def _find_message(self, topic: str, partition: int, offset: int) -> OpenMessage | None:
-        live = self._linked
-        is_ours = live is not None and self._code is not None and topic == self._code.settings.kafka.source_topic
-        return live.find_message(topic, partition, offset) if live is not None and is_ours else None
-
     def _open_desk(self, settings: Settings, worker: str) -> ControlDesk:
         def report(progress: PipelineProgress, rate: float) -> dict[str, Any]:
             addresses = {"metrics": self._metrics_address, "web": self.web_address}
@@ -255,7 +250,7 @@ class Pipeline:
 
         def trace(request: dict[str, Any]) -> dict[str, Any]:
             known = answer_trace(self._recorder, settings.kafka.consumer_group, worker, request)
-            return known | answer_open(self._find_message, request)
+            return known | answer_open(self._linked.find_message, request)
 
         table = make_requests(self._control, self._note_action, trace)
         return ControlDesk(self._found_by, worker, self.progress, report, table)
@@ -289,7 +284,7 @@ class Pipeline:
             live.actions.on_pause = functools.partial(self._recorder.note_pause, settings.kafka.source_topic)
         try:
             live.start(bind_host=host, open_link=self._recorder.open_link if self._recorder else LinkServer)
-            self._linked = live
+            self._linked.live = live
             if self._web is not None:
                 self._web.begin()
             self._foreground.states.enter(Phase.RUNNING)
@@ -297,7 +292,7 @@ class Pipeline:
             with self._group_watch, self._reloader.attach(live) if self._reloader else nullcontext():
                 code = self._supervise(live, settings.executor.drain_timeout_seconds)
         finally:
-            self._linked = None
+            self._linked.live = None
             live.close()
             spark.used = live.greeted
         if code is not ExitCode.STOPPED:

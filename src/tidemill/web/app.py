@@ -71,17 +71,19 @@ def create_app(
 
 def _build_health(health: Health) -> APIRouter:
     router = APIRouter(include_in_schema=False)
+    # Of their own: pages that take long must not make a process look dead.
+    probes = Workers()
 
     def answer(reasons: list[str]) -> Response:
         return JSONResponse({"ok": not reasons, "reasons": reasons}, 503 if reasons else 200)
 
     @router.get("/healthz")
     async def check_life() -> Response:
-        return answer(health.find_dead())
+        return answer(await probes.run(health.find_dead))
 
     @router.get("/readyz")
     async def check_readiness() -> Response:
-        return answer(health.find_unready())
+        return answer(await probes.run(health.find_unready))
 
     return router
 

@@ -57,6 +57,10 @@ class LiveUpdates:
         """How many listen."""
         return len(self._clients)
 
+    def has_clients(self, view: str) -> bool:
+        """Tell whether somebody follows a view."""
+        return any(client.view == view for client in self._clients)
+
     def close(self) -> None:
         """End all streams."""
         self._is_ended = True

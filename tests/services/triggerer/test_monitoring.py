@@ -17,7 +17,8 @@ from tidemill.core.streams.members import LaneReport
 from tidemill.core.triggers.group_commit import Standing
 from tidemill.runtime.durations import Durations
 from tidemill.services.triggerer import monitoring
-from tidemill.services.triggerer.host_metrics import DEFINITIONS, HostState, collect_metrics
+from tidemill.services.triggerer.host_metrics import DEFINITIONS, collect_metrics
+from tidemill.services.triggerer.host_state import HostState
 from tidemill.services.triggerer.monitoring import HostMonitor, find_reasons
 from tidemill.triggers.shared_stream import StreamReport
 

@@ -28,6 +28,7 @@ from tidemill.pipeline.reports.history import HistoryRows, HistoryWriter
 from tidemill.pipeline.reports.report import HistoryStatus
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.link_messages import LinkAddress
+from tidemill.runtime.live_tasks import LiveState
 from tidemill.runtime.processes import is_running
 from tidemill.spark.engine.process import EngineJob
 from tidemill.spark.live.supervisor import Supervisor
@@ -133,6 +134,9 @@ def test_engines_start_say_how_they_stand_and_drain_over_the_link(running: Calla
     found = run.live.find_message("topic", 1, 17)
     assert found is not None
     assert (found.engine, found.stage.pid) == (1, run.engine(1).pid)
+    taken: queue.SimpleQueue[tuple[int, str, LiveState]] = queue.SimpleQueue()
+    run.live.watch(lambda *given: taken.put(given), 60.0)
+    assert {taken.get(timeout=30)[0] for _ in range(8)} == {0, 1}
     assert found.text == f"task task-17 has been running for 3 s (process {found.stage.pid})"
     assert progress.consumed == sum(e.progress.consumed for e in progress.engines if e.progress)
     pids = [engine.pid for engine in progress.engines]

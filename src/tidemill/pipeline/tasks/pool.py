@@ -159,6 +159,8 @@ class TaskPool:
         self._free_slots = list(range(executor.capacity))
         #: Called with every try that has ended.
         self.on_attempt: Callable[[TaskRun, ProcessOutcome], None] | None = None
+        #: The same, for somebody who watches; None: nobody does.
+        self.on_ended: Callable[[TaskRun, ProcessOutcome], None] | None = None
         self._queue: list[tuple[float, int, TaskRun]] = []
         self._order = itertools.count()
         self._running: set[TaskRun] = set()
@@ -188,6 +190,21 @@ class TaskPool:
     def list_queued(self) -> frozenset[TaskRun]:
         """Return the tasks that wait for a slot; costs by how many they are."""
         return frozenset(run for _, _, run in self._queue)
+
+    def list_first_queued(self, most: int) -> list[TaskRun]:
+        """Return up to this many of the tasks that start next."""
+        return [run for _, _, run in heapq.nsmallest(most, self._queue)]
+
+    def list_running(self, most: int) -> list[tuple[TaskRun, float]]:
+        """Return up to this many tasks whose process runs, by slot, and the loop's time at which each was started."""
+        running = sorted(self._running, key=lambda run: run.slot or 0)[:most]
+        started = [(run, getattr(run.process, "started_at", 0.0)) for run in running]
+        return [(run, at) for run, at in started if at]
+
+    def list_retrying(self, most: int) -> list[tuple[TaskRun, float]]:
+        """Return up to this many tasks that wait for their next attempt, and the loop's time at which each is due."""
+        waiting = [(run.timer.when(), id(run), run) for run in self._retrying if run.timer is not None]
+        return [(run, due) for due, _, run in heapq.nsmallest(most, waiting)]
 
     def submit(self, run: TaskRun) -> None:
         """Queue a task; it starts as soon as it is the oldest and a slot is free, unless its group is leaving."""
@@ -261,6 +278,8 @@ class TaskPool:
         run.ended_at = time.time_ns() // 1000
         if self.on_attempt is not None and not (outcome.kind is None and outcome.exit_code is None):
             self.on_attempt(run, outcome)
+        if self.on_ended is not None and outcome.pid is not None:
+            self.on_ended(run, outcome)
         if outcome.pid is not None:
             self._attempts.add(outcome.duration_seconds)
             self._timeouts += outcome.kind is ErrorKind.TIMEOUT

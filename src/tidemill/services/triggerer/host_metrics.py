@@ -6,54 +6,16 @@ and a partition are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import Metric
 
-from tidemill.runtime.durations import DURATION_BOUNDS, Durations
+from tidemill.runtime.durations import DURATION_BOUNDS
 from tidemill.runtime.metrics.definitions import Definition, Kind
 from tidemill.runtime.metrics.families import Distribution, Sample, build_family
-from tidemill.triggers.shared_stream import StreamReport
+from tidemill.services.triggerer.host_state import HostState
 
 WORKER = Definition("worker_info", Kind.INFO, "The worker: the value is always 1.", ("worker_id", "version", "list"))
-
-
-@dataclass(frozen=True, slots=True)
-class HostState:
-    """A trigger host at one moment.
-
-    Attributes:
-        store_known: Whether the store has been opened.
-        active: Whether this process runs the list; other hosts of it stand by.
-        started: Whether all of its triggers have been started.
-        store_open: Whether the store can be written to.
-        triggers: How many triggers run, or wait to run again.
-        streams: The shared streams.
-        failed_streams: How many shared streams have failed, and are not read again yet.
-        now: The time, of the clock of the streams.
-        advanced: Events that producers were told about.
-        redelivered: Events that were delivered once more.
-        dead_lettered: Events whose dead letters are confirmed, by what happened to them.
-        lags: How late the event loop was.
-        recorder_dropped: Events that could not be recorded.
-        standby: Whether another process runs the list.
-    """
-
-    store_known: bool = False
-    active: bool = False
-    started: bool = False
-    store_open: bool = False
-    triggers: int = 0
-    streams: Sequence[StreamReport] = ()
-    failed_streams: int = 0
-    now: float = 0.0
-    advanced: int = 0
-    redelivered: int = 0
-    dead_lettered: Mapping[str, int] = field(default_factory=dict)
-    lags: Durations = field(default_factory=Durations)
-    recorder_dropped: int = 0
-    standby: bool = False
 
 
 #: Before the first.

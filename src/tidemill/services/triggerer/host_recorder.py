@@ -74,7 +74,10 @@ class HostRecorder:
     # -- on the loop of the host ---------------------------------------------------------------------------------------
 
     def _tell_trigger(self, name: str, change: TriggerChange, text: str, data: dict[str, str | int | float]) -> None:
-        self._add(RecordedEvent(self._now_us(), EventKind(change.value), task_id=clean_name(name), data=data), text)
+        # Pages show the beginning of a text; of a traceback, the end says what happened.
+        told = text if "\n" not in text else f"{_last_line(text)}\n\n{text}"
+        event = RecordedEvent(self._now_us(), EventKind(change.value), task_id=clean_name(name), data=data)
+        self._add(event, told, _last_line(text))
 
     def _tell_incident(self, incident: Incident) -> None:
         topic, partition = _find_partition(incident.lane)
@@ -92,12 +95,12 @@ class HostRecorder:
             sink=self._book.names.find(incident.key),
             data=data,
         )
-        self._add(event, incident.text)
+        self._add(event, incident.text, incident.text)
 
-    def _add(self, event: RecordedEvent, text: str) -> None:
+    def _add(self, event: RecordedEvent, text: str, error: str) -> None:
         try:
             is_failure = event.kind not in ORDINARY
-            error_class = classify_error(_last_line(text)) if text and is_failure else ""
+            error_class = classify_error(error) if error and is_failure else ""
             if is_failure and not self._sample.admits(time.monotonic(), event.kind.value, error_class):
                 return
             full = RecordedEvent(

@@ -20,12 +20,12 @@ from tidemill.core.wording import format_count
 from tidemill.runtime.log import version
 from tidemill.runtime.loop_calls import call_on_loop
 from tidemill.services.triggerer.host_book import HostBook
+from tidemill.services.triggerer.host_state import HostState
 from tidemill.services.triggerer.replica import Replica
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-    from tidemill.services.triggerer.host_metrics import HostState
     from tidemill.services.triggerer.host_recorder import HostRecorder
 
 log = structlog.get_logger(__name__)
@@ -44,6 +44,8 @@ class HostMonitor:
         list_name: The name of the trigger list.
 
     Attributes:
+        worker: The worker's name.
+        list_name: The name of the trigger list.
         book: What happens; the host notes it there.
         replica: What runs the list, or waits for it; None: the store is not open yet.
         recorder: What is recorded goes there; None: nothing is.
@@ -51,9 +53,11 @@ class HostMonitor:
     """
 
     def __init__(self, settings: MetricsSettings, worker: str, list_name: str) -> None:
-        """Serve nothing yet."""
+        """Serve nothing yet; what is known belongs to the running loop."""
         self._settings = settings
         self._about = (worker, version(), list_name)
+        self._loop = asyncio.get_running_loop()
+        self.worker, self.list_name = worker, list_name
         self.book = HostBook()
         self.replica: Replica | None = None
         self.recorder: HostRecorder | None = None
@@ -61,7 +65,7 @@ class HostMonitor:
 
     @contextlib.contextmanager
     def serve(self) -> Iterator[None]:
-        """Answer while the block runs, about what happens on the running loop.
+        """Answer while the block runs.
 
         Raises:
             ConfigError: The address cannot be listened on.
@@ -77,41 +81,40 @@ class HostMonitor:
         if listener is None:
             yield
             return
-        loop = asyncio.get_running_loop()
 
         def collect() -> Iterator[Metric]:
-            return collect_metrics(self._about, self._ask(loop))
+            return collect_metrics(self._about, self._ask())
 
-        def find_dead() -> list[str]:
-            try:
-                self._ask(loop)
-            except TimeoutError:
-                return [_HANGS]
-            return []
-
-        def find_unready() -> list[str]:
-            try:
-                return find_reasons(self._ask(loop))
-            except TimeoutError:
-                return [_HANGS]
-
-        with MetricsEndpoint(listener, collect, find_dead, find_unready) as endpoint:
+        with MetricsEndpoint(listener, collect, self.find_dead, self.find_unready) as endpoint:
             self.address = endpoint.address
             log.info("metrics and health are served", metrics=f"{endpoint.address}/metrics")
             yield
 
-    def _ask(self, loop: asyncio.AbstractEventLoop) -> HostState:
+    def find_dead(self) -> list[str]:
+        """Return why the process should be restarted; from any thread but the loop's."""
+        try:
+            self._ask()
+        except TimeoutError:
+            return [_HANGS]
+        return []
+
+    def find_unready(self) -> list[str]:
+        """Return why the process is not ready; likewise."""
+        try:
+            return find_reasons(self._ask())
+        except TimeoutError:
+            return [_HANGS]
+
+    def _ask(self) -> HostState:
         """Return the state, from another thread.
 
         Raises:
             TimeoutError: The loop does not answer.
         """
-        return call_on_loop(loop, self.read_state, LOOP_SECONDS)
+        return call_on_loop(self._loop, self.read_state, LOOP_SECONDS)
 
-    def read_state(self) -> HostState:
-        """Return the state; call it on the loop."""
-        from tidemill.services.triggerer.host_metrics import HostState
-
+    def read_state(self, *, reports: bool = True) -> HostState:
+        """Return the state, with or without reports of the streams; call it on the loop."""
         replica, counts = self.replica, self.book.counts
         state = HostState(
             store_known=replica is not None,
@@ -132,7 +135,7 @@ class HostMonitor:
             started=self.book.is_started,
             store_open=host.events.standing is not Standing.DOWN,
             triggers=host.running,
-            streams=host.report(),
+            streams=host.report() if reports else (),
             failed_streams=host.manager.count_failed(),
             now=host.now(),
         )

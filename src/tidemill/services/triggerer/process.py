@@ -34,6 +34,7 @@ from tidemill.services.triggerer.replica import Replica
 from tidemill.services.triggerer.sessions import Ownership, Pace
 from tidemill.services.triggerer.signals import Signals
 from tidemill.services.triggerer.stream_keys import describe_key
+from tidemill.services.triggerer.web_ui import serve_host_web
 from tidemill.store.database import Database
 from tidemill.store.opening import choose_store_url, has_one_writer, open_store
 from tidemill.store.records import TriggerSpec
@@ -139,7 +140,10 @@ async def _run(
             )
         worker = find_worker_name(settings)
         monitor = HostMonitor(settings.metrics, worker, name)
-        with record_host(settings, worker, name, monitor.book) as monitor.recorder, monitor.serve():
+        with contextlib.ExitStack() as stack:
+            monitor.recorder = stack.enter_context(record_host(settings, worker, name, monitor.book))
+            stack.enter_context(monitor.serve())
+            web = stack.enter_context(serve_host_web(settings, monitor))
             database = await _open_store(url, signals)
             if database is None:
                 return ExitCode.OK
@@ -152,7 +156,7 @@ async def _run(
                     Retention(database, settings.store).run,
                 )
                 log.info("the trigger host is starting", triggers=len(found), store=database.label, list=name)
-                report = partial(_report, replica, monitor)
+                report = partial(_report, replica, monitor, web.address if web is not None else None)
                 unconfirmed = await _take_part(replica, report, specs, found, signals)
             finally:
                 await database.close()
@@ -210,10 +214,10 @@ def _describe_lane(lane: object) -> str:
     return "" if lane is None else str(lane)
 
 
-def _report(replica: Replica, monitor: HostMonitor) -> dict[str, Any]:
+def _report(replica: Replica, monitor: HostMonitor, web: str | None) -> dict[str, Any]:
     host = replica.host
     report = {"pid": os.getpid(), **replica.report(), "running": 0, "store": None, "streams": []}
-    report["metrics"] = monitor.address
+    report |= {"metrics": monitor.address, "web": web}
     if host is not None:
         now = host.now()
         streams = [_describe_stream(stream, now) for stream in host.report()]

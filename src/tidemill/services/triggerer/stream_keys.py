@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Hashable
 
 from tidemill.config.redaction import redact_text
@@ -36,6 +37,17 @@ class StreamNames:
     def __init__(self) -> None:
         """Know none yet."""
         self._names: dict[Hashable, str] = {}
+        self._ids: dict[Hashable, str] = {}
+
+    def find_id(self, key: Hashable) -> str:
+        """Return what a stream is called in addresses while this process runs."""
+        found = self._ids.get(key)
+        if found is None:
+            if len(self._ids) >= _MAX_KEYS:
+                self._ids.clear()
+            what = repr((type(key).__name__, hash(key))).encode("utf-8", "replace")
+            found = self._ids[key] = hashlib.blake2b(what, digest_size=8).hexdigest()
+        return found
 
     def find(self, key: Hashable) -> str:
         """Return the name of a stream."""

@@ -33,6 +33,7 @@ from tidemill.runtime.engine_link import RECONNECT_SECONDS, EngineLink, EngineRe
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity, new_engine_id
 from tidemill.runtime.link_messages import Begin, Command, Drain, Exit, Go, Hello, LinkAddress, Pause, Release, Resume
+from tidemill.runtime.live_tasks import LiveSource
 from tidemill.runtime.log import configure
 from tidemill.runtime.log_writer import tell_repeats
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason, drop_summary_texts
@@ -95,6 +96,10 @@ class RunnableEngine(Protocol):
     @property
     def records(self) -> OutgoingFrames | None:
         """What the driver is to store; None: nothing."""
+
+    @property
+    def live(self) -> LiveSource | None:
+        """What somebody may watch; None: nothing."""
 
     def beat(self, *, whole: bool) -> Beat:
         """Return a snapshot for the driver, of the partitions only what changed since the last one, or all."""
@@ -280,6 +285,7 @@ class EngineProcess:
         engine: RunnableEngine = build(self._job.settings, handler, identity)
         self._engine = engine
         self._link.answers.find = engine.find_message
+        self._link.live = engine.live
         if engine.records is not None:
             self._link.carry(engine.records)
         if self._paused is not None:

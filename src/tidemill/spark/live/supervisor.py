@@ -33,7 +33,7 @@ from tidemill.runtime.link_messages import (
     Refused,
     Welcome,
 )
-from tidemill.runtime.link_server import LinkServer
+from tidemill.runtime.link_server import LinkServer, TakeLive
 from tidemill.runtime.open_message import OpenMessage
 from tidemill.runtime.progress import EngineProgress, EngineSummary, list_waits
 from tidemill.spark.engine.process import EngineJob
@@ -135,12 +135,12 @@ class Supervisor:
         self._soon(lambda: self._restart(make_job, limits))
 
     def find_message(self, topic: str, partition: int, offset: int) -> OpenMessage | None:
-        """Return where a message is; None: it is not open.
-
-        Raises:
-            RemoteError: The link is being closed, or the engine does not say.
-        """
+        """Return where a message is, if it is open; see `message_finder`. Raises a RemoteError if nobody says."""
         return self._server.call(find_message(self._server, self._slots, topic, partition, offset), FIND_SECONDS)
+
+    def watch(self, take: TakeLive, seconds: float) -> None:
+        """Have all engines say what their executors do for this long; see `LinkServer.watch`."""
+        self._soon(lambda: self._server.watch(take, seconds))
 
     def exit_now(self) -> None:
         """Let every engine's process end now; their wardens clean up. No new one is started."""

@@ -12,12 +12,13 @@ import importlib
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.settings import Settings
+from tidemill.runtime.link_server import TakeLive
 from tidemill.runtime.listening import is_port_chosen, listen
 from tidemill.runtime.open_message import OpenMessage
 from tidemill.runtime.web_thread import WEB, WebThread
@@ -32,8 +33,18 @@ log = structlog.get_logger(__name__)
 _BUILDER = "tidemill.web.pipeline.start"
 
 
-def _find_nothing(topic: str, partition: int, offset: int) -> OpenMessage | None:
-    return None
+class Engines(Protocol):
+    """What may be asked of the engines of a pipeline; `LinkedEngines` is it."""
+
+    def find_message(self, topic: str, partition: int, offset: int) -> OpenMessage | None:
+        """Return where an open message is; blocks.
+
+        Raises:
+            RemoteError: Its engine does not say.
+        """
+
+    def watch(self, take: TakeLive, seconds: float) -> None:
+        """Have all engines say what their executors do for some seconds; see `LinkServer.watch`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +57,9 @@ class Watched:
         configured: As they were read, before `on_startup`.
         worker: The worker's name.
         control: What users may do to it; blocks.
+        engines: What may be asked of its engines.
         drain: Asks for a clean end.
         metrics_address: The URL of the metrics; None: there is none.
-        find_message: Returns where an open message is, by topic, partition and offset; blocks, and may raise a
-            RemoteError.
     """
 
     asked: Monitored
@@ -57,9 +67,9 @@ class Watched:
     configured: Settings
     worker: str
     control: Control
+    engines: Engines
     drain: Callable[[], None]
     metrics_address: str | None = None
-    find_message: Callable[[str, int, int], OpenMessage | None] = _find_nothing
 
 
 class WebUi(WebThread):

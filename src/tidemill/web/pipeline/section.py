@@ -23,6 +23,8 @@ from tidemill.web.live import LiveUpdates
 from tidemill.web.pages import Pages
 from tidemill.web.peers.peers import Peers
 from tidemill.web.pipeline.actions import build_actions
+from tidemill.web.pipeline.live_board import LEASE_SECONDS, LiveBoard
+from tidemill.web.pipeline.live_models import LivePicture
 from tidemill.web.pipeline.models import Overview, Setting
 from tidemill.web.pipeline.overview import describe_pipeline
 from tidemill.web.pipeline.prometheus import Query as PrometheusQuery
@@ -68,7 +70,8 @@ class PipelineView:
         self.watched = watched
         self.sampler = Sampler()
         self.peers = Peers(watched.settings.debug.peers)
-        self.live = LiveUpdates({"overview": self._describe, "page": self._render})
+        self.board = LiveBoard()
+        self.live = LiveUpdates({"overview": self._describe, "page": self._render, "tasks": self._show_tasks})
         self._pages = pages
         self._writer = writer
         self._ticking: asyncio.Task[None] | None = None
@@ -98,10 +101,23 @@ class PipelineView:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             try:
-                self.sample()
-                self.live.update()
+                self.tick()
             except Exception:
                 log.exception("the web UI could not be updated; the next update may")
+
+    def tick(self) -> None:
+        """Take a sample, and tell those that listen what is new."""
+        self.sample()
+        if self.live.has_clients("tasks"):
+            self.watch_tasks()
+        self.live.update()
+
+    def watch_tasks(self) -> None:
+        """Have the engines say what their executors do, for the next few seconds."""
+        self.watched.engines.watch(self.board.take, LEASE_SECONDS)
+
+    def _show_tasks(self) -> Mapping[str, str]:
+        return {"tasks": self.board.describe_news().model_dump_json()}
 
     def _describe(self) -> Mapping[str, str]:
         return {"overview": self.now().model_dump_json()}
@@ -116,6 +132,7 @@ def build_section(view: PipelineView, pages: Pages) -> Section:
     """Return the section of a pipeline."""
     links = [
         Link("Overview", "/"),
+        Link("Live", "/live"),
         Link("Metrics", "/metrics-queries", is_last=True),
         Link("Configuration", "/configuration", is_last=True),
     ]
@@ -143,6 +160,11 @@ def _build_pages(view: PipelineView, pages: Pages) -> APIRouter:
     async def show_metrics(request: Request) -> Response:
         is_served = view.watched.metrics_address is not None
         return pages.answer(request, "metrics.html", queries=find_queries(view), served=is_served)
+
+    @router.get("/live")
+    async def show_live(request: Request) -> Response:
+        least = view.watched.settings.debug.ws_min_duration_ms / 1000
+        return pages.answer(request, "live.html", least_seconds=least)
 
     @router.get("/configuration")
     async def show_configuration(request: Request, changed: bool = False) -> Response:
@@ -199,14 +221,25 @@ def _build_api(view: PipelineView) -> APIRouter:
         "/live",
         summary="Updates as server-sent events, once a second while something changes",
         description="`overview` has the same document as /overview. `missed` says how many updates were skipped "
-        "because the client reads too slowly. The view `page` is for the pages of the web UI.",
+        "because the client reads too slowly. The view `tasks` has what executors do and what ended since the update "
+        "before; begin with /live/tasks, and again if a number is missing. `page` is for the pages of the web UI.",
         response_class=EventSourceResponse,
     )
     async def follow(
-        request: Request, view_name: Annotated[Literal["overview", "page"], Query(alias="view")] = "overview"
+        request: Request, view_name: Annotated[Literal["overview", "page", "tasks"], Query(alias="view")] = "overview"
     ) -> Response:
+        if view_name == "tasks":
+            view.watch_tasks()
         events = await view.live.listen(view_name, request.state.is_known)
         return EventSourceResponse(events, ping=_PING_SECONDS, send_timeout=_SEND_SECONDS)
+
+    @router.get(
+        "/live/tasks",
+        summary="What executors do now, and what ended within the last minute",
+        description="Engines report it only while somebody follows the view `tasks` of /live.",
+    )
+    async def read_live_tasks() -> LivePicture:
+        return view.board.describe_all()
 
     router.include_router(build_actions(view.watched, view.note_action))
     return router

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -18,18 +18,26 @@ from tidemill.web.pipeline.models import Setting
 _HOST_SECTIONS = frozenset({"store", "triggerer"})
 
 
-def list_settings(settings: Settings, configured: Settings, environ: Mapping[str, str] = os.environ) -> list[Setting]:
+def list_settings(
+    settings: Settings,
+    configured: Settings,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    hidden: Container[str] = _HOST_SECTIONS,
+) -> list[Setting]:
     """Return all settings, secrets masked.
 
     Args:
         settings: As the pipeline uses them.
         configured: As they were read, before `on_startup`.
         environ: Where `TIDEMILL_SECTION__KEY` overrides may come from.
+        hidden: Sections that this process does not read.
     """
     values = redact(settings.model_dump(mode="json", warnings=False))
     before = redact(configured.model_dump(mode="json", warnings=False))
     names = {name.upper() for name in environ}
-    return list(_walk(configured, values, before, (), names))
+    found = _walk(configured, values, before, (), names)
+    return [setting for setting in found if setting.key.partition(".")[0] not in hidden]
 
 
 def _walk(
@@ -37,8 +45,6 @@ def _walk(
 ) -> Iterator[Setting]:
     for name, field in type(model).model_fields.items():
         where = (*place, name)
-        if where[0] in _HOST_SECTIONS:
-            continue
         inner, value = getattr(model, name), values.get(name)
         sections = inner if isinstance(inner, dict) and inner else {}
         if isinstance(inner, BaseModel) and isinstance(value, Mapping):

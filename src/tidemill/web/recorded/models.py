@@ -6,6 +6,7 @@ from pydantic import BaseModel, Field
 
 from tidemill.core.pipeline.message_stage import Stage
 from tidemill.core.recorder.key_text import write_key
+from tidemill.recorder.events import OF_TRIGGERS
 from tidemill.recorder.queries import EventRow, FailureGroup, MessageRow, RecordingInfo, Story, TaskRow, Trace
 from tidemill.recorder.runs import Run as StoredRun
 from tidemill.runtime.open_message import OpenMessage
@@ -100,6 +101,11 @@ class Event(BaseModel):
     text: str
     error_class: str
     data: dict[str, str | int | float]
+
+    @property
+    def is_about_trigger(self) -> bool:
+        """Whether its task is a trigger."""
+        return self.kind in OF_TRIGGERS
 
 
 class Failure(BaseModel):

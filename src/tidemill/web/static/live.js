@@ -41,7 +41,7 @@
       if (badge.dataset.state !== "on") show("on", "live");
       document.dispatchEvent(new CustomEvent("point", { detail: JSON.parse(event.data) }));
     });
-    for (const id of ["head", "tiles", "engines", "partitions", "sinks", "slowest", "hooks"]) {
+    for (const id of ["head", "tiles", "engines", "partitions", "sinks", "slowest", "hooks", "triggers", "streams"]) {
       source.addEventListener(id, (event) => replace(id, event.data));
     }
   };

@@ -1,0 +1,53 @@
+"""Which ended tasks are shown to somebody who watches: the slow and the failed ones, and a sample of the others.
+
+Invariants: of the tasks that ended well and fast, one per executor is in each sample, with how many it stands for;
+memory is bounded by `most` and the number of executors, and what was left out is counted.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+ItemT = TypeVar("ItemT")
+
+
+class TaskSample(Generic[ItemT]):
+    """The tasks that ended since the last sample.
+
+    Args:
+        least_seconds: Tasks that ended well in less time are sampled.
+        most: How many of the others are kept.
+
+    Example:
+        >>> sample: TaskSample[str] = TaskSample(0.5, 10)
+        >>> for name, seconds in (("a", 0.1), ("b", 0.1), ("slow", 2.0)):
+        ...     sample.add(0, name, seconds, failed=False)
+        >>> sample.take()
+        ([('slow', 1), ('b', 2)], 0)
+    """
+
+    __slots__ = ("_fast", "_kept", "_least_seconds", "_left_out", "_most")
+
+    def __init__(self, least_seconds: float, most: int) -> None:
+        """Start empty."""
+        self._least_seconds = least_seconds
+        self._most = most
+        self._kept: list[tuple[ItemT, int]] = []
+        self._fast: dict[int, tuple[ItemT, int]] = {}
+        self._left_out = 0
+
+    def add(self, slot: int, item: ItemT, seconds: float, *, failed: bool) -> None:
+        """Add a task that has ended in the executor `slot`."""
+        if not failed and seconds < self._least_seconds:
+            _, count = self._fast.get(slot, (item, 0))
+            self._fast[slot] = item, count + 1
+        elif len(self._kept) < self._most:
+            self._kept.append((item, 1))
+        else:
+            self._left_out += 1
+
+    def take(self) -> tuple[list[tuple[ItemT, int]], int]:
+        """Return the tasks to show, each with how many it stands for, and how many were left out; start again."""
+        taken = [*self._kept, *self._fast.values()], self._left_out
+        self._kept, self._fast, self._left_out = [], {}, 0
+        return taken

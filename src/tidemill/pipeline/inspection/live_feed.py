@@ -1,0 +1,159 @@
+"""Tells somebody who watches what the executors do.
+
+Nothing listens to the pool while nobody watches. A watch is a lease that the driver renews, so that an engine whose
+driver forgets it stops by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from tidemill.config.debug_settings import DebugSettings
+from tidemill.core.pipeline.task_sample import TaskSample
+from tidemill.pipeline.partition import OwnedPartition
+from tidemill.pipeline.tasks.pool import TaskPool, TaskRun
+from tidemill.pipeline.tasks.process import ProcessOutcome
+from tidemill.pipeline.windows.window import WindowRun
+from tidemill.recorder.texts import clean_error, clean_name
+from tidemill.runtime.live_tasks import LiveState, LiveTask, LiveWindow
+from tidemill.sources.base import TopicPartition
+
+#: The most tasks of each kind, and windows, that one state has.
+MOST_ENDED = 200
+MOST_RUNNING = 256
+MOST_WAITING = 20
+MOST_WINDOWS = 20
+_MAX_LABEL_CHARS = 100
+MOST_LABELS = 5
+#: Topic, partition and first offset.
+_Place = tuple[str, int, int]
+#: Of an attempt that ended: the task, its place, its executor, which attempt, when it ended, how long it ran, and how.
+_Ended = tuple[TaskRun, _Place, int, int, float, float, str]
+
+
+class LiveFeed:
+    """The states of one engine.
+
+    Args:
+        pool: Runs the tasks.
+        executors: How many can run at a time.
+        partitions: The owned partitions; changes with the engine.
+        settings: Which tasks are sampled.
+        clock: The loop's clock.
+    """
+
+    def __init__(
+        self,
+        pool: TaskPool,
+        executors: int,
+        partitions: Mapping[TopicPartition, OwnedPartition],
+        settings: DebugSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Listen to nothing yet."""
+        self._pool = pool
+        self._executors = executors
+        self._partitions = partitions
+        self._clock = clock
+        self._until = 0.0
+        self._ended: TaskSample[_Ended] = TaskSample(settings.ws_min_duration_ms / 1000, MOST_ENDED)
+
+    def renew(self, seconds: float) -> None:
+        """Provide states for this long from now on."""
+        self._until = self._clock() + seconds
+        self._pool.on_ended = self._note_ended
+
+    def take_state(self) -> LiveState | None:
+        """Return what runs now and what ended since the last state; None: nobody watches."""
+        now = self._clock()
+        if now >= self._until:
+            if self._pool.on_ended is not None:
+                self._pool.on_ended = None
+                self._ended.take()
+            return None
+        pool, behind = self._pool, time.time() - now
+        ended, left_out = self._ended.take()
+        statistics = pool.statistics()
+        return LiveState(
+            self._executors,
+            [
+                _describe(run, _find_place(run), run.slot or 0, run.attempts, behind + started_at)
+                for run, started_at in pool.list_running(MOST_RUNNING)
+            ],
+            [
+                _describe(run, place, slot, attempt, at - seconds, seconds, outcome, of)
+                for (run, place, slot, attempt, at, seconds, outcome), of in ended
+            ],
+            left_out,
+            statistics.queued,
+            [
+                _describe(run, _find_place(run), -1, run.attempts + 1, behind + run.queued_at)
+                for run in pool.list_first_queued(MOST_WAITING)
+            ],
+            statistics.retrying,
+            [
+                _describe(run, _find_place(run), -1, run.attempts + 1, behind + due)
+                for run, due in pool.list_retrying(MOST_WAITING)
+            ],
+            self._list_windows(),
+        )
+
+    def _note_ended(self, run: TaskRun, outcome: ProcessOutcome) -> None:
+        slot = run.slot or 0
+        kind, seconds = outcome.kind, outcome.duration_seconds
+        how = "ok" if kind is None else kind.value
+        item = run, _find_place(run), slot, run.attempts, time.time(), seconds, how
+        self._ended.add(slot, item, seconds, failed=kind is not None)
+
+    def _list_windows(self) -> list[LiveWindow]:
+        tasks: dict[WindowRun, int] = {}
+        for owned in self._partitions.values():
+            for run in owned.pending.values():
+                if isinstance(run.owner, WindowRun):
+                    tasks[run.owner] = tasks.get(run.owner, 0) + 1
+        oldest = sorted(tasks, key=lambda window: window.times.started_at or 0)[:MOST_WINDOWS]
+        return [
+            LiveWindow(
+                clean_name(window.partition.partition[0]),
+                window.partition.partition[1],
+                window.times.number or 0,
+                window.messages[0].offset,
+                len(window.messages),
+                tasks[window],
+                (window.times.started_at or 0) / 1_000_000,
+            )
+            for window in oldest
+        ]
+
+
+def _find_place(run: TaskRun) -> _Place:
+    (topic, partition), offsets = run.owner.find_task_offsets(run)
+    return topic, partition, offsets[0] if offsets else -1
+
+
+def _describe(
+    run: TaskRun,
+    place: _Place,
+    slot: int,
+    attempt: int,
+    at: float,
+    seconds: float = 0.0,
+    outcome: str = "",
+    of: int = 1,
+) -> LiveTask:
+    topic, partition, offset = place
+    label = ", ".join(f"{name}={value}" for name, value in list(run.task.labels.items())[:MOST_LABELS])
+    return LiveTask(
+        slot,
+        clean_name(run.task.task_id),
+        clean_error(label)[:_MAX_LABEL_CHARS],
+        attempt,
+        clean_name(topic),
+        partition,
+        offset,
+        round(at, 3),
+        round(seconds, 4),
+        outcome,
+        of,
+    )

@@ -1,0 +1,266 @@
+"""What a trigger host shows of itself: questions that are answered on its loop, in copies that other threads may keep.
+
+Invariant: the cost of an answer is bounded by its page, and by the triggers that take part in the streams on it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tidemill.core.streams.members import LaneReport
+from tidemill.core.triggers.group_commit import Standing
+from tidemill.services.triggerer.host import TriggerHost
+from tidemill.services.triggerer.monitoring import HostMonitor, find_reasons
+from tidemill.services.triggerer.trigger_book import Phase, TriggerEntry
+from tidemill.triggers.streams.ack import AckStream
+from tidemill.triggers.streams.life import Stream
+from tidemill.triggers.streams.stream_counts import StreamTally, name_lane
+
+#: So many holders of an event are named; of the rest the number is told.
+MAX_HOLDERS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """The host.
+
+    Attributes:
+        state: "starting", "standing by" or "running".
+        problems: Why it is not ready.
+        store: "open", "full", "down"; '': not known.
+        triggers: How many triggers there are in each phase.
+        streams: Shared streams.
+        subscribers: Triggers that take part in them.
+        outstanding: Events that are not advanced.
+        advanced: Events that producers were told about.
+        redelivered: Events that were delivered once more.
+        dead_lettered: Events with a dead letter.
+        holder: Which process runs the list, if another one does; ''.
+        at: When this was, in seconds since the epoch.
+    """
+
+    state: str
+    problems: list[str]
+    store: str
+    triggers: dict[str, int]
+    streams: int
+    subscribers: int
+    outstanding: int
+    advanced: int
+    redelivered: int
+    dead_lettered: int
+    holder: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerFacts:
+    """A trigger; see `TriggerEntry`."""
+
+    name: str
+    classpath: str
+    restart: str
+    state: str
+    since: float
+    runs: int
+    events: int
+    error: str
+    failed_at: float | None
+    next_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LaneFacts:
+    """A lane.
+
+    Attributes:
+        lane: Its name; '' if it has none.
+        outstanding: How many of its events are not advanced.
+        head: The number of the oldest of them.
+        age_seconds: How long ago that was fanned out, without the time in which the store was down.
+        since: When that was, in seconds since the epoch.
+        holders: The triggers that hold it, the first ones; without any, it waits to be advanced.
+        more_holders: How many others.
+    """
+
+    lane: str
+    outstanding: int
+    head: int
+    age_seconds: float
+    since: float
+    holders: list[str]
+    more_holders: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFacts:
+    """A shared stream.
+
+    Attributes:
+        id: What it is called in addresses.
+        name: Its key, secrets masked.
+        acknowledged: Whether its producer is told what was dealt with.
+        subscribers: Triggers that take part.
+        failing: Of these, those that failed and have not left yet.
+        outstanding: Events that are not advanced.
+        full_seconds: For how long its producer is not pulled because too much is outstanding; None: it is pulled.
+        lanes: Lanes with such events.
+        oldest: The lane with the oldest event; None: there is none.
+        advanced: Events that the producer was told about.
+        failed: Of these, those that a subscriber failed.
+        rejected: Of these, those that a subscriber rejected.
+        forced: How often a subscriber was too late or too slow.
+        ended: How often the stream failed.
+    """
+
+    id: str
+    name: str
+    acknowledged: bool
+    subscribers: int
+    failing: int
+    outstanding: int
+    full_seconds: float | None
+    lanes: int
+    oldest: LaneFacts | None
+    advanced: int
+    failed: int
+    rejected: int
+    forced: int
+    ended: int
+
+
+class HostView:
+    """Answers questions about a host; everything is called on its loop.
+
+    Args:
+        monitor: What is known of the process.
+        clock: Seconds since the epoch.
+    """
+
+    def __init__(self, monitor: HostMonitor, clock: Callable[[], float] = time.time) -> None:
+        """Look at nothing yet."""
+        self._monitor = monitor
+        self._book = monitor.book
+        self._clock = clock
+
+    @property
+    def _host(self) -> TriggerHost | None:
+        replica = self._monitor.replica
+        return None if replica is None else replica.host
+
+    def describe_host(self) -> HostFacts:
+        """Return the state of the host."""
+        host, replica, counts = self._host, self._monitor.replica, self._book.counts
+        waits_for = None if replica is None else replica.report()["waits_for"]
+        standing = host.events.standing if host is not None else None
+        streams = list(host.manager.streams.values()) if host is not None else []
+        reasons = find_reasons(self._monitor.read_state(reports=False))
+        state = "standing by" if waits_for else "running" if host is not None and self._book.is_started else "starting"
+        return HostFacts(
+            state,
+            reasons,
+            standing.value if isinstance(standing, Standing) else "",
+            {phase.value: count for phase, count in self._book.triggers.count_phases().items()},
+            len(streams),
+            sum(len(stream.subscriptions) for stream in streams),
+            sum(stream.group.outstanding for stream in streams if isinstance(stream, AckStream)),
+            counts.advanced,
+            counts.upstream.redelivered,
+            sum(counts.upstream.dead_lettered.values()),
+            f"process {waits_for['process']} on {waits_for['host']}" if waits_for else "",
+            self._clock(),
+        )
+
+    def list_triggers(
+        self, after: str | None, limit: int, states: Collection[str] = (), text: str = ""
+    ) -> tuple[list[TriggerFacts], bool]:
+        """Return the next triggers by name, and whether there are more."""
+        phases = [Phase(state) for state in states]
+        found, more = self._book.triggers.list_after(after, limit, phases, text)
+        return [_describe_trigger(entry) for entry in found], more
+
+    def list_streams(self, after: tuple[str, str] | None, limit: int) -> tuple[list[StreamFacts], bool]:
+        """Return the next streams by name and id, and whether there are more."""
+        host = self._host
+        if host is None:
+            return [], False
+        places = ((self._book.names.find(key), self._book.names.find_id(key), key) for key in host.manager.streams)
+        later = (place for place in places if after is None or place[:2] > after)
+        found = heapq.nsmallest(limit + 1, later, key=lambda place: place[:2])
+        rows = [self._describe_stream(host, name, number, key) for name, number, key in found[:limit]]
+        return rows, len(found) > limit
+
+    def find_stream(
+        self, wanted: str, after: int, limit: int
+    ) -> tuple[StreamFacts, list[LaneFacts], list[str], bool] | None:
+        """Return a stream, its next lanes by their oldest events, its first subscribers, and whether there are more.
+
+        Args:
+            wanted: The id of the stream.
+            after: The event of the last lane of the page before; -1: begin.
+            limit: How many lanes, and how many subscribers.
+        """
+        host = self._host
+        find_id = self._book.names.find_id
+        streams: Mapping[Hashable, Stream] = {} if host is None else host.manager.streams
+        key = next((key for key in streams if find_id(key) == wanted), None)
+        if host is None or key is None:
+            return None
+        stream = host.manager.streams[key]
+        facts = self._describe_stream(host, self._book.names.find(key), wanted, key)
+        names = [str(name) for name in heapq.nsmallest(limit, stream.subscriptions, key=str)]
+        if not isinstance(stream, AckStream):
+            return facts, [], names, False
+        heads = ((queue.entries[0].position, lane) for lane, queue in stream.group.ledger.queues.items())
+        found = heapq.nsmallest(limit + 1, (head for head in heads if head[0] > after), key=lambda head: head[0])
+        lanes = self._describe_lanes(host, stream.report([lane for _, lane in found[:limit]]))
+        return facts, lanes, names, len(found) > limit
+
+    def _describe_stream(self, host: TriggerHost, name: str, number: str, key: Hashable) -> StreamFacts:
+        stream: Stream = host.manager.streams[key]
+        tally = self._book.counts.tallies.get(key, StreamTally())
+        failing = sum(one.end.failed_at is not None for one in stream.subscriptions.values())
+        about = (number, name, isinstance(stream, AckStream), len(stream.subscriptions), failing)
+        counted = (tally.advanced, tally.failed, tally.rejected, tally.forced, tally.ended)
+        if not isinstance(stream, AckStream):
+            return StreamFacts(*about, 0, None, 0, None, *counted)
+        group = stream.group
+        queues = group.ledger.queues
+        first = min(queues, key=lambda lane: queues[lane].entries[0].position, default=None)
+        oldest = self._describe_lanes(host, stream.report([first])) if queues else []
+        full = None if group.full_since is None else host.now() - group.full_since
+        return StreamFacts(*about, group.outstanding, full, len(queues), oldest[0] if oldest else None, *counted)
+
+    def _describe_lanes(self, host: TriggerHost, reports: Sequence[LaneReport[Hashable]]) -> list[LaneFacts]:
+        now, at = host.now(), self._clock()
+        return [
+            LaneFacts(
+                name_lane(report.lane),
+                report.outstanding,
+                report.head,
+                max(0.0, now - report.since),
+                at - max(0.0, now - report.since),
+                [str(name) for name in report.holders[:MAX_HOLDERS]],
+                max(0, len(report.holders) - MAX_HOLDERS),
+            )
+            for report in reports
+        ]
+
+
+def _describe_trigger(entry: TriggerEntry) -> TriggerFacts:
+    spec = entry.spec
+    return TriggerFacts(
+        spec.name,
+        spec.classpath,
+        spec.restart,
+        entry.phase.value,
+        entry.since,
+        entry.runs,
+        entry.events,
+        entry.error,
+        entry.failed_at,
+        entry.next_at,
+    )

@@ -1,0 +1,111 @@
+"""Opens a trigger host's web UI, unless it is off: then nothing of it is imported.
+
+What it shows belongs to the host's event loop: the threads of the web UI ask that loop, which answers between triggers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import structlog
+
+from tidemill.config.settings import Settings
+from tidemill.runtime.listening import is_port_chosen, listen
+from tidemill.runtime.loop_calls import call_on_loop
+from tidemill.runtime.web_thread import WEB, WebThread
+from tidemill.services.triggerer.monitoring import HostMonitor
+
+if TYPE_CHECKING:
+    from tidemill.services.triggerer.host_recorder import HostRecorder
+    from tidemill.services.triggerer.host_view import HostView
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+_BUILDER = "tidemill.web.triggers.start"
+#: A loop that does not answer for this long is blocked; the log names the trigger that blocks it.
+LOOP_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedHost:
+    """What the web UI shows of a trigger host, from its own threads.
+
+    Attributes:
+        settings: As they were read.
+        worker: The worker's name.
+        list_name: The name of the list of triggers.
+        view: Answers questions, on the loop of the host only.
+        loop: That loop.
+        recorder: What is recorded goes there; None: nothing is.
+        metrics_address: The URL of the metrics; None: there is none.
+        find_dead: Why the process should be restarted.
+        find_unready: Why it is not ready.
+    """
+
+    settings: Settings
+    worker: str
+    list_name: str
+    view: HostView
+    loop: asyncio.AbstractEventLoop
+    find_dead: Callable[[], list[str]]
+    find_unready: Callable[[], list[str]]
+    recorder: HostRecorder | None = None
+    metrics_address: str | None = None
+
+    def ask(self, question: Callable[[HostView], T]) -> T:
+        """Return the answer to a question; blocks.
+
+        Raises:
+            TimeoutError: The loop does not answer.
+        """
+        return call_on_loop(self.loop, lambda: question(self.view), LOOP_SECONDS)
+
+
+@contextlib.contextmanager
+def serve_host_web(settings: Settings, monitor: HostMonitor) -> Iterator[WebThread | None]:
+    """Serve while the block runs, about what happens on the running loop; yields None if there is no web UI.
+
+    Args:
+        settings: `debug` says where, and who may use it.
+        monitor: What is known of the process.
+
+    Raises:
+        ConfigError: The address cannot be listened on.
+    """
+    debug = settings.debug
+    listener = listen(debug, is_chosen=is_port_chosen(debug, debug), purpose=WEB) if debug.enabled else None
+    if listener is None:
+        yield None
+        return
+    from tidemill.services.triggerer.host_view import HostView
+
+    watched = WatchedHost(
+        settings,
+        monitor.worker,
+        monitor.list_name,
+        HostView(monitor),
+        asyncio.get_running_loop(),
+        monitor.find_dead,
+        monitor.find_unready,
+        monitor.recorder,
+        monitor.address,
+    )
+
+    def build(listener: socket.socket, key: str | None) -> Any:
+        builder: Any = importlib.import_module(_BUILDER)
+        return builder.build_server(listener, key, watched)
+
+    web = WebThread(listener, debug, build, "trigger host")
+    try:
+        log.info("the web UI is served", web=web.address)
+        web.begin()
+        yield web
+    finally:
+        web.close()

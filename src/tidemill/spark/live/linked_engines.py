@@ -1,0 +1,45 @@
+"""The engines of a pipeline while its link is open, for those who ask from other threads at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tidemill.runtime.link_server import TakeLive
+from tidemill.runtime.open_message import OpenMessage
+from tidemill.spark.live.supervisor import Supervisor
+from tidemill.spark.live.user_actions import UserActions
+
+
+class LinkedEngines:
+    """What can be asked of the engines; before the link is open and after it is closed, nothing.
+
+    Args:
+        find_topic: Returns the topic that they read.
+
+    Attributes:
+        live: The supervisor while its link is open.
+    """
+
+    def __init__(self, find_topic: Callable[[], str]) -> None:
+        """Start without a link."""
+        self._find_topic = find_topic
+        self.live: Supervisor | None = None
+
+    @property
+    def actions(self) -> UserActions | None:
+        """What users may do to them."""
+        live = self.live
+        return live.actions if live is not None else None
+
+    def find_message(self, topic: str, partition: int, offset: int) -> OpenMessage | None:
+        """Return where a message is; None: it is not open, or of another topic. See `Supervisor.find_message`."""
+        live = self.live
+        if live is None or topic != self._find_topic():
+            return None
+        return live.find_message(topic, partition, offset)
+
+    def watch(self, take: TakeLive, seconds: float) -> None:
+        """Have the engines say what their executors do; see `LinkServer.watch`."""
+        live = self.live
+        if live is not None:
+            live.watch(take, seconds)

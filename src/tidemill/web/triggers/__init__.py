@@ -1,0 +1,1 @@
+"""The web UI of a trigger host: its triggers, its shared streams, and what it records."""

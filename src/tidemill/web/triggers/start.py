@@ -1,0 +1,73 @@
+"""Builds the web UI of a trigger host; `services.triggerer.web_ui` finds it by its name."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tidemill.recorder.memory_recording import MemoryRecording
+from tidemill.recorder.periods import name_list_folder
+from tidemill.recorder.reader import Reader
+from tidemill.runtime.log import version
+from tidemill.services.triggerer.web_ui import WatchedHost
+from tidemill.web.pages import Pages
+from tidemill.web.recorded.archive import Archive
+from tidemill.web.recorded.section import build_section as build_recorded_section
+from tidemill.web.sections import About, Health, Section
+from tidemill.web.server import WebServer
+from tidemill.web.triggers.section import build_section
+from tidemill.web.triggers.view import TriggersView
+
+#: A trigger host has no messages of its own; those of pipelines below the same folder can be reached by links.
+_LEFT_OUT = frozenset({"Messages", "Tasks"})
+
+
+def describe_about(watched: WatchedHost) -> About:
+    """Return what the head of every page says."""
+    settings = watched.settings
+    links = [(link.name, link.url) for link in settings.debug.custom_links]
+    if watched.metrics_address is not None:
+        links.append(("Metrics", f"{watched.metrics_address}/metrics"))
+    return About("triggers", watched.list_name, watched.worker, version(), links, settings.cluster_name)
+
+
+def open_archive(watched: WatchedHost) -> Archive:
+    """Return what was recorded by this host, and by others below the same folder."""
+    debug, recorder = watched.settings.debug, watched.recorder
+    try:
+        folder = Path(debug.db_dir).expanduser() if debug.db_dir else None
+    except RuntimeError:  # a user without a home: the recording is in memory
+        folder = None
+    memory = {}
+    if recorder is not None and isinstance(recording := recorder.writer.recording, MemoryRecording):
+        memory[name_list_folder(watched.list_name)] = recording
+    return Archive(Reader(folder, memory), debug.max_ui_rows)
+
+
+def mount_sections(pages: Pages, watched: WatchedHost) -> tuple[TriggersView, list[Section]]:
+    """Return the sections, and the view that they show."""
+    archive = open_archive(watched)
+    view = TriggersView(watched, pages, archive.max_rows)
+    recorded = build_recorded_section(archive, pages)
+    links = [link for link in recorded.links if link.title not in _LEFT_OUT]
+    return view, [build_section(view, pages), replace(recorded, links=links)]
+
+
+def build_server(listener: socket.socket, key: str | None, watched: WatchedHost) -> WebServer:
+    """Return the server.
+
+    Args:
+        listener: A listening socket.
+        key: Of the address; None: there are users or tokens.
+        watched: The trigger host.
+    """
+
+    def mount(pages: Pages) -> Sequence[Section]:
+        view, sections = mount_sections(pages, watched)
+        view.start()
+        return sections
+
+    health = Health(find_dead=watched.find_dead, find_unready=watched.find_unready)
+    return WebServer(listener, watched.settings.debug, key, describe_about(watched), health, mount)

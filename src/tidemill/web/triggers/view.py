@@ -1,0 +1,143 @@
+"""Asks a trigger host for what pages and API show, and keeps live pages current.
+
+The host's loop is asked from the threads of the workers, never from the loop of the web UI.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+from urllib.parse import urlencode
+
+import structlog
+
+from tidemill.services.triggerer.host_view import HostView
+from tidemill.services.triggerer.web_ui import WatchedHost
+from tidemill.web.live import LiveUpdates
+from tidemill.web.pages import Pages
+from tidemill.web.problems import Problem
+from tidemill.web.triggers import models
+from tidemill.web.workers import Workers
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+PAGE_ROWS = 100
+TICK_SECONDS = 1.0
+_HANGS = "the event loop of the trigger host does not answer; its log names the trigger that blocks it"
+
+
+class TriggersView:
+    """What is shown of a trigger host.
+
+    Args:
+        watched: The host.
+        pages: Renders parts of pages.
+        max_rows: The most rows of an answer.
+    """
+
+    def __init__(self, watched: WatchedHost, pages: Pages, max_rows: int) -> None:
+        """Ask nothing yet."""
+        self.watched = watched
+        self._pages = pages
+        self._max_rows = max_rows
+        self._parts: dict[str, Mapping[str, str]] = {"host": {}, "triggers": {}, "streams": {}}
+        self.live = LiveUpdates({name: lambda name=name: self._parts[name] for name in self._parts})  # type: ignore[misc]
+        self._workers = Workers(threads=1)
+        self._ticking: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to follow the host, on the running loop, until it ends."""
+        self._ticking = asyncio.get_running_loop().create_task(self._tick())
+
+    def ask(self, question: Callable[[HostView], T]) -> T:
+        """Return the host's answer; blocks.
+
+        Raises:
+            Problem: It does not answer.
+        """
+        try:
+            return self.watched.ask(question)
+        except TimeoutError:
+            raise Problem(503, _HANGS, {"Retry-After": "5"}) from None
+
+    def read_host(self) -> models.Host:
+        """Return the state of the host; blocks."""
+        return models.Host.model_validate(self.ask(lambda view: view.describe_host()))
+
+    def list_triggers(self, cursor: str, limit: int, states: tuple[str, ...], text: str) -> models.TriggerPage:
+        """Return a page of triggers; blocks."""
+        limit = self._limit(limit)
+        found, more = self.ask(lambda view: view.list_triggers(cursor or None, limit, states, text))
+        rows = [models.Trigger.model_validate(one) for one in found]
+        return models.TriggerPage(rows=rows, cursor=rows[-1].name if more else None)
+
+    def list_streams(self, cursor: str, limit: int) -> models.StreamPage:
+        """Return a page of streams; blocks."""
+        limit = self._limit(limit)
+        number, _, name = cursor.partition("-")
+        found, more = self.ask(lambda view: view.list_streams((name, number) if cursor else None, limit))
+        rows = [models.Stream.model_validate(one) for one in found]
+        return models.StreamPage(rows=rows, cursor=f"{rows[-1].id}-{rows[-1].name}" if more else None)
+
+    def find_stream(self, wanted: str, after: int, limit: int) -> models.StreamDetails:
+        """Return a stream; blocks.
+
+        Raises:
+            Problem: There is none of this id.
+        """
+        limit = self._limit(limit)
+        found = self.ask(lambda view: view.find_stream(wanted, after, limit))
+        if found is None:
+            raise Problem(404, "there is no such stream now: its triggers have ended, or it failed and is not back yet")
+        stream, lanes, subscribers, more = found
+        rows = [models.Lane.model_validate(lane) for lane in lanes]
+        return models.StreamDetails(
+            stream=models.Stream.model_validate(stream),
+            subscribers=subscribers,
+            lanes=rows,
+            cursor=str(rows[-1].head) if more else None,
+        )
+
+    def _limit(self, limit: int) -> int:
+        return max(1, min(limit, self._max_rows))
+
+    # -- live ----------------------------------------------------------------------------------------------------------
+
+    async def refresh(self, name: str) -> None:
+        """Ask for what a live page shows, so that it begins with what is now."""
+        self._parts[name] = await self._workers.run(self._render, name)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            try:
+                for name in filter(self.live.has_clients, self._parts):
+                    await self.refresh(name)
+            except Problem:
+                pass  # the host does not answer; the pages show how old they are
+            except Exception:
+                log.exception("the web UI could not be updated; the next update may")
+            self.live.update()
+
+    def _render(self, name: str) -> Mapping[str, str]:
+        host = self.read_host()
+        if name == "host":
+            return {"host": host.model_dump_json()}
+        render = self._pages.render
+        parts = {
+            "head": render("triggers/head.html", o=host, title=name.capitalize()),
+            "tiles": render("triggers/tiles.html", o=host),
+            "point": f"[{host.at}]",
+        }
+        if name == "streams":
+            page = self.list_streams("", PAGE_ROWS)
+            table = render("triggers/stream_table.html", page=page, more=self._link_more(name, page))
+            return parts | {"streams": table}
+        triggers = self.list_triggers("", PAGE_ROWS, (), "")
+        more = self._link_more(name, triggers)
+        return parts | {"triggers": render("triggers/trigger_table.html", page=triggers, more=more, at=host.at)}
+
+    def _link_more(self, name: str, page: models.StreamPage | models.TriggerPage) -> str:
+        return "" if page.cursor is None else self._pages.url(f"/{name}?{urlencode({'cursor': page.cursor})}")
