@@ -1,32 +1,64 @@
-"""What the flight recorder costs a pipeline, JSON lines out: `python -m bench.recording [known|cat]`.
+"""What the flight recorder costs a pipeline, JSON lines out: `python -m bench.recording [known|history|resident|cat]`.
 
-Two pipelines run beside each other, one that records with the default settings and one that records nothing; messages
-go to one and then to the other, and all that was recorded is found again.
+Two pipelines run beside each other: one with recorder, web UI and metrics on, with default settings, one with all
+of that off. Messages go to one and then to the other, and all that was recorded is found again. CPU time is that of a
+pipeline's processes: of its driver, of Spark's JVM, and of engines with their tasks; what the two use while nothing
+happens is measured too, since it is not a cost per message.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from bench.harness import Bench, chosen, report, tree_cpu_seconds
-from bench.pipeline import LINES, check_lines
+from bench.harness import TICKS, Bench, chosen, report, tree, tree_rss
+from bench.pipeline import ECHO, LINES, check_lines
 
+from tidemill.runtime.processes import read_command, read_stat
+
+#: So long nothing happens when the two are compared at rest.
+IDLE_SECONDS = 20
 NAMES = {False: "plain", True: "recorded"}
 
 
-def compare(folder: Path, handler: str, values: list[bytes], rounds: int, bar: float, **config: Any) -> None:
-    """Measure rounds in turn, and check that each message was recorded once per time it was committed."""
+def compare(
+    folder: Path,
+    label: str,
+    handler: str,
+    values: list[bytes],
+    rounds: int,
+    bar: float,
+    *,
+    with_history: bool = False,
+    **config: Any,
+) -> None:
+    """Measure rounds in turn, and check that each message was recorded once per time it was committed.
+
+    Args:
+        folder: For all files.
+        label: What is measured.
+        handler: The handler.
+        values: The messages of a round.
+        rounds: How many rounds.
+        bar: The least ratio of the speeds.
+        with_history: The one that records writes a history, too.
+        config: Of both pipelines.
+    """
     bench = Bench(folder)
+    load = os.getloadavg()[0]
     recordings = folder / "recordings"
     speeds: dict[bool, list[float]] = {False: [], True: []}
-    costs: dict[bool, list[float]] = {False: [], True: []}
+    costs: dict[bool, list[dict[str, float]]] = {False: [], True: []}
+    idle: dict[bool, float] = {}
+    memory: dict[bool, dict[str, float]] = {}
 
     def turn(on: bool) -> None:
         bench.topic = f"in-{NAMES[on]}"
@@ -40,7 +72,16 @@ def compare(folder: Path, handler: str, values: list[bytes], rounds: int, bar: f
                 turn(on)
                 files = {"filesystem": {"out": {"base_path": str(folder / name)}}}
                 debug = {"enabled": on, "db_dir": str(recordings)}
-                pipeline = bench.pipeline(handler, name, sinks=files, debug=debug, **config)
+                history = {"path": str(folder / f"history-{name}")} if with_history and on else {}
+                pipeline = bench.pipeline(
+                    handler,
+                    name,
+                    sinks=files,
+                    debug=debug,
+                    metrics={"enabled": on, "port": 0},
+                    history=history,
+                    **config,
+                )
                 processes[on] = running.enter_context(pipeline)
                 bench.feed(values[:500])
                 bench.wait_committed(name, 500)
@@ -52,32 +93,75 @@ def compare(folder: Path, handler: str, values: list[bytes], rounds: int, bar: f
                 goal = bench.committed(name) + len(values)
                 (folder / name / "out.jsonl").unlink()
                 pid = processes[on].pid
-                start, cpu = time.monotonic(), tree_cpu_seconds(pid)
+                start, before = time.monotonic(), measure_cpu(pid)
                 bench.feed(values)
                 bench.wait_committed(name, goal)
                 wall = time.monotonic() - start
                 time.sleep(2)  # what was recorded follows within two seconds
                 speeds[on].append(len(values) / wall)
-                costs[on].append((tree_cpu_seconds(pid) - cpu) / len(values) * 1e6)
+                after = measure_cpu(pid)
+                costs[on].append({part: (after[part] - before[part]) / len(values) * 1e6 for part in after})
                 check_lines(folder / name / "out.jsonl", values)
-                report(bench=handler, recorded=on, round=n // 2, per_second=speeds[on][-1], cpu_us=costs[on][-1])
+                spent = {part: round(cost, 2) for part, cost in costs[on][-1].items()}
+                report(bench=label, recorded=on, round=n // 2, per_second=speeds[on][-1], cpu_us=spent)
+            for on, process in processes.items():
+                memory[on] = measure_memory(process.pid)
+                before = measure_cpu(process.pid)
+                time.sleep(IDLE_SECONDS)
+                idle[on] = (sum(measure_cpu(process.pid).values()) - sum(before.values())) / IDLE_SECONDS
         found, size = count_rows(recordings)
         expected = 500 + rounds * len(values)
         if found < expected:
             raise AssertionError(f"{found} rows of {expected} messages")
     finally:
         bench.close()
-    cpu = {on: statistics.median(found) for on, found in costs.items()}
+    cpu = {on: statistics.median(sum(cost.values()) for cost in found) for on, found in costs.items()}
+    parts = {
+        part: round(statistics.median(a[part] - b[part] for a, b in zip(costs[True], costs[False], strict=True)), 2)
+        for part in costs[True][0]
+    }
     report(
-        bench=handler,
+        bench=label,
         rows=found,
         bytes_per_row=size / found,
         median_cpu_us={NAMES[on]: round(value, 2) for on, value in cpu.items()},
         recorder_cpu_us=cpu[True] - cpu[False],
+        recorder_cpu_us_by_process=parts,
+        idle_percent_of_a_core={NAMES[on]: round(value * 100, 2) for on, value in idle.items()},
+        memory_mb={NAMES[on]: sizes for on, sizes in memory.items()},
         cpu_ratio=cpu[False] / cpu[True],
         ratio=statistics.median(speeds[True]) / statistics.median(speeds[False]),
         bar_ratio=bar,
+        load=[load, os.getloadavg()[0]],
     )
+
+
+def name_part(pid: int, driver: int) -> str:
+    """Return which part of a pipeline a process is."""
+    if pid == driver:
+        return "driver"
+    return "jvm" if "java" in read_command(pid).split(" ", 1)[0] else "engines"
+
+
+def measure_cpu(driver: int) -> dict[str, float]:
+    """Return the seconds of CPU time that each part of a pipeline has used; of engines, with tasks that ended."""
+    used = {"driver": 0.0, "jvm": 0.0, "engines": 0.0}
+    for pid in tree(driver):
+        with contextlib.suppress(OSError, IndexError):
+            part = name_part(pid, driver)
+            fields = read_stat(pid)[11:15] if part == "engines" else read_stat(pid)[11:13]
+            used[part] += sum(int(field) for field in fields) / TICKS
+    return used
+
+
+def measure_memory(driver: int) -> dict[str, float]:
+    """Return the resident megabytes of the driver, and of the largest process of an engine."""
+    sizes = {"driver": 0.0, "engines": 0.0}
+    for pid, (_, size) in tree_rss(driver).items():
+        part = name_part(pid, driver)
+        if part in sizes:
+            sizes[part] = max(sizes[part], round(size / 1e6, 1))
+    return sizes
 
 
 def count_rows(recordings: Path) -> tuple[int, int]:
@@ -89,18 +173,35 @@ def count_rows(recordings: Path) -> tuple[int, int]:
     return rows, sum(path.stat().st_size for path in recordings.rglob("*") if path.is_file())
 
 
+def make_lines(count: int) -> list[bytes]:
+    """Return so many short messages."""
+    return [b"%07d %s" % (n, LINES[n % len(LINES)][:90]) for n in range(count)]
+
+
 def known(folder: Path, count: int = 200_000, rounds: int = 4) -> None:
     """Known results."""
-    compare(folder, "Known", [b"%07d %s" % (n, LINES[n % len(LINES)][:90]) for n in range(count)], rounds, 0.90)
+    compare(folder, "known", "Known", make_lines(count), rounds, 0.90)
+
+
+def history(folder: Path, count: int = 200_000, rounds: int = 4) -> None:
+    """Known results, with a history as well."""
+    compare(folder, "known, history", "Known", make_lines(count), rounds, 0.87, with_history=True)
+
+
+def resident(folder: Path, count: int = 60_000, rounds: int = 4) -> None:
+    """A resident echo worker that gets tasks ahead."""
+    program = {"args": ["-I", "-S", "-c", ECHO], "send_ahead": 16}
+    executor = {"binary_path": sys.executable, "mode": "resident", "resident": program}
+    compare(folder, "resident", "Cat", make_lines(count), rounds, 0.90, executor=executor)
 
 
 def cat(folder: Path, rounds: int = 4) -> None:
     """A process per message."""
-    compare(folder, "Cat", list(LINES), rounds, 0.95, executor={"binary_path": "/bin/cat"})
+    compare(folder, "cat", "Cat", list(LINES), rounds, 0.95, executor={"binary_path": "/bin/cat"})
 
 
 if __name__ == "__main__":
-    measures = {"known": known, "cat": cat}
+    measures = {"known": known, "history": history, "resident": resident, "cat": cat}
     for name in chosen(measures):
         where = Path(tempfile.mkdtemp(prefix="tidemill-bench-"))
         try:

@@ -6,6 +6,7 @@ import os
 
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 from tests.archives import use_broker_archive
 
 # Where nothing configures the log, tracebacks are plain: a rich one, with all locals, costs half a second of CPU.
@@ -15,6 +16,9 @@ structlog.get_config()["processors"][-1].exception_formatter = structlog.dev.pla
 os.environ.setdefault("TIDEMILL_METRICS__ENABLED", "false")
 os.environ.setdefault("TIDEMILL_DEBUG__ENABLED", "false")
 
+# How long an example takes on a machine that is busy with other tests says nothing.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 use_broker_archive()
 
@@ -36,3 +40,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def long_run(request: pytest.FixtureRequest) -> bool:
     """Tell whether durations and counts are to be those of the full run."""
     return bool(request.config.getoption("--long"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _recordings_are_written_to_their_end() -> None:
+    """Let a recording be sealed at its end however busy the machine is; its own tests say how long that may take."""
+    from tidemill.recorder import disk_recording, writer
+
+    writer.END_SECONDS = 60.0
+    disk_recording.END_SECONDS = 30.0

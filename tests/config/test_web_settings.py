@@ -51,6 +51,10 @@ def test_loopback_needs_none(host: str) -> None:
         ({"prometheus_rate_interval": "5m])) or vector(1"}, "debug.prometheus_rate_interval: .*for example 5m"),
         ({"prometheus_worker_label": "pod name"}, "debug.prometheus_worker_label: .*letters, digits"),
         ({"prometheus_cluster_label": "1st"}, "debug.prometheus_cluster_label: .*letters, digits"),
+        ({"peers": [{"url": "ftp://b.example", "token": "t"}]}, "peers.*http:// or https://"),
+        ({"peers": [{"url": "https://me:pw@b.example", "token": "t"}]}, "peers.*without a user or password"),
+        ({"peers": [{"url": "https://b.example"}]}, "peers.*token"),
+        ({"peers": [{"url": "https://b.example", "token": "a\r\nHost: c"}]}, "peers.*config hash --token"),
         ({"port": 70000}, "debug.port"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -535,3 +536,15 @@ def test_a_database_that_was_just_begun_is_no_problem(recorded: Path):
     reader = Reader(recorded)
     assert reader.find_events(EventQuery()).problems == []
     assert len(reader.find_messages(MessageQuery(), limit=1_000).rows) == len(ROWS)
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_skipped_and_does_not_end_the_process(recorded: Path):
+    """Files are not mapped: on NFS another host may remove or cut them at any moment."""
+    reader = Reader(recorded)
+    assert reader.find_messages(MessageQuery(), limit=1_000).rows
+    for path in recorded.rglob("messages-*"):
+        os.truncate(path, 10)
+    page = reader.find_messages(MessageQuery(), limit=1_000)
+    assert page.rows == []
+    assert page.problems
+    assert f"{recorded}/g.w/w-" not in Path("/proc/self/maps").read_text()

@@ -32,13 +32,14 @@ from tidemill.recorder.counts import Counts
 from tidemill.recorder.disk_recording import DiskRecording
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.events_database import EventsDatabase
+from tidemill.recorder.frames import MAGIC, FrameInfo, pack_frame
 from tidemill.recorder.memory_recording import MemoryRecording
 from tidemill.recorder.periods import Period, SegmentName, create_period, list_periods, list_worker_folders
 from tidemill.recorder.queries import MessageQuery
 from tidemill.recorder.reader import Reader
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.writer import RecordWriter
-from tidemill.runtime.progress import EngineProgress
+from tidemill.runtime.progress import EngineProgress, SinkStats
 
 POLICY = SealPolicy(max_rows=20)
 FAILED = RecordedEvent(
@@ -570,3 +571,96 @@ def test_only_a_limited_number_of_bytes_is_taken_at_once(tmp_path: Path, monkeyp
     for seq in range(3):
         writer.put_rows("e1", 0, seq, RowTable.MESSAGES, b"x" * 60)
     assert [len(writer._take()[0]) for _ in range(2)] == [2, 1]
+
+
+def leave_open(folder: Path, worker: str, body: bytes) -> Path:
+    """Leave a period as a killed driver does, with an open segment that has this behind its magic."""
+    worker_folder = folder / f"g.{worker}"
+    worker_folder.mkdir(mode=0o700, parents=True)
+    period, lock = create_period(worker_folder, worker, time.time() - 100)
+    os.close(lock)
+    path = period.path_of(SegmentName(1, RowTable.MESSAGES, sealed=False), "open")
+    path.write_bytes(MAGIC + body)
+    path.chmod(0o600)
+    return path
+
+
+@pytest.mark.parametrize("damage", ["first", "length", "second"])
+def test_a_damaged_file_is_set_aside_and_what_is_readable_is_sealed(tmp_path: Path, damage: str):
+    info = FrameInfo("e1", 0, 1, RowTable.MESSAGES)
+    whole = pack_frame(info, messages(message(1)))
+    broken = bytearray(whole)
+    broken[8 if damage == "length" else -1] ^= 0xFF
+    broken[11 if damage == "length" else -1] ^= 0x7F
+    data = whole + broken if damage == "second" else broken + whole
+    path = leave_open(tmp_path, "gone", bytes(data))
+    with capture_logs() as logs, RecordWriter(settings(tmp_path), "g", "w"):
+        wait_until(lambda: not path.exists())
+    assert path.with_suffix(".damaged").read_bytes() == MAGIC + data
+    assert read_offsets(tmp_path) == ([1] if damage == "second" else [])
+    assert any(line.get("path") == str(path.with_suffix(".damaged")) for line in logs)
+
+
+def test_rows_are_stored_while_what_others_left_is_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def hang(*arguments: object) -> int:
+        begun.set()
+        goes_on.wait(60)
+        return 0
+
+    monkeypatch.setattr(disk_recording, "seal_leftovers", hang)
+    monkeypatch.setattr(disk_recording, "END_SECONDS", 0.1)
+    with RecordWriter(settings(tmp_path), "g", "w", policy=POLICY) as writer:
+        wait_until(begun.is_set)
+        writer.put_rows("e1", 0, 1, RowTable.MESSAGES, messages(*(message(n) for n in range(20))), 20)
+        wait_until(lambda: read_offsets(tmp_path) == list(range(20)))
+    goes_on.set()
+
+
+def test_the_largest_of_what_others_left_is_sealed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    order: list[str] = []
+    seal_one = sealed_files.seal_open_file
+
+    def note(period: Period, name: SegmentName, worker: str) -> Any:
+        order.append(worker)
+        return seal_one(period, name, worker)
+
+    monkeypatch.setattr(sealed_files, "seal_open_file", note)
+    for worker, rows in (("a", 500), ("b", 1), ("c", 50)):
+        body = messages(*(message(n) for n in range(rows)))
+        leave_open(tmp_path, worker, pack_frame(FrameInfo("e1", 0, 1, RowTable.MESSAGES), body))
+    assert sealed_files.seal_leftovers(tmp_path) == 3
+    assert order == ["b", "c", "a"]
+
+
+def test_a_pipeline_without_messages_removes_what_becomes_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(disk_recording, "HOUSEKEEPING_SECONDS", 0.1)
+    with RecordWriter(settings(tmp_path), "g", "idle") as idle:
+        wait_until(lambda: idle.recording is not None)
+        with RecordWriter(settings(tmp_path, retention_hours=1.0), "g", "short") as writer:
+            writer.put_rows("e1", 0, 1, RowTable.MESSAGES, messages(message(1)))
+        day_ago = time.time() - 86_400
+        for path in (tmp_path / "g.short").rglob("*"):
+            os.utime(path, (day_ago, day_ago))
+        wait_until(lambda: not (tmp_path / "g.short").exists())
+
+
+def test_no_secret_is_in_the_state_that_is_stored(tmp_path: Path):
+    progress = EngineProgress(
+        sinks={"sinks.http.api": SinkStats(last_error="cannot reach http://me:hunter2@host/")},
+        flow={"password-resets/0": (3, 2, 0)},
+    )
+    with RecordWriter(settings(tmp_path), "g", "w", read_progress=lambda: progress) as writer:
+        database = find_period(tmp_path).database
+
+        def read_states() -> list[tuple[str]]:
+            with contextlib.closing(sqlite3.connect(database)) as db:
+                return db.execute("select body from worker_state").fetchall()
+
+        wait_until(lambda: bool(writer.recording) and bool(read_states()))
+        ((body,), *_) = read_states()
+    assert "hunter2" not in body
+    state = msgspec.json.decode(body, type=EngineProgress)
+    assert state.sinks["sinks.http.api"].last_error == "cannot reach http://***@host/"
+    assert state.flow == {"password-resets/0": (3, 2, 0)}

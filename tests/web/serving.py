@@ -23,6 +23,8 @@ from tidemill.web.pipeline.section import PipelineView, build_section
 from tidemill.web.pipeline.start import describe_about, open_archive
 from tidemill.web.recorded.section import build_section as build_recorded_section
 from tidemill.web.sections import Health, Section
+from tidemill.web.values.section import ValueReader
+from tidemill.web.values.section import build_section as build_values_section
 from tidemill.web.workers import Workers
 
 ORIGIN = "http://127.0.0.1:8080"
@@ -40,10 +42,11 @@ def make_app(pipeline: ScriptedPipeline, more: Sequence[Section] = (), workers: 
     view.sample()
     logins = Logins(None if debug.users or debug.tokens else KEY, debug.users, debug.tokens)
     health = Health(list, lambda: find_unready(pipeline.run, pipeline.progress(), pipeline.orphans))
-    sections = [build_section(view, pages), build_recorded_section(archive, pages)]
+    sections = [build_section(view, pages), build_recorded_section(archive, pages, peers=view.peers)]
     sections.append(build_letters_section(LetterBox(watched.settings), pages, archive.max_rows))
     desk = RedriveDesk(watched.settings, view.note_action)
     sections.append(build_redrive_section(desk, watched.settings, pages))
+    sections.append(build_values_section(ValueReader(watched.settings), pages))
     return create_app([*sections, *more], pages, logins, origins, health, PORT, workers)
 
 

@@ -8,9 +8,12 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
+from structlog.testing import capture_logs
 from tests.web.scripted_pipeline import SECRET, ScriptedPipeline
 from tests.web.serving import KEY, ORIGIN, connect, log_in, make_app
 
+from tidemill.runtime import log as log_module
 from tidemill.web.access import guard, logins
 from tidemill.web.access.hashes import hash_password, hash_token
 from tidemill.web.access.logins import Logins
@@ -79,15 +82,34 @@ async def test_the_login_by_key_leads_to_what_the_address_shows() -> None:
     assert 'content="0;url=/?range=3600&amp;text=a%26b&amp;empty="' in entered.text
 
 
-async def test_a_wrong_key_is_refused_and_guessing_is_slowed_down() -> None:
+async def test_a_wrong_key_is_refused_and_keeps_nobody_out() -> None:
     async with connect(ScriptedPipeline()) as client:
-        answers = [await client.get("/login?key=wrong") for _ in range(logins.MAX_FAILURES + 1)]
+        with capture_logs() as lines:
+            answers = [await client.get("/login?key=wrong") for _ in range(logins.MAX_FAILURES + 1)]
         right = await client.get(f"/login?key={KEY}")
 
-    assert [answer.status_code for answer in answers] == [403] * logins.MAX_FAILURES + [429]
-    assert right.status_code == 429
-    assert 0 < int(right.headers["retry-after"]) <= logins.FAILURE_SECONDS + 1
-    assert "set-cookie" not in right.headers
+    assert [answer.status_code for answer in answers] == [403] * (logins.MAX_FAILURES + 1)
+    assert right.status_code == 200
+    assert "set-cookie" in right.headers
+    assert "wrong" not in str([{**line, "event": ""} for line in lines])
+
+
+async def test_guessing_a_password_is_slowed_down_for_that_user_and_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logins, "MAX_FAILURES", 3)
+    monkeypatch.setattr(log_module, "_LIMITS", log_module._Limits())
+    structlog.reset_defaults()
+    async with connect(with_accounts()) as client:
+        with capture_logs() as lines:
+            answers = [await enter(client, name="eve", password="guessed") for _ in range(4)]
+        other = await enter(client, name="ann", password=PASSWORD)
+
+    assert [answer.status_code for answer in answers] == [403] * 3 + [429]
+    assert 0 < int(answers[3].headers["retry-after"]) <= logins.FAILURE_SECONDS + 1
+    assert other.status_code == 200
+    (line,) = lines
+    assert (line["event"], line["user"]) == ("a login with a wrong password was refused", "eve")
+    assert line["address"] == "127.0.0.1"
+    assert "guessed" not in str(line)
 
 
 async def test_users_log_in_by_password_and_only_then_have_a_session() -> None:

@@ -163,6 +163,11 @@ def test_the_overview_follows_the_pipeline_without_being_reloaded(browser: Brows
     assert watch.wrong == []
 
 
+def wait_for(page: Page, condition: str) -> None:
+    """Wait until an expression is true in a page; the browser's own way would need `eval`, which the pages forbid."""
+    wait_until(lambda: page.evaluate(condition), PATIENCE / 1000, what=condition)
+
+
 def task_of(number: int, at: float, seconds: float = 0.0, outcome: str = "", of: int = 1, slot: int = 0) -> LiveTask:
     return LiveTask(slot, f"task-{number}", f"tenant={SCRIPT}", 1, "orders", 0, number, at, seconds, outcome, of)
 
@@ -190,20 +195,20 @@ def test_the_live_page_shows_what_executors_do_to_mouse_and_keyboard(browser: Br
         shift = page.evaluate("lanes.style.getPropertyValue('--shift')")
         count = page.locator(".task").count()
         pipeline.live = {0: msgspec.structs.replace(pipeline.live[0], ended=[task_of(7, now, 1.0, "timeout")])}
-        page.wait_for_function("document.querySelector('[data-updates]').innerText === 'frozen'")
+        wait_for(page, "document.querySelector('[data-updates]').innerText === 'frozen'")
         seen = pipeline.watches
         wait_until(lambda: pipeline.watches > seen + 1, 60)
         assert page.locator(".task").count() == count
         assert page.evaluate("lanes.style.getPropertyValue('--shift')") == shift
         page.click("#freeze")
-        page.wait_for_function("[...document.querySelectorAll('.task')].some((bar) => bar.task.task_id === 'task-7')")
+        wait_for(page, "[...document.querySelectorAll('.task')].some((bar) => bar.task.task_id === 'task-7')")
         page.focus(".lane .task[tabindex='0']")
         for _ in range(30):
             page.keyboard.press("ArrowLeft")
         assert "task-1" in page.locator("#detail").inner_text()
         assert SCRIPT in page.locator("#detail").inner_text(), "it stays text"
         page.keyboard.press("ArrowDown")
-        page.wait_for_function("document.activeElement.task.task_id === 'task-4'")
+        wait_for(page, "document.activeElement.task.task_id === 'task-4'")
         page.keyboard.press("Enter")
         page.wait_for_url("**/tasks?task=task-4")
     assert watch.wrong == []
@@ -213,7 +218,7 @@ def test_the_live_page_shows_what_executors_do_to_mouse_and_keyboard(browser: Br
         page.goto(f"{served.base}/live")
         wait_until(lambda: pipeline.watches > seen, 60)
         page.evaluate(HIDE)
-        page.wait_for_function("document.querySelector('[data-updates]').innerText === 'paused'")
+        wait_for(page, "document.querySelector('[data-updates]').innerText === 'paused'")
         wait_until(lambda: _is_quiet(pipeline), 60)
 
 

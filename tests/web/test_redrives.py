@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from tests.deadletters.redrive.test_folder import Place
 from tests.until import until, wait_until
 from tests.web.scripted_pipeline import SCRIPT, ScriptedPipeline
@@ -20,9 +22,14 @@ from tests.web.test_access import TOKEN, with_accounts
 from tidemill.core.deadletters.redrive import Criteria, Target
 from tidemill.deadletters.redrive.run import Redrive, RedriveOrder
 from tidemill.web.letters import redrive_desk
+from tidemill.web.letters.letter_box import LetterBox
 from tidemill.web.letters.redrive_desk import RedriveDesk, RedriveState
+from tidemill.web.letters.section import build_section
+from tidemill.web.pages import Pages
 from tidemill.web.pipeline.section import PipelineView
 from tidemill.web.problems import Problem
+from tidemill.web.sections import About
+from tidemill.web.workers import WithWorkers, Workers
 
 SINK = RedriveOrder(target=Target.SINK)
 
@@ -240,6 +247,21 @@ def test_an_error_inside_ends_a_redrive_and_the_next_can_begin(
     with pytest.raises(Problem, match="only a dry run that came to its end"):
         desk.send(failed.redrive_id, 0, "ann")
     assert finish(desk, desk.count(SINK, "ann")).letters == 2
+
+
+async def test_where_letters_cannot_be_sent_no_page_offers_it(place: Place) -> None:
+    place.write(range(2))
+    pages = Pages(About("recordings", "somewhere", "", "1", is_read_only=True))
+    app = FastAPI()
+    app.include_router(build_section(LetterBox(place.settings), pages, 100).pages)
+    transport = httpx.ASGITransport(WithWorkers(app, Workers()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        listed = (await client.get("/letters")).text
+        (letter_id, _) = re.findall(r"/letters/(\w+)\?", listed)
+        letter = (await client.get(f"/letters/{letter_id}")).text
+    assert "/redrives" not in listed + letter
+    assert "checkbox" not in listed
+    assert "tidemill dlq redrive" in letter
 
 
 def test_an_old_dry_run_cannot_be_confirmed(place: Place) -> None:

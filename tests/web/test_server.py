@@ -127,10 +127,31 @@ def test_silent_clients_give_way_and_are_disconnected(monkeypatch: pytest.Monkey
         for _ in range(5):
             assert ask(web, "/healthz")[0] == 200
         assert silent[0].recv(1) == b""
-        monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
+        monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.05)
         slow = stack.enter_context(socket.create_connection(find_place(web), 30))
         slow.sendall(b"GET /healthz HTTP/1.1\r\nHost:")
         assert slow.recv(1) == b""
+
+
+def test_clients_that_send_their_bodies_slowly_keep_nobody_out_and_leave_nothing_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 4)
+    head = b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
+    with served() as web, contextlib.ExitStack() as stack:
+        for _ in range(6):
+            slow = stack.enter_context(socket.create_connection(find_place(web), 30))
+            slow.sendall(head + b"x")
+        for _ in range(5):
+            assert ask(web, "/healthz")[0] == 200
+        slow = stack.enter_context(socket.create_connection(find_place(web), 30))
+        slow.sendall(head + b"x")
+        began = time.monotonic()
+        web.close()
+        assert time.monotonic() - began < 10
+        with contextlib.suppress(ConnectionResetError):
+            assert slow.recv(1) == b""
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("uvicorn")] == []
 
 
 @pytest.mark.parametrize("line", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nHost: " + b"x" * 100_000 + b"\r\n\r\n"])

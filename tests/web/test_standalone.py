@@ -97,16 +97,22 @@ async def test_nothing_can_be_changed(folder: Path) -> None:
         csrf = page.partition('data-csrf="')[2].partition('"')[0]
         headers = {"X-CSRF-Token": csrf, "Origin": ORIGIN}
         answers = [await client.post(f"/api/v1/actions/{name}", headers=headers) for name in ("drain", "release")]
+        answers += [
+            await client.post(path, headers=headers) for path in ("/api/v1/redrives", "/api/v1/redrives/1/send")
+        ]
     assert csrf
-    assert [answer.status_code for answer in answers] == [404, 404]
+    assert [answer.status_code for answer in answers] == [404] * 4
     assert "data-action" not in page
 
 
 async def test_the_letters_of_a_configuration_are_shown(folder: Path, letters: Path) -> None:
     async with connect(make_app(folder, letters)) as client:
         page = (await client.get("/letters")).text
+        letter = (await client.get("/letters/letter-5")).text
         runs = (await client.get("/runs")).text
     assert "letter-5" in page
+    assert "/redrives" not in page + letter
+    assert "tidemill dlq redrive --id letter-5" in letter
     assert 'href="/letters"' in runs
     assert "tidemill web CONFIG" not in runs
 

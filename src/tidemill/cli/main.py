@@ -21,6 +21,7 @@ from tidemill.cli import (
     dlq,
     doctor,
     init,
+    pause,
     record,
     release,
     run,
@@ -94,6 +95,9 @@ app.command(epilog=EXIT_CODES)(run.run)
 app.command(epilog=EXIT_CODES)(backfill.backfill)
 app.command(epilog=EXIT_CODES)(status.status)
 app.command(epilog=EXIT_CODES)(release.release)
+app.command(epilog=EXIT_CODES)(pause.pause)
+app.command(epilog=EXIT_CODES)(pause.resume)
+app.command(epilog=EXIT_CODES)(pause.restart)
 app.command(epilog=EXIT_CODES)(trace.trace)
 app.command(epilog=EXIT_CODES)(web.web)
 app.command()(init.init)

@@ -157,6 +157,8 @@ def _describe_pipeline(report: Mapping[str, Any]) -> list[str]:
     ]
     if letters["dropped"]:
         rows.append(("DROPPED", format_count(letters["dropped"], "dead letter")))
+    if report["recorder"]["dropped"]:
+        rows.append(("not recorded", f"{report['recorder']['dropped']:,} rows and events"))
     width = max(len(name) for name, _ in rows)
     return lines + [f"  {name.ljust(width)}  {text}" for name, text in rows]
 

@@ -234,7 +234,7 @@ def format_summary(progress: PipelineProgress, seconds: float, gap: int = 0) -> 
         letters += f", {progress.letters_dropped:,} DROPPED"
     rows.append(("dead letters", letters))
     if progress.recorder_dropped:
-        rows.append(("not recorded", f"{progress.recorder_dropped:,} rows and events, see the log"))
+        rows.append(("not recorded", f"{progress.recorder_dropped:,} rows and events"))
     for place, sink in sorted(progress.sinks.items()):
         counts = [("delivered", sink.delivered_payloads), ("refused", sink.refused)]
         counts += [("skipped", sink.skipped), ("dead-lettered", sink.dead_lettered)]

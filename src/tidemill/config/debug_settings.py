@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from tidemill.config.section import NonEmpty, Section
 from tidemill.config.web_settings import (
     LinkSettings,
+    PeerSettings,
     PrometheusInterval,
     PrometheusLabel,
     TokenSettings,
@@ -46,6 +47,10 @@ class DebugSettings(Section):
     )
     tokens: dict[NonEmpty, TokenSettings] = Field(
         default_factory=dict, description="Programs that may send `Authorization: Bearer TOKEN`."
+    )
+    peers: Annotated[list[PeerSettings], Field(max_length=16)] = Field(
+        default_factory=list,
+        description="Web UIs of other hosts, `{url, token}` each: what they have recorded is shown here, too.",
     )
     max_ui_rows: PositiveInt = Field(5000, description="The most rows that one answer of the web UI has.")
     custom_links: list[LinkSettings] = Field(default_factory=list, description="Links that the web UI shows.")

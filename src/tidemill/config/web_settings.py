@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field
 from tidemill.config.section import NonEmpty, Section
 
 _ARGON2 = re.compile(r"\$argon2id\$v=\d+\$m=\d+,t=\d+,p=\d+\$[A-Za-z0-9+/]+\$[A-Za-z0-9+/]+")
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{1,1000}")
 _LABEL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INTERVAL = re.compile(r"(?=\d)(?:[1-9]\d{0,5}(?:ms|[smhdwy])){1,6}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -59,6 +60,12 @@ def _check_interval(value: str) -> str:
     return value
 
 
+def _check_token(value: str) -> str:
+    if not _TOKEN.fullmatch(value):
+        raise ValueError("expected the token that `tidemill config hash --token` prints beside its hash")
+    return value
+
+
 PrometheusLabel = Annotated[str, AfterValidator(_check_label_name)]
 PrometheusInterval = Annotated[str, AfterValidator(_check_interval)]
 WebUrl = Annotated[str, AfterValidator(check_url)]
@@ -90,6 +97,17 @@ class LinkSettings(Section):
 
     name: NonEmpty = Field(description="What it is called.")
     url: Annotated[NonEmpty, AfterValidator(check_url)] = Field(description="Where it leads: http or https.")
+
+
+class PeerSettings(Section):
+    """The web UI of another host."""
+
+    url: Annotated[NonEmpty, AfterValidator(check_url)] = Field(
+        description="Its address as this host reaches it: http or https, a path if it has one."
+    )
+    token: Annotated[str, AfterValidator(_check_token)] = Field(
+        description="A token of its debug.tokens; role read is enough. It is sent there only."
+    )
 
 
 def is_loopback(host: str) -> bool:

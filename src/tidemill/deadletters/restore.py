@@ -17,7 +17,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError
 from tidemill.deadletters.letter import LetterSource
 from tidemill.deadletters.payloads import Blob
-from tidemill.runtime.kafka_client import KAFKA_ADVICE, LibraryLog, describe_client_error, scrub
+from tidemill.runtime.kafka_client import CALL_SECONDS, KAFKA_ADVICE, LibraryLog, describe_client_error, scrub
 from tidemill.runtime.messages import SourceMessage
 
 #: A message that exists is expected within this time.
@@ -146,6 +146,23 @@ class SourceReader:
             text = scrub(describe_client_error(error), self._config)
             raise RemoteError(f"{place} cannot be read at {self._brokers}: {text}") from None
         raise RemoteError(f"{place}: no answer from Kafka at {self._brokers} within {READ_SECONDS:g} s; {KAFKA_ADVICE}")
+
+    def find_range(self, topic: str, partition: int) -> tuple[int, int] | None:
+        """Return the first offset and the end of a partition; None: there is no such partition.
+
+        Raises:
+            RemoteError: The brokers do not answer.
+        """
+        try:
+            found = self._connect().get_watermark_offsets(ck.TopicPartition(topic, partition), timeout=CALL_SECONDS)
+        except ck.KafkaException as error:
+            if error.args[0].code() in _NO_SUCH_PLACE:
+                return None
+            text = scrub(describe_client_error(error), self._config)
+            raise RemoteError(f"{topic}/{partition} cannot be looked up at {self._brokers}: {text}") from None
+        if found is None:
+            raise RemoteError(f"{topic}/{partition}: no answer from Kafka at {self._brokers}; {KAFKA_ADVICE}")
+        return found
 
     def close(self) -> None:
         """Disconnect."""

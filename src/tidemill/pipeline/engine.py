@@ -31,18 +31,18 @@ from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.hooks import HookRunner, call_hook
+from tidemill.pipeline.inspection.message_locator import MessageLocator
+from tidemill.pipeline.inspection.standstill import StandstillReport
+from tidemill.pipeline.inspection.waits import Waits
 from tidemill.pipeline.intake import Intake
 from tidemill.pipeline.leaving import Stopping, hand_over
-from tidemill.pipeline.message_locator import MessageLocator
 from tidemill.pipeline.reports.collector import FinishedMessages
 from tidemill.pipeline.reports.counters import Counters, Overridden, Slowest
 from tidemill.pipeline.reports.report import Report as Report
 from tidemill.pipeline.reports.snapshots import ReportingParts, Snapshots
 from tidemill.pipeline.services import Services
-from tidemill.pipeline.standstill import StandstillReport
 from tidemill.pipeline.tasks.pool import TaskPool
 from tidemill.pipeline.tasks.process import TaskExecutor
-from tidemill.pipeline.waits import Waits
 from tidemill.runtime.beats import Beat
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
@@ -129,10 +129,9 @@ class Engine:
         self._fatal: tuple[StopReason, str] | None = None
 
     def _build_live_feed(self) -> LiveSource:
-        from tidemill.pipeline.live_feed import LiveFeed
+        from tidemill.pipeline.inspection.live_feed import LiveFeed
 
-        least = self.settings.debug.ws_min_duration_ms / 1000
-        return LiveFeed(self.context.pool, self.executor.capacity, self.intake.partitions, least)
+        return LiveFeed(self.context.pool, self.executor.capacity, self.intake.partitions, self.settings.debug)
 
     def _build_context(self, handler: Handler[Any, Any], hooks: HookRunner, reports: Sequence[Report]) -> EngineContext:
         settings, limits, outbox = self.settings, self.settings.executor, self.outbox
@@ -177,14 +176,8 @@ class Engine:
         max_ratio = self.settings.executor.max_failure_ratio
         if max_ratio is None:
             return None
-        return EngineBrake(
-            max_ratio,
-            bound,
-            self.intake.brake,
-            self.intake.take_one,
-            self.fail,
-            has_window_hook=overridden.on_window_complete,
-        )
+        intake, has_hook = self.intake, overridden.on_window_complete
+        return EngineBrake(max_ratio, bound, intake.brake, intake.take_one, self.fail, has_window_hook=has_hook)
 
     def _list_parts(self) -> ReportingParts:
         context = self.context

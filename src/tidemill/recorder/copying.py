@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import TypeVar
 
+from tidemill.recorder.file_view import FileView
 from tidemill.recorder.frames import DamagedSegmentError
 from tidemill.recorder.periods import (
     LOCK,
@@ -24,13 +25,14 @@ from tidemill.recorder.periods import (
     list_periods,
     list_worker_folders,
     make_private_folder,
-    map_file,
 )
 from tidemill.recorder.read_database import open_database
 from tidemill.recorder.sealed_files import read_open, write_sealed
 from tidemill.recorder.sealing import seal
 
 ValueT = TypeVar("ValueT")
+#: So much of a file is copied at once.
+_PART_BYTES = 1024 * 1024
 
 
 def copy_recordings(sources: Iterable[Path], target: Path) -> tuple[list[Period], list[str]]:
@@ -114,18 +116,19 @@ def _copy_segment(period: Period, name: SegmentName, copy: Period) -> None:
     if not name.sealed:
         # One that is sealed meanwhile has lost its open file, and is copied as what it is now.
         with contextlib.suppress(FileNotFoundError):
-            batches = _read(lambda: read_open(period.path_of(name, "open"), name))
+            batches, _ = _read(lambda: read_open(period.path_of(name, "open"), name))
             worker = period.name.removesuffix(f"-{period.started}")
             if any(len(batch) for _, batch in batches):
                 write_sealed(copy, name, seal(name.table, batches, worker), time.time())
             return
     # The index first, as everywhere.
     for path, ending in [(period.path_of(name, ending), ending) for ending in ("idx", "parquet")]:
-        view = _read(functools.partial(map_file, path))
+        view = _read(functools.partial(FileView, path))
         fd = create_file(copy.path_of(name, ending))
         try:
-            while view:
-                view = view[os.write(fd, view) :]
+            at = 0
+            while at < len(view):
+                at += os.write(fd, _read(functools.partial(view.__getitem__, slice(at, at + _PART_BYTES))))
         finally:
             os.close(fd)
 

@@ -1,7 +1,7 @@
 """The recording of a worker on disk: the current period, its open segments and its database.
 
-Invariants: one thread calls it; what the disk refuses raises and leaves everything as it was, so that the next call
-may succeed.
+Invariants: one thread calls it, and what others left is dealt with on another one; what the disk refuses raises and
+leaves everything as it was, so that the next call may succeed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import os
 import shutil
 import sqlite3
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +40,10 @@ log = structlog.get_logger(__name__)
 RETRY_SECONDS = 60.0
 #: What is too old is looked for this often.
 CLEAN_SECONDS = 60.0
+#: And what other workers left, this often.
+HOUSEKEEPING_SECONDS = 600.0
+#: At the end, what others left is sealed for this long; the rest is left to the next run.
+END_SECONDS = 0.8
 
 
 class DiskRecording:
@@ -80,7 +85,10 @@ class DiskRecording:
         self._sealed: list[SegmentSize] = []
         self._unsealed: list[SegmentName] = []
         self._retry_at = self._rotate_at = 0.0
-        self._flushed = self._cleaned = time.monotonic()
+        self._flushed = time.monotonic()
+        self._cleaned = self._flushed - CLEAN_SECONDS  # what earlier runs left may be too much
+        self._housekeeping: threading.Thread | None = None
+        self._housekeeping_at = 0.0
         self._begin_period()
 
     def _begin_period(self) -> None:
@@ -126,10 +134,22 @@ class DiskRecording:
         return str(self._folder)
 
     def seal_leftovers(self) -> None:
-        """Seal what processes left that were killed, and remove what is too old."""
-        seal_leftovers(self._db_dir)
-        self._clean()
-        remove_expired(self._db_dir, time.time())
+        """Begin to seal what processes left that were killed, and to remove what is too old of workers that are gone.
+
+        It happens on a thread, however much there is: this recording goes on meanwhile. Both are about periods that
+        nobody writes to, and whoever changes one holds its lock.
+        """
+        self._housekeeping_at = time.monotonic() + HOUSEKEEPING_SECONDS
+        if self._housekeeping is None or not self._housekeeping.is_alive():
+            self._housekeeping = threading.Thread(target=self._keep_house, name="tidemill-leftovers", daemon=True)
+            self._housekeeping.start()
+
+    def _keep_house(self) -> None:
+        try:
+            seal_leftovers(self._db_dir)
+            remove_expired(self._db_dir, time.time())
+        except Exception as error:  # what is there now is there at the next time
+            log.warning("old recordings cannot be sealed or removed", path=str(self._db_dir), error=str(error))
 
     def append(self, table: RowTable, frames: Sequence[tuple[FrameInfo, bytes, pa.RecordBatch]]) -> None:
         """Write rows.
@@ -195,6 +215,8 @@ class DiskRecording:
             self.database.flush()
         if now - self._cleaned >= CLEAN_SECONDS:
             self._clean()
+        if now >= self._housekeeping_at:
+            self.seal_leftovers()
         if is_period_over(now - self._began, self._settings.rotation_interval_minutes * 60) and now >= self._rotate_at:
             self._rotate_at = now + RETRY_SECONDS  # if it fails
             self._rotate()
@@ -274,6 +296,8 @@ class DiskRecording:
         try:
             for table in list(self._open):
                 self._seal(table)
+            if self._housekeeping is not None:
+                self._housekeeping.join(END_SECONDS)
         finally:
             link = self._folder / self._link_name
             with contextlib.suppress(OSError):

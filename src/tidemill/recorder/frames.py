@@ -12,11 +12,14 @@ from collections.abc import Iterator
 
 import msgspec
 
+from tidemill.recorder.file_view import ByteView
 from tidemill.recorder.schema import RowTable
 
 MAGIC = b"TIDEREC1"
 _HEADER = struct.Struct("<4sIII")
 _MARK = b"FRAM"
+#: A frame that says it is longer than this is damaged, not unfinished.
+_MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 
 class FrameInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -46,7 +49,7 @@ class DamagedSegmentError(Exception):
     """A file of a recording is not what was written; what comes after this place cannot be read."""
 
 
-def read_frames(data: memoryview, start: int = len(MAGIC)) -> Iterator[Frame]:
+def read_frames(data: ByteView, start: int = len(MAGIC)) -> Iterator[Frame]:
     """Yield the whole frames from a position on; ends where one is unfinished.
 
     Raises:
@@ -58,11 +61,13 @@ def read_frames(data: memoryview, start: int = len(MAGIC)) -> Iterator[Frame]:
         raise DamagedSegmentError("not a file of rows")
     at = start
     while at + _HEADER.size <= len(data):
-        mark, about_length, body_length, checksum = _HEADER.unpack_from(data, at)
+        mark, about_length, body_length, checksum = _HEADER.unpack(data[at : at + _HEADER.size])
         if mark != _MARK:
             raise DamagedSegmentError(f"no frame at byte {at}")
         middle = at + _HEADER.size + about_length
         end = middle + body_length
+        if end - at > _MAX_FRAME_BYTES:
+            raise DamagedSegmentError(f"a frame of {end - at} bytes at byte {at}")
         if end > len(data):
             return
         about, body = data[at + _HEADER.size : middle], data[middle:end]

@@ -12,6 +12,8 @@ import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tidemill.recorder.file_view import ByteView
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -83,21 +85,24 @@ class HashIndex:
     """An index as it was written.
 
     Args:
-        data: Its bytes.
+        data: A file with it; only small parts of it are read.
+        at: Where it begins.
+        size: Its size.
 
     Raises:
-        ValueError: They are not those of an index.
+        ValueError: That is not an index.
     """
 
-    def __init__(self, data: memoryview) -> None:
-        """Look at nothing but its size."""
+    def __init__(self, data: ByteView, at: int, size: int) -> None:
+        """Read where its parts are."""
         head = 4 * (_BUCKETS + 1)
-        if len(data) < head or (len(data) - head) % 3:
+        if size < head or (size - head) % 3 or len(data) < at + size:
             raise ValueError("not an index")
-        count = (len(data) - head) // 3
-        self._starts = data[:head].cast("I")
-        self._low = data[head : head + 2 * count].cast("H")
-        self._groups = data[head + 2 * count :]
+        count = (size - head) // 3
+        self._data = data
+        self._starts = data[at : at + head].cast("I")
+        self._low_at = at + head
+        self._groups_at = at + head + 2 * count
         if self._starts[_BUCKETS] != count:
             raise ValueError("not a whole index")
 
@@ -105,10 +110,9 @@ class HashIndex:
         """Return the row groups that may have a value, in order; wrong ones are rare."""
         short = hash_value(value) >> _UNUSED_BITS
         bucket, low = short >> _LOW_BITS, short & ((1 << _LOW_BITS) - 1)
-        end = self._starts[bucket + 1]
-        at = bisect.bisect_left(self._low, low, self._starts[bucket], end)
-        found = set()
-        while at < end and self._low[at] == low:
-            found.add(self._groups[at])
-            at += 1
-        return sorted(found)
+        start, end = self._starts[bucket], self._starts[bucket + 1]
+        if not 0 <= start <= end:
+            raise ValueError("not a whole index")
+        entries = self._data[self._low_at + 2 * start : self._low_at + 2 * end].cast("H")
+        first, last = bisect.bisect_left(entries, low), bisect.bisect_right(entries, low)
+        return sorted(set(self._data[self._groups_at + start + first : self._groups_at + start + last]))

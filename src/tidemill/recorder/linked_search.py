@@ -113,8 +113,10 @@ def list_cursor_kinds(links: Links) -> Kinds:
     return (*links.kinds, *KEY_KINDS[RowTable.MESSAGES])
 
 
-def find_linked(links: Links, find_rows: FindRows, cursor: Key | None, limit: int) -> tuple[list[Found], Key | None]:
-    """Return the rows of a page, and the cursor of the next one; None: there is none.
+def find_linked(
+    links: Links, find_rows: FindRows, cursor: Key | None, limit: int
+) -> tuple[list[Found], Key | None, list[Key]]:
+    """Return the rows of a page, the cursor of the next one, and those behind each row; None: there is none.
 
     Args:
         links: What leads to messages.
@@ -128,6 +130,7 @@ def find_linked(links: Links, find_rows: FindRows, cursor: Key | None, limit: in
     if cursor is not None:
         over, last = cursor[: len(links.kinds)], cursor[len(links.kinds) :]
     rows: list[Found] = []
+    keys: list[Key] = []
     for _ in range(_MAX_BATCHES):
         batch = links.find(None if over == first else over, limit + 1)
         groups = _group(links, list(batch[:limit]), None if over == first else over)
@@ -137,12 +140,13 @@ def find_linked(links: Links, find_rows: FindRows, cursor: Key | None, limit: in
         for (key, _), mine in zip(groups, found, strict=False):
             room = limit - len(rows)
             rows += mine[:room]
+            keys += [(*over, *row.key) for row in mine[:room]]
             if len(mine) > room:
-                return rows, (*over, *(mine[room - 1].key if room else last))
+                return rows, (keys[-1] if room else (*over, *last)), keys
             over, last = key, first_row
         if not has_more:
-            return rows, None
-    return rows, (*over, *last)
+            return rows, None, keys
+    return rows, (*over, *last), keys
 
 
 def _group(links: Links, batch: Sequence[Link], over: Key | None) -> list[tuple[Key, frozenset[Place]]]:

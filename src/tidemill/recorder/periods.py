@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
-import mmap
 import os
 import re
 import shutil
@@ -94,22 +93,6 @@ def create_file(path: Path) -> int:
         OSError: There is something of this name, or it cannot be created.
     """
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-
-
-def map_file(path: Path) -> memoryview:
-    """Return what is in a file, as it is now.
-
-    Raises:
-        OSError: It cannot be read, or is not an ordinary file of this user.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
-            raise PermissionError(1, f"{path} is not an ordinary file of this user")
-        return memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ)) if status.st_size else memoryview(b"")
-    finally:
-        os.close(fd)
 
 
 class SegmentName(msgspec.Struct, frozen=True, order=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tidemill.core.recorder.cursor import Key, encode_cursor
 from tidemill.recorder.counts import Counts
 from tidemill.recorder.events import RecordedEvent
 
@@ -154,11 +155,15 @@ class MessagePage(msgspec.Struct, frozen=True):
         rows: They.
         cursor: Where the next page begins; None: there is none.
         problems: What could not be read.
+        keys: What a cursor behind each row has; see `list_cursors`.
+        name: What the query is called in cursors.
     """
 
     rows: list[MessageRow]
     cursor: str | None = None
     problems: list[str] = []
+    keys: list[Key] = []
+    name: str = ""
 
 
 class TaskPage(msgspec.Struct, frozen=True):
@@ -167,6 +172,13 @@ class TaskPage(msgspec.Struct, frozen=True):
     rows: list[TaskRow]
     cursor: str | None = None
     problems: list[str] = []
+    keys: list[Key] = []
+    name: str = ""
+
+
+def list_cursors(page: MessagePage | TaskPage) -> list[str]:
+    """Return where a page behind each row would begin."""
+    return [encode_cursor(page.name, key) for key in page.keys]
 
 
 class EventPage(msgspec.Struct, frozen=True):

@@ -94,7 +94,8 @@ class Reader:
             return self._find_linked(query, cursor, limit)
         criteria = _message_criteria(query)
         found, following, problems = self._search(criteria, "messages", query, cursor, limit)
-        return MessagePage(_to_rows(found, MessageRow), following, problems)
+        keys = [each.key for each in found]
+        return MessagePage(_to_rows(found, MessageRow), following, problems, keys, _name_query("messages", query))
 
     def find_tasks(self, query: TaskQuery, cursor: str | None = None, limit: int = 100) -> TaskPage:
         """Return tasks, those that ended last first; see `find_messages`.
@@ -104,7 +105,8 @@ class Reader:
         """
         criteria = _task_criteria(query)
         found, following, problems = self._search(criteria, "tasks", query, cursor, limit)
-        return TaskPage(_to_rows(found, TaskRow), following, problems)
+        keys = [each.key for each in found]
+        return TaskPage(_to_rows(found, TaskRow), following, problems, keys, _name_query("tasks", query))
 
     def _search(
         self,
@@ -145,9 +147,9 @@ class Reader:
         links = link_tasks(_task_criteria(query), search) if by_task else link_events(stores, errors, problems)
         text = _name_query("messages", query)
         begin = None if cursor is None else decode_cursor(cursor, text, list_cursor_kinds(links))
-        found, following = find_linked(links, find_rows, begin, limit)
+        found, following, keys = find_linked(links, find_rows, begin, limit)
         after = None if following is None else encode_cursor(text, following)
-        return MessagePage(_to_rows(found, MessageRow), after, list(dict.fromkeys(problems)))
+        return MessagePage(_to_rows(found, MessageRow), after, list(dict.fromkeys(problems)), keys, text)
 
     def find_events(self, query: EventQuery, cursor: str | None = None, limit: int = 100) -> EventPage:
         """Return events, the newest first; see `find_messages`.

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from tidemill.config.debug_settings import DebugSettings
+from tidemill.config.redaction import redact_text
 from tidemill.recorder.counts import Counts, CountSampler
 from tidemill.recorder.events_database import EventsDatabase
 from tidemill.runtime.progress import EngineProgress
@@ -82,7 +83,7 @@ class Sampler:
         self._store_counts(database, counts)
         if now >= self._next_state:
             self._next_state = now + self._settings.state_sync_interval_seconds
-            database.add_state(time.time_ns() // 1000, _encode(state))
+            database.add_state(time.time_ns() // 1000, _encode(_mask(msgspec.to_builtins(state))))
 
     def _store_counts(self, database: EventsDatabase, counts: Counts) -> None:
         if counts != Counts(counts.at, lag=counts.lag, attempt_counts=[0] * len(counts.attempt_counts)):
@@ -93,6 +94,15 @@ class Sampler:
                 database.add_counts(_MINUTE, self._minute.at, msgspec.msgpack.encode(self._minute))
             self._minute = Counts(minute, _MINUTE)
         self._minute.add(counts)
+
+
+def _mask(value: Any) -> Any:
+    """Return a value with the secrets in all of its texts masked; what a topic is called is no secret's name."""
+    if isinstance(value, str):
+        return redact_text(value)
+    if isinstance(value, dict):
+        return {key: _mask(item) for key, item in value.items()}
+    return [_mask(item) for item in value] if isinstance(value, list) else value
 
 
 def _encode(value: object) -> str:

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from tidemill.recorder.events_database import SegmentRow, list_in_database
+from tidemill.recorder.file_view import FileView
 from tidemill.recorder.frames import DamagedSegmentError, FrameInfo, read_frames
-from tidemill.recorder.periods import Period, SegmentName, create_file, list_periods, list_worker_folders, map_file
+from tidemill.recorder.periods import Period, SegmentName, create_file, list_periods, list_worker_folders
 from tidemill.recorder.schema import decode_rows
-from tidemill.recorder.sealing import SealedSegment, seal
+from tidemill.recorder.sealing import SealedSegment, release_memory, seal
 from tidemill.runtime.lock import HeldError
 
 if TYPE_CHECKING:
@@ -29,8 +30,17 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 
-def write_sealed(period: Period, name: SegmentName, segment: SealedSegment, now: float) -> SegmentRow:
+def write_sealed(
+    period: Period, name: SegmentName, segment: SealedSegment, now: float, *, is_damaged: bool = False
+) -> SegmentRow:
     """Write a segment's files and remove its open one; returns how the database lists it.
+
+    Args:
+        period: The period.
+        name: The segment.
+        segment: Its rows.
+        now: Seconds since the epoch.
+        is_damaged: Not all of the open file could be read: it is set aside instead.
 
     Raises:
         OSError: The disk refuses it; the open file is still there.
@@ -44,9 +54,19 @@ def write_sealed(period: Period, name: SegmentName, segment: SealedSegment, now:
             index.unlink()
         raise
     with contextlib.suppress(OSError):
-        period.path_of(name, "open").unlink()
+        _remove_open(period, name, is_damaged=is_damaged)
     size = len(segment.index) + segment.parquet.size
     return SegmentRow(name.stem, segment.summary, size, int(now * 1_000_000))
+
+
+def _remove_open(period: Period, name: SegmentName, *, is_damaged: bool) -> None:
+    path = period.path_of(name, "open")
+    if is_damaged:
+        aside = period.path_of(name, "damaged")
+        path.rename(aside)
+        log.warning("the file of a damaged segment is kept until its recording is removed", path=str(aside))
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _write_file(path: Path, data: Any) -> None:
@@ -69,23 +89,25 @@ def _write_file(path: Path, data: Any) -> None:
         os.close(fd)
 
 
-def read_open(path: Path, name: SegmentName) -> list[tuple[FrameInfo, pa.RecordBatch]]:
-    """Return the batches of an open file, as many as are whole; a damaged rest is logged.
+def read_open(path: Path, name: SegmentName) -> tuple[list[tuple[FrameInfo, pa.RecordBatch]], bool]:
+    """Return the batches of an open file, as many as are whole, and whether the rest is damaged, which is logged.
 
     Raises:
         OSError: It cannot be read.
     """
     batches: list[tuple[FrameInfo, pa.RecordBatch]] = []
+    is_damaged = False
     try:
-        for frame in read_frames(map_file(path)):
+        for frame in read_frames(FileView(path)):
             batches.append((frame.info, decode_rows(name.table, frame.body)))  # noqa: PERF401 - what precedes damage counts
     except (DamagedSegmentError, ValueError) as error:
+        is_damaged = True
         log.warning("a recorded segment is damaged; what comes after this is skipped", path=str(path), error=str(error))
-    return batches
+    return batches, is_damaged
 
 
 def seal_open_file(period: Period, name: SegmentName, worker: str) -> SegmentRow | None:
-    """Seal an open file that nobody writes to; one without a whole frame is removed.
+    """Seal an open file that nobody writes to; one without a whole frame is removed, a damaged one set aside.
 
     Args:
         period: Its period, whose lock the caller holds.
@@ -95,25 +117,32 @@ def seal_open_file(period: Period, name: SegmentName, worker: str) -> SegmentRow
     Raises:
         OSError: The disk refuses it; the open file is still there.
     """
-    path = period.path_of(name, "open")
-    batches = read_open(path, name)
+    batches, is_damaged = read_open(period.path_of(name, "open"), name)
     if not any(len(batch) for _, batch in batches):
-        path.unlink(missing_ok=True)
+        _remove_open(period, name, is_damaged=is_damaged)
         return None
-    return write_sealed(period, name, seal(name.table, batches, worker), time.time())
+    return write_sealed(period, name, seal(name.table, batches, worker), time.time(), is_damaged=is_damaged)
 
 
 def seal_leftovers(db_dir: Path) -> int:
     """Seal what processes left that were killed, in all periods that nobody writes to; returns how many segments.
 
-    What cannot be sealed stays as it is, readable, and is logged.
+    What cannot be sealed stays as it is, readable, and is logged. The smallest come first, one at a time.
     """
-    count = 0
+    left = []
     for folder in list_worker_folders(db_dir):
         for period in list_periods(folder):
-            if any(not name.sealed for name in period.list_segments()):
-                count += _seal_period(period)
-    return count
+            size = sum(_measure(period, name) for name in period.list_segments() if not name.sealed)
+            if size:
+                left.append((size, period))
+    return sum(_seal_period(period) for _, period in sorted(left, key=lambda each: each[0]))
+
+
+def _measure(period: Period, name: SegmentName) -> int:
+    """Return the size of an open segment, at least 1."""
+    with contextlib.suppress(OSError):
+        return period.path_of(name, "open").lstat().st_size + 1
+    return 1
 
 
 def _seal_period(period: Period) -> int:
@@ -124,6 +153,7 @@ def _seal_period(period: Period) -> int:
     try:
         worker = period.name.removesuffix(f"-{period.started}")
         names = [name for name in period.list_segments() if not name.sealed]
+        names.sort(key=lambda name: _measure(period, name))
         rows: list[SegmentRow] = []
         for name in names:
             try:
@@ -132,6 +162,8 @@ def _seal_period(period: Period) -> int:
                 path = str(period.path_of(name, "open"))
                 log.warning("a recorded segment cannot be sealed", path=path, error=str(error))
                 continue
+            finally:
+                release_memory()
             if row is not None:
                 rows.append(row)
         _list_rows(period, rows)

@@ -13,10 +13,11 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from tidemill.recorder.file_view import FileView
 from tidemill.recorder.frames import MAGIC, DamagedSegmentError, FrameInfo, read_frames
 from tidemill.recorder.hash_index import HashIndex
 from tidemill.recorder.memory_recording import MemoryRecording
-from tidemill.recorder.periods import Period, SegmentName, map_file
+from tidemill.recorder.periods import Period, SegmentName
 from tidemill.recorder.read_database import check_version, open_database
 from tidemill.recorder.row_filter import WORDS
 from tidemill.recorder.schema import decode_rows
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 KeyT = TypeVar("KeyT", bound=Hashable)
 ValueT = TypeVar("ValueT")
 
-#: What is known of a Parquet file takes about 100 kB of memory, an index about 330 kB of mapped file.
+#: What is known of a Parquet file takes about 100 kB of memory, an index 16 kB; each has a descriptor.
 MAX_FILES = 64
 MAX_INDEXES = 128
 #: A summary takes a few kB.
@@ -142,17 +143,17 @@ class DiskStore:
     def summarize(self, name: SegmentName) -> SegmentSummary:
         """See `SegmentStore`."""
         path = self.period.path_of(name, "idx")
-        return self._cache.summaries.find(path, lambda: unpack_index_file(map_file(path))[0])
+        return self._cache.summaries.find(path, lambda: unpack_index_file(FileView(path))[0])
 
     def find_index(self, name: SegmentName, index: str) -> HashIndex:
         """See `SegmentStore`."""
         path = self.period.path_of(name, "idx")
-        return self._cache.indexes.find(path, lambda: unpack_index_file(map_file(path))[1])[index]
+        return self._cache.indexes.find(path, lambda: unpack_index_file(FileView(path))[1])[index]
 
     def open_rows(self, name: SegmentName) -> pq.ParquetFile:
         """See `SegmentStore`."""
         path = self.period.path_of(name, "parquet")
-        return self._cache.files.find(path, lambda: _open_parquet(name, map_file(path)))
+        return self._cache.files.find(path, lambda: _open_file(name, FileView(path)))
 
     def list_parts(self, name: SegmentName) -> tuple[list[pa.Table], str]:
         """See `SegmentStore`."""
@@ -162,9 +163,8 @@ class DiskStore:
         with known.lock:
             batches: list[tuple[FrameInfo, pa.RecordBatch]] = []
             try:
-                for frame in read_frames(map_file(path), known.position):
-                    # Copied: the file may be removed, and the mapping is as large as all of it.
-                    batches.append((frame.info, decode_rows(name.table, bytes(frame.body))))
+                for frame in read_frames(FileView(path), known.position):
+                    batches.append((frame.info, decode_rows(name.table, frame.body)))
                     known.position = frame.end
             except (DamagedSegmentError, ValueError) as error:
                 problem = str(error)  # what precedes it counts
@@ -223,7 +223,9 @@ class MemoryStore:
 
     def open_rows(self, name: SegmentName) -> pq.ParquetFile:
         """See `SegmentStore`."""
-        return self._files.find(name, lambda: _open_parquet(name, self._find(name).parquet))
+        import pyarrow as pa
+
+        return self._files.find(name, lambda: _open_parquet(name, pa.BufferReader(self._find(name).parquet)))
 
     def list_parts(self, name: SegmentName) -> tuple[list[pa.Table], str]:
         """See `SegmentStore`."""
@@ -238,14 +240,18 @@ class MemoryStore:
         return check_version(db)
 
 
-def _open_parquet(name: SegmentName, data: object) -> pq.ParquetFile:
+def _open_file(name: SegmentName, view: FileView) -> pq.ParquetFile:
+    import pyarrow as pa
+
+    return _open_parquet(name, pa.OSFile(view.reopened))
+
+
+def _open_parquet(name: SegmentName, source: object) -> pq.ParquetFile:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        return pq.ParquetFile(
-            pa.BufferReader(pa.py_buffer(data)), page_checksum_verification=True, read_dictionary=WORDS[name.table]
-        )
+        return pq.ParquetFile(source, page_checksum_verification=True, read_dictionary=WORDS[name.table])
     except (pa.ArrowException, OSError) as error:
         raise DamagedSegmentError(f"not a Parquet file: {error}") from error
 

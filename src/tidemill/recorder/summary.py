@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from tidemill.recorder.file_view import ByteView
 from tidemill.recorder.frames import DamagedSegmentError
 from tidemill.recorder.hash_index import HashIndex
 from tidemill.recorder.schema import RowTable
@@ -72,7 +73,7 @@ def pack_index_file(summary: SegmentSummary, indexes: Mapping[str, bytes]) -> by
     return _HEADER.pack(MAGIC, len(head), zlib.crc32(rest)) + rest
 
 
-def unpack_index_file(data: memoryview) -> tuple[SegmentSummary, dict[str, HashIndex]]:
+def unpack_index_file(data: ByteView) -> tuple[SegmentSummary, dict[str, HashIndex]]:
     """Return what is in an index file.
 
     Raises:
@@ -80,15 +81,15 @@ def unpack_index_file(data: memoryview) -> tuple[SegmentSummary, dict[str, HashI
     """
     if len(data) < _HEADER.size:
         raise DamagedSegmentError("the index is empty")
-    magic, length, checksum = _HEADER.unpack_from(data)
+    magic, length, checksum = _HEADER.unpack(data[: _HEADER.size])
     rest = data[_HEADER.size :]
     if magic != MAGIC or zlib.crc32(rest) != checksum:
         raise DamagedSegmentError("wrong checksum of the index")
     try:
         summary = msgspec.json.decode(rest[:length], type=SegmentSummary)
-        indexes, at = {}, length
+        indexes, at = {}, _HEADER.size + length
         for name, size in summary.indexes.items():
-            indexes[name] = HashIndex(rest[at : at + size])
+            indexes[name] = HashIndex(data, at, size)
             at += size
     except (msgspec.MsgspecError, ValueError) as error:
         raise DamagedSegmentError(f"unknown index: {error}") from error

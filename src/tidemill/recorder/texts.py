@@ -35,9 +35,17 @@ def clean_error(text: str) -> str:
 
 def classify_error(text: str) -> str:
     """Return the class by which failures with this error are grouped, the one of `tidemill dlq stats`."""
-    return _classify_short_text(text[:_CLASS_CHARS])  # cut first: the cache keeps what it is asked for
+    if len(text) <= _CLASS_CHARS:
+        return _classify_short_text(text)
+    # Masked before it is cut; but not kept whole by the cache, which keeps what it is asked for.
+    return _generalize_masked_text(redact_text(escape_surrogates(text[:_MASKED_CHARS]))[:_CLASS_CHARS])
 
 
 @functools.lru_cache(1_000)
 def _classify_short_text(text: str) -> str:
     return generalize_error(redact_text(escape_surrogates(text)))
+
+
+@functools.lru_cache(1_000)
+def _generalize_masked_text(text: str) -> str:
+    return generalize_error(text)

@@ -7,12 +7,14 @@ others. What was downloaded is used only if it is exactly that.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 _BLOCK_BYTES = 1 << 20
+#: A download that does not move is mentioned this often.
+_UNMOVED_SECONDS = 15.0
 
 
 class LockedJar(msgspec.Struct, frozen=True):
@@ -131,3 +133,41 @@ def describe_download(lock: JarLock, received_bytes: int, seconds: float) -> str
     # A resolver reads the descriptions of all jars first, which takes a while on a slow network.
     so_far = f"{received:.1f} of {total:.1f} MB" if received_bytes else f"{total:.1f} MB, looking up the files"
     return f"downloading {lock.coordinates} (once): {so_far}, {seconds:.0f} s"
+
+
+class DownloadProgress:
+    """Tells how far a download is whenever it has moved, and seldom that it has not.
+
+    Args:
+        lock: What is downloaded.
+        tell: Called with each line.
+
+    Example:
+        >>> progress = DownloadProgress(parse_jar_lock("org.example:thing:1.0 2500000 00ff"), print)
+        >>> for seconds in (0, 3, 6, 9, 12, 15):
+        ...     progress.update(0, seconds)
+        downloading org.example:thing:1.0 (once): 2.5 MB, looking up the files, 0 s
+        downloading org.example:thing:1.0 (once): 2.5 MB, looking up the files, 15 s
+        >>> progress.update(1_200_000, 18)
+        downloading org.example:thing:1.0 (once): 1.2 of 2.5 MB, 18 s
+    """
+
+    def __init__(self, lock: JarLock, tell: Callable[[str], None]) -> None:
+        """Tell nothing yet."""
+        self._lock = lock
+        self._tell = tell
+        self._told_bytes = -1
+        self._told_at = 0.0
+
+    def update(self, received_bytes: int, seconds: float) -> None:
+        """Tell it, if that is news.
+
+        Args:
+            received_bytes: What has arrived.
+            seconds: How long it has taken so far.
+        """
+        received = min(received_bytes, self._lock.size_bytes)
+        if received == self._told_bytes and seconds < self._told_at + _UNMOVED_SECONDS:
+            return
+        self._told_bytes, self._told_at = received, seconds
+        self._tell(describe_download(self._lock, received, seconds))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.guarded import Guarded
-from tidemill.runtime.jar_lock import JarLock, describe_download
+from tidemill.runtime.jar_lock import DownloadProgress, JarLock
 from tidemill.runtime.java import find_java
 from tidemill.runtime.java_network import connected_environment
 
@@ -110,12 +110,12 @@ def _run(lock: JarLock, ivy: Path, log: Path, progress: Progress, environ: Mappi
         *("--master", "local[1]", "--packages", lock.coordinates, "--conf", f"spark.jars.ivy={ivy}"),
         str(program),
     ]
-    started = time.monotonic()
+    started, told = time.monotonic(), DownloadProgress(lock, progress)
     with log.open("wb") as output:
         resolver = Guarded(command, output=output, env=env)
     try:
         while (elapsed := time.monotonic() - started) < _TIMEOUT_SECONDS:
-            progress(describe_download(lock, _count_bytes(ivy), elapsed))
+            told.update(_count_bytes(ivy), elapsed)
             try:
                 return resolver.process.wait(_PROGRESS_SECONDS)
             except subprocess.TimeoutExpired:

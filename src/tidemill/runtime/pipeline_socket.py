@@ -52,12 +52,17 @@ def ask_pipelines(kafka: KafkaSettings | None, request: Document, seconds: float
 
 
 def release_brakes(kafka: KafkaSettings) -> list[Document]:
-    """Release the brakes of a pipeline's engines, and return what each driver on this machine answered.
+    """Release the brakes of a pipeline's engines; see `request_action`."""
+    return request_action(kafka, {"do": "release"})
+
+
+def request_action(kafka: KafkaSettings, request: Document) -> list[Document]:
+    """Have a pipeline do something, and return what each driver on this machine answered.
 
     Raises:
         RemoteError: There is none, or one does not answer.
     """
-    answers = ask_pipelines(kafka, {"do": "release"}, control_socket.ANSWER_SECONDS)
+    answers = ask_pipelines(kafka, request, control_socket.ANSWER_SECONDS)
     where = f"consumer group {kafka.consumer_group!r} on {kafka.brokers}"
     if answers.silent:
         raise RemoteError(

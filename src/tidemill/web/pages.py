@@ -32,6 +32,8 @@ class Pages:
         self.about = about
         self.prefix = prefix
         self.links: Sequence[Link] = ()
+        #: The topic whose messages can be read; '': none.
+        self.value_topic = ""
         self._digests: dict[str, str] = {}
         self._templates = Environment(
             loader=FileSystemLoader(_FOLDER / "templates"),
@@ -42,6 +44,7 @@ class Pages:
         )
         self._templates.filters |= FILTERS
         self._templates.globals |= {"about": about, "url": self.url, "static": self._link_static, "prefix": prefix}
+        self._templates.globals["value_topic"] = lambda: self.value_topic
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
         """Let templates use a function of a section."""

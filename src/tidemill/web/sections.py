@@ -51,6 +51,7 @@ class About:
         version: Of tidemill.
         custom_links: Names and addresses of other places.
         cluster: The name of the installation; ''.
+        is_read_only: Whether pages have nothing that changes something.
     """
 
     kind: str
@@ -59,6 +60,7 @@ class About:
     version: str
     custom_links: Sequence[tuple[str, str]] = ()
     cluster: str = ""
+    is_read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)

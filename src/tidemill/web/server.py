@@ -49,6 +49,9 @@ class _Server(uvicorn.Server):
         for section in self._sections:
             if section.close is not None:
                 section.close()
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, LimitedProtocol):
+                connection.end_waiting()
 
 
 class WebServer:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import structlog
 from structlog.testing import capture_logs
 from tests.pipeline.conftest import Rig, message
 from tests.until import until
@@ -290,6 +291,7 @@ async def test_input_is_kept_masked_and_cut_only_if_settings_say_so(rig: MakeRig
 
 async def test_slow_tasks_are_logged_at_a_limited_rate(rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_module, "_LIMITS", log_module._Limits())
+    structlog.reset_defaults()  # an earlier test may have chosen a level
 
     class Slow(Handler[Any, Any]):
         async def arrange(self, messages: Any, pending: Any) -> list[ExecutorTask]:

@@ -90,17 +90,20 @@ class TakenRows:
     def join(self) -> pa.RecordBatch:
         """Return the rows as one batch."""
         import pyarrow as pa
+        import pyarrow.compute as pc
 
         schema = messages_schema()
         joined: dict[str, Any] = {
             name: pa.concat_arrays([block.arrays[name] for block in self._blocks]) for name in self._blocks[0].arrays
         }
+        joined["record_at"] = _convert_timestamps(joined["record_at"])
+        joined["resolved_at"] = pc.divide(joined["resolved_at"], 1000)
         joined["committed_at"] = pack_longs(self._committed_at)
         return pa.record_batch([joined[name] for name in schema.names], schema=schema)
 
 
 class _Block:
-    """The rows of one batch as Arrow arrays.
+    """The rows of one batch as Arrow arrays; times of records and results are converted when blocks are joined.
 
     Attributes:
         stretches: The rows in order, divided into neighbours of one partition: where, and their offsets.
@@ -109,16 +112,12 @@ class _Block:
     __slots__ = ("added_at", "arrays", "first_resolved_at", "last_resolved_at", "size", "stretches")
 
     def __init__(self, batch: FinishedBatch, now: float) -> None:
-        import pyarrow.compute as pc
-
         self.added_at = now
         self.size = len(batch)
         messages = batch.messages
         offsets = [message.offset for message in messages]
         consumed = [message.consumed_at for message in messages]
-        resolved = pc.divide(pack_longs(batch.resolved_ns), 1000)
-        times = pc.min_max(resolved).as_py()
-        self.first_resolved_at, self.last_resolved_at = times["min"], times["max"]
+        self.first_resolved_at, self.last_resolved_at = min(batch.resolved_ns) // 1000, max(batch.resolved_ns) // 1000
         stretches = _divide(batch)
         self.stretches = [(place, offsets[start:end]) for place, _, start, end in stretches]
         arranged = _spread([(window.arranged_at, end - start) for _, window, start, end in stretches])
@@ -130,11 +129,11 @@ class _Block:
             "partition": pack_counts(_spread([(place[1], end - start) for place, _, start, end in stretches])),
             "offset": pack_longs(offsets),
             "key": _cut_keys([message.key for message in messages]),
-            "record_at": _convert_timestamps([message.timestamp for message in messages]),
+            "record_at": pack_longs([message.timestamp for message in messages]),
             "consumed_at": pack_longs(consumed if all(consumed) else [at or None for at in consumed]),
             "arranged_at": arranged_at,
             "tasks_done_at": arranged_at if ends is None else pack_longs(ends),
-            "resolved_at": resolved,
+            "resolved_at": pack_longs(batch.resolved_ns),
             "window": pack_longs(_spread([(window.number, end - start) for _, window, start, end in stretches])),
             "status": encode_words(batch.statuses),
             "tasks": pack_counts(batch.tasks),
@@ -184,12 +183,11 @@ def _cut_keys(keys: Sequence[bytes | None]) -> pa.Array:
     return column if longest <= MAX_KEY_BYTES else pc.binary_slice(column, 0, MAX_KEY_BYTES)
 
 
-def _convert_timestamps(times: Sequence[int]) -> pa.Array:
+def _convert_timestamps(column: pa.Array) -> pa.Array:
     """Return milliseconds as microseconds; null where there is none, or it is absurd."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    column = pack_longs(times)
     bounds = pc.min_max(column).as_py()
     converted = pc.multiply(column, 1000)
     if bounds["min"] >= 0 and bounds["max"] < MAX_TIMESTAMP:

@@ -135,7 +135,7 @@ class Supervisor:
         self._soon(lambda: self._restart(make_job, limits))
 
     def find_message(self, topic: str, partition: int, offset: int) -> OpenMessage | None:
-        """Return where a message is, if it is open; see `engine_requests`. Raises a RemoteError if nobody says."""
+        """Return where a message is, if it is open; see `message_finder`. Raises a RemoteError if nobody says."""
         return self._server.call(find_message(self._server, self._slots, topic, partition, offset), FIND_SECONDS)
 
     def watch(self, take: TakeLive, seconds: float) -> None:

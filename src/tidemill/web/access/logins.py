@@ -1,8 +1,9 @@
 """Sessions, and the ways to get one: a key, or a user's password; and tokens, which need none.
 
 Invariants: a session ends after 12 hours, or when somebody logs out; there are at most a thousand, the oldest go; who
-fails to log in again and again has to wait, and so does everybody once that happens from many addresses. Used on one
-event loop only.
+gives wrong passwords of a user again and again has to wait before that user's password is looked at again, and so does
+everybody once that happens from many addresses or for many names. The key needs no such limit: it cannot be guessed.
+Failures are logged. Used on one event loop only.
 """
 
 from __future__ import annotations
@@ -15,17 +16,33 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import structlog
+
 from tidemill.config.web_settings import TokenSettings, UserSettings
+from tidemill.core.errors import escape_surrogates
+from tidemill.runtime.log import throttle
 from tidemill.web.access.hashes import is_password, is_token
+
+log = structlog.get_logger(__name__)
 
 SESSION_SECONDS = 12 * 3600.0
 MAX_SESSIONS = 1000
-#: So many failed logins within the time, from one address and from all of them.
+#: So many wrong passwords within the time: for one user from one address, and in all.
 MAX_FAILURES = 10
 MAX_ALL_FAILURES = 60
 FAILURE_SECONDS = 60.0
 #: Longer ones are not hashed.
 _MAX_PASSWORD_CHARS = 1024
+_SHOWN_CHARS = 100
+
+
+#: Wrong logins are logged at most this often, with how many were left out.
+_LOG_SECONDS = 60.0
+
+
+def _log_failure(what: str, address: str, name: str | None = None) -> None:
+    user = {} if name is None else {"user": escape_surrogates(name[:_SHOWN_CHARS])}
+    throttle(log, _LOG_SECONDS).warning(f"a login with a wrong {what} was refused", address=address, **user)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +96,7 @@ class Logins:
     tokens: Mapping[str, TokenSettings]
     clock: Callable[[], float] = time.monotonic
     _sessions: dict[str, _Session] = field(default_factory=dict)
-    _failures: deque[tuple[float, str]] = field(default_factory=deque)
+    _failures: deque[tuple[float, tuple[str, str]]] = field(default_factory=deque)
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def find_session(self, secret: str | None) -> Identity | None:
@@ -95,14 +112,9 @@ class Logins:
         return Identity(found[0], self.tokens[found[0]].role) if found else None
 
     def use_key(self, key: str, address: str) -> str | None:
-        """Open a session with the key of the address; returns its secret, or None if it is not the key.
-
-        Raises:
-            TooManyLoginsError: It is not even looked at.
-        """
-        self._refuse_too_many(address)
+        """Open a session with the key of the address; returns its secret, or None if it is not the key."""
         if self.key is None or not hmac.compare_digest(key.encode(errors="replace"), self.key.encode()):
-            self._failures.append((self.clock(), address))
+            _log_failure("key", address)
             return None
         return self._open("key", "operate")
 
@@ -113,12 +125,13 @@ class Logins:
             TooManyLoginsError: They are not even looked at.
         """
         async with self._one_at_a_time:
-            self._refuse_too_many(address)
+            self._refuse_too_many((address, name))
             user = self.users.get(name)
             known = None if user is None or len(password) > _MAX_PASSWORD_CHARS else user.hash
             is_right = await asyncio.to_thread(is_password, password[:_MAX_PASSWORD_CHARS], known)
             if user is None or not is_right:
-                self._failures.append((self.clock(), address))
+                self._failures.append((self.clock(), (address, name)))
+                _log_failure("password", address, name)
                 return None
         return self._open(name, user.role)
 
@@ -136,11 +149,11 @@ class Logins:
         self._sessions[secret] = _Session(Identity(name, role, secrets.token_urlsafe(32)), now + SESSION_SECONDS)
         return secret
 
-    def _refuse_too_many(self, address: str) -> None:
+    def _refuse_too_many(self, who: tuple[str, str]) -> None:
         now = self.clock()
         while self._failures and self._failures[0][0] <= now - FAILURE_SECONDS:
             self._failures.popleft()
-        own = [at for at, failed in self._failures if failed == address]
+        own = [at for at, failed in self._failures if failed == who]
         times = own if len(own) >= MAX_FAILURES else [at for at, _ in self._failures]
         if len(own) >= MAX_FAILURES or len(times) >= MAX_ALL_FAILURES:
             raise TooManyLoginsError(times[0] + FAILURE_SECONDS - now)

@@ -21,6 +21,7 @@ from tidemill.recorder.writer import RecordWriter
 from tidemill.spark.live.web_ui import Watched
 from tidemill.web.live import LiveUpdates
 from tidemill.web.pages import Pages
+from tidemill.web.peers.peers import Peers
 from tidemill.web.pipeline.actions import build_actions
 from tidemill.web.pipeline.live_board import LEASE_SECONDS, LiveBoard
 from tidemill.web.pipeline.live_models import LivePicture
@@ -68,6 +69,7 @@ class PipelineView:
         self.recording = name_worker_folder(watched.settings.kafka.consumer_group, watched.worker)
         self.watched = watched
         self.sampler = Sampler()
+        self.peers = Peers(watched.settings.debug.peers)
         self.board = LiveBoard()
         self.live = LiveUpdates({"overview": self._describe, "page": self._render, "tasks": self._show_tasks})
         self._pages = pages
@@ -150,7 +152,9 @@ def _build_pages(view: PipelineView, pages: Pages) -> APIRouter:
         with contextlib.suppress(Problem):
             runs = await run_blocking(view.archive.list_runs)
         others = [run for run in runs if run.recording != view.recording]
-        return pages.answer(request, "overview.html", o=view.now(), range=range_seconds, others=others)
+        return pages.answer(
+            request, "overview.html", o=view.now(), range=range_seconds, others=others, peers=view.peers.addresses
+        )
 
     @router.get("/metrics-queries")
     async def show_metrics(request: Request) -> Response:

@@ -24,6 +24,8 @@ from tidemill.web.recorded.archive import Archive
 from tidemill.web.recorded.section import build_section as build_recorded_section
 from tidemill.web.sections import About, Health, Section
 from tidemill.web.server import WebServer
+from tidemill.web.values.section import ValueReader
+from tidemill.web.values.section import build_section as build_values_section
 
 
 def describe_about(watched: Watched) -> About:
@@ -69,7 +71,9 @@ def build_server(listener: socket.socket, key: str | None, watched: Watched, rec
         letters = build_letters_section(LetterBox(watched.settings), pages, archive.max_rows)
         desk = RedriveDesk(watched.settings, view.note_action)
         redrives = build_redrive_section(desk, watched.settings, pages)
-        return [build_section(view, pages), build_recorded_section(archive, pages), letters, redrives]
+        values = build_values_section(ValueReader(watched.settings), pages)
+        recorded = build_recorded_section(archive, pages, peers=view.peers)
+        return [build_section(view, pages), recorded, letters, redrives, values]
 
     def find_reasons() -> list[str]:
         return find_unready(watched.asked.state(), watched.asked.progress(), watched.asked.find_orphans())

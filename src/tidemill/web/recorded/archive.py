@@ -15,7 +15,7 @@ from tidemill.core.errors import RemoteError
 from tidemill.core.recorder.cursor import WrongCursorError
 from tidemill.recorder.counts import Counts
 from tidemill.recorder.periods import Period
-from tidemill.recorder.queries import EventQuery, MessageQuery, TaskQuery
+from tidemill.recorder.queries import EventQuery, MessageQuery, TaskQuery, list_cursors
 from tidemill.recorder.reader import Reader
 from tidemill.recorder.runs import RunChoice, RunFilter
 from tidemill.runtime.open_message import OpenMessage
@@ -43,8 +43,10 @@ def _open_cursor(query: QueryT, cursor: str) -> tuple[QueryT, str | None]:
 
 
 def _seal_cursor(query: QueryT, cursor: str | None) -> str | None:
-    if cursor is None:
-        return None
+    return None if cursor is None else _seal(query, cursor)
+
+
+def _seal(query: QueryT, cursor: str) -> str:
     since, until = ("" if at is None else str(at) for at in (query.since_us, query.until_us))
     return f"{since}-{until}-{cursor}"
 
@@ -68,19 +70,25 @@ class Archive:
     def _limit(self, limit: int) -> int:
         return max(1, min(limit, self.max_rows))
 
-    def find_messages(self, query: MessageQuery, cursor: str, limit: int) -> models.MessagePage:
+    def find_messages(
+        self, query: MessageQuery, cursor: str, limit: int, *, each_cursor: bool = False
+    ) -> models.MessagePage:
         """Return a page of messages."""
         query, inner = _open_cursor(query, cursor)
         page = _ask(lambda: self._reader.find_messages(query, inner, self._limit(limit)))
         rows = [models.describe_message(row) for row in page.rows]
-        return models.MessagePage(rows=rows, cursor=_seal_cursor(query, page.cursor), problems=page.problems)
+        each = [_seal(query, text) for text in list_cursors(page)] if each_cursor else []
+        following = _seal_cursor(query, page.cursor)
+        return models.MessagePage(rows=rows, cursor=following, problems=page.problems, cursors=each)
 
-    def find_tasks(self, query: TaskQuery, cursor: str, limit: int) -> models.TaskPage:
+    def find_tasks(self, query: TaskQuery, cursor: str, limit: int, *, each_cursor: bool = False) -> models.TaskPage:
         """Return a page of tasks."""
         query, inner = _open_cursor(query, cursor)
         page = _ask(lambda: self._reader.find_tasks(query, inner, self._limit(limit)))
         rows = [models.describe_task(row) for row in page.rows]
-        return models.TaskPage(rows=rows, cursor=_seal_cursor(query, page.cursor), problems=page.problems)
+        each = [_seal(query, text) for text in list_cursors(page)] if each_cursor else []
+        following = _seal_cursor(query, page.cursor)
+        return models.TaskPage(rows=rows, cursor=following, problems=page.problems, cursors=each)
 
     def find_events(self, query: EventQuery, cursor: str, limit: int) -> models.EventPage:
         """Return a page of events."""

@@ -32,6 +32,7 @@ def show_bytes(data: bytes | None) -> str | None:
 class Message(BaseModel):
     """A finished message."""
 
+    host: str = Field("", description="The peer that has it; '' is this host.")
     recording: str = Field(description="The worker that recorded it.")
     engine: int
     topic: str
@@ -57,6 +58,7 @@ class Message(BaseModel):
 class Task(BaseModel):
     """A task that ran, or one of its attempts."""
 
+    host: str = Field("", description="The peer that has it; '' is this host.")
     recording: str
     engine: int
     task_id: str
@@ -87,6 +89,7 @@ class Task(BaseModel):
 class Event(BaseModel):
     """Something that happened."""
 
+    host: str = Field("", description="The peer that has it; '' is this host.")
     recording: str
     at: float
     kind: str
@@ -114,6 +117,7 @@ class Failure(BaseModel):
     first_at: float
     last_at: float
     minutes: list[tuple[int, int]] = Field(description="Minutes since the epoch, and how many in each.")
+    hosts: list[str] = Field([], description="The peers on which it happened, too.")
     example: Event | None
 
 
@@ -155,6 +159,8 @@ class MessagePage(BaseModel):
     rows: list[Message]
     cursor: str | None = Field(description="Where the next page begins; null: there is none.")
     problems: list[str] = Field(description="What could not be read.")
+    cursors: list[str] = Field([], description="With each_cursor: where a page behind each row would begin.")
+    missing: dict[str, str] = Field({}, description="Peers that did not answer, and why.")
 
 
 class TaskPage(BaseModel):
@@ -163,6 +169,8 @@ class TaskPage(BaseModel):
     rows: list[Task]
     cursor: str | None = Field(description="Where the next page begins; null: there is none.")
     problems: list[str] = Field(description="What could not be read.")
+    cursors: list[str] = Field([], description="With each_cursor: where a page behind each row would begin.")
+    missing: dict[str, str] = Field({}, description="Peers that did not answer, and why.")
 
 
 class EventPage(BaseModel):
@@ -179,6 +187,7 @@ class FailureList(BaseModel):
     groups: list[Failure]
     more: int = Field(description="How many groups were left out.")
     problems: list[str] = Field(description="What could not be read.")
+    missing: dict[str, str] = Field({}, description="Peers that did not answer, and why.")
 
 
 class Told(BaseModel):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Annotated
 from urllib.parse import urlencode
 
@@ -27,7 +28,13 @@ Range = Annotated[int, Query(alias="range", ge=1, le=MAX_RANGE_SECONDS)]
 
 
 def show_runs(
-    archive: Archive, pages: Pages, request: Request, chosen: RunFilter, range_seconds: int, absent: str = ""
+    archive: Archive,
+    pages: Pages,
+    request: Request,
+    chosen: RunFilter,
+    range_seconds: int,
+    absent: str = "",
+    peers: Mapping[str, str] = MappingProxyType({}),
 ) -> Response:
     """Return the page of runs.
 
@@ -38,6 +45,7 @@ def show_runs(
         chosen: Which runs the charts are of.
         range_seconds: The time of the charts.
         absent: What this server does not show, and why; ''.
+        peers: The addresses of other hosts, by name.
     """
     runs = archive.list_runs()
     shown = select_runs(runs, chosen)
@@ -64,6 +72,7 @@ def show_runs(
         series=pages.url(f"/api/v1/runs/series?{urlencode(series)}"),
         ended_at=ended_at,
         absent=absent,
+        peers=peers,
     )
 
 
@@ -78,13 +87,13 @@ def select_runs(runs: Sequence[models.Run], chosen: RunFilter) -> list[models.Ru
     ]
 
 
-def build_pages(archive: Archive, pages: Pages, absent: str = "") -> APIRouter:
+def build_pages(archive: Archive, pages: Pages, absent: str, peers: Mapping[str, str]) -> APIRouter:
     """Return the route of the page; see `show_runs`."""
     router = APIRouter(route_class=BlockingRoute)
 
     @router.get("/runs")
     def show(request: Request, chosen: RunFilters, range_seconds: Range = RANGE_SECONDS) -> Response:
-        return show_runs(archive, pages, request, chosen, range_seconds, absent)
+        return show_runs(archive, pages, request, chosen, range_seconds, absent, peers)
 
     return router
 

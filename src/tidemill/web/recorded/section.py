@@ -12,8 +12,9 @@ from starlette.requests import Request
 
 from tidemill.recorder.events import EventKind
 from tidemill.web.pages import Pages
+from tidemill.web.peers.peers import Peers
 from tidemill.web.problems import Problem
-from tidemill.web.recorded import downloads, models, runs
+from tidemill.web.recorded import downloads, hosts, models, runs
 from tidemill.web.recorded.archive import Archive
 from tidemill.web.recorded.filters import (
     STATUSES,
@@ -25,27 +26,35 @@ from tidemill.web.recorded.filters import (
     parse_place,
     parse_time,
 )
+from tidemill.web.recorded.merged import MergedArchive
 from tidemill.web.recorded.waterfall import draw_waterfall
 from tidemill.web.sections import Link, Section
 from tidemill.web.workers import BlockingRoute
 
 PAGE_ROWS = 100
 _GROUPS = 200
-Cursor = Annotated[str, Query(max_length=2100, description="From the page before.")]
+#: One of several hosts has the places of all of them.
+Cursor = Annotated[str, Query(max_length=16_000, description="From the page before.")]
 Limit = Annotated[int, Query(ge=1, description="The most rows; at most debug.max_ui_rows.")]
 Partition = Annotated[int, Path(ge=0, le=2**31 - 1)]
 Offset = Annotated[int, Path(ge=0, le=2**63 - 1)]
 Since = Annotated[str, Query(max_length=40, description="2026-05-01T12:00, or 15m, 2h, 1d before now.")]
 
 
-def build_section(archive: Archive, pages: Pages, absent: str = "") -> Section:
+EachCursor = Annotated[bool, Query(description="Whether `cursors` has one for each row.")]
+WithPeers = Annotated[bool, Query(description="Whether debug.peers are asked, too.")]
+
+
+def build_section(archive: Archive, pages: Pages, absent: str = "", peers: Peers | None = None) -> Section:
     """Return the section of recordings.
 
     Args:
         archive: What was recorded.
         pages: Renders pages.
         absent: What this server does not show, and why; ''.
+        peers: Other hosts; None: there are none.
     """
+    merged = MergedArchive(archive, peers or Peers([]))
     links = [
         Link("Messages", "/messages"),
         Link("Tasks", "/tasks"),
@@ -54,15 +63,16 @@ def build_section(archive: Archive, pages: Pages, absent: str = "") -> Section:
         Link("Runs", "/runs"),
         Link("Recordings", "/recordings"),
     ]
-    routes, api = _build_pages(archive, pages), _build_api(archive)
-    routes.include_router(runs.build_pages(archive, pages, absent))
+    routes, api = _build_pages(archive, merged, pages), _build_api(archive, merged)
+    routes.include_router(runs.build_pages(archive, pages, absent, merged.peers.addresses))
+    routes.include_router(hosts.build_pages(pages, merged.peers))
     api.include_router(runs.build_api(archive))
     loads = downloads.Downloads(archive)
     api.include_router(downloads.build_api(loads))
     return Section(links, routes, api, loads.close)
 
 
-def _build_pages(archive: Archive, pages: Pages) -> APIRouter:
+def _build_pages(archive: Archive, merged: MergedArchive, pages: Pages) -> APIRouter:
     router = APIRouter(route_class=BlockingRoute)
 
     def answer(
@@ -79,7 +89,7 @@ def _build_pages(archive: Archive, pages: Pages) -> APIRouter:
             return (given.get(name) or [""])[0]
 
         own: dict[str, Any] = {"given": given, "first": first, "change": change, "more": more}
-        own |= {"is_first": not first("cursor"), "runs": archive.list_runs()}
+        own |= {"is_first": not first("cursor"), "runs": archive.list_runs(), "peers": merged.peers.addresses}
         return pages.answer(request, f"recorded/{template}.html", status, **own, **values)
 
     @router.get("/messages")
@@ -89,7 +99,7 @@ def _build_pages(archive: Archive, pages: Pages) -> APIRouter:
         if find:
             given = {name: request.query_params.getlist(name) for name in request.query_params}
             return RedirectResponse(pages.url(f"/messages?{change_address(given, find=None, key=find)}"), 303)
-        page = archive.find_messages(query, cursor, PAGE_ROWS)
+        page = merged.find_messages(query, cursor, PAGE_ROWS)
         return answer(request, "messages", page.cursor, page=page, statuses=STATUSES)
 
     @router.get("/messages/{topic}/{partition}/{offset}")
@@ -103,14 +113,14 @@ def _build_pages(archive: Archive, pages: Pages) -> APIRouter:
 
     @router.get("/tasks")
     def show_tasks(request: Request, query: TaskFilters, cursor: Cursor = "") -> Response:
-        page = archive.find_tasks(query, cursor, PAGE_ROWS)
+        page = merged.find_tasks(query, cursor, PAGE_ROWS)
         return answer(request, "tasks", page.cursor, page=page)
 
     @router.get("/failures")
     def show_failures(request: Request, chosen: RunFilters, since: Since = "24h") -> Response:
         now = time.time()
         since_us = parse_time("since", since, now)
-        page = archive.list_failures(since_us, None, _GROUPS, chosen)
+        page = merged.list_failures(since_us, None, _GROUPS, chosen)
         only = {name: text for name in ("recording", "group", "worker") if (text := getattr(chosen, name))}
         link = f"&{urlencode(only)}" if only else ""
         return answer(
@@ -129,12 +139,20 @@ def _build_pages(archive: Archive, pages: Pages) -> APIRouter:
     return router
 
 
-def _build_api(archive: Archive) -> APIRouter:
+def _build_api(archive: Archive, merged: MergedArchive) -> APIRouter:
     router = APIRouter(route_class=BlockingRoute, tags=["recordings"])
 
     @router.get("/messages", summary="Finished messages, the newest first")
-    def find_messages(query: MessageFilters, cursor: Cursor = "", limit: Limit = PAGE_ROWS) -> models.MessagePage:
-        return archive.find_messages(query, cursor, limit)
+    def find_messages(
+        query: MessageFilters,
+        cursor: Cursor = "",
+        limit: Limit = PAGE_ROWS,
+        each_cursor: EachCursor = False,
+        peers: WithPeers = False,
+    ) -> models.MessagePage:
+        if peers:
+            return merged.find_messages(query, cursor, min(limit, archive.max_rows))
+        return archive.find_messages(query, cursor, limit, each_cursor=each_cursor)
 
     @router.get("/messages/{topic}/{partition}/{offset}", summary="What happened to a message")
     def tell_story(topic: str, partition: Partition, offset: Offset) -> models.MessageStory:
@@ -144,15 +162,28 @@ def _build_api(archive: Archive) -> APIRouter:
         return story
 
     @router.get("/tasks", summary="Tasks that ran, those that ended last first")
-    def find_tasks(query: TaskFilters, cursor: Cursor = "", limit: Limit = PAGE_ROWS) -> models.TaskPage:
-        return archive.find_tasks(query, cursor, limit)
+    def find_tasks(
+        query: TaskFilters,
+        cursor: Cursor = "",
+        limit: Limit = PAGE_ROWS,
+        each_cursor: EachCursor = False,
+        peers: WithPeers = False,
+    ) -> models.TaskPage:
+        if peers:
+            return merged.find_tasks(query, cursor, min(limit, archive.max_rows))
+        return archive.find_tasks(query, cursor, limit, each_cursor=each_cursor)
 
     @router.get("/failures", summary="Failures by error, the most frequent first")
     def list_failures(
-        chosen: RunFilters, since: Since = "", until: Since = "", limit: Limit = PAGE_ROWS
+        chosen: RunFilters,
+        since: Since = "",
+        until: Since = "",
+        limit: Limit = PAGE_ROWS,
+        peers: WithPeers = False,
     ) -> models.FailureList:
         now = time.time()
-        return archive.list_failures(parse_time("since", since, now), parse_time("until", until, now), limit, chosen)
+        first, last = parse_time("since", since, now), parse_time("until", until, now)
+        return (merged if peers else archive).list_failures(first, last, min(limit, archive.max_rows), chosen)
 
     @router.get("/events", summary="Failures, retries, rebalances, actions: the newest first")
     def find_events(query: EventFilters, cursor: Cursor = "", limit: Limit = PAGE_ROWS) -> models.EventPage:

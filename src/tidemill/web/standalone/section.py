@@ -15,7 +15,7 @@ ABSENT = (
     "and all actions are in the web UI of a running pipeline; `tidemill status` shows its address."
 )
 NO_LETTERS = " Dead letters are shown if a configuration is given: `tidemill web CONFIG`."
-_PAGES = ("/configuration", "/metrics-queries", "/live", "/streams", "/probe")
+_PAGES = ("/configuration", "/metrics-queries", "/live", "/streams", "/probe", "/redrives")
 _API = ("/overview", "/series", "/configuration", "/metrics-queries", "/live", "/streams", "/probe")
 
 
@@ -43,7 +43,8 @@ def build_section(pages: Pages, *, has_letters: bool) -> Section:
         router.add_api_route(path, refuse)
     for path in _API:
         api.add_api_route(path, refuse)
-    api.add_api_route("/actions/{rest:path}", refuse, methods=["POST"])
+    for path in ("/actions/{rest:path}", "/redrives", "/redrives/{rest:path}"):
+        api.add_api_route(path, refuse, methods=["GET", "POST"])
     if not has_letters:
         router.add_api_route("/letters", refuse_letters)
         api.add_api_route("/letters", refuse_letters)

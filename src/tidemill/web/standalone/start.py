@@ -12,6 +12,7 @@ from tidemill.runtime.log import version
 from tidemill.web.letters.letter_box import LetterBox
 from tidemill.web.letters.section import build_section as build_letters_section
 from tidemill.web.pages import Pages
+from tidemill.web.peers.peers import Peers
 from tidemill.web.recorded.archive import Archive
 from tidemill.web.recorded.section import build_section as build_recorded_section
 from tidemill.web.sections import About, Health, Section
@@ -23,7 +24,7 @@ def mount_sections(pages: Pages, settings: Settings, folder: Path, *, has_letter
     """Return the sections; see `build_server`."""
     archive = Archive(Reader(folder), settings.debug.max_ui_rows)
     absent = ABSENT if has_letters else f"{ABSENT}{NO_LETTERS}"
-    recorded = build_recorded_section(archive, pages, absent)
+    recorded = build_recorded_section(archive, pages, absent, Peers(settings.debug.peers))
     sections = [build_section(pages, has_letters=has_letters), recorded]
     if has_letters:
         sections.append(build_letters_section(LetterBox(settings), pages, archive.max_rows))
@@ -33,7 +34,7 @@ def mount_sections(pages: Pages, settings: Settings, folder: Path, *, has_letter
 def describe_about(settings: Settings, folder: Path) -> About:
     """Return what the head of every page says."""
     links = [(link.name, link.url) for link in settings.debug.custom_links]
-    return About("recordings in", str(folder), "", version(), links, settings.cluster_name)
+    return About("recordings in", str(folder), "", version(), links, settings.cluster_name, is_read_only=True)
 
 
 def build_server(

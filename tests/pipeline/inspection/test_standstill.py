@@ -25,7 +25,7 @@ QUICK: dict[str, Any] = {"stall_seconds": 0.05, "max_executors": 1}
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidemill.pipeline.standstill.CHECK_SECONDS", 0.01)
+    monkeypatch.setattr("tidemill.pipeline.inspection.standstill.CHECK_SECONDS", 0.01)
 
 
 class Work(Handler[bytes, Any]):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.pipeline.conftest import P0, Rig, message
-from tests.pipeline.test_standstill import MESSAGES, QUICK, Work
+from tests.pipeline.inspection.test_standstill import MESSAGES, QUICK, Work
 
 from tidemill.core.pipeline.message_stage import MessageStage, Stage
 from tidemill.pipeline.handler.models import ExecutorTask
@@ -130,7 +130,7 @@ async def test_a_letter_the_brake_and_a_commit(rig: Make) -> None:
 async def test_a_message_that_was_read_and_not_taken_and_one_that_was_not_read(rig: Make) -> None:
     run = rig(Work(), MESSAGES)
     await run.committed(20)
-    assert find(run, 18) is None, "it is done"
+    await run.until(lambda: find(run, 18) is None)  # it is done
     assert find(run, 18, partition=5) is None, "another engine owns it"
     await wait_for(run, Stage.NOT_READ, 20)
     run.engine.pause()
@@ -149,7 +149,7 @@ async def test_a_message_that_was_read_and_not_taken_and_one_that_was_not_read(r
 async def test_beats_have_the_oldest_message_of_each_partition_its_age_and_stage(
     rig: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidemill.pipeline.standstill.CHECK_SECONDS", 0.01)
+    monkeypatch.setattr("tidemill.pipeline.inspection.standstill.CHECK_SECONDS", 0.01)
     written = [SourceMessage("t", 0, offset, None, b"x", timestamp=1_700_000_000_000 + offset) for offset in (17, 18)]
     run = rig(Work("sleep 60"), [*written, message(5, partition=1)], executor={"max_executors": 2})
     begun = time.time()

@@ -16,8 +16,8 @@ from tidemill.core.pipeline.message_stage import MessageStage
 from tidemill.core.pipeline.standstill import StandstillWatch
 from tidemill.core.wording import format_count
 from tidemill.pipeline.context import EngineContext
+from tidemill.pipeline.inspection.message_locator import Look, MessageLocator
 from tidemill.pipeline.intake import Intake
-from tidemill.pipeline.message_locator import Look, MessageLocator
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.runtime.progress import PartitionHead
 from tidemill.sources.base import Source, TopicPartition

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.pipeline.conftest import Rig, message
-from tests.pipeline.test_standstill import Work
+from tests.pipeline.inspection.test_standstill import Work
 
 from tidemill.pipeline.handler.models import ExecutorTask
-from tidemill.pipeline.live_feed import LiveFeed
+from tidemill.pipeline.inspection.live_feed import LiveFeed
 from tidemill.runtime.live_tasks import LiveState
 
 Make = Callable[..., Rig]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+from tidemill.config.debug_settings import DebugSettings
 from tidemill.core.pipeline.task_sample import TaskSample
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.tasks.pool import TaskPool, TaskRun
@@ -38,7 +39,7 @@ class LiveFeed:
         pool: Runs the tasks.
         executors: How many can run at a time.
         partitions: The owned partitions; changes with the engine.
-        least_seconds: Tasks that ended well in less time are sampled.
+        settings: Which tasks are sampled.
         clock: The loop's clock.
     """
 
@@ -47,7 +48,7 @@ class LiveFeed:
         pool: TaskPool,
         executors: int,
         partitions: Mapping[TopicPartition, OwnedPartition],
-        least_seconds: float,
+        settings: DebugSettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Listen to nothing yet."""
@@ -56,7 +57,7 @@ class LiveFeed:
         self._partitions = partitions
         self._clock = clock
         self._until = 0.0
-        self._ended: TaskSample[_Ended] = TaskSample(least_seconds, MOST_ENDED)
+        self._ended: TaskSample[_Ended] = TaskSample(settings.ws_min_duration_ms / 1000, MOST_ENDED)
 
     def renew(self, seconds: float) -> None:
         """Provide states for this long from now on."""

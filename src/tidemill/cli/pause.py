@@ -1,0 +1,104 @@
+"""`tidemill pause`, `resume` and `restart`: what a running pipeline does for its users, besides `tidemill release`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+import typer
+
+from tidemill.cli.options import ConfigPath
+from tidemill.cli.reporting import reporting
+from tidemill.cli.status_text import format_seconds
+from tidemill.core.errors import ConfigError
+from tidemill.core.wording import format_count
+from tidemill.runtime.exitcode import ExitCode
+
+_SPAN = re.compile(r"(\d{1,9})(s|m|h|d)?", re.ASCII)
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+Partition = Annotated[
+    int | None,
+    typer.Option("--partition", metavar="N", min=0, help="Only this partition of the source topic; default: all."),
+]
+
+
+def pause(
+    config: ConfigPath = None,
+    span: Annotated[str, typer.Option("--for", metavar="TIME", help="For how long: 90s, 15m, 4h, up to 7d.")] = "15m",
+    partition: Partition = None,
+) -> None:
+    """Let the pipeline of CONFIG on this machine read no new messages for a time; it resumes by itself.
+
+    What is in flight continues. Another pause changes when it ends; it also ends with the run.
+    """
+    with reporting():
+        seconds = parse_span(span)
+        _request(config, {"do": "pause", "seconds": seconds, "partition": partition})
+
+
+def resume(config: ConfigPath = None, partition: Partition = None) -> None:
+    """Let the pipeline of CONFIG on this machine read again what was paused."""
+    with reporting():
+        _request(config, {"do": "resume", "partition": partition})
+
+
+def restart(
+    engine: Annotated[
+        int, typer.Argument(metavar="ENGINE", min=0, help="Its number, as `tidemill status --json` shows it.")
+    ],
+    config: ConfigPath = None,
+) -> None:
+    """Restart an engine of the pipeline of CONFIG on this machine.
+
+    It finishes what is running and commits; the next engine of its slot takes its partitions over.
+    """
+    with reporting():
+        _request(config, {"do": "restart", "engine": engine})
+
+
+def parse_span(text: str) -> float:
+    """Return a time in seconds.
+
+    Raises:
+        ConfigError: It is not one.
+
+    Example:
+        >>> parse_span("90"), parse_span("15m")
+        (90.0, 900.0)
+    """
+    found = _SPAN.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(f"--for {text}: not a time; write 90s, 15m, 4h or 1d")
+    return float(int(found[1]) * _UNITS[found[2] or "s"])
+
+
+def _request(config: Any, request: dict[str, Any]) -> None:
+    from tidemill.config.loading import load_settings
+    from tidemill.runtime.pipeline_socket import request_action
+
+    reports = request_action(load_settings(config).kafka, {**request, "by": "the command line"})
+    for report in reports:
+        typer.echo(describe_answer(report))
+    if any("error" in report for report in reports):
+        raise typer.Exit(ExitCode.REMOTE)
+
+
+def describe_answer(report: dict[str, Any]) -> str:
+    """Describe a driver's answer in one line.
+
+    Example:
+        >>> describe_answer({"worker": "w", "pid": 7, "paused": "partition 3", "seconds": 900.0})
+        'worker w (process 7): paused partition 3 for 15 min 0 s'
+    """
+    about = f"worker {report['worker']} (process {report['pid']})" if "worker" in report else "a pipeline"
+    if "error" in report:
+        return f"{about}: {report['error']}"
+    if "paused" in report:
+        return f"{about}: paused {report['paused']} for {format_seconds(report['seconds'])}"
+    if "resumed" in report:
+        return (
+            f"{about}: {format_count(report['resumed'], 'pause')} ended"
+            if report["resumed"]
+            else f"{about}: nothing is paused"
+        )
+    return f"{about}: engine {report['restarted']} drains, and starts again"

@@ -1,0 +1,1 @@
+"""Web UIs of other hosts, asked for what they have recorded."""

@@ -1,0 +1,1 @@
+"""A message as it is in its topic: key, headers and value, on demand."""

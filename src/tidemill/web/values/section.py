@@ -1,0 +1,153 @@
+"""A message's key, headers and value, read from its topic when somebody asks; the page and the API.
+
+Only messages of the pipeline's own topic can be read, whatever else its brokers have. Invariant: at most two are read
+at a time; each needs a connection of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+from fastapi.responses import Response
+from pydantic import BaseModel, Field
+from starlette.requests import Request
+
+from tidemill.config.settings import Settings
+from tidemill.core.errors import RemoteError
+from tidemill.deadletters.restore import SourceReader
+from tidemill.runtime.messages import SourceMessage
+from tidemill.web.pages import Pages
+from tidemill.web.problems import Problem
+from tidemill.web.sections import Section
+from tidemill.web.values.shown_bytes import Shown, show
+from tidemill.web.workers import BlockingRoute
+
+_AT_ONCE = 2
+_WAIT_SECONDS = 4.0
+#: A message may have any number of them.
+_MAX_HEADERS = 200
+Partition = Annotated[int, Path(ge=0, le=2**31 - 1)]
+Offset = Annotated[int, Path(ge=0, le=2**63 - 2)]
+
+
+class HeaderValue(BaseModel):
+    """A header of a message."""
+
+    name: str
+    value: Shown
+
+
+class MessageValue(BaseModel):
+    """A message as it is in its topic."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: float | None = Field(description="Seconds since the epoch; null if it has none.")
+    key: Shown
+    headers: list[HeaderValue]
+    headers_cut: int = Field(description="How many more headers it has.")
+    value: Shown
+
+
+class ValueReader:
+    """Reads messages of a pipeline's topic.
+
+    Args:
+        settings: The pipeline's.
+        wait_seconds: How long a reader waits for others.
+    """
+
+    def __init__(self, settings: Settings, wait_seconds: float = _WAIT_SECONDS) -> None:
+        """Connect nothing yet."""
+        self._settings = settings
+        self._wait_seconds = wait_seconds
+        self._places = threading.BoundedSemaphore(_AT_ONCE)
+        self.topic = settings.kafka.source_topic
+
+    def read(self, topic: str, partition: int, offset: int) -> MessageValue:
+        """Return a message.
+
+        Raises:
+            Problem: It cannot be read, or is no longer there.
+        """
+        if topic != self.topic:
+            raise Problem(404, f"only messages of {self.topic} can be read here, the topic of this pipeline")
+        if not self._places.acquire(timeout=self._wait_seconds):
+            raise Problem(429, "other messages are being read; try again in a moment", {"Retry-After": "2"})
+        reader = SourceReader(self._settings)
+        try:
+            # Looked up first: a client waits for a partition that does not exist.
+            known = reader.find_range(topic, partition)
+            is_there = known is not None and known[0] <= offset < known[1]
+            message = reader.read(topic, partition, offset) if is_there else None
+            if message is None:
+                raise _explain_absence(known, topic, partition, offset)
+        except RemoteError as error:
+            raise Problem(503, str(error)) from error
+        finally:
+            reader.close()
+            self._places.release()
+        return _describe(message)
+
+
+def _explain_absence(known: tuple[int, int] | None, topic: str, partition: int, offset: int) -> Problem:
+    place = f"{topic}:{partition}:{offset}"
+    if known is None:
+        return Problem(404, f"there is no partition {partition} of {topic}")
+    low, end = known
+    if offset < low:
+        return Problem(410, f"{place} was removed from its topic (retention): the partition begins at offset {low} now")
+    if offset >= end:
+        return Problem(404, f"{place} does not exist (yet): the partition ends at offset {end}")
+    return Problem(410, f"there is no message at {place}: it was compacted away, or it is the end of a transaction")
+
+
+def _describe(message: SourceMessage) -> MessageValue:
+    return MessageValue(
+        topic=message.topic,
+        partition=message.partition,
+        offset=message.offset,
+        timestamp=message.timestamp / 1000 if message.timestamp >= 0 else None,
+        key=show(message.key),
+        headers=[HeaderValue(name=name, value=show(value, name)) for name, value in message.headers[:_MAX_HEADERS]],
+        headers_cut=max(0, len(message.headers) - _MAX_HEADERS),
+        value=show(message.value),
+    )
+
+
+def build_section(reader: ValueReader, pages: Pages) -> Section:
+    """Return the section.
+
+    Args:
+        reader: Reads messages.
+        pages: Renders pages.
+    """
+    router = APIRouter(route_class=BlockingRoute)
+    api = APIRouter(route_class=BlockingRoute, tags=["recordings"])
+    pages.value_topic = reader.topic
+
+    @router.get("/messages/{topic}/{partition}/{offset}/value")
+    def show_value(request: Request, topic: str, partition: Partition, offset: Offset) -> Response:
+        message, problem, status = None, "", 200
+        try:
+            message = reader.read(topic, partition, offset)
+        except Problem as error:
+            # The page says it in its place, also where it is a part of the message's page.
+            problem, status = error.text, error.status
+        if request.headers.get("hx-request"):
+            status = 200
+        place = {"topic": topic, "partition": partition, "offset": offset}
+        return pages.answer(request, "values/value.html", status, message=message, problem=problem, place=place)
+
+    @api.get(
+        "/messages/{topic}/{partition}/{offset}/value",
+        summary="A message's key, headers and value, from its topic",
+        description="Up to 1 MiB of the value. 410: it was removed from its topic.",
+    )
+    def read_value(topic: str, partition: Partition, offset: Offset) -> MessageValue:
+        return reader.read(topic, partition, offset)
+
+    return Section([], router, api)

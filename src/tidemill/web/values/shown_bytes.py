@@ -1,0 +1,86 @@
+"""Shows bytes of a message to people: JSON, text, or hex; limited in size, secrets masked.
+
+Invariant: what is shown can be encoded, and has at most `MAX_BYTES` of the bytes; secrets are masked where they can be
+recognised, by their keys in JSON and by their form in texts, as everywhere else.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from tidemill.config.redaction import redact, redact_text
+from tidemill.core.errors import escape_surrogates
+
+MAX_BYTES = 1024 * 1024
+#: Hex takes four times the room, and nobody reads more of it.
+MAX_HEX_BYTES = 64 * 1024
+_HEX_COLUMNS = 16
+_WHITE = "\t\n\r"
+
+
+class Shown(BaseModel):
+    """Bytes as people can read them."""
+
+    kind: Literal["null", "json", "text", "binary"]
+    text: str = Field(description="JSON is indented; what is binary is shown as hex; secrets are masked.")
+    size_bytes: int
+    is_cut: bool = Field(description="Whether there is more than is shown.")
+
+
+def show(data: bytes | None, name: str = "") -> Shown:
+    """Return what to show.
+
+    Args:
+        data: The bytes; None: null.
+        name: What they are called, such as the name of a header; some names say that it is a secret.
+
+    Example:
+        >>> show(b'{"password": "x", "n": 1}').text
+        '{\\n  "password": "***",\\n  "n": 1\\n}'
+        >>> show(bytes([0, 255, 65])).text
+        '00000000  00 ff 41                                          ..A'
+    """
+    if data is None:
+        return Shown(kind="null", text="", size_bytes=0, is_cut=False)
+    is_cut = len(data) > MAX_BYTES
+    text = _decode(data[:MAX_BYTES], is_whole=not is_cut)
+    if text is None:
+        hexed = _dump(data[:MAX_HEX_BYTES])
+        return Shown(kind="binary", text=hexed, size_bytes=len(data), is_cut=len(data) > MAX_HEX_BYTES)
+    pretty = None if is_cut else _indent(text)
+    kind: Literal["json", "text"] = "text" if pretty is None else "json"
+    masked = pretty if pretty is not None else redact_text(text)
+    masked = redact({name: masked})[name] if name else masked
+    return Shown(kind=kind, text=escape_surrogates(str(masked)), size_bytes=len(data), is_cut=is_cut)
+
+
+def _decode(data: bytes, *, is_whole: bool) -> str | None:
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(data, is_whole)
+    except UnicodeDecodeError:
+        return None
+    return text if text.isprintable() or all(char.isprintable() or char in _WHITE for char in set(text)) else None
+
+
+def _indent(text: str) -> str | None:
+    """Return JSON with its secrets masked, indented; None: it is not an object or an array."""
+    if text.lstrip()[:1] not in ("{", "["):
+        return None
+    try:
+        found = redact({"": json.loads(text)})[""]
+        return json.dumps(found, ensure_ascii=False, indent=2)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _dump(data: bytes) -> str:
+    lines = []
+    for start in range(0, len(data), _HEX_COLUMNS):
+        row = data[start : start + _HEX_COLUMNS]
+        chars = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+        lines.append(f"{start:08x}  {row.hex(' '):<{_HEX_COLUMNS * 3 + 1}} {chars}")
+    return "\n".join(lines)
