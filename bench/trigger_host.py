@@ -1,11 +1,14 @@
 """What a trigger host costs: idle triggers, durable events from `yield` to commit, and memory over a long stream.
 
-    python -m bench.trigger_host [idle] [durable] [memory] [--triggers 10000] [--events 200000] [--stream 1000000]
+    python -m bench.trigger_host [idle] [durable] [memory] [recorded]
+        [--triggers 10000] [--events 200000] [--stream 1000000] [--rounds 3]
 
 JSON lines out. Each measurement runs in a process of its own, so that the memory is its own. Bars: 10,000 idle triggers
 are hosted within 1 s, take at most 4 KiB each beyond the trigger's own state and less than 2 % of a core; at least
 10,000 events a second are stored durably, in SQLite and in PostgreSQL (512-byte payloads, 100 triggers, all rows read
 back); memory stays flat over 1,000,000 events of a shared stream with one slow subscriber.
+
+`recorded` runs all of them with the recorder and without, in turn; the bars are the same.
 
 A trigger's own state is what it takes without a host: the object, its generator, and what that waits for.
 """
@@ -24,8 +27,11 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tidemill.config.settings import Settings
 from tidemill.config.triggerer_settings import TriggererSettings
 from tidemill.services.triggerer.host import TriggerHost
+from tidemill.services.triggerer.host_book import HostBook
+from tidemill.services.triggerer.recording import record_host
 from tidemill.services.triggerer.sessions import Ownership
 from tidemill.store.database import Database
 from tidemill.store.opening import open_store
@@ -175,6 +181,7 @@ async def idle(count: int, folder: Path) -> None:
     own = float(subprocess.check_output([*command(), "own", f"--triggers={count}"]))
     say(
         "idle",
+        recorded=is_recorded(),
         triggers=count,
         hosted_seconds=round(hosted_seconds, 2),
         bytes_each=round(each),
@@ -206,6 +213,8 @@ async def read_back(database: Database, triggers: int, each: int) -> int:
     return sum(next_of.values())
 
 
+#: Where hosts note what happens.
+BOOK = HostBook()
 #: In which session each host runs.
 OWNED: dict[TriggerHost, Ownership] = {}
 
@@ -213,7 +222,7 @@ OWNED: dict[TriggerHost, Ownership] = {}
 async def host_of(database: Database) -> TriggerHost:
     ownership = Ownership(database, "bench")
     await ownership.acquire()
-    host = TriggerHost(database, TriggererSettings(), ownership)
+    host = TriggerHost(database, TriggererSettings(), ownership, book=BOOK)
     ownership.compare_tokens(lambda: host.tokens, host.hand_over)
     OWNED[host] = ownership
     return host
@@ -238,6 +247,7 @@ async def durable(name: str, url: str, events: int) -> None:
     say(
         "durable",
         database=name,
+        recorded=is_recorded(),
         triggers=PRODUCERS,
         payload_bytes=PAYLOAD_BYTES,
         events=rows,
@@ -253,7 +263,7 @@ async def memory(count: int, folder: Path) -> None:
     database = await open_store(f"sqlite:///{folder}/memory.db")
     Numbers.count = count
     host = await host_of(database)
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), time.process_time()
     await host.start(
         [
             spec("all", Selecting, divisor=1),
@@ -266,14 +276,16 @@ async def memory(count: int, folder: Path) -> None:
         await asyncio.sleep(0.05)
         if Numbers.advanced >= (len(sizes) + 1) * count // 20:
             sizes.append(resident_bytes())
-    seconds = time.perf_counter() - began
+    seconds, used = time.perf_counter() - began, time.process_time() - cpu
     await stop(host)
     await database.close()
     # The first tenth fills pools and caches.
     settled = sizes[1:]
     say(
         "memory",
+        recorded=is_recorded(),
         events=count,
+        cpu_us_per_event=round(used / count * 1e6, 2),
         seconds=round(seconds, 1),
         events_per_second=round(count / seconds),
         mib_after_a_tenth=round(settled[0] / 2**20, 1),
@@ -286,27 +298,40 @@ def command() -> list[str]:
     return [sys.executable, "-m", "bench.trigger_host"]
 
 
+def is_recorded() -> bool:
+    return "tidemill.services.triggerer.host_recorder" in sys.modules
+
+
 def measure(what: str, arguments: argparse.Namespace) -> None:
+    debug = {"enabled": arguments.with_recorder}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if what == "own":
-            print(asyncio.run(own_state(arguments.triggers)))
-        elif what == "idle":
-            asyncio.run(idle(arguments.triggers, folder))
-        elif what == "memory":
-            asyncio.run(memory(arguments.stream, folder))
-        elif what == "durable-sqlite":
-            asyncio.run(durable("sqlite", f"sqlite:///{folder}/durable.db", arguments.events))
-        else:
-            from tests.store.server import PostgresServer
-
-            server = PostgresServer()
-            try:
-                asyncio.run(durable("postgresql", server.url(), arguments.events))
-            finally:
-                server.remove()
+        settings = Settings.model_validate({"debug": {**debug, "db_dir": f"{folder}/recordings"}})
+        with record_host(settings, "bench", "bench", BOOK) as recorder:
+            measure_one(what, arguments, folder)
+        assert recorder is None or not recorder.writer.statistics.lost_events
 
 
+def measure_one(what: str, arguments: argparse.Namespace, folder: Path) -> None:
+    if what == "own":
+        print(asyncio.run(own_state(arguments.triggers)))
+    elif what == "idle":
+        asyncio.run(idle(arguments.triggers, folder))
+    elif what == "memory":
+        asyncio.run(memory(arguments.stream, folder))
+    elif what == "durable-sqlite":
+        asyncio.run(durable("sqlite", f"sqlite:///{folder}/durable.db", arguments.events))
+    else:
+        from tests.store.server import PostgresServer
+
+        server = PostgresServer()
+        try:
+            asyncio.run(durable("postgresql", server.url(), arguments.events))
+        finally:
+            server.remove()
+
+
+ALL = ["idle", "durable-sqlite", "durable-postgresql", "memory"]
 PARTS = {"idle": ["idle"], "durable": ["durable-sqlite", "durable-postgresql"], "memory": ["memory"]}
 
 
@@ -316,17 +341,26 @@ def main() -> None:
     parser.add_argument("--triggers", type=int, default=10_000)
     parser.add_argument("--events", type=int, default=200_000)
     parser.add_argument("--stream", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--with-recorder", action="store_true")
     arguments = parser.parse_args()
     steps = {step for part in PARTS.values() for step in part} | {"own"}
     if len(arguments.what) == 1 and arguments.what[0] in steps - set(PARTS):
         measure(arguments.what[0], arguments)
         return
+    options = [f"--{name}={getattr(arguments, name)}" for name in ("triggers", "events", "stream")]
     for part in arguments.what:
+        if part == "recorded":
+            for number in range(arguments.rounds):
+                for step in ALL:
+                    pair = ([], ["--with-recorder"]) if number % 2 else (["--with-recorder"], [])
+                    for more in pair:
+                        subprocess.run([*command(), step, *options, *more], check=True)
+            continue
         for step in PARTS[part]:
             if len(PARTS[part]) == 1 and len(arguments.what) == 1:
                 measure(step, arguments)
                 continue
-            options = [f"--{name}={getattr(arguments, name)}" for name in ("triggers", "events", "stream")]
             subprocess.run([*command(), step, *options], check=True)
 
 

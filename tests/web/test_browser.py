@@ -113,7 +113,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @contextlib.contextmanager
 def opened(browser: Browser, served: Served, size: tuple[int, int], theme: str) -> Iterator[tuple[Page, Watch]]:
     """Yield a page that is logged in."""
-    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=theme)  # type: ignore[arg-type]
+    context = browser.new_context(
+        viewport={"width": size[0], "height": size[1]}, color_scheme=theme, timezone_id="America/New_York"
+    )  # type: ignore[arg-type]
     context.set_default_timeout(PATIENCE)
     page, watch = context.new_page(), Watch(served.base)
     watch.follow(page)
@@ -367,10 +369,16 @@ def test_a_drain_is_confirmed_by_its_name_with_the_keyboard_alone(browser: Brows
 
 def test_searching_paging_and_opening_a_message_by_hand(browser: Browser, served: Served) -> None:
     with opened(browser, served, WIDE, "light") as (page, watch):
-        page.goto(f"{served.base}/messages")
+        page.keyboard.press("/")
+        page.wait_for_url("**/messages#search")
+        assert page.evaluate("document.activeElement.type") == "search"
         assert page.locator("#rows > tr").count() == 101
-        page.click("tr.more a")
+        page.focus("tr.more a")
+        page.keyboard.press("Enter")
         page.locator("#rows > tr").nth(200).wait_for()
+        wait_until(lambda: page.evaluate("document.activeElement.closest('tr')?.sectionRowIndex") == 100, 30)
+        shown = page.locator("#rows > tr").nth(100).locator("time").first
+        assert str(shown.get_attribute("datetime"))[11:19] in str(shown.text_content())
         page.keyboard.press("/")
         page.keyboard.type(f"orders:0:{FAILED}")
         page.keyboard.press("Enter")
