@@ -10,6 +10,7 @@ recorded is counted again at the end.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import random
@@ -19,15 +20,24 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidemill.config.debug_settings import DebugSettings
+from tidemill.config.settings import Settings
 from tidemill.recorder.events import EventKind, RecordedEvent
-from tidemill.recorder.queries import EventQuery, MessageQuery
+from tidemill.recorder.queries import EventQuery, MessageQuery, TaskQuery
 from tidemill.recorder.reader import Reader
-from tidemill.recorder.schema import RowTable, encode_rows, messages_schema
+from tidemill.recorder.schema import RowTable, encode_rows, messages_schema, tasks_schema
 from tidemill.recorder.writer import RecordWriter
+from tidemill.web.access.hashes import hash_token
+from tidemill.web.access.logins import Logins
+from tidemill.web.access.origins import Origins
+from tidemill.web.app import create_app
+from tidemill.web.pages import Pages
+from tidemill.web.sections import Health
+from tidemill.web.standalone.start import describe_about, mount_sections
 
 PARTITIONS = 8
 #: What fits into a frame of 128 KiB.
@@ -95,6 +105,31 @@ def make_events(first: int, count: int) -> list[RecordedEvent]:
     ]
 
 
+def make_tasks(first: int, count: int) -> pa.RecordBatch:
+    """Return the task of each failed message; a hundredth of them has a label in common, all have another one."""
+    rows = [
+        {
+            "task_id": f"task-{number}",
+            "topic": "orders",
+            "partition": number % PARTITIONS,
+            "offsets": [number // PARTITIONS],
+            "args": ["--order", str(number)],
+            "labels": [("tenant", f"t-{number // 100 % 100}"), ("step", "invoice")],
+            "slot": 1,
+            "pid": 4711,
+            "queued_at": START + number * GAP,
+            "started_at": START + number * GAP + 200,
+            "ended_at": START + number * GAP + 900,
+            "exit_code": 3,
+            "kind": "exit",
+            "attempt": 1,
+        }
+        for number in range(first, first + count)
+        if number % 100 == 0
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=tasks_schema())
+
+
 def memory_mb() -> float:
     """Return the resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
@@ -116,7 +151,8 @@ def record(folder: Path, messages: int) -> Iterator[dict[str, object]]:
             events = make_events(made, BATCH)
             writer.put_rows("engine", 0, seq + 1, RowTable.MESSAGES, body, BATCH)
             writer.put_events("engine", 0, seq + 2, events)
-            made, seq = made + BATCH, seq + 2
+            writer.put_rows("engine", 0, seq + 3, RowTable.TASKS, encode_rows(make_tasks(made, BATCH)))
+            made, seq = made + BATCH, seq + 3
             spent_here += time.thread_time() - here
             while made - writer.statistics.rows > 20 * BATCH:
                 time.sleep(0.002)
@@ -165,6 +201,15 @@ def ask(reader: Reader, messages: int) -> Iterator[dict[str, object]]:
     def text(words: str, wanted: int) -> None:
         assert len(reader.find_events(EventQuery(text=words)).rows) == wanted, words
 
+    def count_tasks(query: TaskQuery, wanted: int) -> None:
+        assert len(reader.find_tasks(query).rows) == wanted, query
+
+    def label_pages() -> None:
+        query = MessageQuery(label=f"tenant=t-{number() % 100}")
+        first = reader.find_messages(query, limit=labelled // 2)
+        assert len(reader.find_messages(query, first.cursor, labelled // 2).rows) == labelled // 2
+
+    labelled = min(100, messages // 10_000)
     questions: dict[str, Callable[[], object]] = {
         "offset, hit": lambda: count(place(number()), lambda found: found == 1),
         "offset, miss": lambda: count(place(messages * 2), lambda found: found == 0),
@@ -187,6 +232,19 @@ def ask(reader: Reader, messages: int) -> Iterator[dict[str, object]]:
         "messages by error text": lambda: count(
             MessageQuery(error=f"customer {number() // 100 * 100} has"), lambda found: found == 1
         ),
+        "task id, hit": lambda: count_tasks(TaskQuery(task_id=f"task-{number() // 100 * 100}"), 1),
+        "task id, miss": lambda: count_tasks(TaskQuery(task_id=f"nobody-{number()}"), 0),
+        "tasks by label": lambda: count_tasks(TaskQuery(label=f"tenant=t-{number() % 100}"), labelled),
+        "tasks by label, miss": lambda: count_tasks(TaskQuery(label=f"tenant=nobody-{number()}"), 0),
+        "messages by label": lambda: count(
+            MessageQuery(label=f"tenant=t-{number() % 100}"), lambda found: found == labelled
+        ),
+        "messages by label of all": lambda: count(MessageQuery(label="step=invoice"), lambda found: found == 100),
+        "messages by label, second page": label_pages,
+        "messages by task id": lambda: count(
+            MessageQuery(task_id=f"task-{number() // 100 * 100}"), lambda found: found == 1
+        ),
+        "messages by label, miss": lambda: count(MessageQuery(label="tenant=nobody"), lambda found: found == 0),
         "failures by class": lambda: reader.list_failures(),
         "trace": lambda: reader.trace("orders", (one := number()) % PARTITIONS, one // PARTITIONS),
         "recordings": lambda: reader.list_recordings(),
@@ -198,14 +256,66 @@ def ask(reader: Reader, messages: int) -> Iterator[dict[str, object]]:
             question()
             took.append((time.perf_counter() - began) * 1000)
             used.append((time.thread_time() - before) * 1000)
-        yield {
-            "bench": f"recorder find: {name}",
-            "first_ms": round(took[0], 1),
-            "p50_ms": round(statistics.median(took), 1),
-            "p95_ms": round(sorted(took)[int(len(took) * 0.95)], 1),
-            "cpu_p50_ms": round(statistics.median(used), 1),
-            "cpu_p95_ms": round(sorted(used)[int(len(used) * 0.95)], 1),
-        }
+        yield {"bench": f"recorder find: {name}", **summarize(took, used)}
+
+
+async def ask_api(folder: Path, messages: int) -> list[dict[str, object]]:
+    """Ask pages and API for the same, in this process and without a socket; the CPU is that of all its threads."""
+    rng = random.Random(3)
+    settings = Settings.model_validate({"debug": {"tokens": {"bench": {"hash": hash_token("bench")}}}})
+    pages = Pages(describe_about(settings, folder))
+    sections = mount_sections(pages, settings, folder, has_letters=False)
+    logins = Logins(None, {}, settings.debug.tokens)
+    app = create_app(sections, pages, logins, Origins("127.0.0.1"), Health(list, list), 0)
+    headers = {"Authorization": "Bearer bench", "Accept": "text/html"}
+
+    def number() -> int:
+        return rng.randrange(messages)
+
+    paths: dict[str, Callable[[], str]] = {
+        "newest messages": lambda: "/api/v1/messages",
+        "failed messages": lambda: "/api/v1/messages?status=failed",
+        "a message, hit": lambda: f"/api/v1/messages/orders/{(one := number()) % PARTITIONS}/{one // PARTITIONS}",
+        "by key, hit": lambda: f"/api/v1/messages?key=customer-{number()}",
+        "by key, miss": lambda: f"/api/v1/messages?key=nobody-{number()}",
+        "by label": lambda: f"/api/v1/messages?label=tenant%3Dt-{number() % 100}",
+        "by error text": lambda: f"/api/v1/messages?error=customer+{number() // 100 * 100}+has",
+        "newest tasks": lambda: "/api/v1/tasks",
+        "newest events": lambda: "/api/v1/events",
+        "events by text, miss": lambda: f"/api/v1/events?text=planet+{number()}",
+        "failures": lambda: "/api/v1/failures",
+        "recordings": lambda: "/api/v1/recordings",
+        "runs": lambda: "/api/v1/runs",
+        "page of messages": lambda: "/messages",
+        "page of tasks": lambda: "/tasks",
+        "page of runs": lambda: "/runs",
+    }
+    lines: list[dict[str, object]] = []
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", headers=headers
+    ) as client:
+        for name, path in paths.items():
+            took, used, size = [], [], 0
+            for _ in range(QUESTIONS):
+                began, before = time.perf_counter(), time.process_time()
+                answer = await client.get(path())
+                took.append((time.perf_counter() - began) * 1000)
+                used.append((time.process_time() - before) * 1000)
+                size = max(size, len(answer.content))
+                assert answer.status_code == 200, (name, answer.text)
+            lines.append({"bench": f"web: {name}", "bytes": size, **summarize(took, used)})
+    return lines
+
+
+def summarize(took: list[float], used: list[float]) -> dict[str, object]:
+    """Return what is said of milliseconds, elapsed and of CPU."""
+    return {
+        "first_ms": round(took[0], 1),
+        "p50_ms": round(statistics.median(took), 1),
+        "p95_ms": round(sorted(took)[int(len(took) * 0.95)], 1),
+        "cpu_p50_ms": round(statistics.median(used), 1),
+        "cpu_p95_ms": round(sorted(used)[int(len(used) * 0.95)], 1),
+    }
 
 
 def main() -> None:
@@ -221,6 +331,8 @@ def main() -> None:
         before = memory_mb()
         reader = Reader(folder)
         for line in ask(reader, options.messages):
+            print(json.dumps(line), flush=True)
+        for line in asyncio.run(ask_api(folder, options.messages)):
             print(json.dumps(line), flush=True)
         found = sum(info.messages for info in reader.list_recordings())
         print(

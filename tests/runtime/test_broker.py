@@ -91,6 +91,16 @@ def test_of_two_brokers_that_start_at_once_on_one_port_one_is_refused(
     assert embedded_kafka.running
 
 
+def test_a_data_folder_may_have_any_name_whatever_the_locale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", "C")
+    folder = tmp_path / "höme \\ 潮 🌊"
+    with EmbeddedBroker(folder) as first:
+        produce(first.bootstrap, first.create_topic("kept"), [b"x"])
+    assert (folder / "data" / "kept-0").is_dir()
+    with EmbeddedBroker(folder) as second:
+        assert [m.value() for m in consume(second.bootstrap, "kept", 1)] == [b"x"]
+
+
 def test_a_data_folder_that_another_broker_uses_is_refused_and_left_alone(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path) as first:
         before = (tmp_path / "server.properties").read_bytes()

@@ -442,6 +442,11 @@ async def test_a_question_that_cannot_be_answered_says_why_and_ends_no_link(
     engine.link.answers.find = fail
     with pytest.raises(RemoteError, match="the engine cannot say it: ValueError: a bug"):
         await ask(driver, link)
+    engine.link.answers.find = lambda topic, partition, offset: MessageStage(stage=Stage.TASK, task_id="\ud800")
+    with pytest.raises(RemoteError, match="the engine cannot say it: UnicodeEncodeError"):
+        await ask(driver, link)
+    engine.link.answers.find = lambda topic, partition, offset: MessageStage(stage=Stage.COMMIT)
+    assert (await ask(driver, link)).stage is Stage.COMMIT, "the link lives"
     monkeypatch.setattr("tidemill.runtime.link_questions.ASK_SECONDS", 0.05)
     monkeypatch.setattr(engine.link.answers, "answer", lambda ask, writer: None)
     with pytest.raises(RemoteError, match=r"does not answer within .* s: its event loop may be blocked"):

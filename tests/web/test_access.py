@@ -322,3 +322,40 @@ async def test_behind_a_proxy_links_have_its_path_and_the_cookie_is_for_https() 
     assert 'href="/mill/configuration"' in kept.text
     assert 'href="/configuration"' not in kept.text
     assert SECRET not in kept.text
+
+
+async def test_who_may_only_read_is_not_offered_what_changes_something() -> None:
+    async with connect(with_accounts()) as client:
+        await enter(client, name="rob", password=PASSWORD)
+        reader = await client.get("/")
+        await enter(client, name="ann", password=PASSWORD)
+        operator = await client.get("/")
+
+    assert '<body class="reader">' in reader.text
+    assert "<body>" in operator.text
+
+
+async def test_head_is_answered_as_get_and_unknown_methods_are_named() -> None:
+    async with log_in(ScriptedPipeline()) as client:
+        heads = [(await client.head(path)).status_code for path in ("/healthz", "/", "/api/v1/overview", "/none")]
+        unknown = await client.request("PURGE", "/")
+
+    assert heads == [200, 200, 200, 404]
+    assert (unknown.status_code, unknown.headers["allow"]) == (405, "GET, HEAD, OPTIONS, POST")
+
+
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [
+        ("messages?statsu=failed", "unknown parameter 'statsu'; did you mean status?"),
+        ("overview?x=1", "unknown parameter 'x'; expected one of none"),
+        ("messages?partition=1_0", "partition: expected a whole number"),
+        ("messages?partition=\u0661\u0662", "partition: expected a whole number"),
+    ],
+)
+async def test_parameters_that_are_not_known_are_refused(address: str, text: str) -> None:
+    async with log_in(ScriptedPipeline()) as client:
+        answer = await client.get(f"/api/v1/{address}")
+
+    assert answer.status_code == 422
+    assert text in answer.json()["detail"]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import time
@@ -20,9 +21,11 @@ from playwright.sync_api import Browser, Page, Request, sync_playwright
 from tests.deadletters.redrive.test_folder import Place
 from tests.until import wait_until
 from tests.web.recordings import FAILED, record, write_letters
-from tests.web.scripted_pipeline import SCRIPT, ScriptedPipeline
+from tests.web.scripted_pipeline import SCRIPT, SECRET, ScriptedPipeline
 
+from tidemill.deadletters.restore import SourceReader
 from tidemill.runtime.live_tasks import LiveState, LiveTask, LiveWindow
+from tidemill.runtime.messages import SourceMessage
 from tidemill.spark.live.web_ui import serve_web
 
 PAGES = {
@@ -110,7 +113,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @contextlib.contextmanager
 def opened(browser: Browser, served: Served, size: tuple[int, int], theme: str) -> Iterator[tuple[Page, Watch]]:
     """Yield a page that is logged in."""
-    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=theme)  # type: ignore[arg-type]
+    context = browser.new_context(
+        viewport={"width": size[0], "height": size[1]}, color_scheme=theme, timezone_id="America/New_York"
+    )  # type: ignore[arg-type]
     context.set_default_timeout(PATIENCE)
     page, watch = context.new_page(), Watch(served.base)
     watch.follow(page)
@@ -320,6 +325,32 @@ def test_a_ticked_letter_goes_from_the_click_to_its_sink(
     assert place.sent() == {4: 1}
 
 
+def test_a_value_is_read_where_the_reader_asks_for_it(
+    browser: Browser, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(self: SourceReader, topic: str, partition: int, offset: int) -> SourceMessage:
+        value = json.dumps({"text": SCRIPT, "password": SECRET}).encode()
+        return SourceMessage(topic, partition, offset, SCRIPT.encode(), value, ((SCRIPT, b"\xff"),), 1_790_000_000_000)
+
+    monkeypatch.setattr(SourceReader, "find_range", lambda self, topic, partition: (1, 1_000))
+    monkeypatch.setattr(SourceReader, "read", read)
+    with opened(browser, served, NARROW, "light") as (page, watch):
+        page.goto(f"{served.base}{PAGES['message']}")
+        page.focus("#value a")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("section#value")
+        text = page.inner_text("section#value")
+        assert text.count(SCRIPT) == 3
+        assert '"password": "***"' in text
+        assert SECRET not in page.content()
+        assert page.url == f"{served.base}{PAGES['message']}"
+        assert page.evaluate("document.documentElement.scrollWidth") == NARROW[0]
+        page.goto(f"{served.base}/messages/orders/0/0")
+        page.click("#value a")
+        page.wait_for_selector("text=was removed from its topic (retention)")
+        assert [line for line in watch.wrong if "404" not in line] == []
+
+
 def test_a_drain_is_confirmed_by_its_name_with_the_keyboard_alone(browser: Browser, served: Served) -> None:
     with opened(browser, served, WIDE, "light") as (page, watch):
         page.keyboard.press("Tab")
@@ -338,10 +369,16 @@ def test_a_drain_is_confirmed_by_its_name_with_the_keyboard_alone(browser: Brows
 
 def test_searching_paging_and_opening_a_message_by_hand(browser: Browser, served: Served) -> None:
     with opened(browser, served, WIDE, "light") as (page, watch):
-        page.goto(f"{served.base}/messages")
+        page.keyboard.press("/")
+        page.wait_for_url("**/messages#search")
+        assert page.evaluate("document.activeElement.type") == "search"
         assert page.locator("#rows > tr").count() == 101
-        page.click("tr.more a")
+        page.focus("tr.more a")
+        page.keyboard.press("Enter")
         page.locator("#rows > tr").nth(200).wait_for()
+        wait_until(lambda: page.evaluate("document.activeElement.closest('tr')?.sectionRowIndex") == 100, 30)
+        shown = page.locator("#rows > tr").nth(100).locator("time").first
+        assert str(shown.get_attribute("datetime"))[11:19] in str(shown.text_content())
         page.keyboard.press("/")
         page.keyboard.type(f"orders:0:{FAILED}")
         page.keyboard.press("Enter")

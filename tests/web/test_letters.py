@@ -12,15 +12,20 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.letters import letter
 from tests.web.recordings import write_letters
 from tests.web.scripted_pipeline import SCRIPT, ScriptedPipeline
 from tests.web.serving import connect, log_in
 
+from tidemill.config.settings import Settings
 from tidemill.core.deadletters.redrive import Criteria
 from tidemill.deadletters import backwards
 from tidemill.deadletters.folder_reader import FolderReader
+from tidemill.deadletters.letter import encode_letter
 from tidemill.deadletters.opening import open_letters
 from tidemill.deadletters.search import find_newest
+from tidemill.runtime.broker import EmbeddedBroker
+from tidemill.testing.kafka import produce, unique_name
 from tidemill.web.letters.letter_box import LetterBox, open_cursor
 from tidemill.web.problems import Problem
 
@@ -232,3 +237,24 @@ def test_one_search_runs_at_a_time(pipeline: ScriptedPipeline, monkeypatch: pyte
     monkeypatch.setattr("tidemill.web.letters.letter_box.open_letters", search_meanwhile)
     assert len(box.find(Criteria(), 3).rows) == 3
     assert seen == [429]
+
+
+def test_a_topic_is_searched_backwards_in_many_steps(
+    embedded_kafka: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.deadletters.backwards.FIRST_OFFSETS", 2)
+    monkeypatch.setattr("tidemill.deadletters.backwards.MOST_OFFSETS", 8)
+    monkeypatch.setattr("tidemill.deadletters.backwards._LEAST_OFFSETS", 1)
+    topic = unique_name("letters")
+    embedded_kafka.create_topic(topic, 2)
+    for number in range(40):
+        value = encode_letter(letter(number, timestamp=f"2026-05-01T12:00:{number:02d}+00:00"))
+        produce(embedded_kafka.bootstrap, topic, [value], partition=number % 2)
+    kafka = {"brokers": embedded_kafka.bootstrap, "source_topic": "orders", "consumer_group": "g"}
+    settings = Settings.model_validate({"kafka": kafka, "dlq": {"topic": topic}})
+    box = LetterBox(settings, slice_seconds=60.0)
+
+    found = box.find(Criteria(keys=("key-1",)), 5)
+    assert [row.messages[0].rpartition(":")[2] for row in found.rows] == ["37", "34", "31", "28", "25"]
+    missed = box.find(Criteria(text="nothing like it"), 5)
+    assert (missed.rows, missed.is_whole, missed.searched) == ([], True, 40)

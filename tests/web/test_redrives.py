@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import threading
 import time
@@ -140,6 +141,9 @@ async def test_only_what_was_counted_can_be_confirmed(place: Place, pipeline: Sc
         ({"rate": 0}, "rate"),
         ({"limit": 0}, "limit"),
         ({"ids": [""]}, "ids"),
+        ({"text": "\ud800"}, "text"),
+        ({"ids": ["\ud800"]}, "ids"),
+        ({"rate": 1e400}, "rate"),
         ({"ids": ["x"] * 101}, "ids"),
         ({"dry_run": False}, "dry_run"),
         ([], "the request"),
@@ -147,7 +151,8 @@ async def test_only_what_was_counted_can_be_confirmed(place: Place, pipeline: Sc
 )
 async def test_a_wrong_order_is_refused(pipeline: ScriptedPipeline, body: Any, said: str) -> None:
     async with log_in(pipeline) as client:
-        answer = await client.post("/api/v1/redrives", json=body)
+        content = json.dumps(body).encode()
+        answer = await client.post("/api/v1/redrives", content=content, headers={"Content-Type": "application/json"})
         listed = (await client.get("/redrives")).text
     assert (answer.status_code, answer.json()["detail"].startswith(said)) == (422, True), answer.text
     assert "Dry run to" not in listed

@@ -173,6 +173,8 @@ class LetterReader:
         for number in ends.keys() - open_ends.keys():
             yield Reached(number, ends[number])
         self._consumer.assign([ck.TopicPartition(self.topic, n, starts.get(n, 0)) for n in open_ends])
+        # Those that an earlier call has read to their ends are still paused, and would send nothing.
+        self._consumer.resume([ck.TopicPartition(self.topic, n) for n in open_ends])
         silent_seconds = 0.0
         while open_ends:
             # Only the time spent in here counts: the caller may take long with the letters.

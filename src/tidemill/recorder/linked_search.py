@@ -146,6 +146,8 @@ def find_linked(
             over, last = key, first_row
         if not has_more:
             return rows, None, keys
+        if len(rows) == limit:  # what follows may match nothing, which is not looked for: the next page may be empty
+            break
     return rows, (*over, *last), keys
 
 

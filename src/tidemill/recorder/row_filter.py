@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -84,8 +85,27 @@ class Criteria(msgspec.Struct, frozen=True, kw_only=True):
         if self.kinds and not any(kind in summary.kinds for kind in self.kinds):
             return False
         if self.places:
-            return any(summary.has_offset(topic, partition, offset, offset) for topic, partition, offset in self.places)
+            grouped = group_places(self.places)
+            return any(
+                has_between(grouped.get((span.topic, span.partition), []), span.first, span.last)
+                for span in summary.spans
+            )
         return summary.has_offset(self.topic, self.partition, self.offset, self.offset)
+
+
+@functools.lru_cache(maxsize=16)
+def group_places(places: frozenset[tuple[str, int, int]]) -> dict[tuple[str, int], list[int]]:
+    """Return the offsets of each partition, in order."""
+    grouped: dict[tuple[str, int], list[int]] = {}
+    for topic, partition, offset in sorted(places):
+        grouped.setdefault((topic, partition), []).append(offset)
+    return grouped
+
+
+def has_between(offsets: Sequence[int], first: int, last: int) -> bool:
+    """Tell whether one of some offsets, which are in order, is in a range."""
+    place = bisect.bisect_left(offsets, first)
+    return place < len(offsets) and offsets[place] <= last
 
 
 def list_columns(criteria: Criteria) -> list[str]:
@@ -138,7 +158,7 @@ def match_rows(table: pa.Table, criteria: Criteria) -> pa.ChunkedArray | None:
         name, value = criteria.label
         masks.append(pc.equal(pc.map_lookup(table["labels"], pa.scalar(name), "first"), value))
     if criteria.places:
-        masks.append(_match_places(table, criteria.places, criteria.table))
+        masks.append(_match_places(table, criteria))
     if criteria.offset is not None:
         masks.append(pc.less_equal(table[columns.first], criteria.offset))
         masks.append(pc.greater_equal(table[columns.last], criteria.offset))
@@ -152,19 +172,16 @@ def match_rows(table: pa.Table, criteria: Criteria) -> pa.ChunkedArray | None:
     return pc.fill_null(functools.reduce(pc.and_kleene, masks), False) if masks else None
 
 
-def _match_places(table: pa.Table, places: Iterable[tuple[str, int, int]], kind: RowTable) -> Any:
+def _match_places(table: pa.Table, criteria: Criteria) -> Any:
     """Return which rows are of some messages; these are few, and in few partitions."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    partitions: dict[tuple[str, int], list[int]] = {}
-    for topic, partition, offset in places:
-        partitions.setdefault((topic, partition), []).append(offset)
     masks = []
-    for (topic, partition), offsets in partitions.items():
+    for (topic, partition), offsets in group_places(criteria.places).items():
         here = pc.and_(pc.equal(table["topic"], topic), pc.equal(table["partition"], partition))
         wanted = pa.array(offsets, pa.int64())
-        if kind is RowTable.MESSAGES:
+        if criteria.table is RowTable.MESSAGES:
             masks.append(pc.and_(here, pc.is_in(table["offset"], wanted)))
         else:
             masks.append(pc.and_(here, _has_any(table["offsets"], wanted)))

@@ -13,7 +13,16 @@ import msgspec
 
 from tidemill.recorder.frames import DamagedSegmentError
 from tidemill.recorder.periods import SegmentName
-from tidemill.recorder.row_filter import COLUMNS, WORDS, Criteria, is_after, list_columns, match_rows
+from tidemill.recorder.row_filter import (
+    COLUMNS,
+    WORDS,
+    Criteria,
+    group_places,
+    has_between,
+    is_after,
+    list_columns,
+    match_rows,
+)
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.sealing import pack_label
 from tidemill.recorder.segment_store import SegmentStore
@@ -167,18 +176,28 @@ def _find_groups(store: SegmentStore, name: SegmentName, criteria: Criteria) -> 
 
 
 def _may_have_offset(file: pq.ParquetFile, group: int, criteria: Criteria) -> bool:
-    """Tell by its statistics whether a row group may have the offset; rows are sorted by it."""
+    """Tell by its statistics whether a row group may have the offsets; rows are sorted by them."""
     columns, names = COLUMNS[criteria.table], _column_places(file)
     about = file.metadata.row_group(group)
-    for first, last, wanted in (
-        ("partition", "partition", criteria.partition),
-        (columns.first, columns.last, criteria.offset),
-    ):
-        low, high = about.column(names[first]).statistics, about.column(names[last]).statistics
-        known = low is not None and low.has_min_max and high is not None and high.has_min_max
-        if wanted is not None and known and not low.min <= wanted <= high.max:
-            return False
-    return True
+    partitions = _find_range(about, names["partition"], names["partition"])
+    offsets = _find_range(about, names[columns.first], names[columns.last])
+    if criteria.places:
+        return any(
+            partitions[0] <= partition <= partitions[1] and has_between(wanted, *offsets)
+            for (_, partition), wanted in group_places(criteria.places).items()
+        )
+    return all(
+        wanted is None or low <= wanted <= high
+        for wanted, (low, high) in ((criteria.partition, partitions), (criteria.offset, offsets))
+    )
+
+
+def _find_range(about: Any, first: int, last: int) -> tuple[int, int]:
+    """Return the lowest and highest number of two columns of a row group; everything where that is not known."""
+    low, high = about.column(first).statistics, about.column(last).statistics
+    if low is None or not low.has_min_max or high is None or not high.has_min_max:
+        return -(2**63), 2**63
+    return low.min, high.max
 
 
 def _column_places(file: pq.ParquetFile) -> dict[str, int]:

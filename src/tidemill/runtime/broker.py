@@ -96,6 +96,7 @@ class EmbeddedBroker:
         self._process: subprocess.Popen[bytes] | None = None
         self._guarded: Guarded | None = None
         self._lock: int | None = None
+        self._cluster_id = ""
         self._admin_client: AdminClient | None = None
 
     @property
@@ -153,6 +154,7 @@ class EmbeddedBroker:
             self._write_properties()
             if first:
                 self._format(command)
+            self._cluster_id = read_cluster_id(self._meta_path)
             self._spawn([*command, "kafka.Kafka", str(self._properties_path)])
             try:
                 self._wait_until_ready()
@@ -278,7 +280,9 @@ class EmbeddedBroker:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            env=_make_environment(),
             text=True,
+            errors="replace",
             timeout=60,
         )
         if done.returncode != 0:
@@ -286,7 +290,7 @@ class EmbeddedBroker:
 
     def _spawn(self, command: list[str]) -> None:
         with self.log_path.open("ab") as log:
-            self._guarded = Guarded(command, output=log, cwd=self.data_dir)
+            self._guarded = Guarded(command, output=log, cwd=self.data_dir, env=_make_environment())
         self._process = self._guarded.process
 
     def _wait_until_ready(self) -> None:
@@ -300,7 +304,7 @@ class EmbeddedBroker:
             try:
                 answer = self._admin().list_topics(timeout=2.0)
                 if answer.brokers:
-                    if answer.cluster_id != read_cluster_id(self._meta_path):
+                    if answer.cluster_id != self._cluster_id:
                         raise PortInUseError(self._port)
                     return
             except KafkaException:
@@ -374,6 +378,11 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
+
+
+def _make_environment() -> dict[str, str]:
+    # In a locale without UTF-8 Java could not open a folder whose name has other letters.
+    return {**os.environ, "LC_ALL": "C.UTF-8"}
 
 
 def _answers(port: int) -> bool:

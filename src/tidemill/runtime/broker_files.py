@@ -54,9 +54,18 @@ def write_properties(path: Path, clients: str, controller: str, data: Path, extr
         "log.dirs": str(data),
         **extra,
     }
-    # In a properties file a backslash escapes.
-    lines = [f"{key}={value.replace(chr(92), chr(92) * 2)}\n" for key, value in properties.items()]
-    path.write_text("".join(lines))
+    path.write_text("".join(f"{key}={_escape(value)}\n" for key, value in properties.items()))
+
+
+def _escape(value: str) -> str:
+    """Return a value as Java reads it from such a file: Latin-1, with escapes of 16 bits.
+
+    Example:
+        >>> print(_escape("C:" + chr(92) + "höme"))
+        C:\\\\h\\u00f6me
+    """
+    units = memoryview(value.encode("utf-16-le", "surrogatepass")).cast("H")
+    return "".join("\\\\" if unit == 92 else chr(unit) if unit < 128 else f"\\u{unit:04x}" for unit in units)
 
 
 def read_controller_port(path: Path) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import structlog
 
-from tidemill.core.errors import RemoteError, describe_error
+from tidemill.core.errors import RemoteError, describe_error, escape_surrogates
 from tidemill.core.pipeline.message_stage import MessageStage
 from tidemill.runtime.link_messages import Answer, Ask, send_frame
 from tidemill.runtime.link_records import MAX_WAITING_BYTES
@@ -52,7 +52,7 @@ class Answers:
         try:
             stage = self.find(ask.topic, ask.partition, ask.offset) if self.find is not None else None
         except Exception as error:  # a question must not end the link
-            problem = describe_error(error)
+            problem = escape_surrogates(describe_error(error))
             throttle(log, 60.0).error("a message cannot be looked up", error=problem, exc_info=error)
         self._waiting.append(Answer(ask.number, stage, problem))
         self.send(writer)
@@ -60,7 +60,11 @@ class Answers:
     def send(self, writer: asyncio.StreamWriter | None) -> None:
         """Send what may be sent now."""
         while self._waiting and writer is not None and is_free(writer):
-            send_frame(writer, self._waiting.popleft())
+            answer = self._waiting.popleft()
+            try:
+                send_frame(writer, answer)
+            except Exception as error:  # a text that cannot be encoded must not end the link
+                send_frame(writer, Answer(answer.number, None, type(error).__name__))
 
 
 class Questions:

@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import structlog
 
-from tidemill.core.errors import RemoteError
+from tidemill.core.errors import RemoteError, describe_error
 from tidemill.core.pipeline.message_stage import MessageStage
 from tidemill.runtime.beats import Beat, apply_beat
 from tidemill.runtime.link_messages import (
@@ -52,6 +52,7 @@ from tidemill.runtime.link_proof import NONCE_BYTES, Side, is_proof, link_proof,
 from tidemill.runtime.link_questions import Questions, is_free
 from tidemill.runtime.link_records import RecordSink
 from tidemill.runtime.live_tasks import LiveState
+from tidemill.runtime.log import throttle
 from tidemill.runtime.progress import EngineProgress, EngineSummary
 
 log = structlog.get_logger(__name__)
@@ -211,7 +212,7 @@ class LinkServer:
         """Have all engines say what their executors do for this long. Only on the link's loop.
 
         Args:
-            take: Called there with each state, the slot and the id of its engine; returns at once and never raises.
+            take: Called there with each state, the slot and the id of its engine; returns at once.
             seconds: How long; a later call extends it.
         """
         self._take_live = take
@@ -297,12 +298,19 @@ class LinkServer:
             case Answer() as answer:
                 self._questions.note_answer(link, answer)
             case Live(state):
-                if self._take_live is not None:
-                    self._take_live(self._hellos[link].slot, self._hellos[link].engine_id, state)
+                self._show(link, state)
             case Rows() | Events():
                 self._store(link, frame)
             case _:
                 raise BadFrameError("a second hello")
+
+    def _show(self, link: int, state: LiveState) -> None:
+        hello = self._hellos[link]
+        try:
+            if self._take_live is not None:
+                self._take_live(hello.slot, hello.engine_id, state)
+        except Exception as error:  # who watches must not end a link
+            throttle(log, 60.0).error("the live page gets nothing", error=describe_error(error), exc_info=error)
 
     def _store(self, link: int, frame: Rows | Events) -> None:
         hello, records = self._hellos[link], self._records

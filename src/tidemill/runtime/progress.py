@@ -61,7 +61,7 @@ class PartitionHead(msgspec.Struct, frozen=True, array_like=True):
         since: Since when it holds the partition, in seconds since the epoch, to about a second.
         written_at: When it was written to its topic, to the precision of the batch that was taken; None: not known.
         stage: What it waits for, in the words of `core.pipeline.message_stage.Stage`; '': the partition moves.
-        text: The same with its details.
+        text: The same in words, without times.
         buffered: How many messages of the partition wait to be taken.
     """
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -62,7 +65,7 @@ def create_app(
     app.include_router(_build_health(health))
     app.include_router(build_login(logins, pages, cookie, is_secure=origins.is_secure))
     for section in sections:
-        app.include_router(section.api, prefix=API)
+        app.include_router(section.api, prefix=API, dependencies=[Depends(_refuse_unknown)])
         app.include_router(section.pages, include_in_schema=False)
     app.include_router(_build_api_pages(app, pages))
     app.mount("/static", _Static(directory=STATIC_FOLDER), name="static")
@@ -124,6 +127,24 @@ def _handle_errors(app: FastAPI, pages: Pages) -> None:
     @app.exception_handler(Exception)
     async def answer_bug(request: Request, error: Exception) -> Response:
         return answer(request, 500, "an error inside tidemill; see the log of the process")
+
+
+def _refuse_unknown(request: Request) -> None:
+    """Refuse parameters that an answer does not know: a filter with a typing error would show everything."""
+    route = request.scope.get("route")
+    if not isinstance(route, APIRoute):
+        return
+    known = _list_parameters(route.dependant)
+    for name in request.query_params:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(sorted(known)) or 'none'}"
+            raise Problem(422, f"unknown parameter {name[:100]!r}; {hint}")
+
+
+def _list_parameters(dependant: Dependant) -> set[str]:
+    names = {parameter.alias for parameter in dependant.query_params}
+    return names.union(*map(_list_parameters, dependant.dependencies))
 
 
 def _describe_invalid(details: dict[str, Any]) -> str:

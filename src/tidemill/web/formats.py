@@ -89,7 +89,7 @@ def format_minutes(seconds: float) -> str:
 
 
 def format_time(at: float | None) -> Markup | str:
-    """Return a time in UTC as an element that the page's script shows in the reader's zone."""
+    """Return a time in UTC as an element that the page's script shortens."""
     return _format_moment(at, "seconds")
 
 

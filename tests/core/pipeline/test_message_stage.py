@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tidemill.core.pipeline.message_stage import MessageStage, Stage
@@ -67,6 +69,33 @@ STAGES = [
 @pytest.mark.parametrize(("stage", "text"), STAGES, ids=[text[:40] for _, text in STAGES])
 def test_a_stage_is_said_in_words(stage: MessageStage, text: str) -> None:
     assert stage.describe() == text
+
+
+@pytest.mark.parametrize("stage", [stage for stage, _ in STAGES], ids=[text[:40] for _, text in STAGES])
+def test_a_summary_does_not_change_while_a_message_stays_where_it_is(stage: MessageStage) -> None:
+    changing = {"seconds": None if stage.seconds is None else 1e6, "next_seconds": 1e6}
+    if stage.stage in (Stage.SINK, Stage.DEAD_LETTER, Stage.COMMIT, Stage.TRANSACTION):
+        changing["why"] = "42 payloads wait for 99 s"
+    assert replace(stage, **changing).summarize() == stage.summarize()
+
+
+@pytest.mark.parametrize(
+    ("stage", "text"),
+    [
+        (MessageStage(stage=Stage.TASK, task_id="t", seconds=1.0, pid=4), "task t runs (process 4)"),
+        (MessageStage(stage=Stage.TASK, task_id="t", seconds=1.0), "task t runs"),
+        (
+            MessageStage(stage=Stage.BACKOFF, task_id="t", attempt=1, attempts=4, next_seconds=1.0),
+            "task t is in backoff: attempt 1 of 4 failed",
+        ),
+        (MessageStage(stage=Stage.HOOK, hook="on_error", seconds=1.0, why="message 7"), "on_error has not returned"),
+        (MessageStage(stage=Stage.SINK, sink="sinks.http.out", why="503"), "its results wait for sinks.http.out"),
+        (MessageStage(stage=Stage.COMMIT, why="no broker"), "its commit is not confirmed"),
+        (MessageStage(stage=Stage.WINDOW, why="its window to fill"), "it waits for its window to fill"),
+    ],
+)
+def test_a_stage_is_summarized(stage: MessageStage, text: str) -> None:
+    assert stage.summarize() == text
 
 
 def test_every_stage_is_said() -> None:

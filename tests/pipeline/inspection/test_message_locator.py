@@ -161,7 +161,7 @@ async def test_beats_have_the_oldest_message_of_each_partition_its_age_and_stage
     first = heads()["t/0"]
     assert (first.offset, first.written_at, first.buffered) == (17, 1_700_000_000.017, 0)
     assert first.since == pytest.approx(begun, abs=30)
-    assert "task task-17 has been running for" in first.text
+    assert first.text.startswith("task task-17 runs (process ")
     assert heads()["t/1"].written_at is None, "the broker did not say"
 
 
@@ -185,3 +185,44 @@ async def test_a_partition_that_moves_has_no_stage_and_one_without_work_no_messa
     await run.settled()
     now[0] += 2.0
     assert run.engine.progress().heads == {}
+
+
+async def test_a_transaction_that_is_not_committed_and_a_partition_that_is_given_up(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = rig(Work("test $0 = 17 || exec sleep 60"), MESSAGES, executor={**QUICK, "max_executors": 3})
+    monkeypatch.setattr(run.engine.context.mode, "cut", lambda lane, prefix: len(prefix), raising=False)
+    run.source.hold_commits = True
+    await wait_for(run, Stage.TRANSACTION)
+    owned = run.engine.intake.partitions[P0]
+    run.engine.intake.hand_over(owned)
+    await wait_for(run, Stage.TASK, 18)  # what runs may finish
+    run.source.feed(message(20))
+    assert (await wait_for(run, Stage.BUFFERED, 20)).why == "the partition is being given up"
+
+
+async def test_what_users_put_into_ids_can_be_sent(rig: Make) -> None:
+    class Odd(Work):
+        async def arrange(self, messages, pending):
+            return [ExecutorTask("\ud800" * 5000, ["60"], binary_path="sleep")]
+
+    run = rig(Odd(), MESSAGES, executor=QUICK)
+    stage = await wait_for(run, Stage.TASK)
+    assert stage.task_id is not None
+    assert len(stage.task_id.encode()) <= 2_000
+
+
+async def test_a_head_is_not_sent_again_while_its_message_stays_where_it_is(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = rig(Work("sleep 60"), [message(17)], executor={"max_executors": 1})
+    now = [1000.0]
+    monkeypatch.setattr(run.engine._standstill, "_clock", lambda: now[0])
+    await run.until(lambda: run.engine.progress().tasks_running == 1)
+    for _ in range(3):
+        now[0] += 2.0
+        run.engine.beat(whole=False)
+    now[0] += 2.0
+    changes = run.engine.beat(whole=False).changes
+    assert (changes.heads, changes.heads_gone) == ({}, [])
+    assert run.engine.progress().heads["t/0"].stage == "task"

@@ -94,3 +94,15 @@ def test_only_a_question_about_one_message_is_answered() -> None:
         raise RemoteError("engine 0 is silent")
 
     assert answer_open(fail, place) == {"open": None, "problem": "engine 0 is silent"}
+
+
+async def test_a_message_beyond_the_end_of_its_partition_is_not_open() -> None:
+    unread = MessageStage(stage=Stage.NOT_READ)
+    known = [slot(0, EngineProgress(partitions=["t/0"], committed={"t/0": 10}, lag={"t/0": 5}), 7)]
+
+    async def look(offset: int, slots: list[Any]) -> OpenMessage | None:
+        return await find_message(Server(unread), slots, "t", 0, offset)  # type: ignore[arg-type]
+
+    assert await look(14, known) is not None
+    assert await look(15, known) is None
+    assert await look(15, SLOTS) is not None, "the lag is not known yet"

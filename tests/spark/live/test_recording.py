@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.until import until
 
 from tidemill.config.settings import Settings
 from tidemill.core.recorder.outgoing import EVENTS, OutgoingFrames
+from tidemill.core.supervision.pauses import Pause
 from tidemill.recorder import events_database
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.schema import RowTable
@@ -50,7 +52,7 @@ class Writer:
         self.events += events
         self.recorder.confirm(engine_id, seq)
 
-    def add_event(self, event: RecordedEvent, slot: int) -> None:
+    def add_event(self, event: RecordedEvent, slot: int = 0) -> None:
         self.events.append(event)
 
     def lose(self, slot: int, why: str, *, rows: int = 0, events: int = 0) -> None:
@@ -199,6 +201,19 @@ async def test_an_engine_that_is_refused_is_neither_started_nor_lost(
     driver.server.loop.call_soon_threadsafe(watched.on_closed, 99)
     await until(lambda: 99 in driver.links and not watched._new)  # type: ignore[attr-defined]
     assert driver.writer.events == []
+
+
+async def test_actions_and_pauses_of_users_are_recorded_with_who_did_them(driver: Driver) -> None:
+    until_then = asyncio.get_running_loop().time() + 900.0
+    driver.recorder.note_action("restart engine 1", "ann")
+    driver.recorder.note_pause("orders", Pause(3, until_then, "ann"), True)
+    driver.recorder.note_pause("orders", Pause(None, until_then, "rob"), False)
+    action, begun, ended = driver.writer.events
+    assert (action.kind, action.text, action.data) == (EventKind.ACTION, "restart engine 1", {"by": "ann"})
+    assert (begun.kind, begun.topic, begun.partition, begun.data["by"]) == (EventKind.PAUSED, "orders", 3, "ann")
+    assert 899 < float(begun.data["seconds"]) <= 900
+    assert (ended.kind, ended.topic, ended.partition, ended.data) == (EventKind.RESUMED, None, None, {"by": "rob"})
+    assert ended.text == "all partitions on request"
 
 
 def test_a_recording_has_the_masked_configuration_and_nothing_is_recorded_where_it_is_off(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ and `why`.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _MAX_TASK_CHARS = 100
 
@@ -66,6 +66,28 @@ class MessageStage:
     behind: int | None = None
     hook: str | None = None
     sink: str | None = None
+
+    def summarize(self) -> str:
+        """Return it in words that stay the same while the message stays where it is: without times and last errors.
+
+        Example:
+            >>> MessageStage(stage=Stage.TASK, task_id="t-1", seconds=3.2, pid=42).summarize()
+            'task t-1 runs (process 42)'
+        """
+        task = f"task {(self.task_id or '')[:_MAX_TASK_CHARS]}"
+        match self.stage:
+            case Stage.TASK:
+                return f"{task} runs" + (f" (process {self.pid})" if self.pid else "")
+            case Stage.BACKOFF:
+                return f"{task} is in backoff: attempt {self.attempt} of {self.attempts} failed"
+            case Stage.ARRANGE | Stage.HOOK if self.seconds is not None:
+                return f"{self.hook} has not returned"
+            case Stage.SINK if self.sink:
+                return f"its results wait for {self.sink}"
+            case Stage.SINK | Stage.DEAD_LETTER | Stage.TRANSACTION | Stage.COMMIT:
+                return replace(self, why="", seconds=None).describe()
+            case _:
+                return self.describe()
 
     def describe(self) -> str:
         """Return it in words."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 import functools
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
+from tidemill.core.errors import escape_surrogates
 from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.message_stage import MessageStage, Stage
 from tidemill.pipeline.context import EngineContext
@@ -20,6 +22,8 @@ from tidemill.pipeline.tasks.pool import TaskRun
 from tidemill.pipeline.windows.window import WindowRun
 from tidemill.sources.base import Source, TopicPartition
 
+#: Texts of an answer are cut to this length.
+_MAX_CHARS = 2_000
 _BUSY = "is queued: all executors are busy"
 
 
@@ -58,7 +62,7 @@ class MessageLocator:
         look = self.look(now)
         entry = self._context.commits.find_entry(partition, offset)
         if entry is not None:
-            return look.find_stage(owned, entry)
+            return _make_sendable(look.find_stage(owned, entry))
         if owned.taken.last >= offset:
             return None
         first = self._source.peek(partition)
@@ -69,6 +73,12 @@ class MessageLocator:
         return MessageStage(
             stage=Stage.NOT_READ, why=look.find_why_not_taken(owned) if self._intake.is_paused(partition) else ""
         )
+
+
+def _make_sendable(stage: MessageStage) -> MessageStage:
+    """Return a stage whose texts can be sent, whatever users and servers put into them."""
+    task_id = None if stage.task_id is None else escape_surrogates(stage.task_id)[:_MAX_CHARS]
+    return replace(stage, task_id=task_id, why=escape_surrogates(stage.why)[:_MAX_CHARS])
 
 
 class Look:
@@ -95,8 +105,11 @@ class Look:
         return self._describe_waits()
 
     @functools.cached_property
-    def _calls(self) -> Sequence[OpenCall]:
-        return self._context.hooks.calls.list_open()
+    def _calls(self) -> Mapping[str, Sequence[OpenCall]]:
+        found: dict[str, list[OpenCall]] = {}
+        for call in self._context.hooks.calls.list_open():
+            found.setdefault(call.place.partition, []).append(call)
+        return found
 
     @functools.cached_property
     def _queued(self) -> frozenset[TaskRun]:
@@ -150,11 +163,8 @@ class Look:
         return MessageStage(stage=stage, why=self._waits.get("kafka", ""))
 
     def _find_calls(self, owned: OwnedPartition, offset: int) -> list[OpenCall]:
-        return [
-            call
-            for call in self._calls
-            if call.place.partition == owned.name and call.place.first <= offset <= call.place.last
-        ]
+        calls = self._calls.get(owned.name, ())
+        return [call for call in calls if call.place.first <= offset <= call.place.last]
 
     def _find_call_stage(self, stage: Stage, owned: OwnedPartition, offset: int) -> MessageStage:
         """Return which hook has not returned for a message; the oldest call counts."""
@@ -202,6 +212,8 @@ class Look:
             return MessageStage(stage=Stage.SINK, sink=sink, why=self._waits.get(sink, ""))
         if text := self._waits.get("dead letters"):
             return MessageStage(stage=Stage.DEAD_LETTER, why=text)
+        if owned.leaving:
+            return MessageStage(stage=Stage.NO_OWNER, why="it is being given up")
         if self._context.holds_windows:
             return MessageStage(stage=Stage.WINDOW, why="the rest of its window")
         return MessageStage(stage=Stage.HOOK)

@@ -25,7 +25,7 @@ from tidemill.sources.base import Source, TopicPartition
 CHECK_SECONDS = 1.0
 #: What identifies the head of a partition of which nothing was taken: no position in the ledger is negative.
 _NOTHING_TAKEN = -1
-#: A stage is sent with every beat that changes it.
+#: A stage is sent whenever it changes, so its text has no times.
 _MAX_TEXT_CHARS = 500
 
 Head = LedgerEntry[TopicPartition, int]
@@ -141,11 +141,15 @@ class StandstillReport:
         else:
             offset = first.offset if first is not None else -1
             written_ms = first.timestamp if first is not None and first.timestamp >= 0 else None
+        # What was told before stays as it is, although the clocks do not run alike.
+        before = self._heads.get(owned.name)
+        if before is not None and before.offset == offset:
+            since = before.since
         return PartitionHead(
             offset,
             round(since, 3),
             None if written_ms is None else written_ms / 1000,
             stage.stage.value if stage is not None else "",
-            escape_surrogates(stage.describe())[:_MAX_TEXT_CHARS] if stage is not None else "",
+            escape_surrogates(stage.summarize())[:_MAX_TEXT_CHARS] if stage is not None else "",
             self._source.buffered(owned.partition),
         )

@@ -40,8 +40,16 @@ async def find_message(
             stage = await server.ask(owner.link, topic, partition, offset)
         except RemoteError as error:
             raise RemoteError(f"engine {owner.number}: {error}") from None
-    if stage is None:
+    if stage is None or (stage.stage is Stage.NOT_READ and owner is not None and _is_beyond_end(owner, name, offset)):
         return None
     stage = replace(stage, why=redact_text(stage.why))
     number = owner.number if owner is not None else None
     return OpenMessage(topic, partition, offset, number, stage, stage.describe())
+
+
+def _is_beyond_end(owner: SupervisedSlot, name: str, offset: int) -> bool:
+    """Tell whether a partition ended before an offset, about a second ago; False: that is not known."""
+    progress = owner.progress
+    if progress is None or name not in progress.committed or name not in progress.lag:
+        return False
+    return offset >= progress.committed[name] + progress.lag[name]

@@ -84,10 +84,17 @@ class UserActions:
         """
         if not 0 < seconds <= MAX_PAUSE_SECONDS:
             raise UserActionError(f"a pause lasts up to 7 days, and not {seconds:g} s; to stop for longer, drain")
-        if partition is not None and not 0 <= partition < (self._partitions or 2**31):
+        if partition is not None and not self._is_known(partition):
             count = f"; it has {self._partitions}" if self._partitions is not None else ""
             raise UserActionError(f"the source topic has no partition {partition}{count}")
         self._call(lambda: self._pause(Pause(partition, self._loop.time() + seconds, by)))
+
+    def _is_known(self, partition: int) -> bool:
+        owned = (slot.progress.partitions for slot in self._slots if slot.progress is not None)
+        # The topic may have got more since the start.
+        return 0 <= partition < (self._partitions or 2**31) or any(
+            name.endswith(f"/{partition}") for names in owned for name in names
+        )
 
     def resume(self, partition: int | None) -> int:
         """End the pause of a partition, or all pauses; return how many ended.

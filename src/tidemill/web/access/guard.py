@@ -36,6 +36,7 @@ _STREAMS = (LIVE_PATH, "/api/v1/recordings/download")
 DOCS_PATH = "/api/docs"
 _STATIC = "/static/"
 _SAFE = ("GET", "HEAD", "OPTIONS")
+_METHODS = (*_SAFE, "POST")
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -87,6 +88,8 @@ class Guard:
             await send(message)
 
         self._strip_prefix(scope)
+        if scope["method"] == "HEAD" and scope["path"] not in _STREAMS:
+            scope = {**scope, "method": "GET"}  # the server leaves the body out
         try:
             async with asyncio.timeout(self._request_seconds) as limit:
                 await self._answer(scope, receive, send_guarded, limit)
@@ -120,6 +123,8 @@ class Guard:
                 f"this server is not {host or 'a host without a name'}; to open it by that name, add it to "
                 "debug.allowed_hosts",
             )
+        if method not in _METHODS:
+            raise Problem(405, f"{method[:20]} is not supported", {"Allow": ", ".join(_METHODS)})
         body = b"" if method in _SAFE else await _read_body(headers, receive)
         if method not in _SAFE:
             self._refuse_foreign(headers, host, identity)

@@ -34,7 +34,7 @@ class Held(BaseModel):
     since: float = Field(description="Since when it holds the partition, in seconds since the epoch.")
     written_at: float | None = Field(description="When it was written to its topic, to the precision of its batch.")
     stage: str = Field(description="What it waits for; '': the partition moves.")
-    text: str = Field(description="The same with its details.")
+    text: str = Field(description="The same in words.")
     buffered: int = Field(description="Messages that were read and wait to be taken.")
 
 

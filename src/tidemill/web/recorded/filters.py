@@ -79,7 +79,8 @@ def parse_number(name: str, text: str, kind: type[int] | type[float]) -> int | f
     if not text:
         return None
     try:
-        number = kind(text)
+        # Python also reads digits of other scripts, and 1_0.
+        number = kind(text) if text.isascii() and "_" not in text else -1
     except ValueError:
         number = -1
     if not 0 <= number < (2**62 if kind is int else 2**62 / 1e6):  # kept as microseconds

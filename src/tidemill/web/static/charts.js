@@ -17,7 +17,7 @@
     if (value == null) return "–";
     return value < 1 ? `${+(value * 1000).toPrecision(3)} ms` : `${+value.toPrecision(3)} s`;
   };
-  const clock = (_, ticks) => ticks.map((at) => new Date(at * 1000).toLocaleTimeString(undefined, {
+  const clock = (_, ticks) => ticks.map((at) => new Date(at * 1000).toLocaleTimeString(undefined, { timeZone: "UTC",
     hour: "2-digit", minute: "2-digit", second: ticks[1] - ticks[0] < 60 ? "2-digit" : undefined, hour12: false,
   }));
   const CHARTS = {
@@ -54,7 +54,7 @@
           { ...axis, size: 28, space: 70, values: clock },
           { ...axis, size: 52, space: 34, values: (_, ticks) => ticks.map(chart.format) },
         ],
-        series: [{ label: "time", value: (_, at) => (at == null ? "now" : new Date(at * 1000).toLocaleTimeString(undefined, { hour12: false })) }, ...series],
+        series: [{ label: "time", value: (_, at) => (at == null ? "now" : new Date(at * 1000).toLocaleTimeString(undefined, { timeZone: "UTC", hour12: false })) }, ...series],
       };
       return { figure, chart, plot: new uPlot(options, pick(chart), figure) };
     });

@@ -18,7 +18,7 @@
     const focused = part.contains(document.activeElement) ? document.activeElement.id : "";
     const scrolled = [...part.querySelectorAll(".scroll")].map((element) => element.scrollLeft);
     part.innerHTML = html; // rendered by the server's templates, which escape all text
-    tidemill.localize(part);
+    tidemill.shorten(part);
     part.querySelectorAll(".scroll").forEach((element, place) => { element.scrollLeft = scrolled[place] || 0; });
     if (focused) document.getElementById(focused)?.focus();
   };

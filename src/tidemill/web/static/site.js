@@ -1,21 +1,14 @@
-// What all pages share: times in the reader's zone, filters, actions. Text is only ever set as text.
+// What all pages share: times, filters, actions. Text is only ever set as text.
 (() => {
   const root = document.documentElement;
-  const zone = new Intl.DateTimeFormat(undefined, {
-    year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit",
-    hour12: false,
-  });
-  const today = new Intl.DateTimeFormat(undefined, {
-    hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false,
-  });
-
-  const localize = (within) => {
+  // UTC, as in logs, files, filters and on the command line; the reader's own time is in the tooltip.
+  const shorten = (within) => {
+    const day = new Date().toISOString().slice(0, 10);
     for (const element of within.querySelectorAll("time[datetime]:not([title])")) {
       const at = new Date(element.dateTime);
-      element.title = element.textContent;
-      const isToday = at.toDateString() === new Date().toDateString();
-      const milliseconds = element.dataset.precision === "milliseconds" ? `.${String(at.getMilliseconds()).padStart(3, "0")}` : "";
-      element.textContent = (isToday ? today : zone).format(at) + milliseconds;
+      const [date, clock] = at.toISOString().split("T");
+      element.title = at.toLocaleString(undefined, { timeZoneName: "short" });
+      element.textContent = (date === day ? "" : `${date} `) + clock.slice(0, element.dataset.precision === "milliseconds" ? 12 : 8);
     }
   };
 
@@ -41,7 +34,7 @@
     const yes = Object.assign(document.createElement("button"), { textContent: "Yes", value: "yes", className: "main" });
     if (word) {
       const label = document.createElement("label");
-      label.textContent = `Type ${word} to confirm `;
+      label.textContent = `Type “${word}” to confirm `;
       input.autocomplete = "off";
       label.append(input);
       form.append(label);
@@ -108,16 +101,32 @@
     const isTyping = event.target.closest("input, textarea, select, dialog");
     if (event.key !== "/" || isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
     const search = document.querySelector("input[type=search]");
-    if (search) { event.preventDefault(); search.focus(); }
+    const messages = document.querySelector("nav.links a[href$='/messages']");
+    if (search || messages) event.preventDefault();
+    if (search) search.focus();
+    else if (messages) location.assign(`${messages.href}#search`);
+  });
+  if (location.hash === "#search") document.querySelector("input[type=search]")?.focus();
+
+  // "Show more" replaces its own row: who pressed it goes on with the first row that came.
+  let pressed = null;
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    const row = event.target.closest("tr.more");
+    pressed = row && row.contains(document.activeElement) ? { body: row.parentElement, index: row.sectionRowIndex } : null;
+  });
+  document.addEventListener("htmx:afterSettle", () => {
+    if (!pressed) return;
+    pressed.body.rows[pressed.index]?.querySelector("a, button, input")?.focus();
+    pressed = null;
   });
 
   document.addEventListener("htmx:configRequest", (event) => {
     event.detail.headers["X-CSRF-Token"] = root.dataset.csrf || "";
   });
-  document.addEventListener("htmx:afterSettle", (event) => localize(event.target));
+  document.addEventListener("htmx:afterSettle", (event) => shorten(event.target));
   document.addEventListener("htmx:responseError", () => toast("The server refused; reload the page.", "bad"));
   document.addEventListener("htmx:sendError", () => toast("The server does not answer.", "bad"));
 
-  window.tidemill = { localize, toast };
-  localize(document);
+  window.tidemill = { shorten, toast };
+  shorten(document);
 })();

@@ -175,7 +175,7 @@
   };
 
   const open = () => {
-    if (source) return;
+    if (source || document.hidden) return;
     source = new EventSource(badge.dataset.updates);
     source.addEventListener("open", () => { latest = Date.now(); number = null; show("on", "live"); });
     source.addEventListener("tasks", (event) => take(JSON.parse(event.data)));
@@ -240,5 +240,6 @@
     const seconds = Math.round((Date.now() - latest) / 1000);
     if (source && latest && seconds > 5 && !isFrozen) show("lost", `${seconds} s old`);
   }, 1000);
+  if (document.hidden) show("off", "paused");
   open();
 })();
