@@ -135,6 +135,10 @@ async def test_what_is_paused_is_shown_with_its_end_and_by_whom() -> None:
 async def test_the_actions_are_in_the_openapi_document() -> None:
     async with log_in(ScriptedPipeline()) as client:
         paths = (await client.get("/api/openapi.json")).json()["paths"]
+        page = (await client.get("/api/docs")).text
     posts = {path for path, operations in paths.items() if "post" in operations}
     wanted = {"release", "drain", "pause", "resume", "engines/{slot}/restart"}
     assert {f"/api/v1/actions/{name}" for name in wanted} <= posts
+    assert "<caption>Body</caption>" in page
+    assert "For how long; up to 7 days." in page
+    assert "Answer: RedriveReport" in page

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import time
@@ -20,9 +21,11 @@ from playwright.sync_api import Browser, Page, Request, sync_playwright
 from tests.deadletters.redrive.test_folder import Place
 from tests.until import wait_until
 from tests.web.recordings import FAILED, record, write_letters
-from tests.web.scripted_pipeline import SCRIPT, ScriptedPipeline
+from tests.web.scripted_pipeline import SCRIPT, SECRET, ScriptedPipeline
 
+from tidemill.deadletters.restore import SourceReader
 from tidemill.runtime.live_tasks import LiveState, LiveTask, LiveWindow
+from tidemill.runtime.messages import SourceMessage
 from tidemill.spark.live.web_ui import serve_web
 
 PAGES = {
@@ -320,6 +323,32 @@ def test_a_ticked_letter_goes_from_the_click_to_its_sink(
             page.reload()
             page.wait_for_selector("text=Past redrives")
     assert place.sent() == {4: 1}
+
+
+def test_a_value_is_read_where_the_reader_asks_for_it(
+    browser: Browser, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(self: SourceReader, topic: str, partition: int, offset: int) -> SourceMessage:
+        value = json.dumps({"text": SCRIPT, "password": SECRET}).encode()
+        return SourceMessage(topic, partition, offset, SCRIPT.encode(), value, ((SCRIPT, b"\xff"),), 1_790_000_000_000)
+
+    monkeypatch.setattr(SourceReader, "find_range", lambda self, topic, partition: (1, 1_000))
+    monkeypatch.setattr(SourceReader, "read", read)
+    with opened(browser, served, NARROW, "light") as (page, watch):
+        page.goto(f"{served.base}{PAGES['message']}")
+        page.focus("#value a")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("section#value")
+        text = page.inner_text("section#value")
+        assert text.count(SCRIPT) == 3
+        assert '"password": "***"' in text
+        assert SECRET not in page.content()
+        assert page.url == f"{served.base}{PAGES['message']}"
+        assert page.evaluate("document.documentElement.scrollWidth") == NARROW[0]
+        page.goto(f"{served.base}/messages/orders/0/0")
+        page.click("#value a")
+        page.wait_for_selector("text=was removed from its topic (retention)")
+        assert [line for line in watch.wrong if "404" not in line] == []
 
 
 def test_a_drain_is_confirmed_by_its_name_with_the_keyboard_alone(browser: Browser, served: Served) -> None:

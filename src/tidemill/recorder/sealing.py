@@ -71,7 +71,12 @@ def join_batches(table: RowTable, batches: Sequence[tuple[FrameInfo, pa.RecordBa
 def _add_bounds(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Add the first and last offset of tasks, whose statistics tell which row groups have an offset."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
+    lists = batch["offsets"]
+    if not lists.null_count and pc.all(pc.equal(pc.list_value_length(lists), 1)).as_py():  # most tasks have a message
+        only = lists.flatten()
+        return batch.append_column("first_offset", only).append_column("last_offset", only)
     pairs = [(min(offsets), max(offsets)) if offsets else (-1, -1) for offsets in batch["offsets"].to_pylist()]
     for name, place in (("first_offset", 0), ("last_offset", 1)):
         batch = batch.append_column(name, pa.array([pair[place] for pair in pairs], pa.int64()))
@@ -129,8 +134,12 @@ def _index_messages(rows: pa.Table) -> dict[str, bytes]:
 def _index_tasks(rows: pa.Table) -> dict[str, bytes]:
     import pyarrow as pa
 
-    labels = []
+    labels: list[pa.Array] = []
+    has_labels = len(rows["labels"].chunk(0).keys) > 0
     for at in range(0, len(rows), GROUP_ROWS):
+        if not has_labels:
+            labels.append(pa.array([], pa.uint32()))
+            continue
         named = {pair for pairs in rows["labels"][at : at + GROUP_ROWS].to_pylist() for pair in pairs or ()}
         labels.append(pa.array([hash_value(pack_label(*pair)) for pair in named], pa.uint32()))
     return {"task_id": build_index(_split(_hash_column(rows["task_id"].chunk(0)))), "label": build_index(labels)}

@@ -124,7 +124,7 @@ class RecordWriter:
         policy: When segments are sealed.
         sample: Instead of `read_progress`, where there are no engines.
         folder: The name of the folder below `db_dir`; '': that of the group and the worker.
-        end_seconds: How long its end may take.
+        end_seconds: How long its end may take; None: `END_SECONDS`.
 
     Example:
         >>> with RecordWriter(settings, "orders", "host-1", stored=link.confirm) as writer:  # doctest: +SKIP
@@ -143,10 +143,11 @@ class RecordWriter:
         policy: SealPolicy | None = None,
         sample: Sample | None = None,
         folder: str = "",
-        end_seconds: float = END_SECONDS,
+        end_seconds: float | None = None,
     ) -> None:
         """Write nothing yet."""
-        self._folder, self._end_seconds = folder, end_seconds
+        self._folder = folder
+        self._end_seconds = END_SECONDS if end_seconds is None else end_seconds
         self._settings = settings
         self._group, self._worker = group, worker
         self._stored = stored
@@ -220,7 +221,11 @@ class RecordWriter:
 
     def add_event(self, event: RecordedEvent, slot: int = 0) -> None:
         """Take an event of the driver itself, which may be about the engine of a slot; returns at once."""
-        self._put(_Events("", slot, 0, (event,)))
+        self.add_events((event,), slot)
+
+    def add_events(self, events: Sequence[RecordedEvent], slot: int = 0) -> None:
+        """Take events of this process; returns at once."""
+        self._put(_Events("", slot, 0, events))
 
     def _put(self, item: _Rows | _Events) -> None:
         with self._lock:

@@ -25,6 +25,7 @@ class Operation(BaseModel):
     title: str
     text: str = ""
     parameters: list[Parameter] = []
+    body: list[Parameter] = []
     answer: str = ""
     fields: list[Parameter] = []
 
@@ -40,7 +41,9 @@ def describe_api(document: Mapping[str, Any]) -> list[Operation]:
 
 
 def _describe_operation(method: str, path: str, operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> Operation:
-    content = operation.get("responses", {}).get("200", {}).get("content", {})
+    responses = operation.get("responses", {})
+    answered: Mapping[str, Any] = responses.get("200") or responses.get("202") or {}
+    content = answered.get("content", {})
     schema = content.get("application/json", {}).get("schema", {})
     kind = _name_kind(schema)
     fields = schemas.get(kind.removesuffix("[]"), {}).get("properties", {})
@@ -58,12 +61,23 @@ def _describe_operation(method: str, path: str, operation: Mapping[str, Any], sc
             )
             for parameter in operation.get("parameters", [])
         ],
+        body=_describe_body(operation, schemas),
         answer=kind if schema else ", ".join(content),
         fields=[
             Parameter(name=name, kind=_name_kind(field), text=field.get("description", ""))
             for name, field in fields.items()
         ],
     )
+
+
+def _describe_body(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> list[Parameter]:
+    schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    found = schemas.get(_name_kind(schema), {})
+    required = found.get("required", ())
+    return [
+        Parameter(name=name, kind=_name_kind(field), text=field.get("description", ""), is_required=name in required)
+        for name, field in found.get("properties", {}).items()
+    ]
 
 
 def _name_kind(schema: Mapping[str, Any]) -> str:

@@ -127,23 +127,28 @@ class EngineRecorder:
     def note_attempt(self, run: TaskRun, outcome: ProcessOutcome) -> None:
         """Record a try of a task that has just ended."""
         self._slow.note(run, outcome)
-        self._note_task(lambda now: self._tasks.add(run, outcome, now))
+        now = self._clock()
+        try:
+            self._tasks.add(run, outcome, now)
+        except Exception as error:  # a user's values can be anything
+            self._lose(1, error)
+        self._look_at_tasks(now)
 
     def note_known(self, run: TaskRun, exit_code: int, output_bytes: int) -> None:
         """Record a task whose result was known; for those with a label or an exit code only."""
-        self._note_task(lambda now: self._tasks.add_known(run, exit_code, output_bytes))
-
-    def _note_task(self, add: Callable[[float], None]) -> None:
-        now = self._clock()
         try:
-            add(now)
+            self._tasks.add_known(run, exit_code, output_bytes)
         except Exception as error:  # a user's values can be anything
             self._lose(1, error)
+        self._look_at_tasks(self._clock())
+
+    def _look_at_tasks(self, now: float) -> None:
         if self._tasks_since is None:
             self._tasks_since = now
-        is_overdue = self._tasks.size >= 4 * MAX_ROWS or self._tasks.held_bytes >= 4 * MAX_HELD_BYTES
-        if self._tasks.size >= MAX_ROWS or self._tasks.held_bytes >= MAX_HELD_BYTES:
-            self._pack_tasks(at_once=is_overdue)  # where no thread was free for long
+        size, held = self._tasks.size, self._tasks.held_bytes
+        if size >= MAX_ROWS or held >= MAX_HELD_BYTES:
+            # At once, where no thread was free for long.
+            self._pack_tasks(at_once=size >= 4 * MAX_ROWS or held >= 4 * MAX_HELD_BYTES)
 
     def note_failure(
         self,

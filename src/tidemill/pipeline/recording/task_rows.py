@@ -29,6 +29,8 @@ MAX_STREAM_BYTES = 64 * 1024
 MAX_OFFSETS = 1_000
 #: What a task that ended well has as its kind.
 OK = "ok"
+#: The arguments or labels of a task without any.
+_NOTHING: list[Any] = []
 #: Output of failed tasks is kept of this many a second.
 MAX_OUTPUTS_PER_SECOND = 100
 
@@ -42,7 +44,8 @@ class TaskRows:
 
     def __init__(self, settings: DebugSettings) -> None:
         """Start without rows."""
-        self._settings = settings
+        self._stores_output, self._stores_stdin = settings.store_output, settings.store_stdin
+        self._stores = settings.store_output or settings.store_stdin
         self._least_seconds = settings.event_min_duration_ms / 1000
         self._output_seconds = settings.output_min_duration_ms / 1000
         self._outputs = FailureSample(MAX_OUTPUTS_PER_SECOND)
@@ -67,15 +70,14 @@ class TaskRows:
             outcome: How it ended.
             now: A clock that never goes back, in seconds.
         """
-        is_bad = outcome.kind is not None
-        if not is_bad and outcome.duration_seconds < self._least_seconds:
-            return
-        settings = self._settings
-        keeps = (settings.store_output or settings.store_stdin) and (
-            self._outputs.admits(now, OK, "") if is_bad else outcome.duration_seconds >= self._output_seconds
-        )
-        error = None
-        if outcome.kind is not None:
+        error, kind = None, OK
+        if outcome.kind is None:
+            if outcome.duration_seconds < self._least_seconds:
+                return
+            keeps = self._stores and outcome.duration_seconds >= self._output_seconds
+        else:
+            keeps = self._stores and self._outputs.admits(now, OK, "")
+            kind = outcome.kind.value
             text = outcome.stderr.decode("utf-8", "replace")
             failure = ExecutorError(run.task, outcome.exit_code, text, outcome.exception, None, outcome.kind)
             error = clean_error(describe_failure(failure))
@@ -88,20 +90,20 @@ class TaskRows:
                 None if outcome.pid is None else run.ended_at - int(outcome.duration_seconds * 1_000_000),
                 run.ended_at,
             ),
-            outcome.exit_code,
-            OK if outcome.kind is None else outcome.kind.value,
+            _fit(outcome.exit_code),
+            kind,
             len(outcome.stdout) + len(outcome.stderr),
-            cut_stream(outcome.stdout) if keeps and settings.store_output else None,
-            cut_stream(outcome.stderr) if keeps and settings.store_output else None,
+            cut_stream(outcome.stdout) if keeps and self._stores_output else None,
+            cut_stream(outcome.stderr) if keeps and self._stores_output else None,
             error,
-            cut_stream(_encode_input(run.task)) if keeps and settings.store_stdin else None,
+            cut_stream(_encode_input(run.task)) if keeps and self._stores_stdin else None,
         )
 
     def add_known(self, run: TaskRun, exit_code: int, output_bytes: int) -> None:
         """Add the row of a task whose result was known."""
         kind = OK if exit_code == 0 else "exit"
         at = run.ended_at or time.time_ns() // 1000
-        self._add(run, None, None, (at, at, at), exit_code, kind, output_bytes, None, None, None)
+        self._add(run, None, None, (at, at, at), _fit(exit_code), kind, output_bytes, None, None, None)
 
     def _add(
         self,
@@ -118,19 +120,20 @@ class TaskRows:
         stdin: bytes | None = None,
     ) -> None:
         task, (place, offsets) = run.task, run.owner.find_task_offsets(run)
-        self._held_bytes += len(stdout or b"") + len(stderr or b"") + len(stdin or b"")
+        if stdout is not None or stderr is not None or stdin is not None:
+            self._held_bytes += len(stdout or b"") + len(stderr or b"") + len(stdin or b"")
         self._rows.append(  # in the order of the schema
             (
                 clean_name(task.task_id),
-                clean_name(place[0]),
+                place[0],
                 int(place[1]),
                 [int(offset) for offset in offsets[:MAX_OFFSETS]],
-                clean_args(task.args),
-                _clean_labels(task),
+                clean_args(task.args) if task.args else _NOTHING,
+                _clean_labels(task) if task.labels else _NOTHING,
                 slot,
                 pid,
                 *times,
-                _fit(exit_code),
+                exit_code,
                 kind,
                 run.attempts,
                 _measure_input(task),
@@ -180,11 +183,17 @@ class TakenTaskRows:
         schema = tasks_schema()
         columns: dict[str, Any] = dict(zip(schema.names, zip(*self._rows, strict=True), strict=True))
         for stream in ("stdout", "stderr", "stdin"):
-            columns[stream] = [
-                mask_stream(data) if data is not None and self._has_output else None for data in columns[stream]
-            ]
-        words = {name: encode_words(columns.pop(name)) for name in ("topic", "kind")}
-        arrays = {name: pa.array(column, schema.field(name).type) for name, column in columns.items()} | words
+            if columns[stream].count(None) < self.size:
+                columns[stream] = [
+                    mask_stream(data) if data is not None and self._has_output else None for data in columns[stream]
+                ]
+        names = {topic: clean_name(topic) for topic in set(columns["topic"])}
+        columns["topic"] = [names[topic] for topic in columns["topic"]]
+        arrays = {name: encode_words(columns.pop(name)) for name in ("topic", "kind")}
+        for name, column in columns.items():
+            kind = schema.field(name).type
+            is_empty = column[0] is None and column.count(None) == self.size
+            arrays[name] = pa.nulls(self.size, kind) if is_empty else pa.array(column, kind)
         return pa.record_batch([arrays[name] for name in schema.names], schema=schema)
 
 
