@@ -177,6 +177,17 @@ def test_a_full_disk_loses_rows_says_so_and_goes_on_when_there_is_room(tmp_path:
     assert "No space left" in lost[0]["error"]
 
 
+def test_what_was_lost_is_said_when_rows_are_recorded_again_and_at_the_end(tmp_path: Path, disk: FullDisk):
+    """The first line of a full disk comes before most is lost: the totals follow."""
+    with capture_logs() as logs, RecordWriter(settings(tmp_path), "g", "w") as writer:
+        for seq, full in ((1, True), (2, True), (3, False), (4, True), (5, True)):
+            disk.full = full
+            writer.put_rows("e1", 0, seq, RowTable.MESSAGES, messages(message(seq)))
+            stored(writer, seq)
+    told = [(line["event"].split(";")[0], line["rows"]) for line in logs if "lost" in line["event"]]
+    assert told == [("recorded rows are lost", 1), ("rows are recorded again", 2), ("recorded rows are lost", 4)]
+
+
 LIMITED = """
     import resource, sys
     from tests.recorder.rows import START, message, messages
