@@ -285,6 +285,17 @@ def test_a_recording_that_is_being_written_is_merged_as_it_is_now(folder: Path, 
     assert run("record", "merge", "--to", str(merged), str(tmp_path / "nowhere")).exit_code == 2
 
 
+def test_a_file_in_place_of_the_folder_to_write_is_refused(folder: Path, tmp_path: Path):
+    (tmp_path / "file").write_text("mine")
+    for command in (("merge", "--to", "file", str(folder)), ("export", "--parquet", "file", "pipeline.yaml")):
+        result = run("record", *command)
+        assert result.exit_code == 2, result.output
+        assert result.stderr.splitlines() == [
+            f"error: {command[1]} file: this is a file; name a folder, which is created if it is missing"
+        ]
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_clean_removes_what_ended_before_a_time_and_nothing_that_is_written(folder: Path):
     with RecordWriter(DebugSettings(db_dir=str(folder)), "g", "host-2"):
         assert "0 recordings" in run("record", "clean", "pipeline.yaml").stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import sqlite3
 import stat
 import subprocess
@@ -177,6 +178,17 @@ def test_a_full_disk_loses_rows_says_so_and_goes_on_when_there_is_room(tmp_path:
     assert "No space left" in lost[0]["error"]
 
 
+def test_what_was_lost_is_said_when_rows_are_recorded_again_and_at_the_end(tmp_path: Path, disk: FullDisk):
+    """The first line of a full disk comes before most is lost: the totals follow."""
+    with capture_logs() as logs, RecordWriter(settings(tmp_path), "g", "w") as writer:
+        for seq, full in ((1, True), (2, True), (3, False), (4, True), (5, True)):
+            disk.full = full
+            writer.put_rows("e1", 0, seq, RowTable.MESSAGES, messages(message(seq)))
+            stored(writer, seq)
+    told = [(line["event"].split(";")[0], line["rows"]) for line in logs if "lost" in line["event"]]
+    assert told == [("recorded rows are lost", 1), ("rows are recorded again", 2), ("recorded rows are lost", 4)]
+
+
 LIMITED = """
     import resource, sys
     from tests.recorder.rows import START, message, messages
@@ -283,6 +295,38 @@ def test_a_folder_that_cannot_be_written_means_memory_and_is_said_once(tmp_path:
         stored(writer, 1)
         assert writer.statistics.place == "memory"
     assert [line["event"] for line in logs] == ["the recording cannot be written; the newest 64 MiB are kept in memory"]
+
+
+@pytest.mark.parametrize("removed", ["", "g.w"])
+def test_a_folder_that_is_removed_is_made_again_and_said_once(tmp_path: Path, removed: str):
+    folder = tmp_path / "recordings"
+    with capture_logs() as logs, RecordWriter(settings(folder), "g", "w") as writer:
+        writer.put_rows("e1", 0, 1, RowTable.MESSAGES, messages(message(1)))
+        stored(writer, 1)
+        shutil.rmtree(folder / removed)
+        wait_until(lambda: list(folder.glob("g.w/*.db")))
+        writer.put_rows("e1", 0, 2, RowTable.MESSAGES, messages(message(2)))
+        writer.put_events("e1", 0, 3, [FAILED])
+        stored(writer, 2)
+    assert read_offsets(folder) == [1, 2], "rows that were not sealed yet are in memory, and sealed anew"
+    assert len(Reader(folder).list_failures().groups) == 1
+    assert [line["event"].split(";")[0] for line in logs] == ["the recording was removed while it was written"]
+
+
+def test_rows_are_counted_as_lost_while_a_removed_folder_cannot_be_made_again(tmp_path: Path):
+    folder = tmp_path / "recordings"
+    with RecordWriter(settings(folder), "g", "w") as writer:
+        writer.put_rows("e1", 0, 1, RowTable.MESSAGES, messages(message(1)))
+        stored(writer, 1)
+        folder.rename(tmp_path / "away")
+        folder.write_text("")
+        wait_until(lambda: getattr(writer.recording, "_is_missing", False))
+        writer.put_rows("e1", 0, 2, RowTable.MESSAGES, messages(message(2)))
+        stored(writer, 2)
+        folder.unlink()
+        wait_until(lambda: list(folder.glob("g.w/*.db")))
+    assert (writer.statistics.rows, writer.statistics.lost_rows) == (1, 1)
+    assert read_offsets(folder) == [1]
 
 
 def test_no_folder_means_memory_and_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -91,6 +91,16 @@ def format_size(size_bytes: int) -> str:
     return f"{size:.0f} {units[0]}" if units[0] == "B" else f"{size:.1f} {units[0]}"
 
 
+def _refuse_file(option: str, target: Path) -> None:
+    """Refuse something that is in the place of a folder to write.
+
+    Raises:
+        ConfigError: It is no folder.
+    """
+    if target.exists() and not target.is_dir():
+        raise ConfigError(f"{option} {target}: this is a file; name a folder, which is created if it is missing")
+
+
 @app.command()
 def merge(
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The folder for all of them.")],
@@ -113,6 +123,7 @@ def merge(
                 raise ConfigError(f"{source}: not a folder of recordings")
             if to.resolve() == source.resolve() or source.resolve() in to.resolve().parents:
                 raise ConfigError(f"--to {to}: choose a folder outside of {source}")
+        _refuse_file("--to", to)
         copies, problems = copy_recordings(sources, to)
         for problem in problems:
             typer.echo(f"warning: {problem}", err=True)
@@ -162,6 +173,7 @@ def export(
         from tidemill.recorder.export import export_messages
 
         folder = find_folder(config)
+        _refuse_file("--parquet", parquet)
         first, last = parse_time("--from", since), parse_time("--until", until)
         problems: list[str] = []
         count = export_messages(

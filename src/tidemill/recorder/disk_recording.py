@@ -1,7 +1,7 @@
 """The recording of a worker on disk: the current period, its open segments and its database.
 
 Invariants: one thread calls it, and what others left is dealt with on another one; what the disk refuses raises and
-leaves everything as it was, so that the next call may succeed.
+leaves everything as it was, so that the next call may succeed; files that somebody removed are not written to any more.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tidemill.recorder.events import RecordedEvent
 from tidemill.recorder.events_database import EventsDatabase
 from tidemill.recorder.frames import FrameInfo
 from tidemill.recorder.open_segment import OpenSegment
-from tidemill.recorder.periods import Period, SegmentName, create_period, make_private_folder, name_worker_folder
+from tidemill.recorder.periods import LOCK, Period, SegmentName, create_period, make_private_folder, name_worker_folder
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.sealed_files import seal_leftovers, seal_open_file, write_sealed
 from tidemill.recorder.sealing import release_memory, seal
@@ -77,7 +77,6 @@ class DiskRecording:
         self._settings = settings
         self._policy = policy or SealPolicy()
         self._db_dir = db_dir
-        db_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = db_dir / (folder or name_worker_folder(group, worker))
         self._open: dict[RowTable, OpenSegment] = {}
         self._names: dict[RowTable, SegmentName] = {}
@@ -89,10 +88,12 @@ class DiskRecording:
         self._cleaned = self._flushed - CLEAN_SECONDS  # what earlier runs left may be too much
         self._housekeeping: threading.Thread | None = None
         self._housekeeping_at = 0.0
+        self._is_missing = False
         self._begin_period()
 
     def _begin_period(self) -> None:
         now = time.time()
+        self._db_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         make_private_folder(self._folder)  # another process may have removed it, if it was empty
         period, lock = create_period(self._folder, self._worker, now)
         try:
@@ -155,8 +156,10 @@ class DiskRecording:
         """Write rows.
 
         Raises:
-            OSError: The disk refuses them.
+            OSError: The disk refuses them, or the folder was removed and cannot be made again.
         """
+        if self._is_missing:
+            raise FileNotFoundError(2, f"{self._folder} was removed and cannot be made again")
         segment = self._open.get(table) or self._open_segment(table)
         try:
             segment.append(frames)
@@ -205,6 +208,7 @@ class DiskRecording:
             sqlite3.Error: Likewise.
         """
         now = time.monotonic()
+        self._replace_missing()
         self.seal_full()
         if self._unsealed and now >= self._retry_at:
             self._seal_again()
@@ -221,7 +225,35 @@ class DiskRecording:
             self._rotate_at = now + RETRY_SECONDS  # if it fails
             self._rotate()
 
+    def _replace_missing(self) -> None:
+        """Begin a new period if somebody removed the files of this one; open segments, which are in memory, go there.
+
+        Raises:
+            OSError: The disk refuses it; it is tried again at the next call.
+            sqlite3.Error: Likewise.
+        """
+        before, lock, database = self._period, self._lock, self.database
+        if before.database.exists() and (before.folder / LOCK).exists():
+            return
+        if not self._is_missing:
+            self._is_missing = True
+            log.error(
+                "the recording was removed while it was written; a new one begins, what was sealed before is gone",
+                path=str(before.database),
+                advice="exempt debug.db_dir from what removes old files; `tidemill record clean` removes recordings",
+            )
+        self._begin_period()
+        self._is_missing = False
+        _close_period(before, lock, database)
+        for table in list(self._open):
+            self._numbers += 1
+            self._names[table] = SegmentName(self._numbers, table, sealed=False)
+            self._seal(table)
+
     def _seal(self, table: RowTable) -> None:
+        if not self._period.folder.is_dir():
+            self._replace_missing()
+            return
         segment, name = self._open.pop(table), self._names[table]
         try:
             row = write_sealed(self._period, name, seal(table, segment.batches, self._worker), time.time())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -85,6 +86,11 @@ class RecorderStatistics(msgspec.Struct):
     lost_by_slot: dict[int, int] = {}
     problem: str = ""
 
+    @property
+    def lost(self) -> int:
+        """Rows and events that could not be stored."""
+        return self.lost_rows + self.lost_events
+
 
 class _Rows(msgspec.Struct, frozen=True):
     info: FrameInfo
@@ -159,6 +165,9 @@ class RecordWriter:
         self._known = KnownFrames()
         self._sampler = Sampler(settings, sample if read_progress is None else sample_progress(read_progress))
         self._thread: threading.Thread | None = None
+        #: What was lost when the log last said so, and whether something was lost since something was stored.
+        self._said_lost, self._is_losing = 0, False
+        self._log_lost_at = self._log_recovery_at = 0.0
         self.statistics = RecorderStatistics()
         self.recording: Recording | None = None
 
@@ -201,6 +210,8 @@ class RecordWriter:
             self._thread.join(self._end_seconds)
             if self._thread.is_alive():
                 log.warning("the recording is not written to its end: the disk is too slow", path=self.statistics.place)
+        if self.statistics.lost > self._said_lost:
+            self._log_lost("recorded rows are lost")
 
     def put_rows(self, engine_id: str, slot: int, seq: int, table: RowTable, body: bytes, count: int = 1) -> None:
         """Take a batch of rows (`schema.encode_rows`); returns at once.
@@ -313,6 +324,7 @@ class RecordWriter:
         try:
             recording.append(table, [(info, item.body, batch)])
             self.statistics.rows += len(batch)
+            self._note_stored()
         except Exception as error:
             self.lose(info.engine, str(error), rows=len(batch))
 
@@ -340,13 +352,26 @@ class RecordWriter:
             counts.lost_events += events
             counts.lost_by_slot = counts.lost_by_slot | {slot: counts.lost_by_slot.get(slot, 0) + rows + events}
             counts.problem = why
-        throttle(log, LOG_SECONDS).error(
-            "recorded rows are lost",
-            path=counts.place,
-            error=why,
-            rows=counts.lost_rows,
-            events=counts.lost_events,
-        )
+            self._is_losing = True
+        now = time.monotonic()
+        if now >= self._log_lost_at:
+            self._log_lost_at = now + LOG_SECONDS
+            self._log_lost("recorded rows are lost")
+
+    def _note_stored(self) -> None:
+        """Say that rows are stored again, with what was lost until now."""
+        if not self._is_losing:
+            return
+        self._is_losing = False
+        now = time.monotonic()
+        if self.statistics.lost > self._said_lost and now >= self._log_recovery_at:
+            self._log_recovery_at = now + LOG_SECONDS
+            self._log_lost("rows are recorded again; those before are lost")
+
+    def _log_lost(self, text: str) -> None:
+        counts = self.statistics
+        self._said_lost = counts.lost
+        log.error(text, path=counts.place, error=counts.problem, rows=counts.lost_rows, events=counts.lost_events)
 
     def _confirm(self, engine_id: str, seq: int) -> None:
         if not engine_id:
