@@ -38,14 +38,20 @@ LOCK = "lock"
 def name_worker_folder(group: str, worker: str) -> str:
     """Return the name of a worker's folder; names that cannot be a file's are changed, and stay different.
 
+    A dot in a group or a worker would let two pairs have one folder: these have a digest, too.
+
     Example:
         >>> name_worker_folder("orders", "host-1")
         'orders.host-1'
+        >>> name_worker_folder("orders.eu", "host-1"), name_worker_folder("orders", "eu.host-1")
+        ('orders.eu.host-1.ad7e1960', 'orders.eu.host-1.b57de9a7')
     """
     wanted = f"{group}.{worker}"
     readable = _UNSAFE.sub("_", wanted)[:_MAX_NAME].lstrip(".") or "_"
-    if readable == wanted:
+    if readable == wanted and wanted.count(".") == 1:
         return readable
+    if wanted.count(".") > 1:
+        wanted = f"{len(group)}.{wanted}"
     return f"{readable}.{hashlib.blake2b(wanted.encode('utf-8', 'replace'), digest_size=4).hexdigest()}"
 
 
