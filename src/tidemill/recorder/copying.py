@@ -166,7 +166,12 @@ def _copy_segment(period: Period, name: SegmentName, copy: Period) -> None:
         return
     # The index first, as everywhere.
     for path, ending in [(period.path_of(name, ending), ending) for ending in ("idx", "parquet")]:
-        view = _read(functools.partial(FileView, path))
+        try:
+            view = _read(functools.partial(FileView, path))
+        except FileNotFoundError:
+            if ending == "idx":  # whoever reads the copy makes it again
+                continue
+            raise
         fd = create_file(copy.path_of(name, ending))
         try:
             at = 0

@@ -236,7 +236,7 @@ def list_worker_folders(db_dir: Path) -> list[Path]:
 
 
 def list_periods(worker_folder: Path) -> list[Period]:
-    """Return the periods of a worker, the oldest first."""
+    """Return the periods of a worker, the oldest first; one with segments is a period without its database, too."""
     return sorted(_find_periods(worker_folder), key=lambda period: (period.started, period.name))
 
 
@@ -245,3 +245,8 @@ def _find_periods(worker_folder: Path) -> Iterator[Period]:
         for entry in os.scandir(worker_folder):
             if entry.is_file(follow_symlinks=False) and _PERIOD.fullmatch(entry.name):
                 yield Period(worker_folder, entry.name.removesuffix(".db"))
+            elif entry.is_dir(follow_symlinks=False) and _PERIOD.fullmatch(f"{entry.name}.db"):
+                period = Period(worker_folder, entry.name)
+                # One that is being created or removed has none.
+                if period.list_segments() and not os.path.lexists(period.database):
+                    yield period
