@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -276,13 +277,41 @@ def test_a_recording_that_is_being_written_is_merged_as_it_is_now(folder: Path, 
         wait_until(lambda: writer.statistics.events)
         result = run("record", "merge", "--to", str(merged), str(folder), str(folder))
     assert result.exit_code == 0, result.output
-    assert "4 recordings copied" in result.stderr
+    assert "2 recordings copied" in result.stderr
     reader = Reader(merged)
-    assert [row.offset for row in reader.find_messages(MessageQuery(offset=100)).rows] == [100, 100]
+    assert [row.offset for row in reader.find_messages(MessageQuery(offset=100)).rows] == [100]
     assert len(reader.list_failures().groups) == 1
     assert not any(info.problems or info.live for info in reader.list_recordings())
     assert run("record", "merge", "--to", str(folder / "inside"), str(folder)).exit_code == 2
     assert run("record", "merge", "--to", str(merged), str(tmp_path / "nowhere")).exit_code == 2
+
+
+def test_a_recording_that_is_merged_again_is_brought_up_to_date(folder: Path, tmp_path: Path):
+    merged = tmp_path / "merged"
+
+    def merge() -> list[int]:
+        result = run("record", "merge", "--to", str(merged), str(folder))
+        assert (result.exit_code, result.stderr) == (0, f"2 recordings copied to {merged}\n")
+        return sorted(row.offset for row in Reader(merged).find_messages(MessageQuery(worker="host-2")).rows)
+
+    with RecordWriter(DebugSettings(db_dir=str(folder)), "g", "host-2") as writer:
+        for count, offset in enumerate((100, 101), 1):
+            writer.put_rows("e2", 0, 2 * offset, RowTable.MESSAGES, messages(message(offset)))
+            event = RecordedEvent(START, EventKind.ACTION, text="who did it")
+            writer.put_events("e2", 0, 2 * offset + 1, [event])
+            wait_until(functools.partial(lambda count: writer.statistics.events == count, count))
+            assert merge() == list(range(100, offset + 1))
+    assert merge() == [100, 101]
+    for path in (folder / "g.host-2").rglob("*.parquet"):
+        path.unlink()
+    assert merge() == [100, 101], "what retention removed from the source stays in the copy"
+    assert [info.events for info in Reader(merged).list_recordings() if info.recording == "g.host-2"] == [2]
+
+
+def test_the_folder_of_one_worker_is_no_folder_of_recordings(folder: Path, tmp_path: Path):
+    result = run("record", "merge", "--to", str(tmp_path / "merged"), str(folder / "g.host-1"))
+    assert result.exit_code == 2
+    assert "name the one above it" in result.stderr
 
 
 def test_a_file_in_place_of_the_folder_to_write_is_refused(folder: Path, tmp_path: Path):

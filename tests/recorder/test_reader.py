@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import random
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 from tests.recorder.rows import START, TOPIC, message, messages, task, tasks
 from tests.until import wait_until
 
@@ -17,6 +19,8 @@ from tidemill.config.debug_settings import DebugSettings
 from tidemill.core.recorder.cursor import WrongCursorError
 from tidemill.core.recorder.sealing import SealPolicy
 from tidemill.recorder import event_search
+from tidemill.recorder.cleaning import find_expired, remove_recordings
+from tidemill.recorder.copying import copy_recordings
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.memory_recording import MemoryRecording
 from tidemill.recorder.queries import EventQuery, MessageQuery, TaskQuery
@@ -384,6 +388,42 @@ def test_a_damaged_segment_is_skipped_and_said(recorded: Path, ending: str, how:
     assert len(page.rows) in range(len(ROWS) - 2 * SEGMENT, len(ROWS) - 10)
     assert len(page.problems) == 1
     assert victim.stem in page.problems[0]
+
+
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_an_index_that_is_missing_is_made_again_and_said(
+    recorded: Path, tmp_path_factory: pytest.TempPathFactory, is_copy: bool
+):
+    whole = Reader(recorded)
+    asked = [MessageQuery(), MessageQuery(key=b"k4"), MessageQuery(label="tenant=rare"), MessageQuery(partition=2)]
+    answers = [whole.find_messages(query, limit=1_000).rows for query in asked]
+    listed = whole.list_recordings()[0]
+    indexes = list(recorded.rglob("*.idx"))
+    for path in indexes:
+        path.unlink()
+    if is_copy:
+        folder = tmp_path_factory.mktemp("copy")
+        assert copy_recordings([recorded], folder)[1] == []
+        recorded = folder
+    with capture_logs() as logs:
+        reader = Reader(recorded)
+        assert [reader.find_messages(query, limit=1_000).rows for query in asked] == answers
+    assert len({line["path"] for line in logs if "index" in line["event"]}) == len(indexes)
+    found = reader.list_recordings()[0]
+    assert (found.messages, found.tasks, found.first_us) == (listed.messages, listed.tasks, listed.first_us)
+
+
+def test_a_recording_without_its_database_is_read_listed_and_cleaned(recorded: Path):
+    (database,) = recorded.rglob("*.db")
+    database.unlink()
+    reader = Reader(recorded)
+    assert len(reader.find_messages(MessageQuery(), limit=1_000).rows) == len(ROWS)
+    (info,) = reader.list_recordings()
+    assert info.messages == len(ROWS)
+    assert info.problems == ["its database is missing: its messages and tasks are there, its events are not"]
+    expired = find_expired(recorded, time.time(), before=time.time() + 100)
+    assert len(remove_recordings(expired)) == 1
+    assert list(recorded.iterdir()) == []
 
 
 def test_a_damaged_open_segment_is_read_up_to_the_damage(tmp_path: Path):

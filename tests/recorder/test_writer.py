@@ -130,6 +130,13 @@ def test_names_that_no_file_can_have_stay_apart(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["recordings"]
 
 
+def test_groups_and_workers_with_dots_have_folders_of_their_own(tmp_path: Path):
+    with RecordWriter(settings(tmp_path), "orders.eu", "host"), RecordWriter(settings(tmp_path), "orders", "eu.host"):
+        assert len(list_worker_folders(tmp_path)) == 2
+        found = {(info.group, info.worker): info.recording for info in Reader(tmp_path).list_recordings()}
+    assert len({found["orders.eu", "host"], found["orders", "eu.host"]}) == 2
+
+
 def test_a_batch_that_cannot_be_read_is_counted_and_the_others_are_stored(tmp_path: Path):
     with RecordWriter(settings(tmp_path), "g", "w") as writer:
         writer.put_rows("e1", 0, 1, RowTable.MESSAGES, b"garbage")

@@ -116,11 +116,14 @@ def merge(
     """Copy recordings of several folders into one, as they are now; those being written are copied, too."""
     with reporting():
         from tidemill.recorder.copying import copy_recordings
+        from tidemill.recorder.periods import list_periods
 
         sources = folders or [find_folder(config)]
         for source in sources:
             if not source.is_dir():
                 raise ConfigError(f"{source}: not a folder of recordings")
+            if list_periods(source):
+                raise ConfigError(f"{source}: this is the folder of one worker; name the one above it")
             if to.resolve() == source.resolve() or source.resolve() in to.resolve().parents:
                 raise ConfigError(f"--to {to}: choose a folder outside of {source}")
         _refuse_file("--to", to)

@@ -1,7 +1,8 @@
 """Copies recordings into another folder: consistent, sealed, readable like any other.
 
 A period that is being written is copied as it is at one moment: its open segments are sealed in the copy, its database
-is copied by SQLite.
+is copied by SQLite. A period that the target has already, as its database says, is brought up to date: what the source
+has more is copied, and what the source does not have any more stays.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tidemill.recorder.periods import (
 from tidemill.recorder.read_database import open_database
 from tidemill.recorder.sealed_files import read_open, write_sealed
 from tidemill.recorder.sealing import seal
+from tidemill.recorder.summary import unpack_index_file
 
 ValueT = TypeVar("ValueT")
 #: So much of a file is copied at once.
@@ -54,7 +56,7 @@ def copy_recordings(sources: Iterable[Path], target: Path) -> tuple[list[Period]
     for source in sources:
         for folder in list_worker_folders(source):
             copies += [copy_period(period, target, problems) for period in list_periods(folder)]
-    return copies, problems
+    return list({copy.database: copy for copy in copies}.values()), problems
 
 
 def copy_period(period: Period, target: Path, problems: list[str]) -> Period:
@@ -78,8 +80,11 @@ def copy_in_steps(period: Period, target: Path, problems: list[str]) -> Generato
     Raises:
         OSError: The target cannot be written.
     """
-    copy = _choose_name(period, target)
-    os.close(create_file(copy.folder / LOCK))
+    copy, is_new = _choose_copy(period, target)
+    if is_new:
+        os.close(create_file(copy.folder / LOCK))
+    elif copy.is_live():
+        return copy
     for name in period.list_segments():
         try:
             _copy_segment(period, name, copy)
@@ -88,28 +93,63 @@ def copy_in_steps(period: Period, target: Path, problems: list[str]) -> Generato
         except (DamagedSegmentError, ValueError) as error:
             problems.append(f"{period.name}: {name.stem} is damaged and was left out: {error}")
         yield
-    os.close(create_file(copy.database))
+    if is_new:
+        os.close(create_file(copy.database))
     try:
         with contextlib.closing(open_database(period)) as db, contextlib.closing(sqlite3.connect(copy.database)) as out:
-            db.backup(out)
+            if is_new or _count_events(db) >= _count_events(out):
+                db.backup(out)
     except (sqlite3.Error, OSError) as error:
         problems.append(f"{period.name}: its events cannot be read and were left out: {error}")
     return copy
 
 
-def _choose_name(period: Period, target: Path) -> Period:
-    """Create the folder of a copy; two hosts may have recordings of the same name."""
+def _count_events(db: sqlite3.Connection) -> int:
+    """Return how many events a database has had, with those that retention has removed."""
+    return int(db.execute("select coalesce(max(id), 0) from events").fetchone()[0])
+
+
+def _choose_copy(period: Period, target: Path) -> tuple[Period, bool]:
+    """Return the copy, and whether it is new, with an empty folder; two hosts may have recordings of the same name."""
     worker = target / period.worker_folder.name
     make_private_folder(worker)
+    identity = _identify(period)
     number = 1
     while True:
         copy = Period(worker, period.name if number == 1 else f"{period.name}-{number}")
         try:
             copy.folder.mkdir(mode=0o700)
         except FileExistsError:
+            if identity is not None and identity == _identify(copy):
+                return copy, False
             number += 1
             continue
-        return copy
+        return copy, True
+
+
+def _identify(period: Period) -> tuple[str, str, int] | None:
+    """Return the group, the worker and the start of a period, which all of its copies have; None: nobody knows."""
+    with contextlib.suppress(OSError, sqlite3.Error), contextlib.closing(open_database(period)) as db:
+        found: tuple[str, str, int] | None = db.execute('select "group", worker, started_at_us from about').fetchone()
+        return found
+    return None
+
+
+def _make_room(copy: Period, name: SegmentName, rows: int) -> bool:
+    """Tell whether a segment is to be copied, and remove a copy that has fewer rows."""
+    if _count_rows(copy, name) >= rows:
+        return False
+    for ending in ("parquet", "idx"):
+        copy.path_of(name, ending).unlink(missing_ok=True)
+    return True
+
+
+def _count_rows(period: Period, name: SegmentName) -> int:
+    """Return how many rows a sealed segment has; -1 if it is not there, or damaged."""
+    with contextlib.suppress(OSError, DamagedSegmentError):
+        if period.path_of(name, "parquet").exists():
+            return unpack_index_file(FileView(period.path_of(name, "idx")))[0].rows
+    return -1
 
 
 def _copy_segment(period: Period, name: SegmentName, copy: Period) -> None:
@@ -118,12 +158,20 @@ def _copy_segment(period: Period, name: SegmentName, copy: Period) -> None:
         with contextlib.suppress(FileNotFoundError):
             batches, _ = _read(lambda: read_open(period.path_of(name, "open"), name))
             worker = period.name.removesuffix(f"-{period.started}")
-            if any(len(batch) for _, batch in batches):
+            rows = sum(len(batch) for _, batch in batches)
+            if rows and _make_room(copy, name, rows):
                 write_sealed(copy, name, seal(name.table, batches, worker), time.time())
             return
+    if not _make_room(copy, name, max(0, _count_rows(period, name))):
+        return
     # The index first, as everywhere.
     for path, ending in [(period.path_of(name, ending), ending) for ending in ("idx", "parquet")]:
-        view = _read(functools.partial(FileView, path))
+        try:
+            view = _read(functools.partial(FileView, path))
+        except FileNotFoundError:
+            if ending == "idx":  # whoever reads the copy makes it again
+                continue
+            raise
         fd = create_file(copy.path_of(name, ending))
         try:
             at = 0

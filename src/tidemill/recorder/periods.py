@@ -38,14 +38,20 @@ LOCK = "lock"
 def name_worker_folder(group: str, worker: str) -> str:
     """Return the name of a worker's folder; names that cannot be a file's are changed, and stay different.
 
+    A dot in a group or a worker would let two pairs have one folder: these have a digest, too.
+
     Example:
         >>> name_worker_folder("orders", "host-1")
         'orders.host-1'
+        >>> name_worker_folder("orders.eu", "host-1"), name_worker_folder("orders", "eu.host-1")
+        ('orders.eu.host-1.ad7e1960', 'orders.eu.host-1.b57de9a7')
     """
     wanted = f"{group}.{worker}"
     readable = _UNSAFE.sub("_", wanted)[:_MAX_NAME].lstrip(".") or "_"
-    if readable == wanted:
+    if readable == wanted and wanted.count(".") == 1:
         return readable
+    if wanted.count(".") > 1:
+        wanted = f"{len(group)}.{wanted}"
     return f"{readable}.{hashlib.blake2b(wanted.encode('utf-8', 'replace'), digest_size=4).hexdigest()}"
 
 
@@ -230,7 +236,7 @@ def list_worker_folders(db_dir: Path) -> list[Path]:
 
 
 def list_periods(worker_folder: Path) -> list[Period]:
-    """Return the periods of a worker, the oldest first."""
+    """Return the periods of a worker, the oldest first; one with segments is a period without its database, too."""
     return sorted(_find_periods(worker_folder), key=lambda period: (period.started, period.name))
 
 
@@ -239,3 +245,8 @@ def _find_periods(worker_folder: Path) -> Iterator[Period]:
         for entry in os.scandir(worker_folder):
             if entry.is_file(follow_symlinks=False) and _PERIOD.fullmatch(entry.name):
                 yield Period(worker_folder, entry.name.removesuffix(".db"))
+            elif entry.is_dir(follow_symlinks=False) and _PERIOD.fullmatch(f"{entry.name}.db"):
+                period = Period(worker_folder, entry.name)
+                # One that is being created or removed has none.
+                if period.list_segments() and not os.path.lexists(period.database):
+                    yield period

@@ -39,6 +39,8 @@ def describe_recording(store: SegmentStore) -> RecordingInfo:
 
     ask_database(store, read, problems)
     period = store.period if isinstance(store, DiskStore) else None
+    if period is not None and not period.database.exists():
+        problems.append("its database is missing: its messages and tasks are there, its events are not")
     live = period is None or period.is_live()
     ended_at = None if period is None or live else find_end(period)
     return RecordingInfo(

@@ -49,9 +49,20 @@ def seal(table: RowTable, batches: Sequence[tuple[FrameInfo, pa.RecordBatch]], w
     """
     rows = join_batches(table, batches)
     rows = rows.take(_sort(table, rows))
+    summary, index = make_index(table, rows)
+    return SealedSegment(summary, _write_parquet(rows, worker), index)
+
+
+def make_index(table: RowTable, rows: pa.Table) -> tuple[SegmentSummary, bytes]:
+    """Return what a sealed segment has, and its index file.
+
+    Args:
+        table: What the rows are about.
+        rows: All of its rows, at least one, in one chunk and in the order of the file.
+    """
     indexes = _index_messages(rows) if table is RowTable.MESSAGES else _index_tasks(rows)
     summary = _summarize(table, rows)
-    return SealedSegment(summary, _write_parquet(rows, worker), pack_index_file(summary, indexes))
+    return summary, pack_index_file(summary, indexes)
 
 
 def join_batches(table: RowTable, batches: Sequence[tuple[FrameInfo, pa.RecordBatch]]) -> pa.Table:

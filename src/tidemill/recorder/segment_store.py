@@ -7,13 +7,16 @@ Invariant: nothing here writes or waits for who writes. A file that is gone was 
 from __future__ import annotations
 
 import collections
+import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from tidemill.recorder.file_view import FileView
+import structlog
+
+from tidemill.recorder.file_view import ByteView, FileView
 from tidemill.recorder.frames import MAGIC, DamagedSegmentError, FrameInfo, read_frames
 from tidemill.recorder.hash_index import HashIndex
 from tidemill.recorder.memory_recording import MemoryRecording
@@ -21,12 +24,14 @@ from tidemill.recorder.periods import Period, SegmentName
 from tidemill.recorder.read_database import check_version, open_database
 from tidemill.recorder.row_filter import WORDS
 from tidemill.recorder.schema import decode_rows
-from tidemill.recorder.sealing import SealedSegment, join_batches
+from tidemill.recorder.sealing import SealedSegment, join_batches, make_index
 from tidemill.recorder.summary import SegmentSummary, unpack_index_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
+
+log = structlog.get_logger(__name__)
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 ValueT = TypeVar("ValueT")
@@ -143,12 +148,21 @@ class DiskStore:
     def summarize(self, name: SegmentName) -> SegmentSummary:
         """See `SegmentStore`."""
         path = self.period.path_of(name, "idx")
-        return self._cache.summaries.find(path, lambda: unpack_index_file(FileView(path))[0])
+        return self._cache.summaries.find(path, lambda: unpack_index_file(self._open_index(name))[0])
 
     def find_index(self, name: SegmentName, index: str) -> HashIndex:
         """See `SegmentStore`."""
         path = self.period.path_of(name, "idx")
-        return self._cache.indexes.find(path, lambda: unpack_index_file(FileView(path))[1])[index]
+        return self._cache.indexes.find(path, lambda: unpack_index_file(self._open_index(name))[1])[index]
+
+    def _open_index(self, name: SegmentName) -> ByteView:
+        """Return an index file; one that is missing beside its segment is made again, in memory."""
+        path = self.period.path_of(name, "idx")
+        with contextlib.suppress(FileNotFoundError):
+            return FileView(path)
+        file = self.open_rows(name)  # raises FileNotFoundError where retention has removed both
+        log.warning("the index of a recorded segment is missing and is made again to read it", path=str(path))
+        return memoryview(make_index(name.table, file.read(use_threads=False).combine_chunks())[1])
 
     def open_rows(self, name: SegmentName) -> pq.ParquetFile:
         """See `SegmentStore`."""
