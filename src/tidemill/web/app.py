@@ -129,7 +129,7 @@ def _handle_errors(app: FastAPI, pages: Pages) -> None:
         return answer(request, 500, "an error inside tidemill; see the log of the process")
 
 
-def _refuse_unknown(request: Request) -> None:
+async def _refuse_unknown(request: Request) -> None:
     """Refuse parameters that an answer does not know: a filter with a typing error would show everything."""
     route = request.scope.get("route")
     if not isinstance(route, APIRoute):
