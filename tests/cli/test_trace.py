@@ -271,6 +271,16 @@ def test_replacements_are_not_counted_as_what_a_message_was_arranged_into(tmp_pa
     assert "arranged into 1 task\n" in text
 
 
+def test_a_damaged_segment_is_named_where_a_key_is_not_found_and_in_the_list(folder: Path):
+    for path in folder.rglob("messages-*.parquet"):
+        path.write_bytes(path.read_bytes()[:100])
+    result = run("trace", "--key", "customer-7", "pipeline.yaml")
+    assert result.exit_code == 6, result.output
+    assert "messages-000001 is damaged and was skipped" in result.stderr
+    info = json.loads(run("record", "list", "pipeline.yaml", "--json").stdout)
+    assert info["problems"] == ["messages-000001 is damaged and was skipped: not a whole Parquet file"]
+
+
 def test_recordings_are_listed_with_what_is_in_them(folder: Path):
     result = run("record", "list", "pipeline.yaml")
     assert result.exit_code == 0, result.output
