@@ -167,10 +167,11 @@ async def idle(count: int, folder: Path) -> None:
     await host.start([spec("first", Idle, number=-1)])
     await asyncio.sleep(0.1)
     before = resident_bytes()
-    began = time.perf_counter()
+    began, started_cpu = time.perf_counter(), time.process_time()
     await host.reload([spec("first", Idle, number=-1), *specs])
     hosted_seconds = time.perf_counter() - began
     await asyncio.sleep(0.5)
+    hosted_cpu = time.process_time() - started_cpu
     assert host.running == count + 1
     each = (resident_bytes() - before) / count
     wall, cpu = time.perf_counter(), time.process_time()
@@ -184,6 +185,7 @@ async def idle(count: int, folder: Path) -> None:
         recorded=is_recorded(),
         triggers=count,
         hosted_seconds=round(hosted_seconds, 2),
+        hosted_cpu_seconds=round(hosted_cpu, 2),
         bytes_each=round(each),
         own_bytes_each=round(own),
         host_bytes_each=round(each - own),

@@ -211,13 +211,17 @@ def test_trigger_hosts_are_well_if_they_run_or_stand_by() -> None:
     assert complete({**host, "store": None})["problems"] == ["it is starting"]
     assert complete({**host, "store": "down"})["problems"] == ["its store cannot be reached"]
     assert complete({"worker": "w", "pid": 7, "error": "no"})["problems"] == ["no"]
-    assert describe_report(complete({**host, "metrics": "http://h:1"})).splitlines() == [
+    served = {**host, "metrics": "http://h:1", "web": "http://h:2/?key=k"}
+    assert describe_report(complete(served)).splitlines() == [
         "trigger host of /l.yaml (process 7): running",
         "  triggers      3",
         "  store         open",
+        "  web           http://h:2/?key=k",
         "  metrics       http://h:1/metrics",
     ]
-    assert "standing by; process 9 on h" in describe_report(complete({**host, "waits_for": holder}))
+    standby = describe_report(complete({**served, "waits_for": holder}))
+    assert "standing by; process 9 on h" in standby
+    assert "  web           http://h:2/?key=k" in standby
 
 
 def test_what_others_said_cannot_control_the_terminal() -> None:

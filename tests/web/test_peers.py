@@ -164,7 +164,7 @@ async def test_tasks_failures_and_pages_name_the_host(folder: Path, peer: str) -
         assert name in shown[path], path
     assert f'href="{peer}/messages/orders/0/58"' in shown["/messages"]
     assert '<span class="chip good">running</span>' in shown["/hosts"]
-    assert 'hx-get="/hosts"' in shown["/"]
+    assert 'data-load="/hosts"' in shown["/"]
     assert TOKEN not in "".join(shown.values())
 
 

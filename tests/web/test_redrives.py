@@ -172,7 +172,7 @@ async def test_who_may_only_read_sees_redrives_and_begins_none(place: Place) -> 
 def test_one_redrive_runs_at_a_time_and_can_be_stopped_and_continued(place: Place, desk: RedriveDesk) -> None:
     place.write(range(40))
     dry = finish(desk, desk.count(SINK, "ann"))
-    slow = RedriveOrder(target=Target.SINK, rate=20.0)
+    slow = RedriveOrder(target=Target.SINK, rate=2.0)
     counted = finish(desk, desk.count(slow, "ann"))
     assert counted.letters == dry.letters == 40
     running = desk.send(counted.redrive_id, 40, "ann")
@@ -197,7 +197,7 @@ def test_one_redrive_runs_at_a_time_and_can_be_stopped_and_continued(place: Plac
 def test_the_end_of_the_process_stops_a_redrive_and_keeps_its_cursor(place: Place) -> None:
     place.write(range(40))
     desk = RedriveDesk(place.settings, lambda action, by: None)
-    counted = finish(desk, desk.count(RedriveOrder(target=Target.SINK, rate=20.0), "ann"))
+    counted = finish(desk, desk.count(RedriveOrder(target=Target.SINK, rate=2.0), "ann"))
     running = desk.send(counted.redrive_id, 40, "ann")
     wait_until(lambda: desk.find(running.redrive_id).letters >= 1)
     began = time.monotonic()

@@ -232,7 +232,11 @@ class RecordWriter:
 
     def add_event(self, event: RecordedEvent, slot: int = 0) -> None:
         """Take an event of the driver itself, which may be about the engine of a slot; returns at once."""
-        self._put(_Events("", slot, 0, (event,)))
+        self.add_events((event,), slot)
+
+    def add_events(self, events: Sequence[RecordedEvent], slot: int = 0) -> None:
+        """Take events of this process; returns at once."""
+        self._put(_Events("", slot, 0, events))
 
     def _put(self, item: _Rows | _Events) -> None:
         with self._lock:

@@ -130,7 +130,7 @@ async def test_without_a_folder_the_memory_has_it(tmp_path: Path) -> None:
         memory = recorder.writer.recording
         assert isinstance(memory, MemoryRecording)
         reader = Reader(None, {name_list_folder("orders"): memory})
-        wait_until(lambda: len(reader.find_events(EventQuery(), None, 10).rows) == 1, 20)
+        await asyncio.to_thread(wait_until, lambda: len(reader.find_events(EventQuery(), None, 10).rows) == 1, 60)
         [row] = reader.find_events(EventQuery(), None, 10).rows
     assert (row.event.kind, row.event.topic, row.event.partition) == (EventKind.OVERFLOW, "orders", 3)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 from tidemill.core.errors import escape_surrogates
 from tidemill.deadletters.writer import DeadLetters
@@ -11,6 +11,13 @@ from tidemill.pipeline.services import Services
 from tidemill.pipeline.tasks.process import TaskExecutor
 from tidemill.runtime.progress import brake_name
 from tidemill.sources.base import Source
+
+
+class Waiting(Protocol):
+    """A part that may wait for something outside."""
+
+    def describe_stall(self) -> str | None:
+        """Return what it waits for; None: for nothing."""
 
 
 class Waits:
@@ -38,11 +45,11 @@ class Waits:
         self._context = context
         self._services = services
         brake = context.brake
-        self._others: tuple[tuple[str, Callable[[], str | None]], ...] = (
-            ("kafka", source.describe_stall),
-            ("dead letters", letters.describe_stall),
-            ("resident program", executor.describe_stall),
-            (brake_name(slot), brake.describe_stall if brake is not None else lambda: None),
+        self._others: tuple[tuple[str, Waiting], ...] = (
+            ("kafka", source),
+            ("dead letters", letters),
+            ("resident program", executor),
+            *([(brake_name(slot), brake)] if brake is not None else []),
         )
 
     def describe(self) -> dict[str, str]:
@@ -51,7 +58,7 @@ class Waits:
         stalled = (
             context.outbox.describe_stall() | self._services.describe_stall() | context.hooks.calls.describe_stall()
         )
-        for name, describe in self._others:
-            if (text := describe()) is not None:
+        for name, part in self._others:
+            if (text := part.describe_stall()) is not None:
                 stalled[name] = text
         return {name: escape_surrogates(text) for name, text in stalled.items()}

@@ -6,29 +6,27 @@ all of them are counted by their error class; of lanes only numbers cross to the
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import NamedTuple
 
-import structlog
-
 from tidemill.core.recorder.failure_sample import FailureSample
 from tidemill.recorder.counts import Counts, LaneCounts, name_stream_lane
 from tidemill.recorder.events import ORDINARY, EventKind, RecordedEvent
+from tidemill.recorder.schema import MAX_ERROR_CHARS
 from tidemill.recorder.texts import classify_error, clean_error, clean_name
 from tidemill.recorder.writer import RecordWriter
-from tidemill.runtime.log import throttle
 from tidemill.services.triggerer.host_book import HostBook
 from tidemill.services.triggerer.trigger_book import TriggerChange
 from tidemill.triggers.shared_stream import SharedStreamManager
 from tidemill.triggers.streams.stream_counts import OTHERS, Incident, LaneTally, name_lane
 
-log = structlog.get_logger(__name__)
-
 _PER_SECOND = 1_000
 #: So many lanes are counted for each second, over all streams; the rest together.
 MAX_LANES = 1_000
-_LOG_SECONDS = 60.0
+#: What happens in this time is written together.
+_FLUSH_SECONDS = 0.2
 
 
 class Seen(NamedTuple):
@@ -61,6 +59,8 @@ class HostRecorder:
         self._book = book
         self._clock = clock
         self._sample = FailureSample(_PER_SECOND)
+        self._waiting: list[RecordedEvent] = []
+        self._flushing: asyncio.TimerHandle | None = None
         self._seen: Seen | None = None
         # The greatest totals that were seen.
         self._before: dict[str, tuple[int, int, int]] = {}
@@ -74,10 +74,14 @@ class HostRecorder:
     # -- on the loop of the host ---------------------------------------------------------------------------------------
 
     def _tell_trigger(self, name: str, change: TriggerChange, text: str, data: dict[str, str | int | float]) -> None:
-        # Pages show the beginning of a text; of a traceback, the end says what happened.
-        told = text if "\n" not in text else f"{_last_line(text)}\n\n{text}"
-        event = RecordedEvent(self._now_us(), EventKind(change.value), task_id=clean_name(name), data=data)
-        self._add(event, told, _last_line(text))
+        error = _last_line(text)
+        # Pages show the beginning of a text; of a traceback, the end says what happened. It is masked already.
+        told = text if "\n" not in text else f"{error}\n\n{text}"
+        kind = EventKind(change.value)
+        if (error_class := self._admit(kind, error)) is not None:
+            masked = told[:MAX_ERROR_CHARS]
+            name = clean_name(name)
+            self._put(RecordedEvent(self._now_us(), kind, None, None, None, name, None, masked, error_class, data))
 
     def _tell_incident(self, incident: Incident) -> None:
         topic, partition = _find_partition(incident.lane)
@@ -86,38 +90,42 @@ class HostRecorder:
             data["position"] = incident.position
         if topic is None and (lane := name_lane(incident.lane)):
             data["lane"] = clean_name(lane)
+        kind = EventKind(incident.kind.value)
+        if (error_class := self._admit(kind, incident.text)) is None:
+            return
         event = RecordedEvent(
             self._now_us(),
-            EventKind(incident.kind.value),
+            kind,
             topic,
             partition,
             task_id=None if incident.trigger is None else clean_name(incident.trigger),
             sink=self._book.names.find(incident.key),
+            text=clean_error(incident.text),
+            error_class=error_class,
             data=data,
         )
-        self._add(event, incident.text, incident.text)
+        self._put(event)
 
-    def _add(self, event: RecordedEvent, text: str, error: str) -> None:
-        try:
-            is_failure = event.kind not in ORDINARY
-            error_class = classify_error(error) if error and is_failure else ""
-            if is_failure and not self._sample.admits(time.monotonic(), event.kind.value, error_class):
-                return
-            full = RecordedEvent(
-                event.at_us,
-                event.kind,
-                event.topic,
-                event.partition,
-                None,
-                event.task_id,
-                event.sink,
-                clean_error(text),
-                error_class,
-                event.data,
-            )
-            self.writer.add_event(full)
-        except Exception:  # a user's key or name may raise whatever it likes
-            throttle(log, _LOG_SECONDS).warning("an event of the trigger host cannot be recorded", exc_info=True)
+    def _admit(self, kind: EventKind, error: str) -> str | None:
+        """Return the error class of what is recorded by itself; None: it is only counted."""
+        if kind in ORDINARY:
+            return ""
+        error_class = classify_error(error) if error else ""
+        return error_class if self._sample.admits(time.monotonic(), kind.value, error_class) else None
+
+    def _put(self, event: RecordedEvent) -> None:
+        # The writer's thread is woken for many at a time: it would take the loop's turns from it.
+        self._waiting.append(event)
+        if self._flushing is None:
+            self._flushing = asyncio.get_running_loop().call_later(_FLUSH_SECONDS, self._flush)
+
+    def _flush(self) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
+        if self._waiting:
+            events, self._waiting = self._waiting, []
+            self.writer.add_events(events)
 
     def _look(self, manager: SharedStreamManager) -> None:
         """Note the totals of this moment."""
@@ -145,14 +153,16 @@ class HostRecorder:
         }
         self._seen = Seen(lanes, state)
         self._add_counts(self._sample.take_counts(time.monotonic()))
+        self._flush()
 
     def finish(self) -> None:
-        """Record the counts of what was not recorded one by one."""
+        """Record what waits, and the counts of what was not recorded one by one."""
         self._add_counts(self._sample.take_last_counts())
+        self._flush()
 
     def _add_counts(self, counts: Mapping[tuple[str, str], int]) -> None:
         for (kind, error_class), count in counts.items():
-            self.writer.add_event(
+            self._waiting.append(
                 RecordedEvent(
                     self._now_us(),
                     EventKind(kind),

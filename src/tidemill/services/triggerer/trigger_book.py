@@ -81,8 +81,10 @@ class TriggerEntry:
         return self.fired + (self.run.fired if self.run is not None else 0)
 
 
+Facts = dict[str, str | int | float]
 #: The trigger's name, what happened, the reason or the error, and other facts.
-Tell = Callable[[str, TriggerChange, str, dict[str, str | int | float]], None]
+Tell = Callable[[str, TriggerChange, str, Facts], None]
+_MAX_CLASSES = 100
 _PHASES = {
     EndVerdict.FINISHED: Phase.FINISHED,
     EndVerdict.FAILED: Phase.FAILED,
@@ -110,6 +112,7 @@ class TriggerBook:
         """Start without triggers."""
         self._clock = clock
         self._names: list[str] | None = None
+        self._first_runs: dict[str, Facts] = {}
         self.entries: dict[str, TriggerEntry] = {}
         self.tell: Tell = _tell_nobody
 
@@ -141,8 +144,16 @@ class TriggerBook:
             return
         self._change(entry, Phase.RUNNING)
         change = TriggerChange.STARTED if entry.runs == 1 else TriggerChange.RESTARTED
-        data: dict[str, str | int | float] = {"class": entry.spec.classpath, "run": entry.runs}
-        self.tell(run.spec.name, change, "", data)
+        self.tell(run.spec.name, change, "", self._describe_run(entry))
+
+    def _describe_run(self, entry: TriggerEntry) -> Facts:
+        if entry.runs > 1:
+            return {"class": entry.spec.classpath, "run": entry.runs}
+        # Ten thousand triggers that start together share a few of these until they are recorded.
+        classpath = entry.spec.classpath
+        if classpath not in self._first_runs and len(self._first_runs) >= _MAX_CLASSES:
+            self._first_runs.clear()
+        return self._first_runs.setdefault(classpath, {"class": classpath, "run": 1})
 
     def note_ended(self, run: Run, following: Next, reason: str | None, error: str | None) -> None:
         """Note how a run ended, and what follows."""
@@ -151,7 +162,7 @@ class TriggerBook:
             return
         pause = following.pause_seconds
         self._change(entry, _PHASES[following.verdict] if pause is None else Phase.RESTARTING, pause)
-        data: dict[str, str | int | float] = {"events": entry.events}
+        data: Facts = {"events": entry.events}
         if pause is not None:
             data["restarts_in_seconds"] = round(pause, 1)
         if following.verdict is EndVerdict.FAILED:
@@ -215,5 +226,5 @@ class TriggerBook:
         entry.next_at = None if pause is None else entry.since + pause
 
 
-def _tell_nobody(name: str, change: TriggerChange, text: str, data: dict[str, str | int | float]) -> None:
+def _tell_nobody(name: str, change: TriggerChange, text: str, data: Facts) -> None:
     pass

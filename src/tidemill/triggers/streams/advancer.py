@@ -22,7 +22,10 @@ from tidemill.triggers.stream_api import (
     SubscriberObserver,
 )
 from tidemill.triggers.streams.bell import Bell
-from tidemill.triggers.streams.stream_counts import Incident, IncidentKind, StreamCounts
+from tidemill.triggers.streams.stream_counts import Incident, IncidentKind, LaneTally, StreamCounts
+
+#: The tallies of so many lanes are found without making their names again.
+_KNOWN_LANES = 1_024
 
 
 class Advancer:
@@ -58,6 +61,7 @@ class Advancer:
         self._log = log
         self._counts = counts
         self._tally = counts.find_tally(key)
+        self._lanes: dict[Hashable, LaneTally] = {}
         self._drained = Bell()
         # Nothing more is advanced.
         self._abandoned = False
@@ -96,7 +100,12 @@ class Advancer:
         entries, tally = batch.entries, self._tally
         self._counts.advanced += len(entries)
         tally.advanced += len(entries)
-        tally.find_lane(batch.lane).advanced += len(entries)
+        lane = self._lanes.get(batch.lane)
+        if lane is None:
+            if len(self._lanes) >= _KNOWN_LANES:
+                self._lanes.clear()
+            lane = self._lanes[batch.lane] = tally.find_lane(batch.lane)
+        lane.advanced += len(entries)
         if self._group.failures:
             tally.failed += sum(entry.failed > 0 for entry in entries)
             tally.rejected += sum(entry.rejected > 0 for entry in entries)

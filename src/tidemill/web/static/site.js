@@ -127,6 +127,21 @@
   document.addEventListener("htmx:responseError", () => toast("The server refused; reload the page.", "bad"));
   document.addEventListener("htmx:sendError", () => toast("The server does not answer.", "bad"));
 
+  // Parts that take the server a while are loaded behind the page, and again now and then.
+  for (const part of document.querySelectorAll("[data-load]")) {
+    const load = async () => {
+      if (document.hidden) return;
+      try {
+        const response = await fetch(part.dataset.load);
+        if (!response.ok) return;
+        part.innerHTML = await response.text(); // rendered by the server's templates, which escape all text
+        shorten(part);
+      } catch { /* the next one may be answered */ }
+    };
+    load();
+    setInterval(load, 10000);
+  }
+
   window.tidemill = { shorten, toast };
   shorten(document);
 })();

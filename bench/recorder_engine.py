@@ -1,0 +1,93 @@
+"""What the flight recorder costs in an engine: from messages that leave the pipeline to frames for the link.
+
+Run: `python -m bench.recorder_engine`. JSON lines out: CPU time per message, without what makes the messages, the
+shortest of five rounds; without keys and with keys that are all different.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import time
+from collections.abc import Iterator
+
+from tidemill.config.debug_settings import DebugSettings
+from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
+from tidemill.pipeline.recording.recorder import EngineRecorder
+from tidemill.pipeline.reports.collector import FinishedMessages
+from tidemill.pipeline.reports.report import WindowTimes
+from tidemill.pipeline.tasks.pool import TaskRun
+from tidemill.runtime.messages import SourceMessage
+
+MESSAGES = 200_000
+WINDOW = 100
+PARTITIONS = 4
+ROUNDS = 5
+VALUE = b"x" * 97
+
+
+class Owner:
+    """What a task runs for; nobody asks it."""
+
+
+def make_window(number: int, with_keys: bool) -> Iterator[tuple[SourceMessage, TaskRun, WindowTimes]]:
+    """Yield the messages of a window, each with a task whose result was known."""
+    at = time.time_ns() // 1000
+    window = WindowTimes(number, at, at + 300)
+    partition, first = number % PARTITIONS, number // PARTITIONS * WINDOW
+    for offset in range(first, first + WINDOW):
+        key = b"customer-%d-%d" % (partition, offset) if with_keys else None
+        message = SourceMessage("orders", partition, offset, key, VALUE, (), at // 1000, None, None, at)
+        task = ExecutorTask(f"{partition}-{offset}", source_offsets=(offset,), precomputed=PrecomputedResult(VALUE))
+        yield message, TaskRun(task, Owner(), 0.0), window  # type: ignore[arg-type]
+
+
+async def run(with_keys: bool, records: bool) -> tuple[float, int, int]:
+    """Let all messages leave; returns the seconds of CPU time, the rows in frames, and the bytes of these."""
+    recorder = EngineRecorder(DebugSettings())
+    finished = FinishedMessages([recorder])
+    rows = size = 0
+
+    def take_frames() -> None:
+        nonlocal rows, size
+        while (frame := recorder.frames.take_next()) is not None:
+            rows, size = rows + frame.count, size + len(frame.body)
+            recorder.frames.note_stored(frame.seq)
+
+    began = time.process_time()
+    for number in range(MESSAGES // WINDOW):
+        for message, task, window in make_window(number, with_keys):
+            if records:
+                finished.add(message, len(VALUE), (task,), window)
+        if records:
+            recorder.note_committed(("orders", message.partition), message.offset + 1)
+        if number % 20 == 0:
+            recorder.look({}, ())
+            await asyncio.sleep(0)
+            take_frames()
+    finished.flush()
+    await recorder.close()
+    take_frames()
+    return time.process_time() - began, rows, size
+
+
+def main() -> None:
+    """Compare rounds with and without the recorder."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)  # as in an engine
+    for with_keys in (False, True):
+        asyncio.run(run(with_keys, records=True))
+        spent: dict[bool, list[float]] = {False: [], True: []}
+        for _ in range(ROUNDS):
+            for records in (False, True):
+                seconds, rows, size = asyncio.run(run(with_keys, records))
+                spent[records].append(seconds)
+        assert rows == MESSAGES, rows
+        cost = (min(spent[True]) - min(spent[False])) / MESSAGES * 1e6
+        line = {"keys": with_keys, "cpu_us_per_message": round(cost, 3), "link_bytes": round(size / rows, 2)}
+        print(json.dumps({"bench": "recorder engine", **line}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
