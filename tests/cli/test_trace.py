@@ -13,6 +13,7 @@ from tests.recorder.rows import START, TOPIC, message, messages, task, tasks
 from tests.until import wait_until
 from typer.testing import CliRunner, Result
 
+from tidemill.cli import trace_view
 from tidemill.cli.main import app
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.loading import load_settings
@@ -258,6 +259,26 @@ def test_a_wrong_question_to_a_process_is_answered_with_what_is_wrong():
         recorder.writer = writer
         assert "not a question" in answer_trace(recorder, "g", "w", {"query": {"offset": "seven"}})["error"]
         assert "not a question" in answer_trace(recorder, "g", "w", {})["error"]
+
+
+def test_replacements_are_not_counted_as_what_a_message_was_arranged_into(tmp_path: Path):
+    with RecordWriter(DebugSettings(db_dir=str(tmp_path / "recordings")), "g", "w") as writer:
+        ran = [task("t", [7]), task("t-r1", [7], parent="t"), task("t-r2", [7], parent="t")]
+        writer.put_rows("e", 0, 1, RowTable.TASKS, tasks(*ran))
+        writer.put_rows("e", 0, 2, RowTable.MESSAGES, messages(message(7, tasks=3)))
+    found = Reader(tmp_path / "recordings").trace("orders", 0, 7)
+    (text,) = map(trace_view._describe_story, found.stories)
+    assert "arranged into 1 task\n" in text
+
+
+def test_a_damaged_segment_is_named_where_a_key_is_not_found_and_in_the_list(folder: Path):
+    for path in folder.rglob("messages-*.parquet"):
+        path.write_bytes(path.read_bytes()[:100])
+    result = run("trace", "--key", "customer-7", "pipeline.yaml")
+    assert result.exit_code == 6, result.output
+    assert "messages-000001 is damaged and was skipped" in result.stderr
+    info = json.loads(run("record", "list", "pipeline.yaml", "--json").stdout)
+    assert info["problems"] == ["messages-000001 is damaged and was skipped: not a whole Parquet file"]
 
 
 def test_recordings_are_listed_with_what_is_in_them(folder: Path):

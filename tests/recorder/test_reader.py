@@ -19,6 +19,7 @@ from tidemill.config.debug_settings import DebugSettings
 from tidemill.core.recorder.cursor import WrongCursorError
 from tidemill.core.recorder.sealing import SealPolicy
 from tidemill.recorder import event_search
+from tidemill.recorder import reader as reader_module
 from tidemill.recorder.cleaning import find_expired, remove_recordings
 from tidemill.recorder.copying import copy_recordings
 from tidemill.recorder.events import EventKind, RecordedEvent
@@ -341,6 +342,12 @@ def test_failures_are_grouped_by_their_class(reader: Reader):
     assert listed.groups[1].example.event.offset == 50
     assert (listed.groups[1].first_us, listed.groups[1].last_us) == (START, START + 16_000_000)
     assert reader.list_failures(limit=1).more == 1
+
+
+def test_an_answer_has_a_limited_number_of_groups_of_failures(reader: Reader, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reader_module, "MAX_GROUPS", 1)
+    listed = reader.list_failures(limit=5_000)
+    assert ([group.error_class for group in listed.groups], listed.more) == (["user # was not found"], 1)
 
 
 def test_a_message_that_was_reprocessed_has_a_story_for_each_time(reader: Reader):

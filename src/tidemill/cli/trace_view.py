@@ -50,7 +50,12 @@ def describe_trace(trace: Trace) -> str:
 
 def _describe_story(story: Story) -> str:
     row = story.message
-    lines = [*_stage_lines(row), *map(_task_line, story.tasks), *map(_event_line, story.events)]
+    replacements = len({task.task_id for task in story.tasks if task.parent is not None})
+    lines = [
+        *_stage_lines(row, max(row.tasks - replacements, 0)),
+        *map(_task_line, story.tasks),
+        *map(_event_line, story.events),
+    ]
     if story.committed_us is not None:
         how = "committed" if story.committed_exactly else "seen to be committed"
         lines.append((story.committed_us, how, []))
@@ -65,8 +70,9 @@ def _describe_story(story: Story) -> str:
     return "\n".join(map(escape, [title, *key, *_draw(lines, start), *tail]))
 
 
-def _stage_lines(row: MessageRow) -> Iterator[_Line]:
-    tasks = format_count(row.tasks, "task") + (f" ({row.precomputed} precomputed)" if row.precomputed else "")
+def _stage_lines(row: MessageRow, arranged: int) -> Iterator[_Line]:
+    """Yield the stages of a message that was arranged into so many tasks; `row.tasks` has replacements, too."""
+    tasks = format_count(arranged, "task") + (f" ({row.precomputed} precomputed)" if row.precomputed else "")
     stages = (
         (row.record_at, "written to the topic"),
         (row.consumed_at, "consumed"),

@@ -44,6 +44,8 @@ from tidemill.recorder.story import tell_stories
 
 _MILLION = 1_000_000
 _ALL = RunFilter()
+#: Groups of failures in an answer: each needs questions of its own to every database.
+MAX_GROUPS = 500
 RowT = TypeVar("RowT", MessageRow, TaskRow)
 
 
@@ -176,11 +178,11 @@ class Reader:
         Args:
             since_us: Failures from this minute on.
             until_us: Failures up to this minute.
-            limit: The most groups.
+            limit: The most groups; never more than `MAX_GROUPS`.
             runs: Of these runs only.
         """
         stores, problems = self._list_stores(runs), list[str]()
-        groups, more = event_search.group_failures(stores, since_us, until_us, limit, problems)
+        groups, more = event_search.group_failures(stores, since_us, until_us, min(limit, MAX_GROUPS), problems)
         groups = [
             msgspec.structs.replace(group, example=self._find_example(stores, group.error_class, problems))
             for group in groups

@@ -5,17 +5,23 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
 
 from tidemill.recorder.event_search import ask_database
+from tidemill.recorder.file_view import FileView
+from tidemill.recorder.frames import DamagedSegmentError
 from tidemill.recorder.periods import Period
 from tidemill.recorder.queries import RecordingInfo
 from tidemill.recorder.row_filter import COLUMNS
 from tidemill.recorder.row_search import READ_ERRORS
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.segment_store import DiskStore, SegmentStore
+
+#: The last bytes of a Parquet file.
+_PARQUET_END = b"PAR1"
 
 
 def describe_recording(store: SegmentStore) -> RecordingInfo:
@@ -78,6 +84,8 @@ def _list_segments(store: SegmentStore, problems: list[str]) -> list[tuple[RowTa
         try:
             if name.sealed:
                 about = store.summarize(name)
+                if isinstance(store, DiskStore):
+                    _check_end(store.period.path_of(name, "parquet"))
                 found.append((about.table, about.rows, (about.first_at, about.last_at)))
                 continue
             parts, problem = store.list_parts(name)
@@ -91,6 +99,18 @@ def _list_segments(store: SegmentStore, problems: list[str]) -> list[tuple[RowTa
         except READ_ERRORS as error:
             problems.append(f"{name.stem} is damaged and was skipped: {error}")
     return found
+
+
+def _check_end(path: Path) -> None:
+    """Notice a Parquet file that was cut, without reading it.
+
+    Raises:
+        OSError: It cannot be read.
+        DamagedSegmentError: It has no end.
+    """
+    view = FileView(path)
+    if view[len(view) - len(_PARQUET_END) :] != _PARQUET_END:
+        raise DamagedSegmentError("not a whole Parquet file")
 
 
 def find_end(period: Period) -> float:

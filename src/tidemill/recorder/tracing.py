@@ -41,13 +41,15 @@ class Traces(msgspec.Struct):
 def find_traces(reader: Reader, query: MessageQuery) -> Traces:
     """Return the stories of one message, if the query names one, else of the newest that match."""
     first, last = reader.find_span()
+    page_problems: list[str] = []
     if query.topic is not None and query.partition is not None and query.offset is not None:
         traces, more = [reader.trace(query.topic, query.partition, query.offset)], False
     else:
         page = reader.find_messages(query, limit=MOST)
+        page_problems = page.problems
         places = dict.fromkeys((row.topic, row.partition, row.offset) for row in page.rows)
         traces = [reader.trace(*each) for each in list(places)[:MOST]]
         more = page.cursor is not None or len(places) > MOST
-    problems = dict.fromkeys(problem for trace in traces for problem in trace.problems)
+    problems = dict.fromkeys([*page_problems, *(problem for trace in traces for problem in trace.problems)])
     found = [trace for trace in traces if trace.stories or trace.events or trace.tasks]
     return Traces(found, more, first, last, list(problems))
