@@ -333,7 +333,7 @@ def test_pages_of_events_have_all_of_them_once_the_newest_first(reader: Reader):
 def test_failures_are_grouped_by_their_class(reader: Reader):
     listed = reader.list_failures()
     assert [(group.error_class, group.count) for group in listed.groups] == [
-        ("user # was not found", 54),
+        ("user # was not found", 30),
         ("said no", 6),
     ]
     assert listed.groups[0].kinds == {"sink_error": 24, "task_failed": 30}

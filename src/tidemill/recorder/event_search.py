@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from tidemill.core.recorder.cursor import Key
+from tidemill.core.recorder.failure_count import count_failures, rank_failures
 from tidemill.recorder.counts import Counts
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.events_database import COUNT_SECONDS
@@ -198,7 +199,7 @@ def group_failures(
 
     for store in stores:
         ask_database(store, add_up, problems)
-    ranked = sorted(groups.items(), key=lambda each: (-sum(each[1].kinds.values()), each[0]))
+    ranked = sorted(groups.items(), key=lambda each: rank_failures(each[0], each[1].kinds))
     shown = dict(ranked[:limit])
 
     def add_minutes(db: sqlite3.Connection) -> None:
@@ -214,7 +215,7 @@ def group_failures(
         ask_database(store, add_minutes, problems)
     return [
         FailureGroup(
-            name, group.kinds, sum(group.kinds.values()), group.first_us, group.last_us, sorted(group.minutes.items())
+            name, group.kinds, count_failures(group.kinds), group.first_us, group.last_us, sorted(group.minutes.items())
         )
         for name, group in shown.items()
     ], len(ranked) - len(shown)

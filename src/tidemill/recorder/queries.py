@@ -194,11 +194,11 @@ class FailureGroup(msgspec.Struct, frozen=True):
 
     Attributes:
         error_class: What they have in common.
-        kinds: How many, by kind of event.
-        count: How many, all together.
+        kinds: How many events, by kind.
+        count: How often something failed for good; see `core.recorder.failure_count`.
         first_us: When the first one happened.
         last_us: When the last one did.
-        minutes: How many per minute: pairs of minutes since the epoch and counts, in order.
+        minutes: How many events per minute: pairs of minutes since the epoch and counts, in order.
         example: The last one that was stored.
     """
 

@@ -166,7 +166,9 @@ class MergedArchive:
                     group.example.host = answer.name
                 known = groups.get(group.error_class)
                 groups[group.error_class] = group if known is None else _add_group(known, group)
-        ranked = sorted(groups.values(), key=lambda group: (-group.count, group.error_class))
+        ranked = sorted(
+            groups.values(), key=lambda group: (-group.count, -sum(group.kinds.values()), group.error_class)
+        )
         found.groups, found.more = ranked[:limit], found.more + len(ranked[limit:])
         return found
 

@@ -112,11 +112,11 @@ class Failure(BaseModel):
     """Failures with the same error."""
 
     error_class: str
-    count: int
-    kinds: dict[str, int]
+    count: int = Field(description="How often something failed for good: tries that were repeated do not count.")
+    kinds: dict[str, int] = Field(description="How many events, by kind.")
     first_at: float
     last_at: float
-    minutes: list[tuple[int, int]] = Field(description="Minutes since the epoch, and how many in each.")
+    minutes: list[tuple[int, int]] = Field(description="Minutes since the epoch, and how many events in each.")
     hosts: list[str] = Field([], description="The peers on which it happened, too.")
     example: Event | None
 
