@@ -97,9 +97,9 @@ def driver() -> Any:
     driver.server.close()
 
 
-def connect(address: LinkAddress) -> EngineLink:
+def connect(address: LinkAddress, progress: EngineProgress | None = None) -> EngineLink:
     def beat(whole: bool) -> Beat:
-        return whole_beat(EngineProgress())
+        return whole_beat(progress or EngineProgress())
 
     return EngineLink(address, Hello(3, 5, 0, "engine", 42, "here"), beat, lambda _: None, lambda _: None)
 
@@ -190,6 +190,26 @@ async def test_an_engine_that_comes_back_in_time_is_not_lost_and_one_that_does_n
     await link._engine_tasks.stop(*link._tasks)
     link._writer.transport.abort()
     await until(lambda: driver.kinds() == [EventKind.ENGINE_STARTED, EventKind.ENGINE_LOST])
+
+
+async def test_what_a_killed_engine_had_finished_and_not_sent_counts_as_dropped(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_recorder, "LOST_SECONDS", 0.05)
+    link, frames = (
+        connect(driver.address, EngineProgress(messages_done=100, recorder_dropped=3)),
+        OutgoingFrames(9, 9, 9),
+    )
+    await link.connect()
+    frames.add("messages", b"rows", 60)
+    frames.add("tasks", b"rows", 30)
+    link.carry(frames)
+    await until(lambda: frames.is_empty and driver.server._events._last)  # type: ignore[attr-defined]
+    assert link._writer is not None
+    await link._engine_tasks.stop(*link._tasks)
+    link._writer.transport.abort()
+    await until(lambda: EventKind.ENGINE_LOST in driver.kinds())
+    assert driver.writer.lost == [(3, 37, 0)]
 
 
 async def test_an_engine_that_is_refused_is_neither_started_nor_lost(

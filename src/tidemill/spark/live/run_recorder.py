@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -48,6 +49,8 @@ class RunRecorder:
     def __init__(self) -> None:
         """Start without a link."""
         self.server: LinkServer | None = None
+        #: How many messages have come, by engine.
+        self._messages: Counter[str] = Counter()
 
     def confirm(self, engine_id: str, seq: int) -> None:
         """Tell an engine that something is stored; from any thread."""
@@ -61,6 +64,8 @@ class RunRecorder:
         except ValueError as error:
             self._refuse(engine_id, slot, seq, error, rows=count)
         else:
+            if known is RowTable.MESSAGES:
+                self._messages[engine_id] += count
             self.writer.put_rows(engine_id, slot, seq, known, body, count)
 
     def put_events(self, engine_id: str, slot: int, seq: int, body: bytes, count: int) -> None:
@@ -96,6 +101,20 @@ class RunRecorder:
         error_class = classify_error(text) if text and is_failure else ""
         event = RecordedEvent(time.time_ns() // 1000, kind, text=clean_error(text), error_class=error_class, data=data)
         self.writer.add_event(event, hello.slot)
+
+    def lose_engine(self, hello: Hello, last: EngineProgress) -> None:
+        """Record that an engine is lost, and count the messages of which it had not sent what it recorded.
+
+        What it finished within its last quarter of a second, after its last beat, nobody can count.
+
+        Args:
+            hello: The engine.
+            last: What its last beat said.
+        """
+        self.tell(EventKind.ENGINE_LOST, hello)
+        missing = last.messages_done - self._messages.pop(hello.engine_id, 0) - last.recorder_dropped
+        if missing > 0:
+            self.writer.lose(hello.slot, f"engine {hello.slot} ended before it had sent what it recorded", rows=missing)
 
     def note_action(self, action: str, by: str) -> None:
         """Record that somebody did something."""
@@ -140,6 +159,7 @@ class _WatchedLink:
         self._engines: dict[int, Hello] = {}
         #: Engines whose link is closed, and when they count as lost.
         self._missed: dict[str, asyncio.TimerHandle] = {}
+        self._last: dict[int, EngineProgress] = {}
 
     def on_hello(self, link: int, hello: Hello) -> None:
         self._new[link] = hello
@@ -153,6 +173,7 @@ class _WatchedLink:
                 missed.cancel()
             elif not hello.run_token:
                 self._recorder.tell(EventKind.ENGINE_STARTED, hello)
+        self._last[link] = progress
         self._events.on_beat(link, progress)
 
     def on_ready(self, link: int) -> None:
@@ -168,12 +189,12 @@ class _WatchedLink:
 
     def on_closed(self, link: int) -> None:
         self._new.pop(link, None)
-        hello = self._engines.pop(link, None)
-        if hello is not None:
+        hello, last = self._engines.pop(link, None), self._last.pop(link, None)
+        if hello is not None and last is not None:
             loop = asyncio.get_running_loop()
-            self._missed[hello.engine_id] = loop.call_later(LOST_SECONDS, self._lose, hello)
+            self._missed[hello.engine_id] = loop.call_later(LOST_SECONDS, self._lose, hello, last)
         self._events.on_closed(link)
 
-    def _lose(self, hello: Hello) -> None:
+    def _lose(self, hello: Hello, last: EngineProgress) -> None:
         self._missed.pop(hello.engine_id, None)
-        self._recorder.tell(EventKind.ENGINE_LOST, hello)
+        self._recorder.lose_engine(hello, last)
