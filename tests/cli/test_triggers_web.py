@@ -22,12 +22,15 @@ def test_a_host_says_where_its_web_ui_is_and_leaves_a_recording(site: Site, tmp_
     recordings = tmp_path / "recordings"
     host = site.host(TIDEMILL_DEBUG__ENABLED="true", TIDEMILL_DEBUG__PORT="0", TIDEMILL_DEBUG__DB_DIR=str(recordings))
 
+    answers: list[tuple[int, str, str]] = []
+
     def find_address() -> str:
         answer = prepared.run_text(["status", "--json"], cwd=site.folder, env=site.env)
+        answers.append((answer.returncode, answer.stdout, answer.stderr))
         found = json.loads(answer.stdout)["processes"] if answer.stdout else []
         return str(found[0].get("web") or "") if found and found[0]["healthy"] else ""
 
-    wait_until(lambda: bool(find_address()), 60, what=lambda: site.log)
+    wait_until(lambda: bool(find_address()), 90, what=lambda: f"{answers[-1]} {site.log}")
     address = find_address()
     assert address in site.log
     opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
