@@ -24,8 +24,8 @@ def test_a_host_says_where_its_web_ui_is_and_leaves_a_recording(site: Site, tmp_
 
     answers: list[tuple[int, str, str]] = []
 
-    def find_address() -> str:
-        answer = prepared.run_text(["status", "--json"], cwd=site.folder, env=site.env)
+    def find_address() -> str:  # of this list only: other tests run hosts of the same user
+        answer = prepared.run_text(["status", "spec.yaml", "--json"], cwd=site.folder, env=site.env)
         answers.append((answer.returncode, answer.stdout, answer.stderr))
         found = json.loads(answer.stdout)["processes"] if answer.stdout else []
         return str(found[0].get("web") or "") if found and found[0]["healthy"] else ""
