@@ -95,7 +95,7 @@ def _refuse_file(option: str, target: Path) -> None:
     """Refuse something that is in the place of a folder to write.
 
     Raises:
-        ConfigError: It is no folder.
+        ConfigError: It is not a folder.
     """
     if target.exists() and not target.is_dir():
         raise ConfigError(f"{option} {target}: this is a file; name a folder, which is created if it is missing")

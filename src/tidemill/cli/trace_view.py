@@ -71,7 +71,7 @@ def _describe_story(story: Story) -> str:
 
 
 def _stage_lines(row: MessageRow, arranged: int) -> Iterator[_Line]:
-    """Yield the stages of a message that was arranged into so many tasks; `row.tasks` has replacements, too."""
+    """Yield the stages of a message that was arranged into this many tasks; `row.tasks` counts replacements, too."""
     tasks = format_count(arranged, "task") + (f" ({row.precomputed} precomputed)" if row.precomputed else "")
     stages = (
         (row.record_at, "written to the topic"),

@@ -148,7 +148,7 @@ class SourceReader:
         raise RemoteError(f"{place}: no answer from Kafka at {self._brokers} within {READ_SECONDS:g} s; {KAFKA_ADVICE}")
 
     def find_range(self, topic: str, partition: int) -> tuple[int, int] | None:
-        """Return the first offset and the end of a partition; None: there is no such partition.
+        """Return the first offset and the end of a partition; None: the partition does not exist.
 
         Raises:
             RemoteError: The brokers do not answer.

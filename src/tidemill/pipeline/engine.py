@@ -120,7 +120,7 @@ class Engine:
         self._waits = Waits(identity.slot, self.context, self.services, source, letters, executor)
         self._locator = MessageLocator(self.context, self.intake, source, self._waits.describe)
         self._standstill = StandstillReport(self.context, self.intake, source, self._locator)
-        #: Tells somebody who watches what the executors do; None: there is no web UI.
+        #: Reports what the executors do while somebody watches; None: the web UI is off.
         self.live = self._build_live_feed() if recorder is not None else None
         self._snapshots = Snapshots(self._list_parts(), self._find_stalled, self._standstill.list_heads)
         self._subscribed = False

@@ -169,7 +169,7 @@ def _copy_segment(period: Period, name: SegmentName, copy: Period) -> None:
         try:
             view = _read(functools.partial(FileView, path))
         except FileNotFoundError:
-            if ending == "idx":  # whoever reads the copy makes it again
+            if ending == "idx":  # readers of the copy build it again
                 continue
             raise
         fd = create_file(copy.path_of(name, ending))

@@ -138,7 +138,7 @@ class DiskRecording:
         """Begin to seal what processes left that were killed, and to remove what is too old of workers that are gone.
 
         It happens on a thread, however much there is: this recording goes on meanwhile. Both are about periods that
-        nobody writes to, and whoever changes one holds its lock.
+        nobody writes to, and a process that changes one holds its lock.
         """
         self._housekeeping_at = time.monotonic() + HOUSEKEEPING_SECONDS
         if self._housekeeping is None or not self._housekeeping.is_alive():

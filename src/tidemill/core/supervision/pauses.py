@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: No pause is longer: whoever wants that stops the pipeline.
+#: The longest pause; to wait longer, stop the pipeline.
 MAX_PAUSE_SECONDS = 7 * 86_400.0
 
 

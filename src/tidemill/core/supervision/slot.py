@@ -290,7 +290,7 @@ class Slot:
 
     def _restart(self, now: float) -> list[Effect]:
         if self._run is None or self.state is not SlotState.RUNNING or self._drained_at is not None:
-            return []  # there is no engine, the next one comes already, or none is to come
+            return []  # no engine runs, the next one is starting already, or none will start
         self._restarted_at = now
         return [Drain(self._run, keep_place=True)]
 

@@ -1,4 +1,4 @@
-"""Tells somebody who watches what the executors do.
+"""Reports what the executors do while somebody watches.
 
 Nothing listens to the pool while nobody watches. A watch is a lease that the driver renews, so that an engine whose
 driver forgets it stops by itself.

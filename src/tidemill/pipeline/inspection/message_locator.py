@@ -47,7 +47,7 @@ class MessageLocator:
         self._describe_waits = describe_waits
 
     def look(self, now: float) -> Look:
-        """Return what can be asked about this moment.
+        """Return a view of the engine at this moment.
 
         Args:
             now: The loop's time.
