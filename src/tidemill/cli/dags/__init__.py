@@ -1,0 +1,1 @@
+"""The commands about DAGs: what there is, what runs, and what people change."""

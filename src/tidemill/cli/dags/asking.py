@@ -1,0 +1,97 @@
+"""How the commands about DAGs reach the store: their options, and one call, or one page after another.
+
+A process that has the store open answers over its socket; otherwise the command opens the store itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from tidemill.store.call import Call, Listed
+
+T = TypeVar("T")
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", help="The YAML file with settings; default: the one that TIDEMILL_CONFIG names."
+    ),
+]
+Folder = Annotated[
+    Path | None,
+    typer.Option("--folder", metavar="DIR", help="The folder of the DAG files; default: dags.folder, itself dags."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document per line.")]
+DagId = Annotated[str, typer.Argument(metavar="DAG", help="The id of the DAG.")]
+RunId = Annotated[
+    str | None, typer.Option("--run", metavar="RUN", help="The id of the run; default: the newest one of the DAG.")
+]
+
+
+class Asker:
+    """A store that is open for the calls of one command."""
+
+    def __init__(self, runner: asyncio.Runner, store: Any) -> None:
+        """Ask this store on that loop."""
+        self._runner = runner
+        self._store = store
+
+    def ask(self, call: Call[T]) -> T:
+        """Return the answer to a call.
+
+        Raises:
+            CallRefusedError: The store refuses it.
+            RemoteError: The store failed.
+        """
+        answer: T = self._runner.run(self._store.call(call))
+        return answer
+
+    def ask_pages(self, build: Callable[[str | None], Call[Listed[T]]]) -> Iterator[tuple[T, ...]]:
+        """Yield the rows of one page after another.
+
+        Args:
+            build: Returns the call for the page after a key.
+        """
+        after: str | None = None
+        while True:
+            page = self.ask(build(after))
+            yield page.rows
+            after = page.next
+            if after is None:
+                return
+
+
+@contextmanager
+def asking(config: Path | None, folder: Path | None) -> Iterator[Asker]:
+    """Open the store of a folder of DAGs for the block.
+
+    Raises:
+        ConfigError: There is none, or it cannot be used.
+        RemoteError: It cannot be reached.
+    """
+    from tidemill.config.loading import load_settings
+    from tidemill.services.dag_store import choose_folder, open_dag_store
+
+    settings = load_settings(config)
+    with asyncio.Runner() as runner:
+        store = runner.run(open_dag_store(settings, choose_folder(settings, folder)))
+        try:
+            yield Asker(runner, store)
+        finally:
+            runner.run(store.close())
+
+
+def find_user() -> str:
+    """Return who gives the command, for the journal."""
+    try:
+        return f"{getpass.getuser()} (command line)"
+    except (KeyError, OSError):
+        return "the command line"

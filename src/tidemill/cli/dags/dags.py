@@ -1,0 +1,246 @@
+"""`tidemill dags list | show | errors | trigger | test | pause | unpause`: the DAGs of a folder."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidemill.cli.dags.asking import AsJson, Asker, Config, DagId, Folder, asking, find_user
+from tidemill.cli.help import App
+from tidemill.cli.reporting import divert_prints, reporting
+from tidemill.core.errors import ConfigError
+from tidemill.runtime.exitcode import ExitCode
+
+if TYPE_CHECKING:
+    from tidemill.store.people_calls import RunRecord
+
+app = App(help="Look at DAGs, run them, and pause them.")
+
+Conf = Annotated[
+    str | None, typer.Option("--conf", metavar="JSON", help="The configuration of the run, as a JSON object.")
+]
+LogicalDate = Annotated[
+    str | None,
+    typer.Option("--logical-date", metavar="TIME", help="As 2026-03-01 or 2026-03-01T12:00:00+01:00; default: none."),
+]
+#: How often a run that is waited for is looked at.
+_WAIT_SECONDS = 0.2
+
+
+@app.command("list")
+def list_(
+    tag: Annotated[str | None, typer.Option("--tag", metavar="TAG", help="Only DAGs with this tag.")] = None,
+    inactive: Annotated[
+        bool, typer.Option("--inactive", help="Also DAGs that no file defines any more.")
+    ] = False,
+    config: Config = None,
+    folder: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """List DAGs by id."""
+    with reporting():
+        from tidemill.cli.dags.views import DAG_COLUMNS, build_dag_row, encode_dag, show_rows
+        from tidemill.store.people_calls import ListDags
+
+        with asking(config, folder) as store:
+            pages = store.ask_pages(lambda after: ListDags(after=after, inactive=inactive, tag=tag))
+            show_rows(pages, DAG_COLUMNS, build_dag_row, encode_dag, as_json=as_json, nothing="no DAGs")
+            if not as_json:
+                _tell_errors(store)
+
+
+def _tell_errors(store: Asker) -> None:
+    from tidemill.store.service_calls import ListFiles
+
+    broken = len(store.ask(ListFiles(broken=True)))
+    if broken:
+        files = "1 file has" if broken == 1 else f"{broken} files have"
+        typer.echo(f"{files} an error: tidemill dags errors", err=True)
+
+
+@app.command()
+def show(dag: DagId, config: Config = None, folder: Folder = None, as_json: AsJson = False) -> None:
+    """Show a DAG: when it runs, and its tasks with what each waits for."""
+    with reporting():
+        from tidemill.cli.dags.structure_view import format_structure
+        from tidemill.cli.dags.views import encode_dag
+        from tidemill.store.people_calls import GetDag
+
+        with asking(config, folder) as store:
+            found = store.ask(GetDag(dag))
+        if found is None:
+            raise build_unknown_error(dag)
+        if as_json:
+            typer.echo(json.dumps({**encode_dag(found.dag), "structure": json.loads(found.structure)}))
+            return
+        for line in format_structure(found):
+            typer.echo(line)
+
+
+def build_unknown_error(dag: str) -> ConfigError:
+    """Return the error for a DAG that does not exist."""
+    return ConfigError(
+        f"there is no DAG {dag!r}; `tidemill dags list` shows them, and `tidemill dags errors` what cannot be parsed"
+    )
+
+
+@app.command()
+def errors(config: Config = None, folder: Folder = None, as_json: AsJson = False) -> None:
+    """Show which files cannot be parsed, and why."""
+    with reporting():
+        from tidemill.cli.dags.views import format_time
+        from tidemill.store.service_calls import ListFiles
+
+        with asking(config, folder) as store:
+            files = store.ask(ListFiles(broken=True))
+        for file in files:
+            if as_json:
+                document = {"file": file.path, "error": file.error, "time": format_time(file.parsed_us)}
+                typer.echo(json.dumps(document))
+            else:
+                typer.echo(f"{file.path}:\n{file.error}\n")
+        if not files and not as_json:
+            typer.echo("no errors")
+
+
+@app.command()
+def trigger(
+    dag: DagId,
+    run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="The id of the run; default: made.")] = None,
+    conf: Conf = None,
+    logical_date: LogicalDate = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of the run; exit code 4 if it fails.")] = False,
+    config: Config = None,
+    folder: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start a run of a DAG."""
+    with reporting():
+        from tidemill.cli.dags.views import encode_run
+        from tidemill.runtime.codec import encode
+        from tidemill.store.people_calls import CreateRun
+
+        call = CreateRun(
+            dag,
+            run,
+            parse_time(logical_date),
+            encode(parse_conf(conf)),
+            by=find_user(),
+            request=uuid.uuid4().hex,
+        )
+        with asking(config, folder) as store:
+            made = store.ask(call)
+            if wait:
+                made = _wait_for_end(store, made)
+        if as_json:
+            typer.echo(json.dumps(encode_run(made)))
+        else:
+            typer.echo(f"{made.dag_id} {made.run_id}: {made.state}")
+        if wait and made.state != "success":
+            raise typer.Exit(ExitCode.REMOTE)
+
+
+def _wait_for_end(store: Asker, run: RunRecord) -> RunRecord:
+    from tidemill.store.people_calls import GetRun
+
+    while run.ended_us is None:
+        time.sleep(_WAIT_SECONDS)
+        found = store.ask(GetRun(run.dag_id, run.run_id))
+        if found is None:
+            raise ConfigError(f"{run.dag_id} {run.run_id} was removed while it ran")
+        run = found
+    return run
+
+
+@app.command()
+def test(
+    dag: DagId,
+    conf: Conf = None,
+    logical_date: LogicalDate = None,
+    config: Config = None,
+    folder: Folder = None,
+) -> None:
+    """Run a DAG in this process, triggers too, without `tidemill dev`: breakpoints work, nothing is stored."""
+    with reporting(), divert_prints(False):
+        from tidemill.config.loading import load_settings
+        from tidemill.services.dag_store import choose_folder
+        from tidemill.services.dag_test import run_dag_test
+
+        settings = load_settings(config)
+        state = run_dag_test(
+            settings, choose_folder(settings, folder), dag, parse_conf(conf), parse_time(logical_date), typer.echo
+        )
+        typer.echo(f"{dag}: {state}")
+        if state != "success":
+            raise typer.Exit(ExitCode.REMOTE)
+
+
+@app.command()
+def pause(dag: DagId, config: Config = None, folder: Folder = None) -> None:
+    """Pause a DAG: nothing of it starts; what runs goes on."""
+    _set_paused(dag, config, folder, paused=True)
+
+
+@app.command()
+def unpause(dag: DagId, config: Config = None, folder: Folder = None) -> None:
+    """Let a DAG run again."""
+    _set_paused(dag, config, folder, paused=False)
+
+
+def _set_paused(dag: str, config: Path | None, folder: Path | None, *, paused: bool) -> None:
+    with reporting():
+        from tidemill.store.people_calls import PauseDag
+
+        with asking(config, folder) as store:
+            changed = store.ask(PauseDag(dag, paused, find_user()))
+        state = "paused" if paused else "active"
+        typer.echo(f"{dag} is {state}" if changed else f"{dag} was {state} already")
+
+
+def parse_conf(text: str | None) -> dict[str, Any]:
+    """Return the configuration of a run.
+
+    Raises:
+        ConfigError: It is not a JSON object.
+
+    Example:
+        >>> parse_conf('{"n": 1}')
+        {'n': 1}
+    """
+    if text is None:
+        return {}
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--conf is not JSON: {error}; write an object such as '{{\"rows\": 10}}'") from None
+    if not isinstance(found, dict):
+        raise ConfigError("--conf must be a JSON object, such as '{\"rows\": 10}'")
+    return found
+
+
+def parse_time(text: str | None) -> int | None:
+    """Return a time in UTC microseconds; without a zone it is UTC.
+
+    Raises:
+        ConfigError: It is not a time.
+
+    Example:
+        >>> parse_time("1970-01-02")
+        86400000000
+    """
+    if text is None:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"--logical-date {text}: not a time; write 2026-03-01 or 2026-03-01T12:00:00+01:00"
+        ) from None
+    found = found.replace(tzinfo=UTC) if found.tzinfo is None else found
+    return round((found - datetime.fromtimestamp(0, UTC)).total_seconds() * 1_000_000)

@@ -1,0 +1,245 @@
+"""`tidemill pools | variables | connections list | set | delete`, and `tidemill db migrate`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from tidemill.cli.dags.asking import AsJson, Config, Folder, asking
+from tidemill.cli.help import App
+from tidemill.cli.reporting import reporting
+from tidemill.cli.tables import Column
+from tidemill.core.errors import ConfigError
+
+pools = App(help="Pools: how many tasks of a kind run at once.")
+variables = App(help="Variables: values that DAGs read.")
+connections = App(help="Connections: where DAGs find other systems, with their secrets.")
+db = App(help="The database of DAGs.")
+
+_POOL_COLUMNS = (
+    Column("POOL", cut=True),
+    Column("SLOTS", right=True),
+    Column("USED", right=True),
+    Column("WAITING", right=True),
+    Column("DESCRIPTION", detail=True),
+)
+_VARIABLE_COLUMNS = (Column("VARIABLE", cut=True), Column("VALUE", cut=True), Column("DESCRIPTION", detail=True))
+_CONNECTION_COLUMNS = (
+    Column("CONNECTION", cut=True),
+    Column("TYPE"),
+    Column("HOST", cut=True),
+    Column("PORT", right=True, optional=True),
+    Column("LOGIN", optional=True, cut=True),
+    Column("DESCRIPTION", detail=True),
+)
+Description = Annotated[str | None, typer.Option("--description", metavar="TEXT", help="What it is for.")]
+
+
+@pools.command("list")
+def list_pools(config: Config = None, folder: Folder = None, as_json: AsJson = False) -> None:
+    """List pools, with what is used and what waits."""
+    with reporting():
+        from tidemill.cli.dags.views import show_rows
+        from tidemill.store.setting_calls import ListPools, PoolRecord
+
+        def build_row(pool: PoolRecord) -> tuple[str, ...]:
+            return pool.name, str(pool.slots), str(pool.used), str(pool.waiting), pool.description
+
+        def encode(pool: PoolRecord) -> dict[str, Any]:
+            return {
+                "pool": pool.name,
+                "slots": pool.slots,
+                "used": pool.used,
+                "waiting": pool.waiting,
+                "include_deferred": pool.include_deferred,
+                "description": pool.description,
+            }
+
+        with asking(config, folder) as store:
+            rows = store.ask(ListPools())
+        show_rows([rows], _POOL_COLUMNS, build_row, encode, as_json=as_json, nothing="no pools")
+
+
+@pools.command("set")
+def set_pool(
+    name: Annotated[str, typer.Argument(metavar="POOL")],
+    slots: Annotated[int, typer.Argument(metavar="SLOTS", min=0)],
+    description: Description = None,
+    include_deferred: Annotated[
+        bool, typer.Option("--include-deferred", help="Deferred tasks keep their slots.")
+    ] = False,
+    config: Config = None,
+    folder: Folder = None,
+) -> None:
+    """Create a pool, or change it."""
+    with reporting():
+        from tidemill.store.setting_calls import SetPool
+
+        with asking(config, folder) as store:
+            store.ask(SetPool(name, slots, description or "", include_deferred))
+
+
+@pools.command("delete")
+def delete_pool(
+    name: Annotated[str, typer.Argument(metavar="POOL")], config: Config = None, folder: Folder = None
+) -> None:
+    """Delete a pool."""
+    with reporting():
+        from tidemill.store.setting_calls import DeletePool
+
+        with asking(config, folder) as store:
+            if not store.ask(DeletePool(name)):
+                raise ConfigError(f"there is no pool {name!r}; `tidemill pools list` shows them")
+
+
+@variables.command("list")
+def list_variables(
+    values: Annotated[bool, typer.Option("--values", help="Show the values, too; they may be secrets.")] = False,
+    config: Config = None,
+    folder: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """List variables by name."""
+    with reporting():
+        from tidemill.cli.dags.views import show_rows
+        from tidemill.store.setting_calls import ListVariables, VariableRecord
+
+        def build_row(variable: VariableRecord) -> tuple[str, ...]:
+            return variable.key, "" if variable.value is None else _read(variable.value), variable.description
+
+        def encode(variable: VariableRecord) -> dict[str, Any]:
+            shown = {} if variable.value is None else {"value": json.loads(variable.value)}
+            return {"variable": variable.key, **shown, "description": variable.description}
+
+        with asking(config, folder) as store:
+            pages = store.ask_pages(lambda after: ListVariables(after=after, values=values))
+            show_rows(pages, _VARIABLE_COLUMNS, build_row, encode, as_json=as_json, nothing="no variables")
+
+
+def _read(encoded: str) -> str:
+    value = json.loads(encoded)
+    return value if isinstance(value, str) else encoded
+
+
+@variables.command("set")
+def set_variable(
+    key: Annotated[str, typer.Argument(metavar="NAME")],
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="The text; -: read from standard input.")],
+    description: Description = None,
+    config: Config = None,
+    folder: Folder = None,
+) -> None:
+    """Create a variable, or change it."""
+    with reporting():
+        from tidemill.runtime.codec import encode
+        from tidemill.store.task_calls import SetVariable
+
+        with asking(config, folder) as store:
+            store.ask(SetVariable(key, encode(_read_secret(value)), description))
+
+
+@variables.command("delete")
+def delete_variable(
+    key: Annotated[str, typer.Argument(metavar="NAME")], config: Config = None, folder: Folder = None
+) -> None:
+    """Delete a variable."""
+    with reporting():
+        from tidemill.store.task_calls import DeleteVariable
+
+        with asking(config, folder) as store:
+            if not store.ask(DeleteVariable(key)):
+                raise ConfigError(f"there is no variable {key!r}; `tidemill variables list` shows them")
+
+
+@connections.command("list")
+def list_connections(config: Config = None, folder: Folder = None, as_json: AsJson = False) -> None:
+    """List connections by name, without their secrets."""
+    with reporting():
+        from tidemill.cli.dags.views import show_rows
+        from tidemill.store.setting_calls import ConnectionRow, ListConnections
+
+        def build_row(row: ConnectionRow) -> tuple[str, ...]:
+            port = "" if row.port is None else str(row.port)
+            return row.id, row.kind, row.host or "", port, row.login or "", row.description or ""
+
+        def encode(row: ConnectionRow) -> dict[str, Any]:
+            return {
+                "connection": row.id,
+                "type": row.kind,
+                "host": row.host,
+                "port": row.port,
+                "schema": row.schema,
+                "login": row.login,
+                "description": row.description,
+            }
+
+        with asking(config, folder) as store:
+            pages = store.ask_pages(lambda after: ListConnections(after=after))
+            show_rows(pages, _CONNECTION_COLUMNS, build_row, encode, as_json=as_json, nothing="no connections")
+
+
+@connections.command("set")
+def set_connection(
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    kind: Annotated[str, typer.Option("--type", metavar="TYPE", help="For example http or postgres.")],
+    host: Annotated[str | None, typer.Option("--host", metavar="HOST")] = None,
+    port: Annotated[int | None, typer.Option("--port", metavar="PORT", min=1, max=65535)] = None,
+    schema: Annotated[str | None, typer.Option("--schema", metavar="TEXT", help="For example a database.")] = None,
+    login: Annotated[str | None, typer.Option("--login", metavar="NAME")] = None,
+    password: Annotated[
+        str | None, typer.Option("--password", metavar="TEXT", help="-: read from standard input.")
+    ] = None,
+    extra: Annotated[str | None, typer.Option("--extra", metavar="JSON", help="A JSON object.")] = None,
+    description: Description = None,
+    config: Config = None,
+    folder: Folder = None,
+) -> None:
+    """Create a connection, or replace it; its secrets are stored encrypted."""
+    with reporting():
+        from tidemill.store.setting_calls import SetConnection
+
+        _check_extra(extra)
+        secret = None if password is None else _read_secret(password)
+        call = SetConnection(name, kind, host, schema, login, secret, port, extra, description)
+        with asking(config, folder) as store:
+            store.ask(call)
+
+
+def _check_extra(extra: str | None) -> None:
+    try:
+        found = {} if extra is None else json.loads(extra)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError("--extra must be a JSON object, such as '{\"timeout\": 10}'")
+
+
+@connections.command("delete")
+def delete_connection(
+    name: Annotated[str, typer.Argument(metavar="NAME")], config: Config = None, folder: Folder = None
+) -> None:
+    """Delete a connection."""
+    with reporting():
+        from tidemill.store.setting_calls import DeleteConnection
+
+        with asking(config, folder) as store:
+            if not store.ask(DeleteConnection(name)):
+                raise ConfigError(f"there is no connection {name!r}; `tidemill connections list` shows them")
+
+
+def _read_secret(text: str) -> str:
+    return sys.stdin.read().rstrip("\n") if text == "-" else text
+
+
+@db.command()
+def migrate(config: Config = None, folder: Folder = None) -> None:
+    """Create the tables of the database, or bring them up to date; every service does so when it starts."""
+    with reporting():
+        from tidemill.store.service_calls import ListServices
+
+        with asking(config, folder) as store:
+            store.ask(ListServices())
+        typer.echo("the database is up to date")

@@ -1,0 +1,122 @@
+"""`tidemill runs list | show | cancel`: the runs of DAGs."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidemill.cli.dags.asking import AsJson, Asker, Config, DagId, Folder, asking, find_user
+from tidemill.cli.help import App
+from tidemill.cli.reporting import reporting
+
+if TYPE_CHECKING:
+    from tidemill.store.people_calls import RunRecord
+
+app = App(help="Look at the runs of DAGs, and cancel them.")
+
+Run = Annotated[
+    str | None, typer.Argument(metavar="RUN", help="The id of the run; default: the newest one of the DAG.")
+]
+
+
+@app.command("list")
+def list_(
+    dag: Annotated[str | None, typer.Argument(metavar="DAG", help="Only runs of this DAG.")] = None,
+    state: Annotated[
+        list[str] | None,
+        typer.Option("--state", metavar="STATE", help="Only runs that are queued, running, success or failed."),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="At most N runs.")] = 50,
+    config: Config = None,
+    folder: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """List runs, newest first."""
+    with reporting():
+        from tidemill.cli.dags.views import RUN_COLUMNS, build_run_row, encode_run, show_rows
+        from tidemill.store.people_calls import ListRuns
+
+        states = check_states(state or [], ("queued", "running", "success", "failed"))
+        with asking(config, folder) as store:
+            page = store.ask(ListRuns(dag_id=dag, states=states, limit=limit))
+            show_rows([page.rows], RUN_COLUMNS, build_run_row, encode_run, as_json=as_json, nothing="no runs")
+
+
+@app.command()
+def show(dag: DagId, run: Run = None, config: Config = None, folder: Folder = None, as_json: AsJson = False) -> None:
+    """Show a run with its tasks, and what each waits for."""
+    with reporting():
+        from tidemill.cli.dags.views import (
+            RUN_COLUMNS,
+            TASK_COLUMNS,
+            build_run_row,
+            build_task_row,
+            encode_run,
+            encode_task,
+            show_rows,
+        )
+        from tidemill.store.people_calls import ListTasks
+
+        with asking(config, folder) as store:
+            found = find_run(store, dag, run)
+            pages = store.ask_pages(lambda after: ListTasks(dag, found.run_id, after=after))
+            if as_json:
+                tasks = [encode_task(task) for page in pages for task in page]
+                typer.echo(json.dumps({**encode_run(found), "tasks": tasks}))
+                return
+            show_rows([[found]], RUN_COLUMNS, build_run_row, encode_run, as_json=False, nothing="")
+            typer.echo()
+            show_rows(pages, TASK_COLUMNS, build_task_row, encode_task, as_json=False, nothing="no tasks")
+
+
+@app.command()
+def cancel(dag: DagId, run: Run = None, config: Config = None, folder: Folder = None, as_json: AsJson = False) -> None:
+    """Cancel a run: tasks that have started fail, the others are skipped."""
+    with reporting():
+        from tidemill.cli.dags.views import encode_run
+        from tidemill.store.people_calls import CancelRun
+
+        with asking(config, folder) as store:
+            found = find_run(store, dag, run)
+            cancelled = store.ask(CancelRun(dag, found.run_id, find_user()))
+        if as_json:
+            typer.echo(json.dumps(encode_run(cancelled)))
+        elif found.ended_us is not None:
+            typer.echo(f"{dag} {found.run_id} had ended already: {found.state}")
+        else:
+            typer.echo(f"{dag} {found.run_id} is cancelled")
+
+
+def find_run(store: Asker, dag: str, run: str | None) -> RunRecord:
+    """Return a run, or the newest one of a DAG.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    from tidemill.core.errors import ConfigError
+    from tidemill.store.people_calls import GetDag, GetRun
+
+    found = store.ask(GetRun(dag, run))
+    if found is not None:
+        return found
+    if store.ask(GetDag(dag)) is None:
+        raise ConfigError(f"there is no DAG {dag!r}; `tidemill dags list` shows them")
+    if run is None:
+        raise ConfigError(f"{dag} has no runs yet; start one: tidemill dags trigger {dag}")
+    raise ConfigError(f"{dag} has no run {run!r}; `tidemill runs list {dag}` shows them")
+
+
+def check_states(states: list[str], known: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the states that were given, without repetitions.
+
+    Raises:
+        ConfigError: One of them is unknown.
+    """
+    from tidemill.core.errors import ConfigError
+
+    for state in states:
+        if state not in known:
+            raise ConfigError(f"--state {state}: not a state; use {', '.join(known)}")
+    return tuple(dict.fromkeys(states))

@@ -1,0 +1,68 @@
+"""How the structure of a DAG looks to people: its tasks in the order in which they can run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tidemill.cli.dags.views import build_dag_row
+from tidemill.cli.tables import Column, find_width, format_table
+from tidemill.core.tasks.structure import DagStructure, TaskStructure
+
+if TYPE_CHECKING:
+    from tidemill.store.people_calls import DagDetails
+
+_COLUMNS = (
+    Column("TASK", cut=True),
+    Column("OPERATOR", cut=True),
+    Column("RETRIES", right=True, optional=True),
+    Column("POOL", optional=True),
+    Column("RULE", optional=True),
+    Column("AFTER", detail=True),
+)
+
+
+def format_structure(found: DagDetails) -> Iterator[str]:
+    """Yield the lines about a DAG."""
+    import msgspec
+
+    structure = msgspec.json.decode(found.structure, type=DagStructure)
+    name, state, schedule, following, file, tags = build_dag_row(found.dag)
+    yield f"{name} ({state}, version {found.dag.version}), from {file}"
+    yield f"schedule: {schedule}{f', next run {following} UTC' if following else ''}"
+    if tags:
+        yield f"tags: {tags}"
+    if structure.doc:
+        yield ""
+        yield from structure.doc.strip().splitlines()
+    yield ""
+    rows = [_build_row(task) for task in sort_tasks(structure)]
+    yield from format_table(_COLUMNS, rows, find_width())
+
+
+def _build_row(task: TaskStructure) -> tuple[str, ...]:
+    retries = str(task.retries) if task.retries else ""
+    pool = "" if task.pool == "default_pool" else task.pool
+    rule = "" if task.rule == "all_success" else task.rule
+    return task.id, task.operator, retries, pool, rule, ", ".join(task.upstream)
+
+
+def sort_tasks(structure: DagStructure) -> list[TaskStructure]:
+    """Return the tasks of a DAG so that each comes after those before it, otherwise by id.
+
+    Example:
+        >>> dag = DagStructure("d", (TaskStructure("a", upstream=("b",)), TaskStructure("b")))
+        >>> [task.id for task in sort_tasks(dag)]
+        ['b', 'a']
+    """
+    from graphlib import TopologicalSorter
+
+    by_id = {task.id: task for task in structure.tasks}
+    sorter = TopologicalSorter({task.id: task.upstream for task in structure.tasks})
+    sorter.prepare()
+    found: list[TaskStructure] = []
+    while sorter.is_active():
+        ready = sorted(sorter.get_ready())
+        found += [by_id[name] for name in ready]
+        sorter.done(*ready)
+    return found

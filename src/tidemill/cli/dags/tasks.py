@@ -1,0 +1,184 @@
+"""`tidemill tasks states | history | logs | xcoms | clear | mark`: the tasks of a run."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated, Literal
+
+import typer
+
+from tidemill.cli.dags.asking import AsJson, Config, DagId, Folder, RunId, asking, find_user
+from tidemill.cli.dags.runs import check_states, find_run
+from tidemill.cli.help import App
+from tidemill.cli.reporting import reporting
+from tidemill.core.wording import format_count
+
+app = App(help="Look at the tasks of a run, and change what becomes of them.")
+
+TaskId = Annotated[str, typer.Argument(metavar="TASK", help="The id of the task.")]
+TaskIds = Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help="The ids of the tasks; default: all.")]
+_STATES = (
+    *("none", "scheduled", "queued", "running", "deferred", "up_for_retry"),
+    *("success", "failed", "skipped", "upstream_failed"),
+)
+#: How often a log that is followed is read again.
+_FOLLOW_SECONDS = 0.5
+
+
+@app.command()
+def states(
+    dag: DagId,
+    run: RunId = None,
+    state: Annotated[
+        list[str] | None, typer.Option("--state", metavar="STATE", help="Only tasks in this state.")
+    ] = None,
+    config: Config = None,
+    folder: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show in which state each task of a run is, and since when."""
+    with reporting():
+        from tidemill.cli.dags.views import TASK_COLUMNS, build_task_row, encode_task, show_rows
+        from tidemill.store.people_calls import ListTasks
+
+        wanted = check_states(state or [], _STATES)
+        with asking(config, folder) as store:
+            found = find_run(store, dag, run)
+            pages = store.ask_pages(lambda after: ListTasks(dag, found.run_id, wanted, after=after))
+            show_rows(pages, TASK_COLUMNS, build_task_row, encode_task, as_json=as_json, nothing="no such tasks")
+
+
+@app.command()
+def history(
+    dag: DagId, task: TaskId, run: RunId = None, config: Config = None, folder: Folder = None, as_json: AsJson = False
+) -> None:
+    """Show what happened to a task: each change of its state, why, and who caused it."""
+    with reporting():
+        from tidemill.cli.dags.views import HISTORY_COLUMNS, build_change_row, encode_change, show_rows
+        from tidemill.store.people_calls import TaskHistory
+
+        with asking(config, folder) as store:
+            found = find_run(store, dag, run)
+            pages = store.ask_pages(lambda after: TaskHistory(dag, found.run_id, task, after=after))
+            nothing = "nothing has happened to it yet"
+            show_rows(pages, HISTORY_COLUMNS, build_change_row, encode_change, as_json=as_json, nothing=nothing)
+
+
+@app.command()
+def xcoms(
+    dag: DagId,
+    task: Annotated[str | None, typer.Argument(metavar="TASK", help="Only those of this task.")] = None,
+    run: RunId = None,
+    config: Config = None,
+    folder: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the tasks of a run returned and pushed."""
+    with reporting():
+        from tidemill.cli.dags.views import XCOM_COLUMNS, build_xcom_row, encode_xcom, show_rows
+        from tidemill.store.people_calls import ListXComs
+
+        with asking(config, folder) as store:
+            found = find_run(store, dag, run)
+            pages = store.ask_pages(lambda after: ListXComs(dag, found.run_id, task, after=after))
+            show_rows(pages, XCOM_COLUMNS, build_xcom_row, encode_xcom, as_json=as_json, nothing="no XComs")
+
+
+@app.command()
+def logs(
+    dag: DagId,
+    task: TaskId,
+    run: RunId = None,
+    try_number: Annotated[
+        int | None, typer.Option("--try", metavar="N", min=1, help="Which try; default: the last one.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show new lines until the task has ended.")] = False,
+    config: Config = None,
+    folder: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the log of a task: what it wrote, what it logged, and how it failed."""
+    with reporting():
+        from tidemill.cli.dags.log_view import encode_log_line, format_log_line, has_ended, read_log
+
+        with asking(config, folder) as store:
+            found = find_run(store, dag, run)
+            after: str | None = None
+            while True:
+                ended = has_ended(store, found, task)  # before its log is read: what comes later is not missed
+                lines, after = read_log(store, found, task, try_number, after)
+                for line in lines:
+                    typer.echo(encode_log_line(line) if as_json else format_log_line(line))
+                if not follow or ended:
+                    return
+                time.sleep(_FOLLOW_SECONDS)
+
+
+@app.command()
+def clear(
+    dag: DagId,
+    tasks: TaskIds = None,
+    run: RunId = None,
+    downstream: Annotated[bool, typer.Option("--downstream", help="Also the tasks that follow them.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Only those that failed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say only which tasks would run again.")] = False,
+    config: Config = None,
+    folder: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let tasks run again, from the beginning; a run that has ended continues."""
+    with reporting():
+        from tidemill.store.people_calls import ClearTasks
+
+        with asking(config, folder) as store:
+            found = find_run(store, dag, run)
+            names = store.ask(
+                ClearTasks(
+                    dag,
+                    found.run_id,
+                    tuple(tasks or ()),
+                    find_user(),
+                    downstream=downstream,
+                    failed=failed,
+                    dry_run=dry_run,
+                )
+            )
+        _say_changed(names, "would run again" if dry_run else "cleared", as_json=as_json)
+
+
+@app.command()
+def mark(
+    dag: DagId,
+    tasks: Annotated[list[str], typer.Argument(metavar="TASK...", help="The ids of the tasks.")],
+    state: Annotated[str, typer.Option("--as", metavar="STATE", help="success, failed or skipped.")],
+    run: RunId = None,
+    config: Config = None,
+    folder: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Decide how tasks have ended; one that runs is ended."""
+    with reporting():
+        from tidemill.core.errors import ConfigError
+        from tidemill.store.people_calls import MarkTasks
+
+        outcomes: dict[str, Literal["success", "failed", "skipped"]] = {
+            "success": "success",
+            "failed": "failed",
+            "skipped": "skipped",
+        }
+        if state not in outcomes:
+            raise ConfigError(f"--as {state}: a task can be marked as success, failed or skipped")
+        with asking(config, folder) as store:
+            found = find_run(store, dag, run)
+            names = store.ask(MarkTasks(dag, found.run_id, tuple(tasks), outcomes[state], find_user()))
+        _say_changed(names, f"marked as {state}", as_json=as_json)
+
+
+def _say_changed(names: tuple[str, ...], what: str, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"tasks": list(names)}))
+        return
+    for name in names:
+        typer.echo(name)
+    typer.echo(f"{format_count(len(names), 'task')} {what}")

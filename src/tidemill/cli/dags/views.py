@@ -1,0 +1,264 @@
+"""How DAGs, runs and tasks look: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
+
+from tidemill.cli.tables import Column, find_width, format_age, format_table
+from tidemill.cli.triggers_view import find_last_words
+
+if TYPE_CHECKING:
+    from tidemill.store.people_calls import DagRecord, HistoryRecord, RunRecord, TaskRecord, XComRecord
+
+T = TypeVar("T")
+
+#: Longer texts are cut in a table.
+_MAX_SHOWN = 200
+
+DAG_COLUMNS = (
+    Column("DAG", cut=True),
+    Column("STATE"),
+    Column("SCHEDULE", cut=True),
+    Column("NEXT", optional=True),
+    Column("FILE", optional=True, cut=True),
+    Column("TAGS", detail=True),
+)
+RUN_COLUMNS = (
+    Column("DAG", cut=True),
+    Column("RUN", cut=True),
+    Column("STATE"),
+    Column("AGE", right=True),
+    Column("TOOK", right=True),
+    Column("BY", optional=True, cut=True),
+    Column("REASON", detail=True),
+)
+TASK_COLUMNS = (
+    Column("TASK", cut=True),
+    Column("STATE"),
+    Column("TRY", right=True),
+    Column("SINCE", right=True),
+    Column("OPERATOR", optional=True, cut=True),
+    Column("POOL", optional=True),
+    Column("ERROR", detail=True),
+)
+HISTORY_COLUMNS = (
+    Column("TIME"),
+    Column("FROM"),
+    Column("TO"),
+    Column("WHY", cut=True),
+    Column("BY", optional=True, cut=True),
+    Column("DETAIL", detail=True),
+)
+XCOM_COLUMNS = (Column("TASK", cut=True), Column("KEY", cut=True), Column("VALUE", detail=True))
+
+
+def show_rows(
+    pages: Iterable[Sequence[T]],
+    columns: Sequence[Column],
+    build_row: Callable[[T], Sequence[str]],
+    encode: Callable[[T], dict[str, Any]],
+    *,
+    as_json: bool,
+    nothing: str,
+) -> None:
+    """Print rows as they are read, as JSON or as a table for each page.
+
+    Args:
+        pages: The rows.
+        columns: The columns of a table.
+        build_row: Returns the texts of a row.
+        encode: Returns a row as a document.
+        as_json: Whether programs read it.
+        nothing: What is said to people if there are none.
+    """
+    shown = False
+    for rows in pages:
+        if rows:
+            for line in _build_lines(rows, columns, build_row, encode, as_json=as_json):
+                typer.echo(line)
+            shown = True
+    if not shown and not as_json:
+        typer.echo(nothing)
+
+
+def _build_lines(
+    rows: Sequence[T],
+    columns: Sequence[Column],
+    build_row: Callable[[T], Sequence[str]],
+    encode: Callable[[T], dict[str, Any]],
+    *,
+    as_json: bool,
+) -> Iterator[str]:
+    if as_json:
+        return (json.dumps(encode(row)) for row in rows)
+    return format_table(columns, [build_row(row) for row in rows], find_width())
+
+
+def format_time(microseconds: int | None) -> str | None:
+    """Return a time as ISO 8601 in UTC.
+
+    Example:
+        >>> format_time(1_000_000)
+        '1970-01-01T00:00:01.000+00:00'
+    """
+    if microseconds is None:
+        return None
+    return datetime.fromtimestamp(microseconds / 1e6, UTC).isoformat(timespec="milliseconds")
+
+
+def format_clock(microseconds: int) -> str:
+    """Return a time as people read it in a table, in UTC."""
+    return datetime.fromtimestamp(microseconds / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def encode_dag(dag: DagRecord) -> dict[str, Any]:
+    """Return a DAG as a document."""
+    return {
+        "dag": dag.dag_id,
+        "label": dag.label or dag.dag_id,
+        "file": dag.file,
+        "version": dag.version,
+        "active": dag.active,
+        "paused": dag.paused,
+        "schedule": dag.schedule or None,
+        "next": format_time(dag.next_us),
+        "tags": list(dag.tags),
+    }
+
+
+def build_dag_row(dag: DagRecord) -> tuple[str, ...]:
+    """Return a DAG as a row of a table."""
+    state = "paused" if dag.paused else "active"
+    following = "" if dag.next_us is None else format_clock(dag.next_us)
+    return (
+        dag.dag_id,
+        state if dag.active else "inactive",
+        dag.schedule or "none",
+        following,
+        dag.file,
+        ", ".join(dag.tags),
+    )
+
+
+def encode_run(run: RunRecord) -> dict[str, Any]:
+    """Return a run as a document."""
+    return {
+        "dag": run.dag_id,
+        "run": run.run_id,
+        "kind": run.kind,
+        "state": run.state,
+        "reason": run.reason,
+        "version": run.version,
+        "logical_date": format_time(run.logical_us),
+        "created": format_time(run.created_us),
+        "started": format_time(run.started_us),
+        "ended": format_time(run.ended_us),
+        "conf": json.loads(run.conf),
+        "by": run.by,
+    }
+
+
+def build_run_row(run: RunRecord) -> tuple[str, ...]:
+    """Return a run as a row of a table."""
+    now_us = time.time() * 1e6
+    took = ""
+    if run.started_us is not None:
+        took = format_seconds(((run.ended_us or now_us) - run.started_us) / 1e6)
+    age = format_age((now_us - run.created_us) / 1e6)
+    return run.dag_id, run.run_id, run.state, age, took, run.by, run.reason or ""
+
+
+def format_seconds(seconds: float) -> str:
+    """Return how long something took.
+
+    Example:
+        >>> format_seconds(0.5), format_seconds(75)
+        ('0.5s', '1m')
+    """
+    return f"{max(0.0, seconds):.1f}s" if seconds < 60 else format_age(seconds)
+
+
+def encode_task(task: TaskRecord) -> dict[str, Any]:
+    """Return a task of a run as a document."""
+    return {
+        "dag": task.dag_id,
+        "run": task.run_id,
+        "task": task.task_id,
+        "map_index": task.map_index,
+        "state": task.state,
+        "epoch": task.epoch,
+        "try": task.tries,
+        "max_tries": task.max_tries,
+        "operator": task.operator,
+        "queue": task.queue,
+        "pool": task.pool,
+        "pool_slots": task.pool_slots,
+        "priority": task.priority,
+        "since": format_time(task.since_us),
+        "started": format_time(task.started_us),
+        "ended": format_time(task.ended_us),
+        "due": format_time(task.due_us),
+        "worker": task.service,
+        "trigger": task.trigger,
+        "error": task.error,
+    }
+
+
+def build_task_row(task: TaskRecord) -> tuple[str, ...]:
+    """Return a task of a run as a row of a table."""
+    return (
+        task.task_id if task.map_index < 0 else f"{task.task_id}[{task.map_index}]",
+        task.state,
+        f"{task.tries}/{task.max_tries}" if task.tries else "",
+        format_age(time.time() - task.since_us / 1e6),
+        task.operator,
+        task.pool,
+        shorten(find_last_words(task.error or "")),
+    )
+
+
+def encode_change(change: HistoryRecord) -> dict[str, Any]:
+    """Return a change of a task's state as a document."""
+    return {
+        "epoch": change.epoch,
+        "from": change.before,
+        "to": change.after,
+        "input": change.given,
+        "time": format_time(change.at_us),
+        "by": change.by,
+        "detail": change.detail,
+    }
+
+
+def build_change_row(change: HistoryRecord) -> tuple[str, ...]:
+    """Return a change of a task's state as a row of a table."""
+    why = change.given.partition(" ")[0]
+    detail = shorten(find_last_words(change.detail or ""))
+    return format_clock(change.at_us), change.before, change.after, why, change.by, detail
+
+
+def encode_xcom(xcom: XComRecord) -> dict[str, Any]:
+    """Return an XCom as a document; its value as it is stored."""
+    return {
+        "task": xcom.task_id,
+        "map_index": xcom.map_index,
+        "key": xcom.key,
+        "value": json.loads(xcom.value),
+        "time": format_time(xcom.created_us),
+    }
+
+
+def build_xcom_row(xcom: XComRecord) -> tuple[str, ...]:
+    """Return an XCom as a row of a table."""
+    return xcom.task_id, xcom.key, shorten(xcom.value)
+
+
+def shorten(text: str) -> str:
+    """Return a text as it fits a table."""
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
