@@ -1,0 +1,83 @@
+"""The log of a try: read part by part, shown line by line."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from tidemill.core.errors import ConfigError
+from tidemill.runtime.task_lines import TaskLine, decode_lines
+
+if TYPE_CHECKING:
+    from tidemill.cli.dags.asking import Asker
+    from tidemill.store.people_calls import RunRecord
+
+_ENDED = ("success", "failed", "skipped", "upstream_failed")
+
+
+def has_ended(store: Asker, run: RunRecord, task: str) -> bool:
+    """Return whether a task of a run has ended.
+
+    Raises:
+        ConfigError: The run has no such task.
+    """
+    from tidemill.store.people_calls import ListTasks
+
+    for page in store.ask_pages(lambda after: ListTasks(run.dag_id, run.run_id, after=after)):
+        for found in page:
+            if found.task_id == task:
+                return found.state in _ENDED
+    raise ConfigError(
+        f"{run.dag_id} {run.run_id} has no task {task!r}; "
+        f"`tidemill tasks states {run.dag_id} --run {run.run_id}` shows them"
+    )
+
+
+def read_log(
+    store: Asker, run: RunRecord, task: str, try_number: int | None, after: str | None
+) -> tuple[list[TaskLine], str | None]:
+    """Return the lines of a log after a part, and the last part that was read.
+
+    Args:
+        store: The store.
+        run: The run.
+        task: The task.
+        try_number: Which try; None: the last one.
+        after: The last part that was read before; None: begin.
+    """
+    from tidemill.store.people_calls import ReadLog
+
+    lines: list[TaskLine] = []
+    while True:
+        page = store.ask(ReadLog(run.dag_id, run.run_id, task, try_number=try_number, after=after))
+        for part in page.rows:
+            lines += decode_lines(zlib.decompress(part.data))
+            after = str(part.number)
+        if page.next is None:
+            return lines, after
+
+
+def format_log_line(line: TaskLine) -> str:
+    """Return an entry of a log as people read it; times are UTC.
+
+    Example:
+        >>> format_log_line(TaskLine(1_500_000, "info", "stdout", "hello"))
+        '00:00:01.500 hello'
+    """
+    clock = datetime.fromtimestamp(line.time_us / 1e6, UTC).strftime("%H:%M:%S.%f")[:-3]
+    level = "" if line.level in ("info", "debug") and line.source != "logging" else f"{line.level.upper()} "
+    text = "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in line.text)
+    return f"{clock} {level}{text}"
+
+
+def encode_log_line(line: TaskLine) -> str:
+    """Return an entry of a log as one line of JSON."""
+    document: dict[str, Any] = {
+        "time": datetime.fromtimestamp(line.time_us / 1e6, UTC).isoformat(timespec="milliseconds"),
+        "level": line.level,
+        "source": line.source,
+        "text": line.text,
+    }
+    return json.dumps(document)
