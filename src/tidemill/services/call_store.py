@@ -29,10 +29,6 @@ class CallStore(Protocol):
 class Bell(Protocol):
     """Says that there may be something to do; it does not say what."""
 
-    def mark(self, channel: Channel) -> int:
-        """Return the number of rings so far; `wait` returns at once if there were more since."""
-        ...
-
-    async def wait(self, channel: Channel, mark: int, timeout_seconds: float) -> None:
-        """Wait for a ring after a mark, or for the timeout."""
+    async def wait(self, channel: Channel, timeout_seconds: float) -> bool:
+        """Wait until it rings, or has rung since the last wait, or the time is over; return whether it rang."""
         ...

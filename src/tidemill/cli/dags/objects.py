@@ -108,20 +108,15 @@ def list_variables(
         from tidemill.store.setting_calls import ListVariables, VariableRecord
 
         def build_row(variable: VariableRecord) -> tuple[str, ...]:
-            return variable.key, "" if variable.value is None else _read(variable.value), variable.description
+            return variable.key, variable.value or "", variable.description
 
         def encode(variable: VariableRecord) -> dict[str, Any]:
-            shown = {} if variable.value is None else {"value": json.loads(variable.value)}
+            shown = {} if variable.value is None else {"value": variable.value}
             return {"variable": variable.key, **shown, "description": variable.description}
 
         with asking(config, folder) as store:
             pages = store.ask_pages(lambda after: ListVariables(after=after, values=values))
             show_rows(pages, _VARIABLE_COLUMNS, build_row, encode, as_json=as_json, nothing="no variables")
-
-
-def _read(encoded: str) -> str:
-    value = json.loads(encoded)
-    return value if isinstance(value, str) else encoded
 
 
 @variables.command("set")
@@ -134,11 +129,10 @@ def set_variable(
 ) -> None:
     """Create a variable, or change it."""
     with reporting():
-        from tidemill.runtime.codec import encode
         from tidemill.store.task_calls import SetVariable
 
         with asking(config, folder) as store:
-            store.ask(SetVariable(key, encode(_read_secret(value)), description))
+            store.ask(SetVariable(key, _read_secret(value), description))
 
 
 @variables.command("delete")

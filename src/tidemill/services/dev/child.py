@@ -34,7 +34,6 @@ class Child:
         name: What it is, for people: `worker`, `triggerer`.
         arguments: What follows the Python interpreter on its command line.
         env: Its environment.
-        first_line: Sent to its standard input, which stays open as long as this process lives.
         on_death: Called with the process id of each one that ended without being told to, before the next starts.
     """
 
@@ -43,14 +42,12 @@ class Child:
         name: str,
         arguments: Sequence[str],
         env: Mapping[str, str],
-        first_line: bytes,
         on_death: Callable[[int], Awaitable[None]],
     ) -> None:
         """Start nothing yet."""
         self.name = name
         self._arguments = arguments
         self._env = env
-        self._first_line = first_line
         self._on_death = on_death
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
@@ -90,9 +87,6 @@ class Child:
             start_new_session=True,
         )
         assert process.stdin is not None
-        with contextlib.suppress(OSError):
-            process.stdin.write(self._first_line)
-            await process.stdin.drain()
         if self._stopping.is_set():
             self._signal(signal.SIGTERM)
         code = await process.wait()

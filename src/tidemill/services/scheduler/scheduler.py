@@ -3,8 +3,8 @@
 All decisions are made by `core.tasks` within the store's transactions; nothing is kept here between two turns, so that
 a scheduler can end at any moment and another one continues.
 
-Invariants: the bell is listened to before the store is looked at, so that nothing that happens in between is missed;
-without a bell the store is looked at every SCAN_SECONDS; what is due is looked at when it is.
+Invariants: the bell remembers a ring while the store is looked at, so that nothing that happens meanwhile is missed;
+without a ring the store is looked at every SCAN_SECONDS; what is due is looked at when it is.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ class Scheduler:
             CallRefusedError: The service has been ended by somebody else.
         """
         while True:
-            mark = self._bell.mark(Channel.SCHEDULER)
             try:
                 answer = await self._store.call(SchedulerTurn(self._service))
             except RemoteError as error:
@@ -65,7 +64,7 @@ class Scheduler:
                 # The calls of others come between two turns.
                 await asyncio.sleep(0)
             else:
-                await self._bell.wait(Channel.SCHEDULER, mark, compute_wait(answer))
+                await self._bell.wait(Channel.SCHEDULER, compute_wait(answer))
 
     async def _wait_after(self, error: RemoteError) -> None:
         self._failures += 1

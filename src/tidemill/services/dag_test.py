@@ -1,0 +1,260 @@
+"""`tidemill dags test`: one run of a DAG in this process, over a store of its own that is removed afterwards.
+
+The scheduler's turns, the attempts and the triggers take turns on the main thread, so that a breakpoint stops
+everything. States, retries and deferrals are decided by the same store functions as in `tidemill dev`. Variables and
+connections are those of the folder's store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tidemill.config.settings import Settings
+from tidemill.core.errors import ConfigError, RemoteError, describe_error
+from tidemill.dags.building import serialize_dag
+from tidemill.dags.loading import LoadedFile, load_file
+from tidemill.dags.results import AttemptDeferred, AttemptFailed, AttemptResult, AttemptSkipped
+from tidemill.dags.running import run_attempt
+from tidemill.runtime.codec import encode
+from tidemill.services.call_store import CallStore
+from tidemill.services.dag_store import open_dag_store
+from tidemill.services.triggerer.loading import create_trigger, encode_payload
+from tidemill.services.worker.task_services import StoreServices
+from tidemill.store.call import Call
+from tidemill.store.opening import open_store
+from tidemill.store.people_calls import CreateRun, GetRun, RunRecord
+from tidemill.store.service_calls import BeginService, SchedulerAnswer, SchedulerTurn, StoreFile
+from tidemill.store.task_calls import GetConnection, GetVariable
+from tidemill.store.trigger_calls import ClaimedTrigger, ClaimTriggers, FailTrigger, FiredEvent, StoreEvents
+from tidemill.store.worker_calls import CallbackReport, ClaimedAttempt, Deferral, Failure, Report, Result, Skip
+from tidemill.store.worker_calls import Success, WorkerTurn
+
+T = TypeVar("T")
+
+#: How long this process waits at most before it looks again what is due.
+_LOOK_SECONDS = 0.5
+
+
+def run_dag_test(
+    settings: Settings,
+    folder: Path,
+    dag_id: str,
+    conf: dict[str, Any],
+    logical_us: int | None,
+    say: Callable[[str], None],
+) -> str:
+    """Run a DAG once, and return the state of the run: `success` or `failed`.
+
+    Args:
+        settings: `store` is read, for variables and connections.
+        folder: The folder of DAG files.
+        dag_id: The DAG.
+        conf: The configuration of the run.
+        logical_us: Its logical date; None: it has none.
+        say: Tells people what happens.
+
+    Raises:
+        ConfigError: There is no such DAG, or its file is wrong.
+    """
+    path, loaded = find_dag(folder, dag_id)
+    with tempfile.TemporaryDirectory(prefix="tidemill-dag-test-") as place, asyncio.Runner() as runner:
+        store = runner.run(open_store(f"sqlite:///{place}/dags.db"))
+        try:
+            test = _Test(runner, store, loaded, _Shared(runner, settings, folder), say)
+            return test.run(path.relative_to(folder), dag_id, conf, logical_us)
+        finally:
+            runner.run(store.close())
+
+
+def find_dag(folder: Path, dag_id: str) -> tuple[Path, LoadedFile]:
+    """Return the file that defines a DAG, and what is in it.
+
+    Files whose text does not mention the id are run only if none of the others defines it.
+
+    Raises:
+        ConfigError: No file defines it.
+    """
+    files = sorted(path for path in folder.rglob("*.py") if not path.name.startswith("."))
+    name = dag_id.encode(errors="replace")
+    problems = []
+    for path in sorted(files, key=lambda path: name not in path.read_bytes()):
+        try:
+            loaded = load_file(path, folder)
+        except (Exception, SystemExit) as error:
+            problems.append(f"{path.relative_to(folder)}: {describe_error(error)}")
+            if name in path.read_bytes():
+                traceback.print_exc(file=sys.stderr)
+            continue
+        if dag_id in loaded.dags:
+            return path, loaded
+    broken = f"; {len(problems)} could not be read: {'; '.join(problems[:3])}" if problems else ""
+    raise ConfigError(f"no file in {folder} defines the DAG {dag_id!r}{broken}")
+
+
+class _Shared:
+    """Variables and connections of the folder's store, which is opened when the first one is read."""
+
+    def __init__(self, runner: asyncio.Runner, settings: Settings, folder: Path) -> None:
+        self._runner, self._settings, self._folder = runner, settings, folder
+
+    def ask(self, call: Call[T]) -> T:
+        return self._runner.run(self._ask(call))
+
+    async def _ask(self, call: Call[T]) -> T:
+        store = await open_dag_store(self._settings, self._folder)
+        try:
+            return await store.call(call)
+        finally:
+            await store.close()
+
+
+class _Test:
+    """One run, made in this process."""
+
+    def __init__(
+        self,
+        runner: asyncio.Runner,
+        store: CallStore,
+        loaded: LoadedFile,
+        shared: _Shared,
+        say: Callable[[str], None],
+    ) -> None:
+        self._runner, self._store, self._loaded, self._shared, self._say = runner, store, loaded, shared, say
+        self._request = 0
+
+    def ask(self, call: Call[T]) -> T:
+        """Answer a call of an attempt, or of this module."""
+        if isinstance(call, GetVariable | GetConnection):
+            # What the run has set itself is in its own store.
+            own = self._runner.run(self._store.call(call))
+            return self._shared.ask(call) if own is None else own
+        return self._runner.run(self._store.call(call))
+
+    def run(self, path: Path, dag_id: str, conf: dict[str, Any], logical_us: int | None) -> str:
+        about = (socket.gethostname(), "", os.getpid())
+        self._service = self.ask(BeginService("dev", "test", *about, queues=("default",), capacity=1))
+        structure = serialize_dag(self._loaded.dags[dag_id])
+        stored = self.ask(StoreFile(str(path), self._loaded.digest, self._loaded.modules, None, (structure,)))
+        for each in stored:
+            if each.refused:
+                raise ConfigError(each.refused)
+        queues = tuple({task.queue for task in self._loaded.dags[dag_id].task_dict.values()} | {"default"})
+        run = self.ask(CreateRun(dag_id, "test", logical_us, encode(conf), by="tidemill dags test"))
+        while True:
+            turn = self.ask(SchedulerTurn(self._service))
+            found = self.ask(GetRun(dag_id, run.run_id))
+            assert found is not None
+            worked = self._work(queues)
+            if found.ended_us is not None and not worked:
+                return found.state
+            if not worked and not turn.more:
+                self._wait(turn, found)
+
+    def _work(self, queues: tuple[str, ...]) -> bool:
+        """Make one attempt, or run one callback; return whether there was one."""
+        self._request += 1
+        answer = self.ask(WorkerTurn(self._service, self._request, capacity=1, queues=queues))
+        for attempt in answer.claimed:
+            self._report(attempt, self._make(attempt))
+        return bool(answer.claimed)
+
+    def _make(self, attempt: ClaimedAttempt) -> AttemptResult:
+        what = attempt.callback.name if attempt.callback is not None else f"try {attempt.try_number}"
+        self._say(f"--- {attempt.task_id or attempt.dag_id}: {what}")
+        return run_attempt(self._loaded.dags[attempt.dag_id], attempt, StoreServices(attempt, self))
+
+    def _report(self, attempt: ClaimedAttempt, result: AttemptResult) -> None:
+        self._request += 1
+        if attempt.callback is not None:
+            error = result.ending.error if isinstance(result.ending, AttemptFailed) else None
+            callback = CallbackReport(attempt.callback.id, error)
+            self.ask(WorkerTurn(self._service, self._request, callbacks=(callback,)))
+            return
+        ending = _convert(result)
+        self._say(f"--- {attempt.task_id}: {_describe(ending)}")
+        report = Report(
+            attempt.task, attempt.epoch, ending, result.xcoms, result.skip, result.skip_all_downstream
+        )
+        self.ask(WorkerTurn(self._service, self._request, reports=(report,)))
+
+    def _wait(self, turn: SchedulerAnswer, run: RunRecord) -> None:
+        """Run the triggers that tasks wait for, or wait until something is due.
+
+        Raises:
+            ConfigError: Nothing will ever happen.
+        """
+        self._request += 1
+        claimed = self.ask(ClaimTriggers(self._service, self._request, capacity=1000))
+        if claimed:
+            self._runner.run(self._run_triggers(claimed))
+        elif turn.next_due_us is not None:
+            time.sleep(max(0.0, min(_LOOK_SECONDS, (turn.next_due_us - turn.now_us) / 1e6)))
+        else:
+            time.sleep(_LOOK_SECONDS / 10)
+
+    async def _run_triggers(self, claimed: tuple[ClaimedTrigger, ...]) -> None:
+        """Run triggers beside each other, until one has fired, failed, or is too late."""
+        running = [asyncio.ensure_future(self._run_trigger(each)) for each in claimed]
+        dues = [each.due_us for each in claimed if each.due_us is not None]
+        seconds = None if not dues else max(0.0, min(dues) / 1e6 - time.time())
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait(running, timeout=seconds)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    async def _run_trigger(self, claimed: ClaimedTrigger) -> None:
+        self._say(f"--- {claimed.task_id}: waits for {claimed.classpath}")
+        try:
+            trigger = create_trigger(str(claimed.id), claimed.classpath, claimed.kwargs)
+            events = trigger.run()
+            try:
+                async for event in events:
+                    fired = FiredEvent(claimed.id, claimed.token, encode_payload(event), None, time.time_ns() // 1000)
+                    self._request += 1
+                    await self._store.call(StoreEvents(self._service, self._request, (fired,)))
+                    return
+            finally:
+                await events.aclose()  # type: ignore[attr-defined]
+                await trigger.cleanup()
+            error = "the trigger ended without an event"
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            error = traceback.format_exc()
+        with contextlib.suppress(RemoteError):
+            await self._store.call(FailTrigger(self._service, claimed.id, claimed.token, error))
+
+
+def _convert(result: AttemptResult) -> Result:
+    match result.ending:
+        case AttemptFailed(error=error, may_retry=may_retry):
+            return Failure(error, may_retry)
+        case AttemptSkipped():
+            return Skip()
+        case AttemptDeferred() as ending:
+            return Deferral(
+                ending.classpath, ending.kwargs, ending.method, ending.method_kwargs, timeout_us=ending.timeout_us
+            )
+    return Success()
+
+
+def _describe(result: Result) -> str:
+    match result:
+        case Failure(error=error):
+            return f"failed: {error}"
+        case Skip():
+            return "skipped"
+        case Deferral(classpath=classpath):
+            return f"deferred to {classpath}"
+    return "done"
