@@ -32,10 +32,10 @@ from tidemill.services.triggerer.loading import create_trigger, encode_payload
 from tidemill.services.worker.task_services import StoreServices
 from tidemill.store.call import Call
 from tidemill.store.opening import open_store
-from tidemill.store.people_calls import CreateRun, GetRun, RunRecord
+from tidemill.store.people_calls import CreateRun, GetRun
 from tidemill.store.service_calls import BeginService, SchedulerAnswer, SchedulerTurn, StoreFile
 from tidemill.store.task_calls import GetConnection, GetVariable
-from tidemill.store.trigger_calls import ClaimedTrigger, ClaimTriggers, FailTrigger, FiredEvent, StoreEvents
+from tidemill.store.trigger_calls import ClaimedTrigger, ClaimTriggers, FailTrigger, FiredEvent, HeldTriggers, StoreEvents
 from tidemill.store.worker_calls import CallbackReport, ClaimedAttempt, Deferral, Failure, Report, Result, Skip
 from tidemill.store.worker_calls import Success, WorkerTurn
 
@@ -43,6 +43,7 @@ T = TypeVar("T")
 
 #: How long this process waits at most before it looks again what is due.
 _LOOK_SECONDS = 0.5
+_TRIGGERS = 1000
 
 
 def run_dag_test(
@@ -131,6 +132,9 @@ class _Test:
     ) -> None:
         self._runner, self._store, self._loaded, self._shared, self._say = runner, store, loaded, shared, say
         self._request = 0
+        # They go on only while the loop runs, between two attempts.
+        self._triggers: dict[int, asyncio.Task[None]] = {}
+        self._tokens: dict[int, int] = {}
 
     def ask(self, call: Call[T]) -> T:
         """Answer a call of an attempt, or of this module."""
@@ -158,7 +162,7 @@ class _Test:
             if found.ended_us is not None and not worked:
                 return found.state
             if not worked and not turn.more:
-                self._wait(turn, found)
+                self._runner.run(self._wait(turn))
 
     def _work(self, queues: tuple[str, ...]) -> bool:
         """Make one attempt, or run one callback; return whether there was one."""
@@ -187,31 +191,25 @@ class _Test:
         )
         self.ask(WorkerTurn(self._service, self._request, reports=(report,)))
 
-    def _wait(self, turn: SchedulerAnswer, run: RunRecord) -> None:
-        """Run the triggers that tasks wait for, or wait until something is due.
-
-        Raises:
-            ConfigError: Nothing will ever happen.
-        """
+    async def _wait(self, turn: SchedulerAnswer) -> None:
+        """Run the triggers that tasks wait for until one has ended, or something is due."""
         self._request += 1
-        claimed = self.ask(ClaimTriggers(self._service, self._request, capacity=1000))
-        if claimed:
-            self._runner.run(self._run_triggers(claimed))
-        elif turn.next_due_us is not None:
-            time.sleep(max(0.0, min(_LOOK_SECONDS, (turn.next_due_us - turn.now_us) / 1e6)))
-        else:
-            time.sleep(_LOOK_SECONDS / 10)
-
-    async def _run_triggers(self, claimed: tuple[ClaimedTrigger, ...]) -> None:
-        """Run triggers beside each other, until one has fired, failed, or is too late."""
-        running = [asyncio.ensure_future(self._run_trigger(each)) for each in claimed]
-        dues = [each.due_us for each in claimed if each.due_us is not None]
-        seconds = None if not dues else max(0.0, min(dues) / 1e6 - time.time())
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait(running, timeout=seconds)
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        for each in await self._store.call(ClaimTriggers(self._service, self._request, capacity=_TRIGGERS)):
+            self._tokens[each.id] = each.token
+            self._triggers[each.id] = asyncio.ensure_future(self._run_trigger(each))
+        held = tuple((number, self._tokens[number]) for number in self._triggers)
+        for stopped in await self._store.call(HeldTriggers(self._service, held)):
+            self._triggers[stopped.id].cancel()
+        seconds = _LOOK_SECONDS
+        if turn.next_due_us is not None:
+            seconds = max(0.0, min(seconds, (turn.next_due_us - turn.now_us) / 1e6))
+        if not self._triggers:
+            await asyncio.sleep(seconds)
+            return
+        done, _ = await asyncio.wait(
+            self._triggers.values(), timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+        self._triggers = {number: task for number, task in self._triggers.items() if task not in done}
 
     async def _run_trigger(self, claimed: ClaimedTrigger) -> None:
         self._say(f"--- {claimed.task_id}: waits for {claimed.classpath}")

@@ -6,3 +6,248 @@ worker finishes what it runs for a while, then everything ends; a second one end
 Invariants: what an earlier process had, and did not finish, is free before anything is started; a service that ended is
 noticed at once, and what it held is free before it runs again; nothing of this tree outlives this process.
 """
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from tidemill.config.settings import Settings
+from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.identity import find_worker_name
+from tidemill.services.dag_store import build_cipher, choose_url, find_database_file
+from tidemill.services.dev.child import Child
+from tidemill.services.parser.manager import ParserManager
+from tidemill.services.parser.reading import PRELOAD
+from tidemill.services.scheduler.scheduler import Scheduler
+from tidemill.services.triggerer.list_lock import read_boot_id
+from tidemill.services.triggerer.signals import Signals
+from tidemill.services.zygote.client import ZygoteClient
+from tidemill.services.zygote.messages import Setup
+from tidemill.store.call_server import CallServer
+from tidemill.store.database import Database
+from tidemill.store.lock import StoreInUseError
+from tidemill.store.opening import open_store
+from tidemill.store.service_calls import BeatService, BeginService, EndService, LoseOthers, LoseService, ServiceRecord
+from tidemill.store.service_calls import ListServices
+
+log = structlog.get_logger(__name__)
+
+#: A command may have the store open for a moment.
+_BUSY_SECONDS = 5.0
+_PAUSE_SECONDS = 0.1
+#: How often a service says that it lives.
+BEAT_SECONDS = 5.0
+#: How long triggers may take to be given up.
+_TRIGGERER_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class DevFolder:
+    """What `tidemill dev` runs.
+
+    Attributes:
+        settings: The settings.
+        folder: The folder of DAG files, absolute.
+        config: The file that the settings were read from; None: there is none.
+    """
+
+    settings: Settings
+    folder: Path
+    config: Path | None = None
+
+
+def run_dev(about: DevFolder, on_ready: Callable[[Dev], Awaitable[None]] | None = None) -> ExitCode:
+    """Run all services of a folder of DAGs until a signal.
+
+    Args:
+        about: What to run.
+        on_ready: Called, as a task, once everything is started; shows what happens, for example.
+
+    Raises:
+        ConfigError: The settings are wrong, or another process runs this folder.
+        RemoteError: The store cannot be reached.
+    """
+    signals = Signals()
+    signals.listen()
+    with asyncio.Runner() as runner:
+        runner.run(_run(about, signals, on_ready))
+    return ExitCode.OK
+
+
+async def _run(about: DevFolder, signals: Signals, on_ready: Callable[[Dev], Awaitable[None]] | None) -> None:
+    signals.attach()
+    url = choose_url(about.settings, about.folder)
+    database = await _open(url, about.settings)
+    try:
+        async with _serve(database) as address:
+            dev = Dev(about, database, address)
+            await dev.run(signals.stop, on_ready)
+    finally:
+        await database.close()
+    log.info("tidemill dev has ended")
+
+
+async def _open(url: str, settings: Settings) -> Database:
+    deadline = asyncio.get_running_loop().time() + _BUSY_SECONDS
+    cipher = build_cipher(settings, url, create=True)
+    while True:
+        try:
+            return await open_store(url, cipher)
+        except StoreInUseError:
+            if asyncio.get_running_loop().time() >= deadline:
+                raise
+        await asyncio.sleep(_PAUSE_SECONDS)
+
+
+@contextlib.asynccontextmanager
+async def _serve(database: Database) -> AsyncIterator[Path]:
+    """Answer calls over a socket of this process for the block, and yield its address."""
+    # Not beside the database: the path of a socket is limited to about 100 bytes.
+    with tempfile.TemporaryDirectory(prefix="tidemill-dev-") as place:
+        server = CallServer(database, Path(place) / "store.sock")
+        await server.start()
+        database.publish(str(server.path))
+        try:
+            yield server.path
+        finally:
+            await server.close()
+
+
+class Dev:
+    """All services of a folder of DAGs.
+
+    Args:
+        about: What to run.
+        database: The store, open for writing.
+        address: Where this process answers calls.
+    """
+
+    def __init__(self, about: DevFolder, database: Database, address: Path) -> None:
+        """Start nothing yet."""
+        self.about = about
+        self.database = database
+        self._name = find_worker_name(about.settings)
+        self._host, self._boot_id = socket.gethostname(), read_boot_id()
+        self._services: list[int] = []
+        self.zygote = ZygoteClient(Setup(tuple(PRELOAD)))
+        self.children = [
+            self._build_child("worker", "tidemill.services.worker.process", address),
+            self._build_child("triggerer", "tidemill.services.triggerer.task_process", address),
+        ]
+        self.parser: ParserManager | None = None
+
+    async def run(self, stop: asyncio.Event, on_ready: Callable[[Dev], Awaitable[None]] | None) -> None:
+        """Run until told to stop.
+
+        Raises:
+            ConfigError: Another `dev` runs on this store.
+            RemoteError: A service cannot be kept running.
+        """
+        await self._take_over()
+        dev = await self._begin("dev")
+        scheduler = await self._begin("scheduler")
+        await self.zygote.start()
+        settings = self.about.settings
+        self.parser = ParserManager(
+            self.database,
+            self.zygote,
+            self.about.folder,
+            settings.dags.parse_timeout_seconds,
+            settings.dags.paused_at_creation,
+        )
+        log.info("tidemill dev is starting", folder=str(self.about.folder), store=self.database.label)
+        tasks = [
+            self._start("scheduler", Scheduler(self.database, self.database.doorbell, scheduler).run()),
+            self._start("parser", self.parser.run()),
+            self._start("beats", self._beat(dev, scheduler)),
+            *(self._start(child.name, child.run()) for child in self.children),
+        ]
+        shown = [] if on_ready is None else [asyncio.ensure_future(on_ready(self))]
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            done, _ = await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {stopping}:
+                task.result()
+                raise RemoteError(f"the {task.get_name()} ended, though nothing told it to; see the log")
+        finally:
+            await self._stop(tasks, [stopping, *shown])
+
+    @staticmethod
+    def _start(name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return asyncio.get_running_loop().create_task(work, name=name)
+
+    async def _stop(self, tasks: list[asyncio.Task[None]], others: list[asyncio.Future[Any]]) -> None:
+        """Stop the services in order: nothing new is claimed, what runs is finished, then the scheduler ends."""
+        settings = self.about.settings
+        drains = [settings.worker.drain_timeout_seconds, _TRIGGERER_SECONDS]
+        await asyncio.gather(*(child.stop(drain) for child, drain in zip(self.children, drains, strict=True)))
+        for task in [*tasks, *others]:
+            task.cancel()
+        await asyncio.gather(*tasks, *others, return_exceptions=True)
+        await self.zygote.close()
+        for service in reversed(self._services):
+            with contextlib.suppress(RemoteError):
+                await self.database.call(EndService(service))
+
+    async def _take_over(self) -> None:
+        """End the services of an earlier process that has died.
+
+        Raises:
+            ConfigError: It lives.
+        """
+        if self.database.exclusive:
+            # No other process can have the store open: all services of earlier ones are dead.
+            await self.database.call(LoseOthers())
+            return
+        for service in await self.database.call(ListServices("dev")):
+            if not self._is_dead(service):
+                raise ConfigError(
+                    f"the store {self.database.label} is in use by `tidemill dev` as process {service.pid} on "
+                    f"{service.host}; stop that process, or give this one a store of its own (store.url)"
+                )
+        await self.database.call(LoseOthers(host=self._host))
+
+    def _is_dead(self, service: ServiceRecord) -> bool:
+        if service.host != self._host:
+            return False
+        return service.boot_id != self._boot_id or not Path(f"/proc/{service.pid}").exists()
+
+    async def _begin(self, kind: str) -> int:
+        about = (self._host, self._boot_id, os.getpid())
+        service = await self.database.call(BeginService(kind, self._name, *about))
+        self._services.append(service)
+        return service
+
+    async def _beat(self, *services: int) -> None:
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            for service in services:
+                try:
+                    lives = await self.database.call(BeatService(service))
+                except RemoteError as error:
+                    log.warning("the store cannot be reached", error=str(error))
+                    continue
+                if not lives:
+                    raise RemoteError("another process has taken this one for dead, and ended its services")
+
+    def _build_child(self, name: str, module: str, address: Path) -> Child:
+        config = [] if self.about.config is None else ["--config", str(self.about.config)]
+        arguments = ["-m", module, str(address), "--folder", str(self.about.folder), *config]
+        return Child(name, arguments, os.environ, self._note_death)
+
+    async def _note_death(self, pid: int) -> None:
+        """Free what a process of this tree held."""
+        for service in await self.database.call(ListServices()):
+            if service.pid == pid and service.host == self._host and service.boot_id == self._boot_id:
+                await self.database.call(LoseService(service.id))

@@ -1,0 +1,34 @@
+"""`tidemill dev`: runs the DAGs of a folder on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tidemill.cli.dags.asking import Config
+from tidemill.cli.reporting import reporting
+
+FolderArgument = Annotated[
+    Path | None,
+    typer.Argument(metavar="FOLDER", help="The folder of the DAG files; default: dags.folder, itself dags."),
+]
+
+
+def dev(folder: FolderArgument = None, config: Config = None) -> None:
+    """Run the DAGs of a folder on this machine: scheduler, worker, triggerer and web UI in one command.
+
+    Saved files are read again at once. What happens is stored in dags.db beside the folder. Ctrl-C lets running tasks
+    finish, a second one ends at once. (For a Kafka pipeline with your code reloaded: tidemill run --dev.)
+    """
+    with reporting():
+        from tidemill.config.loading import find_config, load_settings
+        from tidemill.runtime.identity import find_worker_name
+        from tidemill.runtime.log import configure
+        from tidemill.services.dag_store import choose_folder
+        from tidemill.services.dev.process import DevFolder, run_dev
+
+        settings = load_settings(config)
+        configure(settings.logging, worker_id=find_worker_name(settings))
+        raise typer.Exit(run_dev(DevFolder(settings, choose_folder(settings, folder), find_config(config))))
