@@ -190,8 +190,8 @@ async def test_a_host_that_stops_pulls_no_producer_again_however_its_store_does(
     await until(lambda: host.report()[0].outstanding)
     stopping = asyncio.create_task(hosts.stop(host))
     await asyncio.sleep(0.01)
-    host._on_standing(Standing.DOWN)
-    host._on_standing(Standing.OPEN)
+    host.host._on_standing(Standing.DOWN)
+    host.host._on_standing(Standing.OPEN)
     pulled = len(upstream.pulled)
     for n in range(1, 20):
         upstream.items.put_nowait(n)

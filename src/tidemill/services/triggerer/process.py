@@ -26,7 +26,7 @@ from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.log_writer import tell_repeats
 from tidemill.services.triggerer.checking import add_import_folders, read_checked
 from tidemill.services.triggerer.control import control_server
-from tidemill.services.triggerer.host import TriggerHost
+from tidemill.services.triggerer.list_host import ListHost
 from tidemill.services.triggerer.list_lock import ListLock
 from tidemill.services.triggerer.monitoring import HostMonitor
 from tidemill.services.triggerer.recording import record_host
@@ -151,7 +151,7 @@ async def _run(
                 ownership = Ownership(database, name, name=worker, lock=lock, pace=pace)
                 replica = monitor.replica = Replica(
                     ownership,
-                    lambda: TriggerHost(database, settings.triggerer, ownership, book=monitor.book),
+                    lambda: ListHost(database, settings.triggerer, ownership, book=monitor.book),
                     lambda: read_checked(specs),
                     Retention(database, settings.store).run,
                 )
