@@ -30,7 +30,7 @@ from tidemill.core.triggers.event_plan import Refusal, Refused, StoreOutcome
 from tidemill.core.triggers.group_commit import Standing
 from tidemill.core.triggers.lifecycle import BACKOFF, CancelReason, Ending, EndVerdict, Next, Restart, TriggerLife
 from tidemill.services.triggerer.loading import TriggerError, encode_payload, read_identity
-from tidemill.services.triggerer.run_ending import format_fault, report_ending, run_step
+from tidemill.services.triggerer.run_ending import RefusedEventError, format_fault, report_ending, run_step
 from tidemill.services.triggerer.run_services import RunServices
 from tidemill.services.triggerer.state_writer import StateChange
 from tidemill.services.triggerer.stream_membership import StreamMembership
@@ -48,10 +48,6 @@ _BURST = 64
 
 #: Why a run is cancelled that continues elsewhere, or later.
 _ELSEWHERE = (CancelReason.HAND_OVER, CancelReason.SHUTDOWN)
-
-
-class RefusedEventError(TriggerError):
-    """The store refuses an event; its raw event has failed, and the trigger may be on another one by now."""
 
 
 class TriggerRun:
