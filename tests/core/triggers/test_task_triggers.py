@@ -13,7 +13,7 @@ from tidemill.core.triggers.task_triggers import HAND_OVER, ClaimKey, TaskEnd, T
 
 KEYS = st.builds(ClaimKey, st.integers(1, 6), st.integers(1, 3))
 REASONS = st.sampled_from(CancelReason)
-OUTCOMES = st.builds(Stored, st.just(0)) | st.builds(Duplicate, st.just(0)) | st.builds(Refused, st.sampled_from(Refusal))
+OUTCOMES = st.one_of(
     st.builds(Stored, st.just(0)), st.builds(Duplicate, st.just(0)), st.builds(Refused, st.sampled_from(Refusal))
 )
 
