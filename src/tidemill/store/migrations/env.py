@@ -2,6 +2,7 @@
 
 from alembic import context
 
+import tidemill.store.dag_tables  # noqa: F401 - registers its tables
 from tidemill.store.tables import VERSION_TABLE, metadata
 
 context.configure(

@@ -16,6 +16,7 @@ from sqlalchemy import Column, Connection, Insert, Row, Select, Update, and_, fu
 from tidemill.core.triggers.event_plan import EventRow, NewEvent, Plan, make_plan
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.queries.cursors import lock_cursors
+from tidemill.store.queries.triggers import name_trigger
 from tidemill.store.records import EventRecord, Page
 from tidemill.store.tables import trigger, trigger_cursor, trigger_event, trigger_identity
 
@@ -181,4 +182,12 @@ def _build_page(found: list[EventRecord], limit: int, keys: list[int]) -> Page[E
 
 
 def _read_record(row: Row[Any]) -> EventRecord:
-    return EventRecord(row.id, row.trigger_id, row.name, row.sequence_index, row.identity, row.payload, row.created_us)
+    return EventRecord(
+        row.id,
+        row.trigger_id,
+        name_trigger(row.trigger_id, row.name),
+        row.sequence_index,
+        row.identity,
+        row.payload,
+        row.created_us,
+    )

@@ -8,6 +8,7 @@ read by at most one live list. Rows are locked in one order: the session's, its 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from sqlalchemy import Connection, Row, and_, delete, exists, func, insert, literal, select, true, update
@@ -15,11 +16,12 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.records import SessionRecord
-from tidemill.store.tables import list_claim, session, trigger, trigger_cursor, trigger_list
+from tidemill.store.tables import list_claim, service, trigger, trigger_cursor, trigger_list
 
 #: The advisory lock for claims, "tideclai" in ASCII: two sessions that claim at the same time see each other's claims.
 _CLAIMS_KEY = int.from_bytes(b"tideclai", "big")
 
+_FIELDS = [service.c[field.name] for field in fields(SessionRecord)]
 _CLAIMS = RowSet("claims", claim=str)
 _NAMES = RowSet("names", name=str)
 _HELD = RowSet("held", id=int, token=int)
@@ -55,7 +57,7 @@ def begin_session(
         "started_us": now_us,
         "beat_us": now_us,
     }
-    return int(connection.execute(insert(session).values(values).returning(session.c.id)).scalar_one())
+    return int(connection.execute(insert(service).values(values).returning(service.c.id)).scalar_one())
 
 
 def beat_session(connection: Connection, session_id: int, now_us: int, digest: str | None = None) -> bool:
@@ -68,9 +70,9 @@ def beat_session(connection: Connection, session_id: int, now_us: int, digest: s
         digest: The digest of the list's content, if it may have changed.
     """
     statement = (
-        update(session)
-        .where(and_(session.c.id == session_id, session.c.ended_us.is_(None)))
-        .values(beat=session.c.beat + 1, beat_us=now_us, digest=session.c.digest if digest is None else digest)
+        update(service)
+        .where(and_(service.c.id == session_id, service.c.ended_us.is_(None)))
+        .values(beat=service.c.beat + 1, beat_us=now_us, digest=service.c.digest if digest is None else digest)
     )
     return connection.execute(statement).rowcount > 0
 
@@ -88,8 +90,8 @@ def end_session(connection: Connection, session_id: int, now_us: int, by: int | 
         False if it had ended already, or does not exist.
     """
     statement = (
-        update(session)
-        .where(and_(session.c.id == session_id, session.c.ended_us.is_(None)))
+        update(service)
+        .where(and_(service.c.id == session_id, service.c.ended_us.is_(None)))
         .values(ended_us=now_us, ended_by=by)
     )
     if not connection.execute(statement).rowcount:
@@ -102,8 +104,8 @@ def end_session(connection: Connection, session_id: int, now_us: int, by: int | 
 def is_session_live(connection: Connection, session_id: int) -> bool:
     """Return whether a session has not ended; if so, it cannot be ended before this transaction ends."""
     statement = (
-        select(session.c.id)
-        .where(and_(session.c.id == session_id, session.c.ended_us.is_(None)))
+        select(service.c.id)
+        .where(and_(service.c.id == session_id, service.c.ended_us.is_(None)))
         .with_for_update(read=True)
     )
     return connection.execute(statement).first() is not None
@@ -111,7 +113,9 @@ def is_session_live(connection: Connection, session_id: int) -> bool:
 
 def list_live_sessions(connection: Connection, kind: str) -> list[SessionRecord]:
     """Return the sessions of a kind that have not ended, by id."""
-    statement = select(session).where(and_(session.c.kind == kind, session.c.ended_us.is_(None))).order_by(session.c.id)
+    statement = (
+        select(*_FIELDS).where(and_(service.c.kind == kind, service.c.ended_us.is_(None))).order_by(service.c.id)
+    )
     return [_read_record(row) for row in connection.execute(statement)]
 
 
@@ -127,7 +131,7 @@ def take_list(connection: Connection, name: str, session_id: int) -> int | None:
     holder = connection.execute(statement).scalar_one()
     if holder is not None and holder != session_id:
         # Read without a lock: a session that ends at this moment waits for the list's row, with its own row locked.
-        live = select(session.c.id).where(and_(session.c.id == holder, session.c.ended_us.is_(None)))
+        live = select(service.c.id).where(and_(service.c.id == holder, service.c.ended_us.is_(None)))
         if connection.execute(live).first() is not None:
             return int(holder)
     connection.execute(update(trigger_list).where(trigger_list.c.name == name).values(session_id=session_id))
@@ -153,12 +157,12 @@ def claim_upstreams(connection: Connection, session_id: int, claims: Collection[
     dialect = find_dialect(connection)
     given = _CLAIMS.build_source(dialect)
     parameters = _CLAIMS.build_parameters(dialect, [(claim,) for claim in sorted(set(claims))])
-    own = select(session.c.list).where(session.c.id == session_id).scalar_subquery()
+    own = select(service.c.list).where(service.c.id == session_id).scalar_subquery()
     taken = (
-        select(list_claim.c.claim, session.c.list)
+        select(list_claim.c.claim, service.c.list)
         .join(given, given.c.claim == list_claim.c.claim)
-        .join(session, session.c.id == list_claim.c.session_id)
-        .where(and_(session.c.ended_us.is_(None), session.c.list != own))
+        .join(service, service.c.id == list_claim.c.session_id)
+        .where(and_(service.c.ended_us.is_(None), service.c.list != own))
         .distinct()
     )
     found = sorted((row.claim, row.list) for row in connection.execute(taken, parameters))

@@ -18,7 +18,7 @@ from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.queries.cursors import IDS, build_id_rows, build_lock_statement, lock_cursors
 from tidemill.store.queries.sessions import is_session_live
 from tidemill.store.records import Page, ReportOutcome, TriggerRecord, TriggerReport, TriggerSpec, TriggerState
-from tidemill.store.tables import session, trigger, trigger_cursor
+from tidemill.store.tables import service, trigger, trigger_cursor
 
 #: The reasons for which a trigger was cancelled that continues elsewhere, or later.
 _GOES_ON = (CancelReason.SHUTDOWN, CancelReason.HAND_OVER)
@@ -29,9 +29,9 @@ _MADE = RowSet("made", id=int, made=str)
 _REPORTS = RowSet("reports", id=int, state=str, reason=str, error=str, changed_us=int)
 
 _RECORDS = (
-    select(trigger, trigger_cursor.c.token, trigger_cursor.c.next_index, session.c.host, session.c.pid)
+    select(trigger, trigger_cursor.c.token, trigger_cursor.c.next_index, service.c.host, service.c.pid)
     .join(trigger_cursor, trigger_cursor.c.trigger_id == trigger.c.id)
-    .outerjoin(session, and_(session.c.id == trigger_cursor.c.session_id, session.c.ended_us.is_(None)))
+    .outerjoin(service, and_(service.c.id == trigger_cursor.c.session_id, service.c.ended_us.is_(None)))
 )
 
 
@@ -324,8 +324,13 @@ def make_storable(text: str | None) -> str | None:
     return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
 
+def name_trigger(number: int, name: str | None) -> str:
+    """Return the name of a trigger for people: that of a deferred task has none of its own."""
+    return f"#{number}" if name is None else name
+
+
 def _read_record(row: Row[Any]) -> TriggerRecord:
-    spec = TriggerSpec(row.name, row.classpath, row.kwargs, row.restart)
+    spec = TriggerSpec(name_trigger(row.id, row.name), row.classpath, row.kwargs, row.restart)
     state = TriggerState(row.state)
     return TriggerRecord(
         row.id,

@@ -1,0 +1,260 @@
+"""The tables of the DAG wing, as SQLAlchemy Core describes them; `migrations` creates the same tables.
+
+Invariants: as those of `tables`. A row of `task_instance` is changed by `queries.tasks` alone. Rows are locked in one
+order: service, DAG, pool, runs by id, tasks by id, then the cursors of triggers; claims take tasks that nobody has
+locked, and wait for none. Each state in which tasks wait has an index of its own, so that what waits is found without
+reading what has ended.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Column, ForeignKey, Index, LargeBinary, Table, Text, UniqueConstraint, text
+
+from tidemill.store.tables import Id, metadata
+
+
+def _partial(name: str, *columns: Column[object], where: str) -> None:
+    Index(name, *columns, postgresql_where=text(where), sqlite_where=text(where))
+
+
+#: One row per file of the folder that was ever parsed. `present`: 0 once it is gone.
+dag_file = Table(
+    "dag_file",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("path", Text, nullable=False, unique=True),
+    Column("digest", Text, nullable=False),
+    Column("modules", Text, nullable=False),
+    Column("error", Text),
+    Column("present", BigInteger, nullable=False),
+    Column("parsed_us", BigInteger, nullable=False),
+)
+
+#: One row per DAG that was ever stored. `next_us`: the logical date of its next scheduled run; `due_us`: when that run
+#: is created.
+dag = Table(
+    "dag",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("dag_id", Text, nullable=False, unique=True),
+    Column("file_id", Id, ForeignKey("dag_file.id"), nullable=False),
+    Column("version_id", Id, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("active", BigInteger, nullable=False),
+    Column("paused", BigInteger, nullable=False),
+    Column("next_us", BigInteger),
+    Column("due_us", BigInteger),
+    Column("max_active_runs", BigInteger, nullable=False),
+    Column("schedule", Text, nullable=False),
+    Column("tags", Text, nullable=False),
+    Column("label", Text, nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+    Column("changed_us", BigInteger, nullable=False),
+)
+
+Index("ix_dag_file", dag.c.file_id)
+_partial("ix_dag_due", dag.c.due_us, where="due_us IS NOT NULL AND active = 1 AND paused = 0")
+
+#: One row per structure that a DAG has had; `digest` is that of `structure`.
+dag_version = Table(
+    "dag_version",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("dag", Id, ForeignKey("dag.id"), nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Column("digest", Text, nullable=False),
+    Column("structure", Text, nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+    UniqueConstraint("dag", "number", name="uq_dag_version_number"),
+)
+
+#: One row per run. `unfinished`: how many of its tasks have not ended. `stop`: why its tasks are being ended, while
+#: some are left.
+dag_run = Table(
+    "dag_run",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("dag", Id, ForeignKey("dag.id"), nullable=False),
+    Column("version_id", Id, ForeignKey("dag_version.id"), nullable=False),
+    Column("run_id", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("reason", Text),
+    Column("stop", Text),
+    Column("unfinished", BigInteger, nullable=False),
+    Column("conf", Text, nullable=False),
+    Column("created_by", Text, nullable=False),
+    Column("request", Text),
+    Column("logical_us", BigInteger),
+    Column("interval_start_us", BigInteger),
+    Column("interval_end_us", BigInteger),
+    Column("created_us", BigInteger, nullable=False),
+    Column("started_us", BigInteger),
+    Column("ended_us", BigInteger),
+    Column("deadline_us", BigInteger),
+    UniqueConstraint("dag", "run_id", name="uq_dag_run_name"),
+    UniqueConstraint("dag", "logical_us", name="uq_dag_run_logical"),
+    UniqueConstraint("dag", "request", name="uq_dag_run_request"),
+)
+
+_partial("ix_dag_run_queued", dag_run.c.dag, dag_run.c.id, where="state = 'queued'")
+_partial("ix_dag_run_running", dag_run.c.dag, where="state = 'running'")
+_partial("ix_dag_run_stop", dag_run.c.id, where="stop IS NOT NULL")
+_partial("ix_dag_run_deadline", dag_run.c.deadline_us, where="deadline_us IS NOT NULL AND state = 'running'")
+
+#: One row per task of a run: what `core.tasks.attempt.TaskRow` has, what its upstream tasks did (`tallies`: the counts
+#: of `core.tasks.dependencies.Upstream`), and what it needs to be found by. `pending`: 1, it is still to be decided.
+#: `skip_votes`: how many upstream tasks skip it by name; `skips`: which tasks it skips. `rank`: the order of those that
+#: wait. `number`: its place in the structure.
+task_instance = Table(
+    "task_instance",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("run", Id, ForeignKey("dag_run.id"), nullable=False),
+    Column("dag", Id, nullable=False),
+    Column("task_id", Text, nullable=False),
+    Column("map_index", BigInteger, nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Column("queue", Text, nullable=False),
+    Column("pool", Text, nullable=False),
+    Column("pool_slots", BigInteger, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("tries", BigInteger, nullable=False),
+    Column("tries_before", BigInteger, nullable=False),
+    Column("max_tries", BigInteger, nullable=False),
+    Column("session_id", Id),
+    Column("lost", BigInteger, nullable=False),
+    Column("deadline_us", BigInteger),
+    Column("due_us", BigInteger),
+    Column("next_due_us", BigInteger),
+    Column("resume_method", Text),
+    Column("resume_kwargs", Text),
+    Column("resume_payload", Text),
+    Column("tallies", Text, nullable=False),
+    Column("pending", BigInteger, nullable=False),
+    Column("skip_votes", BigInteger, nullable=False),
+    Column("skips", Text),
+    Column("rank", BigInteger, nullable=False),
+    Column("since_us", BigInteger, nullable=False),
+    Column("started_us", BigInteger),
+    Column("ended_us", BigInteger),
+    Column("claim_request", BigInteger),
+    Column("error", Text),
+    UniqueConstraint("run", "task_id", "map_index", name="uq_task_instance_name"),
+)
+
+_WAITING = (task_instance.c.rank, task_instance.c.since_us, task_instance.c.id)
+_partial("ix_task_scheduled", task_instance.c.pool, *_WAITING, where="state = 'scheduled'")
+_partial("ix_task_queued", task_instance.c.queue, *_WAITING, where="state = 'queued'")
+_partial("ix_task_slots", task_instance.c.pool, where="state IN ('queued', 'running')")
+_partial("ix_task_deferred", task_instance.c.dag, task_instance.c.pool, where="state = 'deferred'")
+_partial("ix_task_session", task_instance.c.session_id, where="session_id IS NOT NULL")
+_partial("ix_task_due", task_instance.c.next_due_us, where="next_due_us IS NOT NULL")
+_partial("ix_task_pending", task_instance.c.run, task_instance.c.id, where="pending = 1")
+
+#: One row per change of a task's state, by the epoch that it led to.
+task_journal = Table(
+    "task_journal",
+    metadata,
+    Column("task", Id, primary_key=True, autoincrement=False),
+    Column("epoch", BigInteger, primary_key=True, autoincrement=False),
+    Column("before", Text, nullable=False),
+    Column("after", Text, nullable=False),
+    Column("given", Text, nullable=False),
+    Column("at_us", BigInteger, nullable=False),
+    Column("said_by", Text, nullable=False),
+    Column("detail", Text),
+    sqlite_with_rowid=False,
+)
+
+#: One row per callback of a user that is due, runs, or has ended. `task`: NULL, that of a run as a whole.
+task_callback = Table(
+    "task_callback",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("run", Id, ForeignKey("dag_run.id"), nullable=False),
+    Column("task", Id),
+    Column("epoch", BigInteger, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("cause", Text),
+    Column("queue", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("session_id", Id),
+    Column("claim_request", BigInteger),
+    Column("lost", BigInteger, nullable=False),
+    Column("error", Text),
+    Column("created_us", BigInteger, nullable=False),
+    Column("ended_us", BigInteger),
+)
+
+_partial("ix_task_callback_due", task_callback.c.queue, task_callback.c.id, where="state = 'due'")
+_partial("ix_task_callback_session", task_callback.c.session_id, where="session_id IS NOT NULL")
+
+xcom = Table(
+    "xcom",
+    metadata,
+    Column("task", Id, primary_key=True, autoincrement=False),
+    Column("key", Text, primary_key=True),
+    Column("value", Text, nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+    # With row ids, because a value may have a megabyte.
+)
+
+#: What tasks keep over their tries.
+task_state = Table(
+    "task_state",
+    metadata,
+    Column("task", Id, primary_key=True, autoincrement=False),
+    Column("key", Text, primary_key=True),
+    Column("value", Text, nullable=False),
+    Column("changed_us", BigInteger, nullable=False),
+)
+
+#: The logs of tries in compressed parts. `try_number` 0: that of the callbacks.
+task_log = Table(
+    "task_log",
+    metadata,
+    Column("task", Id, primary_key=True, autoincrement=False),
+    Column("try_number", BigInteger, primary_key=True, autoincrement=False),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("first_us", BigInteger, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    Column("lines", BigInteger, nullable=False),
+    Column("last", BigInteger, nullable=False),
+)
+
+#: The pools; admissions lock their rows.
+pool = Table(
+    "pool",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("slots", BigInteger, nullable=False),
+    Column("description", Text, nullable=False),
+    Column("include_deferred", BigInteger, nullable=False),
+)
+
+#: `value` is encrypted (`ciphers`).
+variable = Table(
+    "variable",
+    metadata,
+    Column("key", Text, primary_key=True),
+    Column("value", Text, nullable=False),
+    Column("description", Text, nullable=False),
+    Column("changed_us", BigInteger, nullable=False),
+)
+
+#: `value`, a JSON object of all that is not for lists, is encrypted (`ciphers`).
+connection = Table(
+    "connection",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("host", Text),
+    Column("port", BigInteger),
+    Column("schema", Text),
+    Column("login", Text),
+    Column("description", Text),
+    Column("value", Text, nullable=False),
+    Column("changed_us", BigInteger, nullable=False),
+)
