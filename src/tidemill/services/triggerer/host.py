@@ -74,9 +74,6 @@ class HostedRun(Protocol):
     def cancel_again(self, now: float) -> None:
         """Repeat a cancellation that its own code has ignored for long; `now` is that of its clock."""
 
-    async def wait_ended(self, timeout_seconds: float) -> None:
-        """Wait until it has ended for good; one that does not is left behind."""
-
 
 R = TypeVar("R", bound=HostedRun)
 
@@ -179,11 +176,10 @@ class TriggerHost(Generic[R]):
         finally:
             self._run_some(runs, started, len(runs))
 
-    async def wait_ended(self, runs: Sequence[R]) -> None:
-        """Wait until runs that were cancelled have ended; those that do not are left behind."""
-        await asyncio.gather(*(run.wait_ended(END_SECONDS) for run in runs))
+    def leave_behind(self, runs: Iterable[R]) -> None:
+        """Forget those of these triggers that have not ended."""
         for run in runs:
-            if self.runs.get(run.name) is run:  # left behind
+            if self.runs.get(run.name) is run:
                 del self.runs[run.name]
         if not self.runs:
             self._idle.set()

@@ -18,7 +18,7 @@ import structlog
 from tidemill.config.triggerer_settings import TriggererSettings
 from tidemill.core.retry import Backoff
 from tidemill.core.triggers.lifecycle import BACKOFF, CancelReason
-from tidemill.services.triggerer.host import TriggerHost
+from tidemill.services.triggerer.host import END_SECONDS, TriggerHost
 from tidemill.services.triggerer.host_book import HostBook
 from tidemill.services.triggerer.list_source import ListSource
 from tidemill.services.triggerer.listing import Changes, compare_lists, find_serialized
@@ -204,7 +204,8 @@ class ListHost:
         """End triggers that were removed from the list or replaced in it, until the store says so."""
         for run in runs:
             run.cancel(CancelReason.USER, succeeded=run.spec.name in listed)
-        await self.host.wait_ended(runs)
+        await asyncio.gather(*(run.wait_ended(END_SECONDS) for run in runs))
+        self.host.leave_behind(runs)
         await self._source.settle()
 
     async def _stop(self, reason: CancelReason) -> int:

@@ -200,9 +200,7 @@ def encode_payload(event: object) -> str:
         payload = codec.encode(event.payload, "payload")
         check_payload(payload)
     except Exception as error:
-        raise TriggerError(
-            f"the payload of an event cannot be written as JSON: {error}; yield plain values"
-        ) from error
+        raise TriggerError(f"the payload of an event cannot be written as JSON: {error}; yield plain values") from error
     return payload
 
 
