@@ -66,8 +66,13 @@ class SinkHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Add a record to the log of its task, if it has one."""
         sink = SINK.get()
-        if sink is not None:
-            sink.write(record.levelname.lower(), self.format(record))
+        if sink is None:
+            return
+        try:
+            text = self.format(record)
+        except Exception as error:  # the arguments of the user do not fit, or their `__str__` raises
+            text = f"{record.msg!r} cannot be formatted: {type(error).__name__}: {error}"
+        sink.write(record.levelname.lower(), text)
 
 
 def _is_nobodys(record: logging.LogRecord) -> bool:

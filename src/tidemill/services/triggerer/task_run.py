@@ -262,7 +262,7 @@ class TaskRun:
             await run_step(self.name, "cleanup", trigger.cleanup, END_SECONDS)
         self._trigger = self._stream.routed = None
         if end is TaskEnd.FAILED:
-            error = format_fault(self._fault or TriggerError("the trigger ended without having fired an event"))
+            error = format_fault(_cut_frames(self._fault or TriggerError("the trigger ended without an event")))
             self._log.write("error", f"the trigger failed: {error}")
             log.error("the trigger of a task failed", trigger=self.name, classpath=self.claim.classpath, error=error)
             self._services.report_failure(self.claim, error)
@@ -277,6 +277,14 @@ class TaskRun:
         if not self._services.is_stopping():
             # Not handed over: that would end the stream for the triggers of other tasks.
             self._stream.leave()
+
+
+def _cut_frames(fault: BaseException) -> BaseException:
+    """Return an error without the frames of this module at the beginning of its traceback."""
+    place = fault.__traceback__
+    while place is not None and place.tb_frame.f_code.co_filename == __file__:
+        place = place.tb_next
+    return fault.with_traceback(place)
 
 
 def describe_claim(claim: ClaimedTrigger) -> str:
