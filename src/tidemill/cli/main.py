@@ -31,6 +31,7 @@ from tidemill.cli import (
     triggers,
     web,
 )
+from tidemill.cli.dags import dags, dev, objects, runs, tasks
 from tidemill.cli.help import App
 from tidemill.cli.reporting import find_system_cause, print_error, reporting
 from tidemill.runtime.exitcode import find_exit_code
@@ -105,6 +106,14 @@ app.add_typer(config.app, name="config")
 app.add_typer(triggers.app, name="triggers")
 app.add_typer(dlq.app, name="dlq", epilog=EXIT_CODES)
 app.add_typer(record.app, name="record")
+app.command(epilog=EXIT_CODES)(dev.dev)
+app.add_typer(dags.app, name="dags", epilog=EXIT_CODES)
+app.add_typer(runs.app, name="runs")
+app.add_typer(tasks.app, name="tasks")
+app.add_typer(objects.pools, name="pools")
+app.add_typer(objects.variables, name="variables")
+app.add_typer(objects.connections, name="connections")
+app.add_typer(objects.db, name="db")
 app.command()(doctor.doctor)
 app.command()(broker.broker)
 app.command()(send.send)

@@ -26,6 +26,12 @@ class StoreSettings(Section):
         description="sqlite:///file.db, sqlite:////absolute/file.db or postgresql://user:password@host/name; "
         "'' means tidemill.db next to the trigger list.",
     )
+    encryption_key: str = Field(
+        "",
+        description="Fernet keys for variables, connections and deferred arguments of DAGs, separated by commas; the "
+        "first one encrypts, all decrypt. '' means a key file that `tidemill dev` creates beside a SQLite store, and "
+        "no encryption in PostgreSQL.",
+    )
     retention_events_days: NonNegativeFloat = Field(
         0.0, description="Events are removed from the store after this many days; 0 keeps them."
     )

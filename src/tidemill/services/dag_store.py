@@ -14,7 +14,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.store.ciphers import Cipher, create_key
 from tidemill.store.database import Caller
 from tidemill.store.lock import StoreInUseError
-from tidemill.store.opening import open_caller
+from tidemill.store.opening import find_file, open_caller
 
 DEFAULT_NAME = "dags.db"
 #: How long a store is waited for that another command has open.
@@ -48,17 +48,6 @@ def choose_url(settings: Settings, folder: Path) -> str:
     return settings.store.url or f"sqlite:///{folder.parent / DEFAULT_NAME}"
 
 
-def find_database_file(url: str) -> Path | None:
-    """Return the path of a store in a SQLite file; None: it is in PostgreSQL.
-
-    Raises:
-        ConfigError: The URL is not that of a store.
-    """
-    from tidemill.store.opening import find_file
-
-    return find_file(url)
-
-
 def build_cipher(settings: Settings, url: str, *, create: bool = False) -> Cipher:
     """Return what encrypts secrets: the keys of `store.encryption_key`, else that of the key file beside the store.
 
@@ -71,8 +60,8 @@ def build_cipher(settings: Settings, url: str, *, create: bool = False) -> Ciphe
         ConfigError: A key is wrong, or the file cannot be used.
     """
     if settings.store.encryption_key:
-        return Cipher(settings.store.encryption_key)
-    path = find_database_file(url)
+        return Cipher([key.strip() for key in settings.store.encryption_key.split(",")])
+    path = find_file(url)
     if path is None:
         return Cipher()
     key_file = path.with_name(f"{path.name}.key")
@@ -102,7 +91,7 @@ async def open_dag_store(settings: Settings, folder: Path, *, create: bool = Fal
         RemoteError: It cannot be reached.
     """
     url = choose_url(settings, folder)
-    path = find_database_file(url)
+    path = find_file(url)
     if path is not None and not create and not path.exists():
         raise ConfigError(
             f"there is no store {path} yet; `tidemill dev {folder.name}` creates it, and so does `tidemill db migrate`"

@@ -140,7 +140,7 @@ class _Test:
         """Answer a call of an attempt, or of this module."""
         if isinstance(call, GetVariable | GetConnection):
             # What the run has set itself is in its own store.
-            own = self._runner.run(self._store.call(call))
+            own: T = self._runner.run(self._store.call(call))
             return self._shared.ask(call) if own is None else own
         return self._runner.run(self._store.call(call))
 
@@ -173,7 +173,9 @@ class _Test:
         return bool(answer.claimed)
 
     def _make(self, attempt: ClaimedAttempt) -> AttemptResult:
-        what = attempt.callback.name if attempt.callback is not None else f"try {attempt.try_number}"
+        what = f"try {attempt.try_number}" if attempt.resume is None else attempt.resume.method
+        if attempt.callback is not None:
+            what = attempt.callback.name
         self._say(f"--- {attempt.task_id or attempt.dag_id}: {what}")
         return run_attempt(self._loaded.dags[attempt.dag_id], attempt, StoreServices(attempt, self))
 

@@ -73,6 +73,10 @@ class Database(Protocol):
         """
         ...
 
+    def publish(self, address: str) -> None:
+        """Let other processes know where this one answers calls, if they cannot open the store themselves."""
+        ...
+
     async def close(self) -> None:
         """Wait for running transactions, and close it."""
         ...

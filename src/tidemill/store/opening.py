@@ -46,6 +46,15 @@ def has_one_writer(url: str) -> bool:
     return path is not None
 
 
+def find_file(url: str) -> Path | None:
+    """Return the file of a store in SQLite; None: it is in PostgreSQL.
+
+    Raises:
+        ConfigError: The URL is not that of a store.
+    """
+    return _parse_url(url)[0]
+
+
 async def open_store(url: str, cipher: Cipher | None = None) -> Database:
     """Open a store for writing, with its tables up to date.
 

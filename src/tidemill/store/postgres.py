@@ -153,6 +153,9 @@ class PostgresDatabase:
         self._doorbell.ring(bells)
         return result
 
+    def publish(self, address: str) -> None:
+        """Do nothing: other processes open the database themselves."""
+
     async def close(self) -> None:
         """Close all connections, without waiting for a server that does not answer."""
         await self._doorbell.close()

@@ -23,7 +23,7 @@ def dev(folder: FolderArgument = None, config: Config = None) -> None:
     finish, a second one ends at once. (For a Kafka pipeline with your code reloaded: tidemill run --dev.)
     """
     with reporting():
-        from tidemill.config.loading import find_config, load_settings
+        from tidemill.config.loading import load_settings
         from tidemill.runtime.identity import find_worker_name
         from tidemill.runtime.log import configure
         from tidemill.services.dag_store import choose_folder
@@ -31,4 +31,4 @@ def dev(folder: FolderArgument = None, config: Config = None) -> None:
 
         settings = load_settings(config)
         configure(settings.logging, worker_id=find_worker_name(settings))
-        raise typer.Exit(run_dev(DevFolder(settings, choose_folder(settings, folder), find_config(config))))
+        raise typer.Exit(run_dev(DevFolder(settings, choose_folder(settings, folder), config)))

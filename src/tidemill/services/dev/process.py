@@ -25,7 +25,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.identity import find_worker_name
-from tidemill.services.dag_store import build_cipher, choose_url, find_database_file
+from tidemill.services.dag_store import build_cipher, choose_url
 from tidemill.services.dev.child import Child
 from tidemill.services.parser.manager import ParserManager
 from tidemill.services.parser.reading import PRELOAD
