@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from tidemill.web.access.logins import Identity
-from tidemill.web.formats import FILTERS
+from tidemill.web.formats import FILTERS, make_visible
 from tidemill.web.sections import About, Link
 
 _FOLDER = Path(__file__).parent
@@ -40,6 +40,7 @@ class Pages:
         self._templates = Environment(
             loader=FileSystemLoader(_FOLDER / "templates"),
             autoescape=True,
+            finalize=make_visible,
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
