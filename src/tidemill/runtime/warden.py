@@ -92,6 +92,12 @@ class Warden:
             self.pid, self._pipe = None, -1
         return True
 
+    def disown(self) -> None:
+        """Close this end of the pipe in a forked process, which the warden does not watch."""
+        if self._pipe >= 0:
+            os.close(self._pipe)
+        self.pid, self._pipe = None, -1
+
     def close(self) -> None:
         """Let the warden end what is left of tasks that have ended, and leave; reap it."""
         if self.pid is None:

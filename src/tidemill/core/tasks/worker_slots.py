@@ -1,0 +1,333 @@
+"""Which process of a worker runs which attempt, when a process is replaced, and when it is ended.
+
+A process imports one file, and runs attempts of it one after another. An attempt gets a process that has its file and
+nothing to do, or else a new one. Times are seconds of one monotonic clock.
+
+Invariants:
+- An attempt runs in one process, and a process runs one attempt at a time.
+- An attempt that was claimed ends once: its process reported a result (`ended`), or `Died` says why there is none.
+- A process that is to leave, or was interrupted, is killed when the grace is over, whatever it does.
+- At most `concurrency` attempts run, and at most as many processes are kept that have nothing to do.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+
+#: An attempt: the task and its epoch.
+Key = tuple[int, int]
+
+
+class Why(enum.StrEnum):
+    """Why an attempt is interrupted, or has died.
+
+    CRASH: the process ended by itself. TIMEOUT: it took too long. REPLACED: the task has moved on. DRAIN: the worker
+    ends. IMPORT: importing the file took too long. LOST: there was no process, or what starts them died.
+    """
+
+    CRASH = "crash"
+    TIMEOUT = "timeout"
+    REPLACED = "replaced"
+    DRAIN = "drain"
+    IMPORT = "import"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What is to be run. `deadline`: when it has taken too long; None: never."""
+
+    key: Key
+    file: str
+    deadline: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of a worker.
+
+    Attributes:
+        concurrency: How many attempts it runs at once.
+        recycle_after: After this many attempts a process is replaced.
+        grace_seconds: Between the request to end and the kill.
+        idle_seconds: How long a process without work is kept.
+        import_seconds: How long the import of a file may take.
+    """
+
+    concurrency: int = 8
+    recycle_after: int = 100
+    grace_seconds: float = 5.0
+    idle_seconds: float = 60.0
+    import_seconds: float = 60.0
+
+
+# Effects, to be carried out in order.
+
+
+@dataclass(frozen=True, slots=True)
+class StartProcess:
+    """Start a process that imports the file."""
+
+    process: int
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunAttempt:
+    """Have a process run an attempt; it may still be starting."""
+
+    process: int
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """Raise an exception in the attempt that a process runs."""
+
+    process: int
+    why: Why
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """Tell a process without work to leave."""
+
+    process: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Kill a process and its group."""
+
+    process: int
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """An attempt has ended without a result."""
+
+    attempt: Attempt
+    why: Why
+
+
+Effect = StartProcess | RunAttempt | Interrupt | Retire | Kill | Died
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """A process.
+
+    Attributes:
+        file: What it imports.
+        since: When it started, or began to have nothing to do.
+        loaded: Whether the file is imported.
+        attempt: What it runs.
+        runs: How many attempts it was given.
+        why: Why it was interrupted, or is killed.
+        leaving: Whether it gets no other attempt.
+        kill_at: When it is killed; None: it may live, or was killed.
+        relieved: Whether another process was started to take its place.
+    """
+
+    file: str
+    since: float
+    loaded: bool = False
+    attempt: Attempt | None = None
+    runs: int = 0
+    why: Why = Why.CRASH
+    leaving: bool = False
+    kill_at: float | None = None
+    relieved: bool = False
+
+    @property
+    def is_idle(self) -> bool:
+        return self.attempt is None and not self.leaving
+
+
+class WorkerSlots:
+    """The processes of a worker and their attempts."""
+
+    def __init__(self, limits: Limits) -> None:
+        """Start without processes."""
+        self._limits = limits
+        self._processes: dict[int, _Process] = {}
+        self._started = 0
+        self._draining = False
+
+    @property
+    def held(self) -> list[Attempt]:
+        """The attempts that run."""
+        return [process.attempt for process in self._processes.values() if process.attempt is not None]
+
+    @property
+    def capacity(self) -> int:
+        """How many attempts can be claimed now."""
+        return 0 if self._draining else max(0, self._limits.concurrency - len(self.held))
+
+    @property
+    def processes(self) -> dict[int, str]:
+        """The processes that have not ended, with their files."""
+        return {number: process.file for number, process in self._processes.items()}
+
+    @property
+    def next_due(self) -> float | None:
+        """When to call `tick` next; None: not before something else happens."""
+        return min(
+            (due for process in self._processes.values() if (due := self._due(process)) is not None), default=None
+        )
+
+    def find_attempt(self, number: int) -> Attempt | None:
+        """Return what a process runs."""
+        process = self._processes.get(number)
+        return None if process is None else process.attempt
+
+    # -- what happens ----------------------------------------------------------------------------------------------
+
+    def claim(self, attempt: Attempt, now: float) -> list[Effect]:
+        """Find a process for an attempt: the one that had one last, since its memory is warm."""
+        idle = [
+            number for number, process in self._processes.items() if process.is_idle and process.file == attempt.file
+        ]
+        if not idle:
+            return [*self._start(attempt.file, now), *self._give(self._started, attempt, now)]
+        number = max(idle, key=lambda number: (self._processes[number].loaded, self._processes[number].since))
+        return self._give(number, attempt, now)
+
+    def note_loaded(self, number: int) -> None:
+        """Note that a process has imported its file."""
+        if number in self._processes:
+            self._processes[number] = replace(self._processes[number], loaded=True)
+
+    def note_ended(self, number: int, now: float, *, clean: bool) -> list[Effect]:
+        """Note that an attempt has a result.
+
+        Args:
+            number: Its process.
+            now: The time.
+            clean: Whether the process is as it was before, and its file, too.
+        """
+        process = self._processes.get(number)
+        if process is None or process.attempt is None:
+            return []
+        done = replace(process, attempt=None, since=now, kill_at=None)
+        self._processes[number] = done
+        if process.why is not Why.CRASH or not clean or done.runs >= self._limits.recycle_after:
+            return [*self._relieve(number, now), *self._retire(number, now)]
+        return self._retire_surplus(now)
+
+    def note_stale(self, number: int, now: float) -> list[Effect]:
+        """Note that the file of a process has changed."""
+        process = self._processes.get(number)
+        return self._retire(number, now) if process is not None and process.is_idle else []
+
+    def note_exited(self, number: int, *, lost: bool = False) -> list[Effect]:
+        """Note that a process has ended. `lost`: not by itself, nor killed: what starts processes failed."""
+        process = self._processes.pop(number, None)
+        if process is None or process.attempt is None:
+            return []
+        return [Died(process.attempt, Why.LOST if lost and process.why is Why.CRASH else process.why)]
+
+    def end(self, key: Key, now: float, why: Why = Why.REPLACED) -> list[Effect]:
+        """End an attempt; nothing happens if it has ended, or is being ended."""
+        for number, process in self._processes.items():
+            if process.attempt is not None and process.attempt.key == key:
+                return self._interrupt(number, why, now)
+        return []
+
+    def drain(self, now: float) -> list[Effect]:
+        """Claim nothing more; what has nothing to do leaves."""
+        self._draining = True
+        return [
+            effect
+            for number, process in list(self._processes.items())
+            if process.is_idle
+            for effect in self._retire(number, now)
+        ]
+
+    def end_all(self, now: float) -> list[Effect]:
+        """End all attempts, and claim nothing more."""
+        effects = self.drain(now)
+        for attempt in self.held:
+            effects += self.end(attempt.key, now, Why.DRAIN)
+        return effects
+
+    def tick(self, now: float) -> list[Effect]:
+        """Do what is due."""
+        effects: list[Effect] = []
+        for number, process in list(self._processes.items()):
+            due = self._due(process)
+            if due is None or now < due:
+                continue
+            if process.kill_at is not None:
+                self._processes[number] = replace(process, kill_at=None, leaving=True)
+                effects.append(Kill(number))
+            elif not process.loaded and now >= process.since + self._limits.import_seconds:
+                self._processes[number] = replace(process, loaded=True, leaving=True, why=Why.IMPORT)
+                effects.append(Kill(number))
+            elif process.attempt is not None:
+                effects += self._interrupt(number, Why.TIMEOUT, now)
+            else:
+                effects += self._retire(number, now)
+        return effects
+
+    # -- how -------------------------------------------------------------------------------------------------------
+
+    def _due(self, process: _Process) -> float | None:
+        """Return when something is due for a process."""
+        if process.kill_at is not None:
+            return process.kill_at
+        if process.leaving:
+            return None
+        times = [] if process.loaded else [process.since + self._limits.import_seconds]
+        if process.attempt is None:
+            times.append(process.since + self._limits.idle_seconds)
+        elif process.why is Why.CRASH and process.attempt.deadline is not None:
+            times.append(process.attempt.deadline)
+        return min(times, default=None)
+
+    def _start(self, file: str, now: float) -> list[Effect]:
+        self._started += 1
+        self._processes[self._started] = _Process(file, now)
+        return [StartProcess(self._started, file)]
+
+    def _give(self, number: int, attempt: Attempt, now: float) -> list[Effect]:
+        process = self._processes[number]
+        given = replace(process, attempt=attempt, runs=process.runs + 1)
+        if not process.loaded:
+            given = replace(given, since=now)
+        self._processes[number] = given
+        effects: list[Effect] = [RunAttempt(number, attempt)]
+        # Some attempts before its last one, so that the successor has imported the file by then.
+        if given.runs >= self._limits.recycle_after - self._limits.recycle_after // 10:
+            effects += self._relieve(number, now)
+        return effects
+
+    def _relieve(self, number: int, now: float) -> list[Effect]:
+        """Start the successor of a process that is about to leave, unless another process has its file ready."""
+        process = self._processes[number]
+        if process.relieved or self._draining:
+            return []
+        self._processes[number] = replace(process, relieved=True)
+        if any(other.is_idle and other.file == process.file for at, other in self._processes.items() if at != number):
+            return []
+        return self._start(process.file, now)
+
+    def _retire(self, number: int, now: float) -> list[Effect]:
+        kill_at = now + self._limits.grace_seconds
+        self._processes[number] = replace(self._processes[number], leaving=True, kill_at=kill_at)
+        return [Retire(number)]
+
+    def _retire_surplus(self, now: float) -> list[Effect]:
+        """Let the processes leave that have had nothing to do for longest, beyond what is kept."""
+        idle = sorted((process.since, number) for number, process in self._processes.items() if process.is_idle)
+        surplus = len(idle) if self._draining else len(idle) - self._limits.concurrency
+        return [effect for _, number in idle[: max(0, surplus)] for effect in self._retire(number, now)]
+
+    def _interrupt(self, number: int, why: Why, now: float) -> list[Effect]:
+        process = self._processes[number]
+        if process.why is not Why.CRASH:
+            return []
+        kill_at = now + self._limits.grace_seconds
+        self._processes[number] = replace(process, why=why, kill_at=kill_at, leaving=True)
+        return [Interrupt(number, why)]

@@ -1,0 +1,178 @@
+"""Write DAGs: tasks in Python that wait for each other, for a schedule, and for what happens elsewhere.
+
+Everything a DAG file imports is here, and importing it is cheap: a name is loaded from its module when it is first
+used. The names are those of `airflow.sdk`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tidemill.dags.connection import BaseHook, Connection
+    from tidemill.dags.context import Context
+    from tidemill.dags.current import get_current_context
+    from tidemill.dags.decorators import setup, task, teardown
+    from tidemill.dags.definition import DAG, dag
+    from tidemill.dags.edges import EdgeModifier, Label, chain, chain_linear, cross_downstream
+    from tidemill.dags.exceptions import (
+        AirflowException,
+        AirflowFailException,
+        AirflowSensorTimeout,
+        AirflowSkipException,
+        AirflowTaskTimeout,
+        DagError,
+        SensorTimeout,
+        TaskDeferralError,
+        TaskDeferralTimeout,
+        TaskDeferred,
+        TaskError,
+        TaskFailed,
+        TaskSkipped,
+        TaskTimeout,
+    )
+    from tidemill.dags.group import TaskGroup, task_group
+    from tidemill.dags.operator import BaseOperator
+    from tidemill.dags.operators.bash import BashOperator
+    from tidemill.dags.operators.empty import EmptyOperator
+    from tidemill.dags.operators.http import HttpOperator
+    from tidemill.dags.operators.python import BranchPythonOperator, PythonOperator, ShortCircuitOperator
+    from tidemill.dags.operators.subprocess import SubprocessOperator
+    from tidemill.dags.params import Param
+    from tidemill.dags.sensors.base import BaseSensorOperator, PokeReturnValue
+    from tidemill.dags.sensors.file import FileSensor
+    from tidemill.dags.sensors.http import HttpSensor
+    from tidemill.dags.sensors.process import ProcessExitSensor
+    from tidemill.dags.sensors.python import PythonSensor
+    from tidemill.dags.sensors.temporal import (
+        DateTimeSensor,
+        DateTimeSensorAsync,
+        TimeDeltaSensor,
+        TimeDeltaSensorAsync,
+        TimeSensor,
+        TimeSensorAsync,
+    )
+    from tidemill.dags.templates import literal
+    from tidemill.dags.variable import Variable
+    from tidemill.dags.xcom_arg import XComArg
+
+_MODULES = {
+    "connection": ("BaseHook", "Connection"),
+    "context": ("Context",),
+    "current": ("get_current_context",),
+    "definition": ("DAG", "dag"),
+    "decorators": ("setup", "task", "teardown"),
+    "edges": ("EdgeModifier", "Label", "chain", "chain_linear", "cross_downstream"),
+    "exceptions": (
+        "AirflowException",
+        "AirflowFailException",
+        "AirflowSensorTimeout",
+        "AirflowSkipException",
+        "AirflowTaskTimeout",
+        "DagError",
+        "SensorTimeout",
+        "TaskDeferralError",
+        "TaskDeferralTimeout",
+        "TaskDeferred",
+        "TaskError",
+        "TaskFailed",
+        "TaskSkipped",
+        "TaskTimeout",
+    ),
+    "group": ("TaskGroup", "task_group"),
+    "operator": ("BaseOperator",),
+    "operators.bash": ("BashOperator",),
+    "operators.empty": ("EmptyOperator",),
+    "operators.http": ("HttpOperator",),
+    "operators.python": ("BranchPythonOperator", "PythonOperator", "ShortCircuitOperator"),
+    "operators.subprocess": ("SubprocessOperator",),
+    "params": ("Param",),
+    "sensors.base": ("BaseSensorOperator", "PokeReturnValue"),
+    "sensors.file": ("FileSensor",),
+    "sensors.http": ("HttpSensor",),
+    "sensors.process": ("ProcessExitSensor",),
+    "sensors.python": ("PythonSensor",),
+    "sensors.temporal": (
+        "DateTimeSensor",
+        "DateTimeSensorAsync",
+        "TimeDeltaSensor",
+        "TimeDeltaSensorAsync",
+        "TimeSensor",
+        "TimeSensorAsync",
+    ),
+    "templates": ("literal",),
+    "variable": ("Variable",),
+    "xcom_arg": ("XComArg",),
+}
+_PLACES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
+__all__ = [
+    "DAG",
+    "AirflowException",
+    "AirflowFailException",
+    "AirflowSensorTimeout",
+    "AirflowSkipException",
+    "AirflowTaskTimeout",
+    "BaseHook",
+    "BaseOperator",
+    "BaseSensorOperator",
+    "BashOperator",
+    "BranchPythonOperator",
+    "Connection",
+    "Context",
+    "DagError",
+    "DateTimeSensor",
+    "DateTimeSensorAsync",
+    "EdgeModifier",
+    "EmptyOperator",
+    "FileSensor",
+    "HttpOperator",
+    "HttpSensor",
+    "Label",
+    "Param",
+    "PokeReturnValue",
+    "ProcessExitSensor",
+    "PythonOperator",
+    "PythonSensor",
+    "SensorTimeout",
+    "ShortCircuitOperator",
+    "SubprocessOperator",
+    "TaskDeferralError",
+    "TaskDeferralTimeout",
+    "TaskDeferred",
+    "TaskError",
+    "TaskFailed",
+    "TaskGroup",
+    "TaskSkipped",
+    "TaskTimeout",
+    "TimeDeltaSensor",
+    "TimeDeltaSensorAsync",
+    "TimeSensor",
+    "TimeSensorAsync",
+    "Variable",
+    "XComArg",
+    "chain",
+    "chain_linear",
+    "cross_downstream",
+    "dag",
+    "get_current_context",
+    "literal",
+    "setup",
+    "task",
+    "task_group",
+    "teardown",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name when it is first used (PEP 562)."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_PLACES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names, loaded or not."""
+    return sorted({*globals(), *__all__})

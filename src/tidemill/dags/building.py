@@ -1,0 +1,195 @@
+"""Turns a DAG into its structure: the plain values that the store keeps, and that everything but its tasks reads.
+
+Invariant: the same file gives the same structure in every process; nothing of it depends on the order of sets, or on
+the addresses of objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+
+from tidemill.core.tasks.structure import DagStructure, ParamStructure, ScheduleStructure, TaskStructure
+from tidemill.dags.exceptions import DagError
+from tidemill.dags.order import sort_tasks
+from tidemill.dags.params import Param
+from tidemill.runtime.codec import encode_sorted
+from tidemill.runtime.structures import write_structure
+
+#: A larger structure is refused: it is read whenever something is decided about the DAG.
+MAX_BYTES: Final = 4 << 20
+_MICROSECOND: Final = timedelta(microseconds=1)
+_TASK_CALLBACKS: Final = ("on_success", "on_failure", "on_retry", "on_skipped")
+_DAG_CALLBACKS: Final = ("on_success", "on_failure")
+
+
+def serialize_dag(dag: Any) -> bytes:
+    """Return the structure of a DAG as JSON.
+
+    Raises:
+        DagError: It is larger than 4 MiB, or a param cannot be written down.
+    """
+    text = write_structure(build_structure(dag))
+    if len(text) > MAX_BYTES:
+        raise DagError(
+            f"DAG {dag.dag_id!r} has {len(dag.task_dict)} tasks and takes {len(text):,} bytes as JSON; at most "
+            f"{MAX_BYTES:,} are allowed: split it, or shorten its documentation"
+        )
+    return text
+
+
+def build_structure(dag: Any) -> DagStructure:
+    """Return the structure of a DAG that has been validated."""
+    name = f"DAG {dag.dag_id!r}"
+    priorities = _Priorities(dag.task_dict)
+    scopes = _find_scopes(dag.task_dict)
+    return DagStructure(
+        id=dag.dag_id,
+        tasks=tuple(
+            _build_task(dag.task_dict[task_id], priorities.find(task_id), scopes.get(task_id, set()))
+            for task_id in sorted(dag.task_dict)
+        ),
+        schedule=_build_schedule(dag),
+        params=tuple(_build_param(name, key, param) for key, param in sorted(dag.params.items())),
+        tags=tuple(sorted(dag.tags)),
+        doc=dag.doc_md or dag.description or "",
+        label=dag.dag_display_name,
+        groups={key: dag.groups[key].label for key in sorted(dag.groups)},
+        max_active_runs=dag.max_active_runs,
+        max_active_tasks=dag.max_active_tasks,
+        run_timeout_us=_microseconds(dag.dagrun_timeout),
+        fail_fast=dag.fail_fast,
+        callbacks=_list_callbacks(dag, _DAG_CALLBACKS),
+    )
+
+
+def _build_task(task: Any, priority: int, scope: set[str]) -> TaskStructure:
+    tasks = task.dag.task_dict
+    upstream = tuple(sorted(task.upstream_task_ids))
+    labels = {after: task.dag.edge_labels.get((task.task_id, after)) for after in sorted(task.downstream_task_ids)}
+    return TaskStructure(
+        id=task.task_id,
+        operator=type(task).__name__,
+        rule=task.trigger_rule,
+        upstream=upstream,
+        setups=tuple(name for name in upstream if tasks[name].is_setup),
+        scope=() if task.is_teardown else tuple(sorted(scope - task.upstream_task_ids)),
+        is_setup=task.is_setup,
+        is_teardown=task.is_teardown,
+        fails_run=task.on_failure_fail_dagrun,
+        group=task.task_group.group_id,
+        label=task.task_display_name or ("" if task.label == task.task_id else task.label),
+        doc=task.doc_md or "",
+        queue=task.queue,
+        pool=task.pool,
+        pool_slots=task.pool_slots,
+        priority=priority,
+        retries=task.retries,
+        retry_delay_us=task.retry_delay // _MICROSECOND,
+        exponential=task.retry_exponential_backoff,
+        max_retry_delay_us=task.max_retry_delay // _MICROSECOND,
+        execution_timeout_us=_microseconds(task.execution_timeout),
+        soft_fail=task.soft_fail or task.never_fail,
+        depends_on_past=task.depends_on_past,
+        wait_for_downstream=task.wait_for_downstream,
+        max_active_per_dag=task.max_active_tis_per_dag,
+        max_active_per_run=task.max_active_tis_per_dagrun,
+        callbacks=_list_callbacks(task, _TASK_CALLBACKS),
+        edge_labels={after: label for after, label in labels.items() if label},
+        is_sensor=task.is_sensor,
+        template_fields=tuple(task.template_fields),
+    )
+
+
+def _build_schedule(dag: Any) -> ScheduleStructure:
+    found = dag.timetable
+    return ScheduleStructure(
+        kind=found.kind,
+        cron=found.cron,
+        zone=found.zone,
+        interval_us=_microseconds(found.interval),
+        start_us=_moment(found.start),
+        end_us=_moment(found.end),
+        catchup=dag.catchup,
+    )
+
+
+def _build_param(owner: str, name: str, param: Param) -> ParamStructure:
+    try:
+        default = encode_sorted(param.default, f"the default of param {name!r}") if param.has_default else None
+    except ValueError as error:
+        raise DagError(f"{owner}: {error}") from error
+    schema = msgspec.json.encode(param.schema, order="sorted").decode()
+    return ParamStructure(name, default, schema, param.description or "")
+
+
+def _list_callbacks(owner: Any, names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in names if getattr(owner, f"{name}_callback"))
+
+
+def _microseconds(duration: timedelta | None) -> int | None:
+    return None if duration is None else duration // _MICROSECOND
+
+
+def _moment(moment: datetime | None) -> int | None:
+    return None if moment is None else (moment - datetime(1970, 1, 1, tzinfo=moment.tzinfo)) // _MICROSECOND
+
+
+class _Priorities:
+    """The effective priorities of tasks, by their weight rules.
+
+    A set of tasks is a number with a bit for each: in a chain of thousands all tasks after each one are added up.
+    """
+
+    def __init__(self, tasks: Mapping[str, Any]) -> None:
+        self._tasks = tasks
+        self._order = sort_tasks(tasks)
+        self._bits = {name: 1 << number for number, name in enumerate(self._order)}
+        self._masks: dict[int, int] = {}
+        for name, task in tasks.items():
+            self._masks[task.priority_weight] = self._masks.get(task.priority_weight, 0) | self._bits[name]
+        self._reach: dict[str, dict[str, int]] = {}
+
+    def find(self, task_id: str) -> int:
+        task = self._tasks[task_id]
+        if task.weight_rule == "absolute":
+            return int(task.priority_weight)
+        reached = self._find_reach(task.weight_rule)[task_id]
+        total = sum(weight * (reached & mask).bit_count() for weight, mask in self._masks.items())
+        # The store has numbers of 32 bits here.
+        return max(min(total, (1 << 31) - 1), -(1 << 31))
+
+    def _find_reach(self, rule: str) -> dict[str, int]:
+        """Return, for each task, itself and all tasks downstream, or upstream."""
+        if rule not in self._reach:
+            downstream = rule == "downstream"
+            found: dict[str, int] = {}
+            for name in reversed(self._order) if downstream else self._order:
+                task = self._tasks[name]
+                found[name] = self._bits[name]
+                for next_one in task.downstream_task_ids if downstream else task.upstream_task_ids:
+                    found[name] |= found[next_one]
+            self._reach[rule] = found
+        return self._reach[rule]
+
+
+def _find_scopes(tasks: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Return, for each task, the setups in whose scope it is.
+
+    The scope of a setup are the tasks after it, if it has a teardown directly after it only those before that one.
+    """
+    scopes: dict[str, set[str]] = {}
+    for name, setup in tasks.items():
+        if not setup.is_setup:
+            continue
+        inside = setup.dag.find_relatives(name)
+        teardowns = [after for after in setup.downstream_task_ids if tasks[after].is_teardown]
+        if teardowns:
+            before = [setup.dag.find_relatives(teardown, upstream=True) for teardown in teardowns]
+            inside &= set().union(*before)
+        for task_id in inside:
+            scopes.setdefault(task_id, set()).add(name)
+    return scopes

@@ -1,0 +1,248 @@
+"""What a task knows while it runs: the context, with Airflow's keys, and the task instance.
+
+`fencing_token` is new: it rises with each attempt of the task, so that a system outside can refuse one that is late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, Final
+
+from tidemill.dags.connection import ConnectionAccessor
+from tidemill.dags.exceptions import TaskError
+from tidemill.dags.macros import macros
+from tidemill.dags.task_services import Claim, TaskServices
+from tidemill.dags.variable import VariableAccessor
+from tidemill.dags.xcom_arg import RETURN_VALUE
+from tidemill.runtime.codec import decode, encode
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+Context = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DagRun:
+    """The run that the task is in.
+
+    Attributes:
+        dag_id: The DAG.
+        run_id: Its id.
+        run_type: `manual`, `scheduled` or `dev`.
+        logical_date: The time that it is for; None: it has none.
+        data_interval_start: The begin of the data that it is for.
+        data_interval_end: The end.
+        start_date: When it began.
+        run_after: From when on it could begin.
+        conf: What it was triggered with.
+    """
+
+    dag_id: str
+    run_id: str
+    run_type: str
+    logical_date: datetime | None
+    data_interval_start: datetime | None
+    data_interval_end: datetime | None
+    start_date: datetime
+    run_after: datetime
+    conf: dict[str, Any]
+
+
+class TaskInstance:
+    """The task that runs, as `context["ti"]`.
+
+    Attributes:
+        task: Its operator.
+        task_id: Its id.
+        dag_id: The DAG.
+        run_id: The run.
+        map_index: -1: it is not mapped.
+        try_number: Which try it is, from 1.
+        max_tries: How many retries follow the first try.
+        start_date: When this attempt began.
+        dag_run: The run.
+        fencing_token: Rises with each attempt of this task.
+        skipped: The tasks directly downstream that it skips.
+        skips_all: Whether it skips all tasks downstream.
+    """
+
+    def __init__(
+        self, task: Any, claim: Claim, services: TaskServices, dag_run: DagRun, params: Mapping[str, Any]
+    ) -> None:
+        """Keep what is known."""
+        self.task = task
+        self.task_id, self.dag_id, self.run_id = claim.task_id, claim.dag_id, claim.run_id
+        self.map_index, self.try_number, self.max_tries = claim.map_index, claim.try_number, claim.max_tries - 1
+        self.operator = type(task).__name__
+        self.queue = claim.queue
+        self.state = "running"
+        self.start_date = datetime.now(UTC)
+        self.dag_run = dag_run
+        self.logical_date = dag_run.logical_date
+        self.fencing_token = claim.epoch
+        self.params = params
+        self.skipped: set[str] = set()
+        self.skips_all = False
+        self._services = services
+
+    def xcom_push(self, key: str, value: Any) -> None:
+        """Keep a value for other tasks, at once.
+
+        Raises:
+            EncodingError: The value cannot be written down.
+        """
+        if not isinstance(key, str) or not key:
+            raise TypeError(f"the key of an XCom must be a string, got {key!r}")
+        self._services.push_xcom(key, encode(value, f"XCom {key!r}"))
+
+    def xcom_pull(
+        self,
+        task_ids: str | Sequence[str] | None = None,
+        dag_id: str | None = None,
+        key: str = RETURN_VALUE,
+        include_prior_dates: bool = False,
+        *,
+        map_indexes: int | None = None,
+        default: Any = None,
+        run_id: str | None = None,
+    ) -> Any:
+        """Return what a task of this run kept under a key; for a list of tasks a list.
+
+        Args:
+            task_ids: The tasks; None: this one.
+            dag_id: The DAG, which must be this one.
+            key: The key; by default what the task returned.
+            include_prior_dates: Whether earlier runs count if this one has none.
+            map_indexes: Which element of a mapped task.
+            default: What to return for nothing.
+            run_id: The run, which must be this one.
+        """
+        if dag_id not in (None, self.dag_id) or run_id not in (None, self.run_id):
+            raise TaskError("xcom_pull reads XComs of its own run only; leave dag_id and run_id out")
+        names = (self.task_id,) if task_ids is None else (task_ids,) if isinstance(task_ids, str) else tuple(task_ids)
+        index = -1 if map_indexes is None else map_indexes
+        texts = self._services.get_xcom(names, key, index, include_prior_dates)
+        values = [default if text is None else decode(text) for text in texts]
+        return values[0] if task_ids is None or isinstance(task_ids, str) else values
+
+    def read_xcom(self, task_id: str, key: str) -> Any:
+        """Return the value of an output that was passed as an argument."""
+        return self.xcom_pull(task_id, key=key)
+
+    @property
+    def key(self) -> str:
+        """What people call it."""
+        return f"{self.dag_id}__{self.task_id}__{self.run_id}"
+
+    def __repr__(self) -> str:
+        """Show the ids."""
+        return f"<TaskInstance {self.dag_id}.{self.task_id} {self.run_id} try {self.try_number}>"
+
+
+class TaskStateStore:
+    """Values of a task that outlive its retries, as `context["task_state_store"]`; XComs do not."""
+
+    def __init__(self, services: TaskServices) -> None:
+        """Ask these services."""
+        self._services = services
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value, or a default."""
+        text = self._services.get_task_state(key)
+        return default if text is None else decode(text)
+
+    def set(self, key: str, value: Any) -> None:
+        """Keep a value.
+
+        Raises:
+            EncodingError: The value cannot be written down.
+        """
+        self._services.set_task_state(key, encode(value, f"state {key!r}"))
+
+    def delete(self, key: str) -> None:
+        """Delete a value, if there is one."""
+        self._services.delete_task_state(key)
+
+    def clear(self) -> None:
+        """Delete all values of this task."""
+        self._services.clear_task_state()
+
+
+def build_context(task: Any, dag: Any, claim: Claim, services: TaskServices, params: dict[str, Any]) -> Context:
+    """Return the context of an attempt.
+
+    Args:
+        task: The operator, the copy of this attempt.
+        dag: Its DAG.
+        claim: What is known of the attempt.
+        services: Whom to ask for the rest.
+        params: The parameters of the run.
+    """
+    logical = _moment(claim.logical_us)
+    start, end = _moment(claim.interval_start_us), _moment(claim.interval_end_us)
+    begun = _EPOCH + timedelta(microseconds=claim.run_started_us)
+    conf = decode(claim.conf)
+    run = DagRun(claim.dag_id, claim.run_id, claim.run_kind, logical, start, end, begun, logical or begun, conf or {})
+    instance = TaskInstance(task, claim, services, run, params)
+    context: Context = {
+        "conn": ConnectionAccessor(),
+        "dag": dag,
+        "dag_run": run,
+        "data_interval_end": end,
+        "data_interval_start": start,
+        "expanded_ti_count": None,
+        "fencing_token": claim.epoch,
+        "inlets": [],
+        "logical_date": logical,
+        "macros": macros,
+        "map_index_template": None,
+        "outlets": [],
+        "params": params,
+        "run_id": claim.run_id,
+        "start_date": instance.start_date,
+        "task": task,
+        "task_instance": instance,
+        "task_instance_key_str": f"{claim.dag_id}__{claim.task_id}__{logical:%Y%m%d}" if logical else instance.key,
+        "task_reschedule_count": 0,
+        "task_state_store": TaskStateStore(services),
+        "test_mode": claim.run_kind == "test",
+        "ti": instance,
+        "try_number": claim.try_number,
+        "var": SimpleNamespace(
+            value=VariableAccessor(deserialize_json=False), json=VariableAccessor(deserialize_json=True)
+        ),
+    }
+    return {**context, **_format_dates(logical)}
+
+
+def _moment(time_us: int | None) -> datetime | None:
+    return None if time_us is None else _EPOCH + timedelta(microseconds=time_us)
+
+
+def _format_dates(logical: datetime | None) -> dict[str, str]:
+    """Return the logical date as texts; a run without one has none of them."""
+    if logical is None:
+        return {}
+    ts = logical.isoformat()
+    return {
+        "ds": f"{logical:%Y-%m-%d}",
+        "ds_nodash": f"{logical:%Y%m%d}",
+        "ts": ts,
+        "ts_nodash": f"{logical:%Y%m%dT%H%M%S}",
+        "ts_nodash_with_tz": ts.replace("-", "").replace(":", ""),
+    }
+
+
+#: The names of the keys; parameters of `@task` functions with these names get their values.
+CONTEXT_KEYS: Final = frozenset(
+    {
+        *("conn", "dag", "dag_run", "data_interval_end", "data_interval_start", "ds", "ds_nodash", "exception"),
+        *("expanded_ti_count", "fencing_token", "inlets", "logical_date", "macros", "map_index_template", "outlets"),
+        *("params", "reason", "run_id", "start_date", "task", "task_instance", "task_instance_key_str"),
+        *("task_reschedule_count", "task_state_store", "templates_dict", "test_mode", "ti", "try_number", "ts"),
+        *("ts_nodash", "ts_nodash_with_tz", "var"),
+    }
+)

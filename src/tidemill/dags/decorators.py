@@ -1,0 +1,165 @@
+"""Turns functions into tasks: `@task`, `@task.branch`, `@task.short_circuit`, `@task.sensor`, `@task.bash`.
+
+Calling such a function inside a DAG creates a task and returns its output.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from tidemill.dags.exceptions import DagError
+from tidemill.dags.group import GroupOutput, find_open_group
+from tidemill.dags.scope import open_dags
+from tidemill.dags.xcom_arg import PlainXComArg
+
+#: By the name of the decorator: the class of the tasks. They are imported when they are used.
+_CLASSES: Final = {
+    "python": "tidemill.dags.operators.python:PythonOperator",
+    "branch": "tidemill.dags.operators.python:BranchPythonOperator",
+    "short_circuit": "tidemill.dags.operators.python:ShortCircuitOperator",
+    "sensor": "tidemill.dags.sensors.python:PythonSensor",
+    "bash": "tidemill.dags.operators.bash:PythonBashOperator",
+}
+
+
+class TaskFunction:
+    """A function that creates a task each time it is called.
+
+    Args:
+        function: The function that the task calls when it runs.
+        kind: Which decorator.
+        options: Arguments of the operator.
+    """
+
+    def __init__(self, function: Callable[..., Any], kind: str, options: Mapping[str, Any]) -> None:
+        """Keep them."""
+        if isinstance(function, TaskFunction):
+            raise DagError(f"{function!r} is a @task function already")
+        self.function: Callable[..., Any] = function
+        self.kind = kind
+        self.options = dict(options)
+        self.is_setup = self.is_teardown = self.on_failure_fail_dagrun = False
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> PlainXComArg:
+        """Create a task.
+
+        Raises:
+            DagError: No DAG is open, or the function does not accept the arguments.
+        """
+        options = {"task_id": self.function.__name__, "doc_md": inspect.getdoc(self.function), **self.options}
+        if self.kind == "python":
+            options.setdefault("multiple_outputs", _returns_dict(self.function))
+        options["task_id"] = _number_id(options)
+        module, _, name = _CLASSES[self.kind].partition(":")
+        operator = getattr(importlib.import_module(module), name)(
+            python_callable=self.function,
+            op_args=[_unwrap(value) for value in args],
+            op_kwargs={key: _unwrap(value) for key, value in kwargs.items()},
+            **options,
+        )
+        if self.is_setup:
+            operator.as_setup()
+        if self.is_teardown:
+            operator.as_teardown(on_failure_fail_dagrun=self.on_failure_fail_dagrun)
+        output: PlainXComArg = operator.output
+        return output
+
+    def override(self, **options: Any) -> TaskFunction:
+        """Return the same with other arguments of the operator."""
+        changed = TaskFunction(self.function, self.kind, {**self.options, **options})
+        changed.is_setup, changed.is_teardown = self.is_setup, self.is_teardown
+        changed.on_failure_fail_dagrun = self.on_failure_fail_dagrun
+        return changed
+
+    def expand(self, **_: Any) -> Any:
+        """Refuse: tasks are not mapped yet."""
+        raise DagError(f"task {self.function.__name__!r}: expand() is not available; create the tasks in a loop")
+
+    partial = expand_kwargs = expand
+
+
+class TaskDecorator:
+    """`@task`, and the decorators below it."""
+
+    def __init__(self, kind: str) -> None:
+        """Create tasks of this kind."""
+        self._kind = kind
+
+    def __call__(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+        """Turn a function into one that creates tasks.
+
+        Args:
+            function: The function; None for `@task(retries=2)`.
+            options: Arguments of the operator.
+        """
+        if function is None:
+            return functools.partial(TaskFunction, kind=self._kind, options=options)
+        if not callable(function):
+            raise DagError(f"@task needs a function, got {function!r}; give arguments by name")
+        return TaskFunction(function, self._kind, options)
+
+
+class _Task(TaskDecorator):
+    branch = TaskDecorator("branch")
+    short_circuit = TaskDecorator("short_circuit")
+    sensor = TaskDecorator("sensor")
+    bash = TaskDecorator("bash")
+    python = TaskDecorator("python")
+
+
+task = _Task("python")
+
+
+def setup(function: Any) -> TaskFunction:
+    """Turn a function, or a `@task` function, into one that creates setups."""
+    found: TaskFunction = function if isinstance(function, TaskFunction) else task(function)
+    found.is_setup = True
+    return found
+
+
+def teardown(function: Any = None, *, on_failure_fail_dagrun: bool = False) -> Any:
+    """Turn a function, or a `@task` function, into one that creates teardowns.
+
+    Args:
+        function: The function.
+        on_failure_fail_dagrun: Whether its failure makes the run fail.
+    """
+    if function is None:
+        return functools.partial(teardown, on_failure_fail_dagrun=on_failure_fail_dagrun)
+    found: TaskFunction = function if isinstance(function, TaskFunction) else task(function)
+    found.is_teardown = True
+    found.on_failure_fail_dagrun = on_failure_fail_dagrun
+    return found
+
+
+def _unwrap(value: Any) -> Any:
+    return value.value if isinstance(value, GroupOutput) else value
+
+
+def _number_id(options: Mapping[str, Any]) -> str:
+    """Return the id for a task, with a number if there is one of that id: a function may be called several times."""
+    wanted: str = options["task_id"]
+    group = options.get("task_group")
+    dag = options.get("dag") or (group.dag if group is not None else None) or open_dags.current
+    if dag is None:
+        raise DagError(f"task {wanted!r} is in no DAG; call the function inside `with DAG(...)` or a @dag function")
+    group = group or find_open_group(dag)
+    full: str = group.prefix_id(wanted)
+    found: str = dag.reserve_id(full, suffix=True)
+    return wanted + found.removeprefix(full)
+
+
+def _returns_dict(function: Callable[..., Any]) -> bool:
+    """Return whether a function says that it returns a dict: each of its values is kept by itself then."""
+    try:
+        returned = typing.get_type_hints(function).get("return")
+    except Exception:
+        return False  # a name that exists for the type checker only
+    kind = typing.get_origin(returned) or returned
+    return isinstance(kind, type) and issubclass(kind, Mapping)

@@ -1,0 +1,120 @@
+"""Runs a DAG file in this process, and finds the DAGs in it and the files below the folder that it imported.
+
+The file is compiled from its text each time, and nothing is written beside it: a stored compilation could be older than
+the text, since it is compared by size and second only.
+
+Invariant: what the file does to `sys.path` and to the warnings stays with it; modules that it imported stay imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from tidemill.dags.definition import DAG
+from tidemill.dags.exceptions import DagError
+from tidemill.dags.scope import DAG_MODULE, collect_dags
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedFile:
+    """What a DAG file holds.
+
+    Attributes:
+        dags: By id.
+        modules: The files below the folder that it imported, relative to it, with the SHA-256 of their contents; the
+            file itself is among them.
+    """
+
+    dags: dict[str, DAG]
+    modules: dict[str, str]
+
+    @property
+    def digest(self) -> str:
+        """A hash of all these files: whether the DAGs may be different now."""
+        return combine_digests(self.modules)
+
+
+def load_file(path: Path | str, folder: Path | str) -> LoadedFile:
+    """Run a DAG file.
+
+    Args:
+        path: The file.
+        folder: The folder of DAGs; modules in it can be imported.
+
+    Raises:
+        DagError: Two DAGs of the file have the same id, or one is wrong.
+        Exception: Whatever the file raises; also `SystemExit`.
+    """
+    path, folder = Path(path).resolve(), Path(folder).resolve()
+    source = path.read_bytes()
+    name = f"{DAG_MODULE}{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    before, wrote = list(sys.path), sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
+    sys.modules[name] = module
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        with collect_dags() as opened:
+            exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - the user's file
+    finally:
+        # The folder stays: tasks import modules as well, when they run.
+        sys.path[:] = before if str(folder) in before else [str(folder), *before]
+        sys.dont_write_bytecode = wrote
+    found = [*opened, *(value for value in vars(module).values() if isinstance(value, DAG))]
+    return LoadedFile(_check_dags(found, path), find_imports(path, folder))
+
+
+def combine_digests(modules: dict[str, str]) -> str:
+    """Return one hash of files and theirs."""
+    text = "\n".join(f"{name} {digest}" for name, digest in sorted(modules.items()))
+    return _digest(text.encode())
+
+
+def digest_files(folder: Path, names: list[str]) -> str:
+    """Return what `LoadedFile.digest` is for these files as they are now; one that is gone counts as empty."""
+    return combine_digests({name: _digest(_read(folder / name)) for name in names})
+
+
+def _check_dags(found: list[DAG], path: Path) -> dict[str, DAG]:
+    dags: dict[str, DAG] = {}
+    for dag in found:
+        if dags.setdefault(dag.dag_id, dag) is not dag:
+            raise DagError(f"the file has two DAGs {dag.dag_id!r}; give them different ids")
+        dag.fileloc = str(path)
+    for dag in dags.values():
+        dag.validate()
+    return dags
+
+
+def find_imports(path: Path, folder: Path) -> dict[str, str]:
+    """Return a DAG file and the files below the folder that were imported, with the SHA-256 of their contents.
+
+    Also where reading the file failed: what it imported until then may be the reason.
+    """
+    path, folder = path.resolve(), folder.resolve()
+    found = {path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name: _digest(_read(path))}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or name.startswith(DAG_MODULE):
+            continue
+        place = Path(file)
+        if place.is_relative_to(folder) and place != path:
+            found[place.relative_to(folder).as_posix()] = _digest(_read(place))
+    return found
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,61 @@
+"""Which arguments an operator accepts, and which it gets from `default_args` of its DAG and groups."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from tidemill.dags.exceptions import DagError
+from tidemill.dags.group import find_open_group
+from tidemill.dags.scope import open_dags
+
+
+def name_task(task_id: object) -> str:
+    """Return how a task is called in messages, before its id is checked."""
+    return f"task {task_id!r}" if isinstance(task_id, str) else "a task without task_id"
+
+
+def collect_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `default_args` that hold for an operator with these arguments: DAG, groups, its own."""
+    group = given.get("task_group")
+    dag = given.get("dag") or (group.dag if group is not None else None) or open_dags.current
+    own = given.get("default_args") or {}
+    if dag is None:
+        return dict(own)
+    return {**dag.default_args, **(group or find_open_group(dag)).all_default_args, **own}
+
+
+@functools.lru_cache(maxsize=1024)
+def list_names(cls: type, last: type) -> tuple[frozenset[str], bool]:
+    """Return the names of arguments that a class accepts, and whether it accepts any others.
+
+    A `**kwargs` stands for the arguments of the next class, up to `last`.
+    """
+    names: set[str] = set()
+    for each in cls.__mro__:
+        init = each.__dict__.get("__init__")
+        if init is None:
+            continue
+        parameters = list(inspect.signature(init).parameters.values())[1:]
+        names |= {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+        if each is last or not any(one.kind is one.VAR_KEYWORD for one in parameters):
+            return frozenset(names), False
+    return frozenset(names), True
+
+
+def check_names(cls: type, owner: str, given: Mapping[str, Any], last: type) -> frozenset[str]:
+    """Return the names of arguments that a class accepts.
+
+    Raises:
+        DagError: One that is given is not among them.
+    """
+    names, others = list_names(cls, last)
+    for name in given:
+        if name not in names and not others:
+            near = difflib.get_close_matches(name, sorted(names), n=1)
+            advice = f"did you mean {near[0]!r}?" if near else "remove it"
+            raise DagError(f"{owner}: {cls.__name__} has no argument {name!r}; {advice}")
+    return names

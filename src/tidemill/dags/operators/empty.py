@@ -1,0 +1,17 @@
+"""A task that does nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidemill.dags.operator import BaseOperator
+
+
+class EmptyOperator(BaseOperator):
+    """Does nothing: joins edges, or gives a name to a moment."""
+
+    ui_color = "#e8f7e4"
+
+    def execute(self, context: Any) -> None:
+        """Do nothing."""
+        return

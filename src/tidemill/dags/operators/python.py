@@ -1,0 +1,154 @@
+"""Tasks that call a Python function, and those that decide by it what comes next."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from tidemill.dags.context import CONTEXT_KEYS
+from tidemill.dags.exceptions import DagError, TaskDeferred, TaskFailed
+from tidemill.dags.operator import BaseOperator
+from tidemill.dags.operators.branching import skip, skip_all_downstream, skip_all_except
+
+
+class PythonOperator(BaseOperator):
+    """Calls a function; `async def` as well.
+
+    Parameters of the function with the names of context keys get their values.
+
+    Args:
+        python_callable: The function.
+        op_args: Its arguments, in order.
+        op_kwargs: Its arguments, by name.
+        templates_dict: More templates, in the context as `templates_dict`.
+        kwargs: The arguments of `BaseOperator`.
+    """
+
+    template_fields = ("templates_dict", "op_args", "op_kwargs")
+    ui_color = "#ffefeb"
+
+    def __init__(
+        self,
+        *,
+        python_callable: Callable[..., Any],
+        op_args: Collection[Any] | None = None,
+        op_kwargs: Mapping[str, Any] | None = None,
+        templates_dict: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Check that the function accepts the arguments."""
+        super().__init__(**kwargs)
+        if not callable(python_callable):
+            raise DagError(f"task {self.task_id!r}: python_callable must be a function, got {python_callable!r}")
+        self.python_callable = python_callable
+        self.op_args = list(op_args or ())
+        self.op_kwargs = dict(op_kwargs or {})
+        self.templates_dict = templates_dict
+        check_call(f"task {self.task_id!r}", python_callable, self.op_args, self.op_kwargs)
+
+    def execute(self, context: Any) -> Any:
+        """Call the function."""
+        if self.templates_dict is not None:
+            context = {**context, "templates_dict": self.templates_dict}
+        return call_function(self.python_callable, self.op_args, self.op_kwargs, context)
+
+
+class BranchPythonOperator(PythonOperator):
+    """Calls a function that returns the ids of tasks or groups to follow; others directly after it are skipped."""
+
+    def execute(self, context: Any) -> Any:
+        """Call the function, and skip the others."""
+        chosen = super().execute(context)
+        skip_all_except(context, chosen)
+        return chosen
+
+
+class ShortCircuitOperator(PythonOperator):
+    """Calls a function; if it returns something false, what comes after the task is skipped.
+
+    Args:
+        ignore_downstream_trigger_rules: Whether all tasks downstream are skipped; otherwise those directly after it,
+            and the trigger rules decide about the others.
+        kwargs: The arguments of `PythonOperator`.
+    """
+
+    def __init__(self, *, ignore_downstream_trigger_rules: bool = True, **kwargs: Any) -> None:
+        """Keep it."""
+        super().__init__(**kwargs)
+        self.ignore_downstream_trigger_rules = ignore_downstream_trigger_rules
+
+    def execute(self, context: Any) -> Any:
+        """Call the function, and skip what comes after."""
+        result = super().execute(context)
+        if not result:
+            if self.ignore_downstream_trigger_rules:
+                skip_all_downstream(context)
+            else:
+                skip(context, self.downstream_task_ids)
+        return result
+
+
+def check_call(owner: str, function: Callable[..., Any], args: list[Any], kwargs: Mapping[str, Any]) -> None:
+    """Make sure that a function accepts arguments, those from the context included.
+
+    Raises:
+        DagError: It does not.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # a function written in C, for example
+    try:
+        bound = signature.bind_partial(*args, **kwargs)
+        from_context = {name for name in signature.parameters if name in CONTEXT_KEYS and name not in bound.arguments}
+        signature.bind(*args, **kwargs, **dict.fromkeys(from_context))
+    except TypeError as error:
+        name = getattr(function, "__name__", repr(function))
+        raise DagError(f"{owner}: {name}{signature} cannot be called with these arguments: {error}") from None
+
+
+def call_function(
+    function: Callable[..., Any], args: Collection[Any], kwargs: Mapping[str, Any], context: Mapping[str, Any]
+) -> Any:
+    """Call a user's function with its arguments, and with what it wants from the context.
+
+    Raises:
+        TaskFailed: It tried to defer.
+    """
+    wanted = select_context(function, args, kwargs, context)
+    try:
+        result = function(*args, **kwargs, **wanted)
+        if inspect.isawaitable(result):
+            result = asyncio.run(_wait(result))
+    except TaskDeferred as deferral:
+        raise TaskFailed(
+            "a @task function cannot defer, because there is no method to continue with; write an operator with "
+            f"execute() and {deferral.method_name}(), or use a sensor"
+        ) from None
+    if inspect.isgenerator(result):
+        raise TaskFailed("the function is a generator; return a list instead")
+    return result
+
+
+async def _wait(result: Any) -> Any:
+    return await result
+
+
+def select_context(
+    function: Callable[..., Any], args: Collection[Any], kwargs: Mapping[str, Any], context: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what a function wants from the context: by name, or all of it if it has `**kwargs`."""
+    try:
+        signature = inspect.signature(function)
+        bound = signature.bind_partial(*args, **kwargs)
+    except (TypeError, ValueError):
+        return {}
+    wanted = {}
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            wanted.update({key: value for key, value in context.items() if key not in bound.arguments})
+        elif parameter.kind is not parameter.VAR_POSITIONAL and name not in bound.arguments and name in context:
+            wanted[name] = context[name]
+    return {key: value for key, value in wanted.items() if key not in kwargs}

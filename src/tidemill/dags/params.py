@@ -1,0 +1,123 @@
+"""Parameters of runs: their defaults, and the JSON schema that their values have to match."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from tidemill.dags.exceptions import DagError, ParamValidationError
+
+#: Stands for a default that is not given: a run has to give the value.
+NOT_SET: Final = object()
+
+
+class Param:
+    """A parameter of a run.
+
+    Args:
+        default: Its value unless the run gives one; without it, the run has to give one.
+        description: What it is, for people.
+        schema: JSON schema of its values, by keyword: `Param(5, type="integer", minimum=1)`.
+
+    Example:
+        >>> Param(5, type="integer", minimum=1).resolve(7)
+        7
+    """
+
+    def __init__(self, default: Any = NOT_SET, description: str | None = None, **schema: Any) -> None:
+        """Keep them; the DAG checks them."""
+        self.default = default
+        self.description = description
+        # Airflow has the schema in an argument of its own as well.
+        self.schema: dict[str, Any] = {**schema.pop("schema", {}), **schema}
+
+    @property
+    def has_default(self) -> bool:
+        """Whether a run need not give a value."""
+        return self.default is not NOT_SET
+
+    def resolve(self, value: Any = NOT_SET, name: str = "param") -> Any:
+        """Return the value for a run.
+
+        Args:
+            value: What the run gives; by default nothing.
+            name: How the param is called in messages.
+
+        Raises:
+            ParamValidationError: It does not match the schema, or there is none.
+        """
+        found = self.default if value is NOT_SET else value
+        if found is NOT_SET:
+            raise ParamValidationError(f"param {name!r} has no default; give it a value")
+        if self.schema:
+            check_value(name, found, self.schema)
+        return found
+
+    def check(self, owner: str, name: str) -> None:
+        """Check the schema and the default.
+
+        Raises:
+            DagError: The schema is not one, or the default does not match it.
+        """
+        import jsonschema
+
+        try:
+            json.dumps(self.schema, allow_nan=False)
+            jsonschema.Draft202012Validator.check_schema(self.schema)
+        except (TypeError, ValueError, jsonschema.SchemaError) as error:
+            said = getattr(error, "message", str(error))
+            raise DagError(f"{owner}: the schema of param {name!r} is not JSON schema: {said}") from None
+        if self.has_default:
+            try:
+                self.resolve(name=name)
+            except ParamValidationError as error:
+                raise DagError(f"{owner}: the default of {error}") from None
+
+    def __repr__(self) -> str:
+        """Show the default and the schema."""
+        default = repr(self.default) if self.has_default else ""
+        return f"Param({', '.join([default, *(f'{key}={value!r}' for key, value in self.schema.items())])})"
+
+
+def check_value(name: str, value: Any, schema: Mapping[str, Any]) -> None:
+    """Check a value against JSON schema.
+
+    Raises:
+        ParamValidationError: It does not match.
+    """
+    import jsonschema
+
+    validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
+    error = next(iter(validator.iter_errors(value)), None)
+    if error is not None:
+        place = "".join(f"[{part!r}]" for part in error.absolute_path)
+        raise ParamValidationError(f"param {name!r}{place}: {error.message}")
+
+
+def wrap_params(owner: str, params: Mapping[str, Any] | None) -> dict[str, Param]:
+    """Return params by name, the plain ones among them as defaults without a schema.
+
+    Raises:
+        DagError: A name is not a text, or a param is wrong.
+    """
+    if params is not None and not isinstance(params, Mapping):
+        raise DagError(f"{owner}: params must be a mapping of names to values, got {params!r}")
+    found: dict[str, Param] = {}
+    for name, value in (params or {}).items():
+        if not isinstance(name, str) or not name:
+            raise DagError(f"{owner}: the name of a param must be a string, got {name!r}")
+        found[name] = value if isinstance(value, Param) else Param(value)
+        if found[name].schema:
+            found[name].check(owner, name)
+    return found
+
+
+def merge_params(params: Mapping[str, Param], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a run: those that are given over the defaults, all checked.
+
+    Raises:
+        ParamValidationError: A value does not match, or is missing.
+    """
+    known = {name: param.resolve(given.get(name, NOT_SET), name) for name, param in params.items()}
+    return {**known, **{name: value for name, value in given.items() if name not in known}}

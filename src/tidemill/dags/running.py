@@ -1,0 +1,217 @@
+"""Makes one attempt of a task, or runs one of its callbacks: everything between a claim and a report.
+
+Processes, timeouts, signals and logs are around it. Whatever the user's code does, an `AttemptResult` says how it
+ended; only `KeyboardInterrupt` goes through.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from tidemill.core.errors import describe_error
+from tidemill.dags.arguments import check_duration
+from tidemill.dags.context import Context, build_context
+from tidemill.dags.current import running
+from tidemill.dags.exceptions import DagError, TaskDeferred, TaskFailed, TaskSkipped, TaskTimeout
+from tidemill.dags.params import wrap_params
+from tidemill.dags.results import (
+    AttemptDeferred,
+    AttemptFailed,
+    AttemptResult,
+    AttemptSkipped,
+    AttemptSucceeded,
+    Ending,
+)
+from tidemill.dags.task_services import CallbackClaim, Claim, ResumeClaim, TaskServices
+from tidemill.dags.templates import Renderer, build_environment, render_fields
+from tidemill.dags.trigger_text import write_trigger
+from tidemill.dags.xcom_arg import RETURN_VALUE
+from tidemill.runtime.codec import decode, encode
+
+log = logging.getLogger(__name__)
+
+_MICROSECONDS: Final = 1_000_000
+
+
+def run_attempt(dag: Any, claim: Claim, services: TaskServices) -> AttemptResult:
+    """Make an attempt: begin a task, or continue it after a deferral, or run a callback.
+
+    Args:
+        dag: The DAG, as its file defines it now.
+        claim: The attempt.
+        services: Whom the attempt asks.
+    """
+    try:
+        return _run(dag, claim, services)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # Not raised by what the user wrote for this attempt: a param, a claim that cannot be decoded.
+        return AttemptResult(_classify(error))
+
+
+def _run(dag: Any, claim: Claim, services: TaskServices) -> AttemptResult:
+    if not claim.task_id and claim.callback is not None:
+        return _run_dag_callback(dag, claim, claim.callback, services)
+    original = dag.task_dict.get(claim.task_id)
+    if original is None:
+        return AttemptResult(
+            AttemptFailed(f"DAG {claim.dag_id!r} no longer has a task {claim.task_id!r} ({claim.file})")
+        )
+    # Rendering and executing change the operator: each attempt has its own.
+    task = copy.copy(original)
+    context = build_context(task, dag, claim, services, _merge_params(dag, task, claim))
+    with running(task, context, services):
+        if claim.callback is not None:
+            return _run_callbacks(task, claim.callback, context)
+        try:
+            renderer = Renderer(build_environment(dag), context, task.template_ext)
+            render_fields(task, task.template_fields, renderer)
+            result = _execute(task, claim.resume, context)
+            xcoms = _collect_xcoms(task, result)
+        except KeyboardInterrupt:
+            raise
+        except TaskDeferred as deferral:
+            return AttemptResult(_defer(task, deferral))
+        except BaseException as error:
+            return AttemptResult(_classify(error, task))
+    ti = context["ti"]
+    return AttemptResult(AttemptSucceeded(), xcoms, tuple(sorted(ti.skipped)), ti.skips_all)
+
+
+def _merge_params(dag: Any, task: Any, claim: Claim) -> dict[str, Any]:
+    """Return the parameters of the run, with those of the task for which the run has no value."""
+    given: dict[str, Any] = decode(claim.params) or {}
+    own = wrap_params(f"task {task.task_id!r}", task.params) if task is not None else {}
+    conf = decode(claim.conf) or {}
+    return {**given, **{name: param.default for name, param in own.items() if param.has_default and name not in conf}}
+
+
+def _execute(task: Any, resume: ResumeClaim | None, context: Context) -> Any:
+    if resume is None:
+        _call_all(task.on_execute_callback, context, "on_execute")
+        task.pre_execute(context)
+        result = task.execute(context)
+    else:
+        method = getattr(task, resume.method, None)
+        if not callable(method):
+            raise DagError(
+                f"task {task.task_id!r} cannot continue: {type(task).__name__} has no method {resume.method!r}"
+            )
+        kwargs = {**(decode(resume.kwargs) or {}), "event": decode(resume.payload)}
+        if resume.method == "execute" and not _accepts_event(method):
+            del kwargs["event"]
+        result = method(context, **kwargs)
+    task.post_execute(context, result)
+    return result
+
+
+def _find_method(task: Any, name: object) -> Callable[..., Any]:
+    method = getattr(task, name, None) if isinstance(name, str) else None
+    if not callable(method):
+        raise DagError(f"task {task.task_id!r}: {type(task).__name__} has no method {name!r} to continue with")
+    found: Callable[..., Any] = method
+    return found
+
+
+def _accepts_event(method: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(method).parameters
+    return "event" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+
+
+def _collect_xcoms(task: Any, result: Any) -> tuple[tuple[str, str], ...]:
+    """Return what an attempt keeps of what it returned.
+
+    Raises:
+        EncodingError: It cannot be written down.
+        TaskFailed: It is to have several outputs, and is not a dict.
+    """
+    if not task.do_xcom_push or result is None:
+        return ()
+    found = {}
+    if task.multiple_outputs:
+        if not isinstance(result, Mapping):
+            raise TaskFailed(f"multiple_outputs needs a dict; the task returned {type(result).__name__}")
+        for key, value in result.items():
+            if not isinstance(key, str):
+                raise TaskFailed(f"multiple_outputs needs a dict with strings as keys; the task returned key {key!r}")
+            found[key] = encode(value, f"the returned value[{key!r}]")
+    found[RETURN_VALUE] = encode(result, "the returned value")
+    return tuple(found.items())
+
+
+def _defer(task: Any, deferral: TaskDeferred) -> Ending:
+    """Write a deferral down."""
+    try:
+        _find_method(task, deferral.method_name)
+        kwargs = encode(deferral.kwargs or {}, "kwargs of the deferral")
+        timeout = deferral.timeout
+        owner = f"task {task.task_id!r}"
+        duration = None if timeout is None else check_duration(owner, "timeout of the deferral", timeout)
+        classpath, trigger_kwargs = write_trigger(deferral.trigger)
+    except Exception as error:
+        return _classify(error, task)
+    timeout_us = None if duration is None else int(duration.total_seconds() * _MICROSECONDS)
+    return AttemptDeferred(classpath, trigger_kwargs, deferral.method_name, kwargs, timeout_us, deferral.trigger)
+
+
+def _classify(error: BaseException, task: Any = None) -> Ending:
+    """Return what follows from an error, and log it with its traceback."""
+    if isinstance(error, TaskSkipped):
+        reason = str(error)
+        log.info("skipped: %s", reason or "TaskSkipped was raised")
+        return AttemptSkipped(reason)
+    if isinstance(error, TaskTimeout) and task is not None:
+        kill(task)
+    # The frames of this module help nobody.
+    shown = error.with_traceback(_skip_own_frames(error))
+    log.error("the attempt failed: %s", describe_error(error), exc_info=(type(error), shown, shown.__traceback__))
+    if isinstance(error, SystemExit):
+        return AttemptFailed(f"the task called sys.exit({error.code!r})")
+    return AttemptFailed(describe_error(error), may_retry=not isinstance(error, TaskFailed))
+
+
+def _skip_own_frames(error: BaseException) -> Any:
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None and frame.tb_frame.f_globals.get("__name__") == __name__:
+        frame = frame.tb_next
+    return frame
+
+
+def kill(task: Any) -> None:
+    """Call `on_kill` of a task that is ended from outside; what it raises is logged."""
+    try:
+        task.on_kill()
+    except Exception:
+        log.exception("on_kill of task %r failed", task.task_id)
+
+
+def _run_callbacks(task: Any, callback: CallbackClaim, context: Context) -> AttemptResult:
+    context = {**context, "exception": callback.error, "reason": callback.error}
+    failed = _call_all(getattr(task, f"{callback.name}_callback", ()), context, callback.name)
+    return AttemptResult(AttemptFailed(failed, may_retry=False) if failed else AttemptSucceeded())
+
+
+def _run_dag_callback(dag: Any, claim: Claim, callback: CallbackClaim, services: TaskServices) -> AttemptResult:
+    """Run a callback of the run as a whole, which no task is behind."""
+    context = build_context(None, dag, claim, services, _merge_params(dag, None, claim))
+    context |= {"exception": callback.error, "reason": callback.error}
+    with running(None, context, services):
+        failed = _call_all(getattr(dag, f"{callback.name}_callback", ()), context, callback.name)
+    return AttemptResult(AttemptFailed(failed, may_retry=False) if failed else AttemptSucceeded())
+
+
+def _call_all(callbacks: tuple[Callable[..., Any], ...], context: Context, name: str) -> str:
+    """Call callbacks one after another; return what went wrong first."""
+    failed = ""
+    for callback in callbacks:
+        try:
+            callback(context)
+        except Exception as error:
+            log.exception("the %s callback failed", name)
+            failed = failed or f"the {name} callback failed: {describe_error(error)}"
+    return failed

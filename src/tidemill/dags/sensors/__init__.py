@@ -1,0 +1,1 @@
+"""Sensors: tasks that wait, and hold no worker meanwhile."""

@@ -1,0 +1,240 @@
+"""Turns values into text and back: XComs, params, what tasks and triggers are created from, payloads of events.
+
+The text is JSON. What JSON lacks is written as an object with a mark, `{"$tidemill": "date", "value": "2026-01-31"}`;
+everything else is plain, so that people and other programs can read it.
+
+Invariants: what is decoded equals what was encoded; a value that cannot keep this promise is refused, and the message
+says which part of it; a text without marks, from whatever JSON encoder, is decoded as JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from typing import Any, Final
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from tidemill.core.errors import TidemillError
+
+_MARK: Final = "$tidemill"
+_VALUE: Final = "value"
+_MARK_BYTES: Final = b'"$tidemill"'
+#: Deeper values are refused: they are usually ones that contain themselves.
+MAX_DEPTH: Final = 200
+#: Longer names of parts are cut in messages.
+_MAX_PATH: Final = 200
+
+_encode = msgspec.json.Encoder().encode
+_encode_sorted = msgspec.json.Encoder(order="sorted").encode
+_decode = msgspec.json.Decoder().decode
+
+
+class EncodingError(TidemillError, ValueError):
+    """A value cannot be written down so that it is equal when it is read."""
+
+
+def encode(value: Any, name: str = "value") -> str:
+    """Return a value as text.
+
+    Args:
+        value: None, bool, int, float, str, bytes, datetime, date, time, timedelta, UUID, Decimal, and lists, tuples,
+            sets and dicts of these.
+        name: What to call the value in a message.
+
+    Raises:
+        EncodingError: A part of it has another type, is NaN or infinite, is not Unicode text, or nested too deeply.
+
+    Example:
+        >>> encode({"a": [1, None]}), encode((1,))
+        ('{"a":[1,null]}', '{"$tidemill":"tuple","value":[1]}')
+    """
+    return _encode_with(_encode, value, name)
+
+
+def encode_sorted(value: Any, name: str = "value") -> str:
+    """Do the same with the keys of dicts in order, so that equal values of the same types give the same text."""
+    return _encode_with(_encode_sorted, value, name)
+
+
+def decode(text: str | bytes) -> Any:
+    """Return the value that a text was encoded from; of a text without marks, what its JSON holds.
+
+    Raises:
+        ValueError: It is not JSON.
+
+    Example:
+        >>> decode(encode({1: {2, 3}}))
+        {1: {2, 3}}
+    """
+    raw = text.encode() if isinstance(text, str) else text
+    value = _decode(raw)
+    return _restore(value) if _MARK_BYTES in raw else value
+
+
+def _encode_with(encoder: Callable[[Any], bytes], value: Any, name: str) -> str:
+    # Most values are plain JSON. Whether one is shows in the text: where something is not, what is read differs.
+    try:
+        raw = encoder(value)
+        if _MARK_BYTES not in raw and _is_same(_decode(raw), value):
+            return raw.decode()
+    except (TypeError, ValueError, RecursionError, OverflowError):
+        pass
+    return encoder(_mark(value, name, 0)).decode()
+
+
+def _is_same(read: Any, value: Any) -> bool:
+    """Compare, without trusting what other types say of being equal."""
+    kind = type(value)
+    return (kind in _PLAIN or kind is float) and bool(read == value)
+
+
+def _mark(value: Any, path: str, depth: int) -> Any:
+    """Return a value of plain JSON in which marks stand for what JSON lacks."""
+    if depth > MAX_DEPTH:
+        raise EncodingError(f"{_shorten(path)} is nested more than {MAX_DEPTH} deep; does a part contain itself?")
+    match value:
+        case None | bool():
+            return value
+        case str():
+            return _check_text(value, path)
+        case int():
+            # A number beyond 64 bits is read back as one by few JSON decoders.
+            return int(value) if -(1 << 63) <= value < 1 << 64 else _marked("int", str(int(value)))
+        case float():
+            _check_finite(math.isfinite(value), value, path)
+            return float(value)
+        case list():
+            return _mark_items(value, path, depth)
+        case tuple():
+            return _marked("tuple", _mark_items(value, path, depth))
+        case set() | frozenset():
+            items = [_mark(item, f"{path}{{...}}", depth + 1) for item in value]
+            # Sorted: the order of a set differs from process to process.
+            return _marked("set" if isinstance(value, set) else "frozenset", sorted(items, key=_encode_sorted))
+        case dict():
+            return _mark_dict(value, path, depth)
+    return _mark_scalar(value, path)
+
+
+def _mark_items(values: list[Any] | tuple[Any, ...], path: str, depth: int) -> list[Any]:
+    return [_mark(item, f"{path}[{number}]", depth + 1) for number, item in enumerate(values)]
+
+
+def _mark_dict(value: dict[Any, Any], path: str, depth: int) -> Any:
+    parts = [(key, _mark(item, f"{path}[{key!r}]", depth + 1)) for key, item in value.items()]
+    if _MARK not in value and all(isinstance(key, str) for key in value):
+        return {_check_text(key, f"a key of {path}"): item for key, item in parts}
+    return _marked("dict", [[_mark(key, f"a key of {path}", depth + 1), item] for key, item in parts])
+
+
+def _mark_scalar(value: Any, path: str) -> Any:
+    match value:
+        case datetime():
+            return _marked("datetime", _split_moment(value))
+        case date() | time():
+            return _marked("time" if isinstance(value, time) else "date", _format_plain_time(value, path))
+        case timedelta():
+            return _marked("timedelta", [value.days, value.seconds, value.microseconds])
+        case UUID():
+            return _marked("uuid", str(value))
+        case Decimal():
+            _check_finite(value.is_finite(), value, path)
+            return _marked("decimal", str(value))
+        case bytes() | bytearray():
+            return _marked("bytes", base64.b64encode(value).decode())
+    kind = type(value)
+    raise EncodingError(
+        f"{_shorten(path)} is of type {kind.__module__}.{kind.__qualname__}, which cannot be written down; "
+        "use numbers, text, bytes, times, lists, tuples, sets and dicts"
+    )
+
+
+def _marked(mark: str, value: Any) -> dict[str, Any]:
+    return {_MARK: mark, _VALUE: value}
+
+
+def _split_moment(moment: datetime) -> list[Any]:
+    """Return date and time without zone, the zone by name or as seconds from UTC, and which of two such times."""
+    plain = datetime.isoformat(moment.replace(tzinfo=None, fold=0))
+    zone: str | float | None
+    if isinstance(moment.tzinfo, ZoneInfo) and moment.tzinfo.key:
+        zone = moment.tzinfo.key
+    else:
+        offset = moment.utcoffset()
+        zone = None if offset is None else offset / timedelta(seconds=1)
+    return [plain, zone, moment.fold] if moment.fold else [plain, zone]
+
+
+def _format_plain_time(value: date | time, path: str) -> str:
+    if isinstance(value, time) and value.tzinfo is not None:
+        raise EncodingError(f"{_shorten(path)} is a time of day with a time zone; use one without, or a datetime")
+    return value.isoformat()
+
+
+def _check_text(text: str, path: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise EncodingError(f"{_shorten(path)} is not Unicode text: {error.reason} at {error.start}") from None
+    return str.__str__(text)
+
+
+def _check_finite(finite: bool, value: object, path: str) -> None:
+    if not finite:
+        raise EncodingError(f"{_shorten(path)} is {value}, which JSON cannot hold; use None, or a text")
+
+
+def _shorten(path: str) -> str:
+    return path if len(path) <= _MAX_PATH else f"{path[:_MAX_PATH]}..."
+
+
+def _restore(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_restore(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    restore = _RESTORE.get(value[_MARK]) if value.keys() == {_MARK, _VALUE} and _is_text(value[_MARK]) else None
+    if restore is None:
+        return {key: _restore(item) for key, item in value.items()}
+    return restore(value[_VALUE])
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _join_moment(parts: list[Any]) -> datetime:
+    plain, zone, *fold = parts
+    moment = datetime.fromisoformat(plain).replace(fold=fold[0] if fold else 0)
+    if isinstance(zone, str):
+        return moment.replace(tzinfo=ZoneInfo(zone))
+    if zone is None:
+        return moment
+    return moment.replace(tzinfo=timezone(timedelta(seconds=zone)) if zone else UTC)
+
+
+def _restore_dict(pairs: list[list[Any]]) -> dict[Any, Any]:
+    return {_restore(key): _restore(item) for key, item in pairs}
+
+
+_PLAIN: Final = frozenset({type(None), bool, int, str, list, dict})
+_RESTORE: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "int": int,
+    "tuple": lambda items: tuple(_restore(items)),
+    "set": lambda items: set(_restore(items)),
+    "frozenset": lambda items: frozenset(_restore(items)),
+    "dict": _restore_dict,
+    "datetime": _join_moment,
+    "date": date.fromisoformat,
+    "time": time.fromisoformat,
+    "timedelta": lambda parts: timedelta(*parts),
+    "uuid": UUID,
+    "decimal": Decimal,
+    "bytes": base64.b64decode,
+}

@@ -1,0 +1,51 @@
+"""Writes and reads the structure of a DAG as JSON: sorted, without what is as usual, so that equal ones are equal."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+
+from tidemill.core.tasks.structure import FORMAT, DagStructure
+
+_encode = msgspec.json.Encoder(order="sorted").encode
+_decode = msgspec.json.Decoder(DagStructure).decode
+
+
+def write_structure(structure: DagStructure) -> bytes:
+    """Return a structure as JSON.
+
+    Example:
+        >>> write_structure(DagStructure("a", tags=("x",)))
+        b'{"format":1,"id":"a","tags":["x"]}'
+    """
+    return _encode({**_drop_usual(structure), "format": structure.format})
+
+
+def read_structure(text: bytes) -> DagStructure:
+    """Return the structure that a text was written from.
+
+    Raises:
+        ValueError: It is not one, or has another format.
+    """
+    structure = _decode(text)
+    if structure.format != FORMAT:
+        raise ValueError(f"the structure of DAG {structure.id!r} has format {structure.format}, not {FORMAT}")
+    return structure
+
+
+def _drop_usual(value: Any) -> Any:
+    """Return a value of plain JSON, without the fields that are as by default."""
+    if isinstance(value, tuple):
+        return [_drop_usual(item) for item in value]
+    if not dataclasses.is_dataclass(value):
+        return value
+    found = {}
+    for field in dataclasses.fields(value):
+        item = getattr(value, field.name)
+        factory = field.default_factory
+        usual = field.default if factory is dataclasses.MISSING else factory()
+        if item != usual:
+            found[field.name] = _drop_usual(item)
+    return found

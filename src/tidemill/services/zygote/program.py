@@ -1,0 +1,276 @@
+"""The zygote: a process without threads, loops and connections that forks warm processes on request.
+
+It imports what those need once, before the first fork, and freezes it, so that the processes share its memory. It is
+started by `client`, with the socket of its owner as standard input.
+
+Invariants:
+- It runs one thread, so that what it forks finds no lock held.
+- Each forked process leads a session and a group of its own, and holds no descriptor of the zygote.
+- When a forked process ends, all that is left of its group is killed before its id can be used again, and so is what
+  left the group: as a subreaper the zygote is the parent of every process whose own parent is gone.
+- A forked process that ends takes no other with it; the end of the owner's socket ends them all, and the zygote.
+- A warden of its own cleans up if it is killed: all these processes carry a mark in the environment they have had from
+  the zygote's own start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+from tidemill.runtime.warden import ENGINE_ID_VARIABLE, Warden
+from tidemill.services.zygote.messages import (
+    MAX_DESCRIPTORS,
+    MAX_PACKET_BYTES,
+    Exited,
+    Fork,
+    Forked,
+    NotForked,
+    Report,
+    Setup,
+    Signal,
+    Started,
+    decode_order,
+    encode,
+)
+
+#: prctl(2): processes below this one whose parent ends become its children.
+_PR_SET_CHILD_SUBREAPER = 36
+#: For the owner alone to say when it ends; a terminal or a service manager may send them to everything.
+_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+Target = Callable[[bytes, list[int]], "int | None"]
+
+
+class Zygote:
+    """The state of the program.
+
+    Args:
+        owner: The socket of its owner.
+        mark: What its processes carry in their environment.
+    """
+
+    def __init__(self, owner: socket.socket, mark: str) -> None:
+        """Fork nothing yet."""
+        self._owner = owner
+        self._pid = os.getpid()
+        self._warden = Warden(mark)
+        self._children: set[int] = set()
+        self._targets: dict[str, Target] = {}
+        self._woken, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def run(self) -> None:
+        """Serve the owner until it is gone."""
+        for number in _IGNORED:
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        adopt_orphans()
+        self._warden.start()
+        waiting = select.poll()
+        waiting.register(self._owner, select.POLLIN)
+        waiting.register(self._woken, select.POLLIN)
+        try:
+            while True:
+                ready = dict(waiting.poll())
+                if self._woken in ready:
+                    os.read(self._woken, 4096)
+                    self._reap()
+                if self._owner.fileno() in ready and not self._serve():
+                    return
+        except (BrokenPipeError, ConnectionResetError):
+            return  # the owner is gone
+        finally:
+            self._kill_all()
+
+    def _serve(self) -> bool:
+        """Do what the owner says; False: it is gone."""
+        packet, fds, _, _ = socket.recv_fds(self._owner, MAX_PACKET_BYTES, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        if not packet:
+            return False
+        try:
+            match decode_order(packet):
+                case Setup() as setup:
+                    self._set_up(setup)
+                case Fork() as fork:
+                    self._fork(fork, fds)
+                case Signal() as wanted if wanted.pid in self._children:
+                    send_signal(wanted.pid, wanted.number, group=wanted.group)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return True
+
+    def _set_up(self, setup: Setup) -> None:
+        sys.path[:0] = [folder for folder in setup.import_folders if folder not in sys.path]
+        for name in setup.preload:
+            importlib.import_module(name)
+        problems = tuple(problem for name in setup.user_preload if (problem := _preload(name)))
+        # What is there now is never freed, and looking at it would copy the pages that all processes share.
+        gc.collect()
+        gc.freeze()
+        self._tell(Started(problems))
+
+    def _tell(self, report: Report) -> None:
+        self._owner.sendall(encode(report))
+
+    # -- forking ---------------------------------------------------------------------------------------------------
+
+    def _fork(self, fork: Fork, fds: list[int]) -> None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._tell(NotForked(fork.number, str(error)))
+            return
+        if pid == 0:
+            self._be_child(fork, fds)
+        self._children.add(pid)
+        self._tell(Forked(fork.number, pid))
+
+    def _be_child(self, fork: Fork, fds: list[int]) -> NoReturn:
+        """Become the process that was asked for."""
+        status = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            os.setsid()
+            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            self._owner.close()
+            self._warden.disown()
+            os.close(self._woken)
+            os.close(self._waker)
+            self._children.clear()
+            # What its own children leave behind is its own as long as it lives.
+            adopt_orphans()
+            gc.enable()
+            status = self._find(fork.target)(fork.request, fds) or 0
+        except SystemExit as exit_:
+            status = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            # The user's code may have replaced or closed them.
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):
+                    stream.flush()
+            os._exit(status & 0xFF)
+
+    def _find(self, target: str) -> Target:
+        module, _, name = target.partition(":")
+        function: Target = getattr(importlib.import_module(module), name)
+        return function
+
+    # -- endings ---------------------------------------------------------------------------------------------------
+
+    def _reap(self) -> None:
+        """Take the status of each process that has ended, and end what it leaves behind."""
+        while (ended := _find_ended()) is not None:
+            if ended in self._children:
+                send_signal(ended, signal.SIGKILL, group=True)
+            if ended == self._warden.pid:
+                self._warden.reaped()
+            else:
+                self._take(ended)
+            if self._warden.pid is None:
+                with contextlib.suppress(OSError):  # no room for another process; at the next end, again
+                    self._warden.start()
+
+    def _take(self, pid: int) -> None:
+        _, status, used = os.wait4(pid, 0)
+        known = pid in self._children
+        self._children.discard(pid)
+        self._kill_orphans()
+        if known:
+            code = os.waitstatus_to_exitcode(status)
+            self._tell(Exited(pid, code, int(used.ru_utime * 1e6), int(used.ru_stime * 1e6), used.ru_maxrss))
+
+    def _kill_orphans(self) -> None:
+        """Kill what processes that have ended left outside their groups."""
+        for pid in read_children(self._pid):
+            if pid not in self._children and pid != self._warden.pid:
+                send_signal(pid, signal.SIGKILL, group=os.getpgid(pid) == pid)
+
+    def _kill_all(self) -> None:
+        for pid in self._children:
+            send_signal(pid, signal.SIGKILL, group=True)
+        while True:
+            ended = None
+            with contextlib.suppress(ChildProcessError):
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)
+            if ended is not None:
+                self._children.discard(ended.si_pid)
+            elif self._children:
+                select.select([self._woken], [], [], 0.05)
+            else:
+                break
+        self._kill_orphans()
+
+
+def _preload(name: str) -> str:
+    """Import a module of the user; return what is wrong with it."""
+    threads = threading.active_count()
+    try:
+        importlib.import_module(name)
+    except BaseException as error:  # whatever a module raises, `SystemExit` too
+        return f"worker.preload: {name} cannot be imported: {type(error).__name__}: {error}"
+    if threading.active_count() > threads:
+        return f"worker.preload: {name} starts threads, which task processes would not have; remove it from the list"
+    return ""
+
+
+def _find_ended() -> int | None:
+    """Return a child that has ended, without reaping it."""
+    try:
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return None if found is None else found.si_pid
+
+
+def send_signal(pid: int, number: int, *, group: bool) -> None:
+    """Send a signal to a child that was not reaped, and to its group if it leads one."""
+    if group:
+        with contextlib.suppress(OSError):
+            os.killpg(pid, number)
+    if not group or number == signal.SIGKILL:  # it may not lead its group yet
+        with contextlib.suppress(OSError):
+            os.kill(pid, number)
+
+
+def read_children(pid: int) -> list[int]:
+    """Return the children of a process that runs one thread."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", "rb") as stream:
+            return [int(child) for child in stream.read().split()]
+    except OSError:
+        return []
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of each process below it whose own parent ends."""
+    # Where it is refused, wardens and process groups are left.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def main() -> None:
+    """Run a zygote whose owner is at standard input."""
+    # Whatever the owner's own parent left open.
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    owner = socket.socket(fileno=os.dup(0))
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0, inheritable=False)
+    os.close(null)
+    gc.disable()
+    Zygote(owner, os.environ[ENGINE_ID_VARIABLE]).run()

@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tidemill.core.tasks.worker_slots import (
+    Attempt,
+    Died,
+    Effect,
+    Interrupt,
+    Kill,
+    Limits,
+    Retire,
+    RunAttempt,
+    StartProcess,
+    Why,
+    WorkerSlots,
+)
+
+LIMITS = Limits(concurrency=3, recycle_after=5, grace_seconds=5.0, idle_seconds=60.0, import_seconds=40.0)
+A1, A2, B1 = Attempt((1, 1), "a.py"), Attempt((2, 1), "a.py"), Attempt((3, 1), "b.py")
+
+
+def test_an_attempt_gets_a_new_process_and_the_next_of_its_file_the_same_one():
+    slots = WorkerSlots(LIMITS)
+    assert slots.claim(A1, 0.0) == [StartProcess(1, "a.py"), RunAttempt(1, A1)]
+    slots.note_loaded(1)
+    assert slots.find_attempt(1) == A1
+    assert slots.note_ended(1, 1.0, clean=True) == []
+    assert slots.claim(A2, 1.0) == [RunAttempt(1, A2)]
+    assert slots.claim(B1, 1.0) == [StartProcess(2, "b.py"), RunAttempt(2, B1)]
+    assert slots.held == [A2, B1]
+    assert slots.capacity == 1
+    assert slots.processes == {1: "a.py", 2: "b.py"}
+
+
+def test_a_process_that_is_not_as_before_is_replaced_at_once():
+    slots = WorkerSlots(LIMITS)
+    slots.claim(A1, 0.0)
+    assert slots.note_ended(1, 1.0, clean=False) == [StartProcess(2, "a.py"), Retire(1)]
+    assert slots.claim(A2, 1.0) == [RunAttempt(2, A2)]
+    assert slots.tick(5.9) == []
+    assert slots.tick(6.0) == [Kill(1)]
+    assert slots.tick(7.0) == []
+    assert slots.note_exited(1) == []
+
+
+def test_a_process_has_a_successor_before_its_last_attempt_ends():
+    slots = WorkerSlots(Limits(recycle_after=2))
+    assert slots.claim(A1, 0.0) == [StartProcess(1, "a.py"), RunAttempt(1, A1)]
+    slots.note_loaded(1)
+    slots.note_ended(1, 0.0, clean=True)
+    assert slots.claim(A2, 0.0) == [RunAttempt(1, A2), StartProcess(2, "a.py")]
+    assert slots.note_ended(1, 1.0, clean=True) == [Retire(1)]
+    assert slots.claim(A1, 1.0) == [RunAttempt(2, A1)]
+
+
+def test_no_successor_is_started_where_another_process_is_ready():
+    slots = WorkerSlots(LIMITS)
+    slots.claim(A1, 0.0)
+    slots.claim(A2, 0.0)
+    slots.note_ended(1, 1.0, clean=True)
+    assert slots.note_ended(2, 1.0, clean=False) == [Retire(2)]
+
+
+def test_an_attempt_that_takes_too_long_is_interrupted_and_its_process_killed_after_the_grace():
+    slots = WorkerSlots(LIMITS)
+    slots.claim(Attempt((1, 1), "a.py", deadline=10.0), 0.0)
+    slots.note_loaded(1)
+    assert slots.next_due == 10.0
+    assert slots.tick(9.0) == []
+    assert slots.tick(10.0) == [Interrupt(1, Why.TIMEOUT)]
+    assert slots.next_due == 15.0
+    assert slots.end((1, 1), 11.0) == []
+    assert slots.tick(15.0) == [Kill(1)]
+    assert slots.next_due is None
+    assert slots.note_exited(1) == [Died(Attempt((1, 1), "a.py", 10.0), Why.TIMEOUT)]
+
+
+def test_an_attempt_that_ends_within_the_grace_has_a_result_and_its_process_leaves():
+    slots = WorkerSlots(LIMITS)
+    slots.claim(Attempt((1, 1), "a.py", deadline=10.0), 0.0)
+    slots.tick(10.0)
+    assert slots.note_ended(1, 11.0, clean=True) == [StartProcess(2, "a.py"), Retire(1)]
+    assert slots.note_exited(1) == []
+
+
+def test_a_process_that_ends_by_itself_is_the_end_of_its_attempt():
+    slots = WorkerSlots(LIMITS)
+    slots.claim(A1, 0.0)
+    assert slots.note_exited(1) == [Died(A1, Why.CRASH)]
+    slots.claim(A1, 0.0)
+    assert slots.note_exited(2, lost=True) == [Died(A1, Why.LOST)]
+    slots.claim(A1, 0.0)
+    slots.end(A1.key, 0.0)
+    assert slots.note_exited(3, lost=True) == [Died(A1, Why.REPLACED)]
+
+
+def test_an_import_that_does_not_end_is_killed():
+    slots = WorkerSlots(LIMITS)
+    slots.claim(A1, 0.0)
+    assert slots.next_due == 40.0
+    assert slots.tick(40.0) == [Kill(1)]
+    assert slots.note_exited(1) == [Died(A1, Why.IMPORT)]
+
+
+def test_a_process_without_work_leaves_after_a_while():
+    slots = WorkerSlots(LIMITS)
+    slots.claim(A1, 0.0)
+    slots.note_loaded(1)
+    slots.note_ended(1, 1.0, clean=True)
+    assert slots.next_due == 61.0
+    assert slots.tick(61.0) == [Retire(1)]
+    assert slots.claim(A1, 61.0) == [StartProcess(2, "a.py"), RunAttempt(2, A1)]
+
+
+def test_a_process_whose_file_has_changed_leaves_once_it_has_nothing_to_do():
+    slots = WorkerSlots(LIMITS)
+    slots.claim(A1, 0.0)
+    assert slots.note_stale(1, 0.0) == []
+    slots.note_ended(1, 1.0, clean=True)
+    assert slots.note_stale(1, 1.0) == [Retire(1)]
+    assert slots.note_stale(1, 1.0) == []
+
+
+def test_only_as_many_processes_without_work_are_kept_as_attempts_may_run():
+    slots = WorkerSlots(Limits(concurrency=1))
+    slots.claim(A1, 0.0)
+    slots.note_ended(1, 1.0, clean=True)
+    slots.claim(B1, 2.0)
+    assert slots.note_ended(2, 3.0, clean=True) == [Retire(1)]
+
+
+def test_a_worker_that_drains_claims_nothing_and_lets_attempts_end():
+    slots = WorkerSlots(LIMITS)
+    slots.claim(A1, 0.0)
+    slots.claim(A2, 0.0)
+    slots.claim(B1, 0.0)
+    slots.note_ended(2, 1.0, clean=True)
+    assert slots.drain(2.0) == [Retire(2)]
+    assert slots.capacity == 0
+    assert slots.note_ended(1, 3.0, clean=False) == [Retire(1)]
+    assert slots.end_all(4.0) == [Interrupt(3, Why.DRAIN)]
+    assert slots.note_exited(3) == [Died(B1, Why.DRAIN)]
+
+
+def test_what_is_said_of_processes_that_are_gone_changes_nothing():
+    slots = WorkerSlots(LIMITS)
+    slots.note_loaded(7)
+    assert slots.note_ended(7, 0.0, clean=True) == []
+    assert slots.note_stale(7, 0.0) == []
+    assert slots.note_exited(7) == []
+    assert slots.end((7, 7), 0.0) == []
+    assert slots.find_attempt(7) is None
+    assert slots.next_due is None
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """A worker to which things happen in any order, and processes that obey or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots = WorkerSlots(LIMITS)
+        self.now = 0.0
+        self.number = 0
+        self.alive: dict[int, Attempt | None] = {}
+        self.files: dict[int, str] = {}
+        self.told: dict[int, float] = {}
+        self.claimed: set[tuple[int, int]] = set()
+        self.ended: set[tuple[int, int]] = set()
+
+    def do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case StartProcess(process, file):
+                    assert process not in self.files
+                    self.alive[process], self.files[process] = None, file
+                case RunAttempt(process, attempt):
+                    assert self.alive[process] is None
+                    assert process not in self.told
+                    assert self.files[process] == attempt.file
+                    self.alive[process] = attempt
+                case Interrupt(process) | Retire(process):
+                    self.told.setdefault(process, self.now)
+                case Kill(process):
+                    self.exit(process)
+                case Died(attempt):
+                    self.end(attempt)
+
+    def end(self, attempt: Attempt) -> None:
+        assert attempt.key not in self.ended
+        self.ended.add(attempt.key)
+
+    def exit(self, process: int) -> None:
+        del self.alive[process]
+        self.told.pop(process, None)
+        self.do(self.slots.note_exited(process))
+
+    @rule(file=st.sampled_from(["a.py", "b.py", "c.py"]), seconds=st.none() | st.floats(0.0, 20.0))
+    def claim(self, file: str, seconds: float | None) -> None:
+        if self.slots.capacity:
+            self.number += 1
+            attempt = Attempt((self.number, 1), file, None if seconds is None else self.now + seconds)
+            self.claimed.add(attempt.key)
+            self.do(self.slots.claim(attempt, self.now))
+
+    @rule(data=st.data(), clean=st.booleans())
+    def finish(self, data: st.DataObject, clean: bool) -> None:
+        busy = sorted(process for process, attempt in self.alive.items() if attempt is not None)
+        if busy:
+            process = data.draw(st.sampled_from(busy))
+            attempt, self.alive[process] = self.alive[process], None
+            assert attempt is not None
+            self.end(attempt)
+            self.do(self.slots.note_ended(process, self.now, clean=clean))
+
+    @rule(data=st.data())
+    def load(self, data: st.DataObject) -> None:
+        if self.alive:
+            self.slots.note_loaded(data.draw(st.sampled_from(sorted(self.alive))))
+
+    @rule(data=st.data())
+    def crash(self, data: st.DataObject) -> None:
+        if self.alive:
+            self.exit(data.draw(st.sampled_from(sorted(self.alive))))
+
+    @rule(data=st.data())
+    def replaced(self, data: st.DataObject) -> None:
+        if self.slots.held:
+            self.do(self.slots.end(data.draw(st.sampled_from(self.slots.held)).key, self.now))
+
+    @rule(data=st.data())
+    def change_file(self, data: st.DataObject) -> None:
+        if self.alive:
+            self.do(self.slots.note_stale(data.draw(st.sampled_from(sorted(self.alive))), self.now))
+
+    @rule(seconds=st.floats(0.0, 70.0))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.do(self.slots.tick(self.now))
+
+    @rule()
+    def drain(self) -> None:
+        self.do(self.slots.drain(self.now))
+        assert self.slots.capacity == 0
+
+    @rule()
+    def end_all(self) -> None:
+        self.do(self.slots.end_all(self.now))
+
+    @invariant()
+    def every_attempt_runs_or_has_ended(self) -> None:
+        running = {attempt.key for attempt in self.alive.values() if attempt is not None}
+        assert {attempt.key for attempt in self.slots.held} == running
+        assert running | self.ended == self.claimed
+        assert not running & self.ended
+        assert len(running) <= LIMITS.concurrency
+
+    @invariant()
+    def nobody_outlives_the_grace(self) -> None:
+        due = self.slots.next_due
+        for at in self.told.values():
+            assert due is not None
+            assert due <= at + 2 * LIMITS.grace_seconds
+
+    @invariant()
+    def few_are_kept(self) -> None:
+        idle = [number for number, attempt in self.alive.items() if attempt is None and number not in self.told]
+        assert len(idle) <= 2 * LIMITS.concurrency
+
+
+TestAnyOrder = AnyOrder.TestCase
