@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, func, select, update
 
 from tidemill.core.tasks.structure import ScheduleStructure
+from tidemill.core.tasks.timetable import next_time
 from tidemill.store.call import CallRefusedError
 from tidemill.store.calls import CreateRun
 from tidemill.store.context import CallContext
@@ -33,15 +34,6 @@ def compute_next(schedule: ScheduleStructure, last_us: int | None, known_us: int
     """
     next_us = next_time(schedule, last_us, known_us, now_us)
     return {"next_us": next_us, "last_us": last_us, "known_us": known_us}
-
-
-def next_time(schedule: ScheduleStructure, last_us: int | None, known_us: int, now_us: int) -> int | None:
-    """Return when a schedule is due next; see `core.tasks.timetable`, which is imported where there is a schedule."""
-    if schedule.kind == "none":
-        return None
-    from tidemill.core.tasks import timetable
-
-    return timetable.next_time(schedule, last_us, known_us, now_us)
 
 
 def create_due_runs(connection: Connection, context: CallContext, limit: int) -> int:
