@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, func, select, update
+from sqlalchemy import ColumnElement, Connection, ScalarSelect, and_, func, select, update
 
 from tidemill.core.tasks.structure import ScheduleStructure
 from tidemill.core.tasks.timetable import next_time
@@ -43,9 +43,9 @@ def create_due_runs(connection: Connection, context: CallContext, limit: int) ->
     return sum(_create_due_run(connection, number, context) for number in sorted(dags))
 
 
-def find_next_due(connection: Connection) -> int | None:
-    """Return when a run is due next."""
-    return connection.execute(select(func.min(_DAG.next_us)).where(_is_scheduled())).scalar()
+def select_next_due() -> ScalarSelect[int | None]:
+    """Return what selects when a run is due next."""
+    return select(func.min(_DAG.next_us)).where(_is_scheduled()).scalar_subquery()
 
 
 def _is_scheduled() -> ColumnElement[bool]:
