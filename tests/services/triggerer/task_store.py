@@ -24,6 +24,7 @@ from tidemill.store.calls import (
     EventOutcome,
     EventOutcomeKind,
     FailTrigger,
+    GetVariable,
     HeldTriggers,
     LogPart,
     OutcomeKind,
@@ -60,6 +61,8 @@ class TaskStore:
         ended: Those that have ended cleanly.
         fail: Called with each request; what it returns is raised, "before" or "after" the call was carried out.
         parts: The parts of logs, by task.
+        requests: All requests.
+        variables: The variables.
     """
 
     deferred: dict[int, Deferred] = field(default_factory=dict)
@@ -68,6 +71,7 @@ class TaskStore:
     fail: Callable[[Any], str | None] = lambda request: None
     parts: dict[int, dict[int, LogPart]] = field(default_factory=lambda: defaultdict(dict))
     requests: list[Any] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
     _answers: dict[tuple[type, int], tuple[int, Any]] = field(default_factory=dict)
     _services: int = 0
     _rung: asyncio.Event = field(default_factory=asyncio.Event)
@@ -163,6 +167,8 @@ class TaskStore:
                 return OutcomeKind.MOVED
             case HeldTriggers(service=service, held=held):
                 return tuple(self._compare(service, *key) for key in held if self._compare(service, *key))
+            case GetVariable(key=key):
+                return self.variables.get(key)
             case AppendLog(parts=parts):
                 for part in parts:
                     self.parts[part.task].setdefault(part.number, part)

@@ -15,6 +15,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import structlog
@@ -24,12 +25,14 @@ from tidemill.core.errors import RemoteError, TidemillError
 from tidemill.core.tasks.inputs import Channel
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.core.triggers.task_triggers import ClaimKey, TaskEnd
+from tidemill.dags.current import serving
 from tidemill.runtime.log import throttle
 from tidemill.services.triggerer.folder_code import FolderCode
 from tidemill.services.triggerer.host import TriggerHost
 from tidemill.services.triggerer.task_calls import Bell, Calls, call_patiently
 from tidemill.services.triggerer.task_run import TaskRun, TaskRunServices
 from tidemill.services.triggerer.task_source import CLAIM_COUNT, ServiceEndedError, TaskSource
+from tidemill.services.triggerer.trigger_services import TriggerServices
 from tidemill.store.calls import BeginService, ClaimedTrigger, EndService
 
 log = structlog.get_logger(__name__)
@@ -99,7 +102,8 @@ class TaskHost:
         host.start()
         host.book.is_started = True
         log.info("the triggerer runs the triggers of tasks", service=service)
-        turns = _Turns(source, host, self._bell, self._code, self._clock)
+        answers = TriggerServices(self._calls)
+        turns = _Turns(source, host, self._bell, self._code, lambda: serving(answers), self._clock)
         tasks = {asyncio.create_task(one) for one in (turns.run(), source.beat(), _wait(source.ended))}
         try:
             await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -124,7 +128,13 @@ class _Turns:
     """The claims and stops of one service."""
 
     def __init__(
-        self, source: TaskSource, host: TriggerHost[TaskRun], bell: Bell, code: FolderCode, clock: Callable[[], float]
+        self,
+        source: TaskSource,
+        host: TriggerHost[TaskRun],
+        bell: Bell,
+        code: FolderCode,
+        serve: Callable[[], AbstractContextManager[None]],
+        clock: Callable[[], float],
     ) -> None:
         self._source, self._host, self._bell, self._code, self._clock = source, host, bell, code, clock
         self._services = TaskRunServices(
@@ -135,6 +145,7 @@ class _Turns:
             report_failure=source.report_failure,
             note_ended=self._note_ended,
             open_log=source.open_log,
+            serve=serve,
         )
         self._runs: dict[ClaimKey, TaskRun] = {}
         self._starting: set[asyncio.Task[None]] = set()

@@ -59,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = load_settings(given.config)
         name = find_worker_name(settings)
-        configure(settings.logging, relayed=True, worker_id=name)
+        # Said in so many words: what triggers write to `sys.stderr` goes to the logs of their tasks.
+        configure(settings.logging, stream=sys.stderr, relayed=True, worker_id=name)
         with route_output():
             runner.run(_run(settings, given.address, name, Path(given.folder), signals))
     except TidemillError as error:
