@@ -79,7 +79,7 @@ async def _run(settings: Settings, address: str, name: str, folder: Path, signal
     watch_parent(lambda: loop.call_soon_threadsafe(signals.stop.set))
     capacity = settings.triggerer.capacity
     about = BeginService("triggerer", name, socket.gethostname(), read_boot_id(), os.getpid(), (), capacity)
-    store = RemoteStore(address)
+    store = RemoteStore(Path(address))
     try:
         host = TaskHost(store, store.doorbell, settings.triggerer, about, FolderCode(folder))
         await host.run(signals.stop)
