@@ -105,6 +105,15 @@ class TaskStore:
         parts = self.parts[one.claim.task]
         return [line for number in sorted(parts) for line in decode_lines(zlib.decompress(parts[number].data))]
 
+    label = "in memory"
+
+    @property
+    def doorbell(self) -> Any:
+        return self
+
+    async def close(self) -> None:
+        return
+
     # -- the bell -----------------------------------------------------------------------------------------------
 
     def ring(self) -> None:

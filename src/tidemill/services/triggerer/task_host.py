@@ -29,16 +29,16 @@ from tidemill.dags.current import serving
 from tidemill.runtime.log import throttle
 from tidemill.services.triggerer.folder_code import FolderCode
 from tidemill.services.triggerer.host import TriggerHost
-from tidemill.services.triggerer.task_calls import Bell, Calls, call_patiently
 from tidemill.services.triggerer.task_run import TaskRun, TaskRunServices
 from tidemill.services.triggerer.task_source import CLAIM_COUNT, ServiceEndedError, TaskSource
 from tidemill.services.triggerer.trigger_services import TriggerServices
 from tidemill.store.calls import BeginService, ClaimedTrigger, EndService
+from tidemill.store.database import Caller
+from tidemill.store.doorbell import SCAN_SECONDS, Doorbell
+from tidemill.store.remote import call_patiently
 
 log = structlog.get_logger(__name__)
 
-#: It looks for work this often even if nothing rings.
-SCAN_SECONDS = 2.0
 #: The shortest pause between two comparisons of what runs with the store; they may take a twentieth of the time.
 COMPARE_SECONDS = 0.25
 _COMPARE_SHARE = 20
@@ -53,7 +53,6 @@ class TaskHost:
 
     Args:
         calls: The store.
-        bell: What rings when there are triggers to claim or to stop.
         settings: `triggerer`.
         about: What it says of itself when it begins a service: queues and capacity, too.
         code: The folder that the classes of triggers may be in.
@@ -65,15 +64,14 @@ class TaskHost:
 
     def __init__(
         self,
-        calls: Calls,
-        bell: Bell,
+        calls: Caller,
         settings: TriggererSettings,
         about: BeginService,
         code: FolderCode,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Run nothing yet."""
-        self._calls, self._bell, self._settings, self._about, self._code = calls, bell, settings, about, code
+        self._calls, self._settings, self._about, self._code = calls, settings, about, code
         self._clock = clock
         self.host: TriggerHost[TaskRun] | None = None
 
@@ -103,7 +101,7 @@ class TaskHost:
         host.book.is_started = True
         log.info("the triggerer runs the triggers of tasks", service=service)
         answers = TriggerServices(self._calls)
-        turns = _Turns(source, host, self._bell, self._code, lambda: serving(answers), self._clock)
+        turns = _Turns(source, host, self._calls.doorbell, self._code, lambda: serving(answers), self._clock)
         tasks = {asyncio.create_task(one) for one in (turns.run(), source.beat(), _wait(source.ended))}
         try:
             await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -131,7 +129,7 @@ class _Turns:
         self,
         source: TaskSource,
         host: TriggerHost[TaskRun],
-        bell: Bell,
+        bell: Doorbell,
         code: FolderCode,
         serve: Callable[[], AbstractContextManager[None]],
         clock: Callable[[], float],

@@ -81,7 +81,7 @@ async def _run(settings: Settings, address: str, name: str, folder: Path, signal
     about = BeginService("triggerer", name, socket.gethostname(), read_boot_id(), os.getpid(), (), capacity)
     store = RemoteStore(Path(address))
     try:
-        host = TaskHost(store, store.doorbell, settings.triggerer, about, FolderCode(folder))
+        host = TaskHost(store, settings.triggerer, about, FolderCode(folder))
         await host.run(signals.stop)
     finally:
         await store.close()
