@@ -24,6 +24,7 @@ from tidemill.store.calls import (
     EventOutcome,
     EventOutcomeKind,
     FailTrigger,
+    GetVariable,
     HeldTriggers,
     LogPart,
     OutcomeKind,
@@ -60,6 +61,8 @@ class TaskStore:
         ended: Those that have ended cleanly.
         fail: Called with each request; what it returns is raised, "before" or "after" the call was carried out.
         parts: The parts of logs, by task.
+        requests: All requests.
+        variables: The variables.
     """
 
     deferred: dict[int, Deferred] = field(default_factory=dict)
@@ -68,6 +71,7 @@ class TaskStore:
     fail: Callable[[Any], str | None] = lambda request: None
     parts: dict[int, dict[int, LogPart]] = field(default_factory=lambda: defaultdict(dict))
     requests: list[Any] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
     _answers: dict[tuple[type, int], tuple[int, Any]] = field(default_factory=dict)
     _services: int = 0
     _rung: asyncio.Event = field(default_factory=asyncio.Event)
@@ -100,6 +104,15 @@ class TaskStore:
         """Return what stands in the log of a task."""
         parts = self.parts[one.claim.task]
         return [line for number in sorted(parts) for line in decode_lines(zlib.decompress(parts[number].data))]
+
+    label = "in memory"
+
+    @property
+    def doorbell(self) -> Any:
+        return self
+
+    async def close(self) -> None:
+        return
 
     # -- the bell -----------------------------------------------------------------------------------------------
 
@@ -163,6 +176,8 @@ class TaskStore:
                 return OutcomeKind.MOVED
             case HeldTriggers(service=service, held=held):
                 return tuple(self._compare(service, *key) for key in held if self._compare(service, *key))
+            case GetVariable(key=key):
+                return self.variables.get(key)
             case AppendLog(parts=parts):
                 for part in parts:
                     self.parts[part.task].setdefault(part.number, part)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -15,6 +16,8 @@ import structlog
 log = structlog.get_logger(__name__)
 
 _Mark = tuple[int, int] | None
+#: Of a file that may have changed while it was imported; no file has it.
+_UNSURE: _Mark = (-1, -1)
 
 
 class FolderCode:
@@ -37,22 +40,35 @@ class FolderCode:
         All, because modules that have not changed may hold what those that have defined before.
         """
         modules = self._find_modules()
-        changed = sorted(name for name, path in modules.items() if self._marks.get(name, _mark(path)) != _mark(path))
+        changed = sorted(name for name, mark in self._marks.items() if name in modules and mark != _mark(modules[name]))
         if changed:
             for name in modules:
                 sys.modules.pop(name, None)
             self._marks.clear()
             importlib.invalidate_caches()
             log.info("code of triggers has changed; it is imported again", changed=changed)
-        for name in self._find_modules().keys() - self._marks.keys():
-            self._marks[name] = _mark(modules[name])
+        # What code of triggers has imported by itself.
+        self.note_imported(time.time())
         return changed
+
+    def note_imported(self, since: float) -> None:
+        """Note how the files of modules are that have been imported.
+
+        Args:
+            since: When that began, in seconds since the epoch; a file that has changed after that counts as changed.
+        """
+        for name, path in self._find_modules().items():
+            if name not in self._marks:
+                mark = _mark(path)
+                self._marks[name] = mark if mark is not None and mark[0] < since * 1e9 else _UNSURE
 
     def import_modules(self, names: Iterable[str]) -> None:
         """Import modules, on any thread; what fails is told when it is used."""
         importlib.invalidate_caches()
+        began = time.time()
         for name in names:
             _try(lambda name=name: importlib.import_module(name))  # type: ignore[misc]
+        self.note_imported(began)
 
     def _find_modules(self) -> dict[str, Path]:
         found = {}

@@ -15,6 +15,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import structlog
@@ -24,18 +25,20 @@ from tidemill.core.errors import RemoteError, TidemillError
 from tidemill.core.tasks.inputs import Channel
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.core.triggers.task_triggers import ClaimKey, TaskEnd
+from tidemill.dags.current import serving
 from tidemill.runtime.log import throttle
 from tidemill.services.triggerer.folder_code import FolderCode
 from tidemill.services.triggerer.host import TriggerHost
-from tidemill.services.triggerer.task_calls import Bell, Calls, call_patiently
 from tidemill.services.triggerer.task_run import TaskRun, TaskRunServices
 from tidemill.services.triggerer.task_source import CLAIM_COUNT, ServiceEndedError, TaskSource
+from tidemill.services.triggerer.trigger_services import TriggerServices
 from tidemill.store.calls import BeginService, ClaimedTrigger, EndService
+from tidemill.store.database import Caller
+from tidemill.store.doorbell import SCAN_SECONDS, Doorbell
+from tidemill.store.remote import call_patiently
 
 log = structlog.get_logger(__name__)
 
-#: It looks for work this often even if nothing rings.
-SCAN_SECONDS = 2.0
 #: The shortest pause between two comparisons of what runs with the store; they may take a twentieth of the time.
 COMPARE_SECONDS = 0.25
 _COMPARE_SHARE = 20
@@ -50,7 +53,6 @@ class TaskHost:
 
     Args:
         calls: The store.
-        bell: What rings when there are triggers to claim or to stop.
         settings: `triggerer`.
         about: What it says of itself when it begins a service: queues and capacity, too.
         code: The folder that the classes of triggers may be in.
@@ -62,15 +64,14 @@ class TaskHost:
 
     def __init__(
         self,
-        calls: Calls,
-        bell: Bell,
+        calls: Caller,
         settings: TriggererSettings,
         about: BeginService,
         code: FolderCode,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Run nothing yet."""
-        self._calls, self._bell, self._settings, self._about, self._code = calls, bell, settings, about, code
+        self._calls, self._settings, self._about, self._code = calls, settings, about, code
         self._clock = clock
         self.host: TriggerHost[TaskRun] | None = None
 
@@ -99,7 +100,8 @@ class TaskHost:
         host.start()
         host.book.is_started = True
         log.info("the triggerer runs the triggers of tasks", service=service)
-        turns = _Turns(source, host, self._bell, self._code, self._clock)
+        answers = TriggerServices(self._calls)
+        turns = _Turns(source, host, self._calls.doorbell, self._code, lambda: serving(answers), self._clock)
         tasks = {asyncio.create_task(one) for one in (turns.run(), source.beat(), _wait(source.ended))}
         try:
             await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -124,7 +126,13 @@ class _Turns:
     """The claims and stops of one service."""
 
     def __init__(
-        self, source: TaskSource, host: TriggerHost[TaskRun], bell: Bell, code: FolderCode, clock: Callable[[], float]
+        self,
+        source: TaskSource,
+        host: TriggerHost[TaskRun],
+        bell: Doorbell,
+        code: FolderCode,
+        serve: Callable[[], AbstractContextManager[None]],
+        clock: Callable[[], float],
     ) -> None:
         self._source, self._host, self._bell, self._code, self._clock = source, host, bell, code, clock
         self._services = TaskRunServices(
@@ -135,6 +143,7 @@ class _Turns:
             report_failure=source.report_failure,
             note_ended=self._note_ended,
             open_log=source.open_log,
+            serve=serve,
         )
         self._runs: dict[ClaimKey, TaskRun] = {}
         self._starting: set[asyncio.Task[None]] = set()

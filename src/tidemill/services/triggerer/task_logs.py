@@ -19,8 +19,9 @@ import structlog
 from tidemill.config.redaction import redact_text
 from tidemill.core.errors import TidemillError
 from tidemill.runtime.task_lines import encode_line
-from tidemill.services.triggerer.task_calls import Calls, call_patiently
 from tidemill.store.calls import AppendLog, ClaimedTrigger, LogPart
+from tidemill.store.database import Caller
+from tidemill.store.remote import call_patiently
 
 log = structlog.get_logger(__name__)
 
@@ -93,7 +94,7 @@ class TaskLogs:
         calls: The store.
     """
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Caller) -> None:
         """Store nothing yet."""
         self._calls = calls
         self._written: dict[TaskLog, None] = {}

@@ -59,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = load_settings(given.config)
         name = find_worker_name(settings)
-        configure(settings.logging, relayed=True, worker_id=name)
+        # Said in so many words: what triggers write to `sys.stderr` goes to the logs of their tasks.
+        configure(settings.logging, stream=sys.stderr, relayed=True, worker_id=name)
         with route_output():
             runner.run(_run(settings, given.address, name, Path(given.folder), signals))
     except TidemillError as error:
@@ -78,9 +79,9 @@ async def _run(settings: Settings, address: str, name: str, folder: Path, signal
     watch_parent(lambda: loop.call_soon_threadsafe(signals.stop.set))
     capacity = settings.triggerer.capacity
     about = BeginService("triggerer", name, socket.gethostname(), read_boot_id(), os.getpid(), (), capacity)
-    store = RemoteStore(address)
+    store = RemoteStore(Path(address))
     try:
-        host = TaskHost(store, store.doorbell, settings.triggerer, about, FolderCode(folder))
+        host = TaskHost(store, settings.triggerer, about, FolderCode(folder))
         await host.run(signals.stop)
     finally:
         await store.close()

@@ -16,6 +16,7 @@ import asyncio
 import contextvars
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import structlog
@@ -72,6 +73,7 @@ class TaskRunServices:
         report_failure: Called with the claim and the error of a trigger that has failed.
         note_ended: Called when a run has ended, and cleaned up.
         open_log: Returns the log of the task of a claim.
+        serve: Lets variables and connections be read in the block.
     """
 
     manager: SharedStreamManager
@@ -81,6 +83,7 @@ class TaskRunServices:
     report_failure: Callable[[ClaimedTrigger, str], None]
     note_ended: Callable[[ClaimKey, TaskEnd], None]
     open_log: Callable[[ClaimedTrigger], TaskLog]
+    serve: Callable[[], AbstractContextManager[None]]
 
 
 class TaskRun:
@@ -187,7 +190,8 @@ class TaskRun:
 
     def _create(self) -> BaseTrigger:
         claim = self.claim
-        trigger = create_trigger(self.name, claim.classpath, claim.kwargs)
+        with self._services.serve():
+            trigger = create_trigger(self.name, claim.classpath, claim.kwargs)
         trigger.trigger_id = claim.id
         trigger.task_instance = TriggerTask(
             claim.dag_id, claim.run_id, claim.task_id, claim.map_index, claim.try_number
@@ -196,15 +200,16 @@ class TaskRun:
         return trigger
 
     async def _run(self) -> None:
-        self._interruptible = True
-        try:
-            if self.reason is None:
-                await self._wait_for_event()
-        except BaseException as error:
-            self._fault = self._fault or error
-        self._interruptible = False
-        end = decide_end(self.reason, self._outcome)
-        await self._finish(end)
+        with self._services.serve():
+            self._interruptible = True
+            try:
+                if self.reason is None:
+                    await self._wait_for_event()
+            except BaseException as error:
+                self._fault = self._fault or error
+            self._interruptible = False
+            end = decide_end(self.reason, self._outcome)
+            await self._finish(end)
         self._alive = False
         self._services.note_ended(self.key, end)
 

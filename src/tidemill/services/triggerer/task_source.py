@@ -21,7 +21,7 @@ from tidemill.core.errors import RemoteError, TidemillError
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.core.triggers.task_triggers import ClaimKey, TaskTriggers
 from tidemill.runtime.log import throttle
-from tidemill.services.triggerer.task_calls import CallEvents, Calls, call_patiently
+from tidemill.services.triggerer.call_events import CallEvents
 from tidemill.services.triggerer.task_logs import TaskLog, TaskLogs
 from tidemill.store.calls import (
     BeatService,
@@ -33,6 +33,8 @@ from tidemill.store.calls import (
     HeldTriggers,
     RefusalKind,
 )
+from tidemill.store.database import Caller
+from tidemill.store.remote import call_patiently
 
 log = structlog.get_logger(__name__)
 
@@ -71,7 +73,7 @@ class TaskSource:
 
     def __init__(
         self,
-        calls: Calls,
+        calls: Caller,
         service: int,
         capacity: int,
         queues: tuple[str, ...] = (),

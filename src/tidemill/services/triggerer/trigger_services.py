@@ -11,8 +11,8 @@ import json
 from typing import NoReturn, TypeVar
 
 from tidemill.core.errors import HandlerError, RemoteError
-from tidemill.services.triggerer.task_calls import Calls
 from tidemill.store.calls import Call, DeleteVariable, GetConnection, GetVariable, SetVariable
+from tidemill.store.database import Caller
 
 A = TypeVar("A")
 
@@ -27,7 +27,7 @@ class TriggerServices:
         calls: The store; asked on the running loop.
     """
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Caller) -> None:
         """Ask nothing yet."""
         self._calls = calls
         self._loop = asyncio.get_running_loop()
