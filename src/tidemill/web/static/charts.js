@@ -56,7 +56,7 @@
       }));
       const options = {
         ...size(figure),
-        padding: [8, 8, 0, 0],
+        padding: [8, 18, 0, 0],
         cursor: { y: false, sync: { key: "overview" } },
         legend: { live: true, markers: { width: 0, fill: (plot, place) => plot.series[place].stroke() } },
         scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
