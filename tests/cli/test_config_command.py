@@ -157,3 +157,15 @@ def test_check_warns_of_a_configuration_that_names_no_topic(tidemill: Run, tmp_p
     assert "warning: no kafka.source_topic is configured, so a pipeline reads the topic 'input-events'" in done.stderr
     named = tidemill("config", "check", "c.yaml", env={"TIDEMILL_KAFKA__SOURCE_TOPIC": "input-events"})
     assert "source_topic" not in named.stderr
+
+
+def test_check_warns_of_a_folder_that_recordings_cannot_be_kept_in(tidemill: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "c.yaml").write_text("kafka: {source_topic: t}\ndebug: {db_dir: file/below}\n")
+    said = json.loads(tidemill("config", "check", "c.yaml", "--json").stdout)
+    assert said["ok"] is True, "a pipeline runs all the same"
+    (warning,) = [text for text in said["warnings"] if "db_dir" in text]
+    assert "file is a file, not a folder; remove it or change debug.db_dir" in warning
+    assert "the newest 64 MiB of recordings are kept in memory" in warning
+    for env in ({"TIDEMILL_DEBUG__ENABLED": "false"}, {"TIDEMILL_DEBUG__DB_DIR": ""}):
+        assert "db_dir" not in tidemill("config", "check", "c.yaml", "--json", env=env).stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
@@ -12,6 +13,7 @@ from tidemill.config.metrics_settings import MetricsSettings
 from tidemill.core.errors import ConfigError
 from tidemill.runtime import listening
 from tidemill.runtime.listening import format_address, is_port_chosen, listen
+from tidemill.runtime.port_owners import Claim, PortOwners
 
 
 @pytest.fixture
@@ -69,3 +71,35 @@ def test_a_port_is_chosen_if_the_file_the_environment_or_on_startup_set_it() -> 
     assert not is_port_chosen(default, MetricsSettings(**default.model_dump()))
     assert is_port_chosen(same, same)
     assert is_port_chosen(default, MetricsSettings(port=9100))
+
+
+def test_a_chosen_port_that_a_process_of_the_same_folder_has_leads_to_the_next_one(tmp_path: Path, taken: int) -> None:
+    settings = MetricsSettings(port=taken)
+    with PortOwners(str(tmp_path)) as first, PortOwners(str(tmp_path)) as second:
+        assert first.claim(taken) is Claim.OWN
+        with capture_logs() as logs, listen(settings, is_chosen=True, owners=second) as listener:  # type: ignore[union-attr]
+            found = listener.getsockname()[1]
+            assert taken < found < taken + listening.TRIED_PORTS
+        assert logs[0]["event"].startswith("another process of this debug.db_dir has metrics.port")
+        assert (logs[0]["port"], logs[0]["taken"]) == (taken, found)
+        assert first.claim(found) is Claim.OTHER
+
+
+@pytest.mark.parametrize("folder", ["", "other", "file/below"])
+def test_a_chosen_port_of_any_other_process_is_refused(tmp_path: Path, taken: int, folder: str) -> None:
+    (tmp_path / "file").touch()
+    with PortOwners(str(tmp_path)) as first, PortOwners(str(tmp_path / folder) if folder else "") as second:
+        assert first.claim(taken) is Claim.OWN
+        with pytest.raises(ConfigError, match=f"port {taken} of 127.0.0.1 is in use"):
+            listen(MetricsSettings(port=taken), is_chosen=True, owners=second)
+
+
+def test_a_claim_ends_with_its_block_and_with_a_port_that_cannot_be_had(tmp_path: Path, taken: int) -> None:
+    with PortOwners(str(tmp_path)) as first:
+        with pytest.raises(ConfigError):
+            listen(MetricsSettings(port=taken), is_chosen=True, owners=first)
+        with PortOwners(str(tmp_path)) as second:
+            assert second.claim(taken) is Claim.OWN
+    with PortOwners(str(tmp_path)) as third:
+        assert third.claim(taken) is Claim.OWN
+    assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o600]

@@ -165,7 +165,7 @@ async def test_a_token_is_accepted_in_the_header_only() -> None:
         assert (await client.get("/api/v1/overview", headers=named)).status_code == 200
         assert (await client.get("/api/v1/overview", headers={"Authorization": "Bearer wrong"})).status_code == 401
         assert (await client.get(f"/api/v1/overview?token={TOKEN}&key={TOKEN}")).status_code == 401
-        reading = await client.post("/api/v1/actions/drain", headers=named)
+        reading = await client.post("/api/v1/actions/drain", json={"confirm": "order-workers"}, headers=named)
 
     assert reading.status_code == 403
     assert reading.json()["detail"] == "bot may only read; changes need the role operate"
@@ -212,9 +212,9 @@ async def test_hosts_of_the_configuration_are_accepted_and_forwarded_ones_are_no
 async def test_a_change_needs_the_same_origin_and_the_token_of_the_page(changed: dict[str, str]) -> None:
     pipeline = ScriptedPipeline()
     async with log_in(pipeline) as client:
-        answer = await client.post("/api/v1/actions/drain", headers=changed)
+        answer = await client.post("/api/v1/actions/drain", json={"confirm": "order-workers"}, headers=changed)
         del client.headers["Origin"]
-        without = await client.post("/api/v1/actions/drain")
+        without = await client.post("/api/v1/actions/drain", json={"confirm": "order-workers"})
 
     assert (answer.status_code, without.status_code) == (403, 403)
     assert pipeline.actions == []
@@ -234,7 +234,11 @@ async def test_a_reader_changes_nothing() -> None:
         await enter(client, name="rob", password=PASSWORD)
         csrf = re.search(r'data-csrf="([^"]+)"', (await client.get("/")).text)
         assert csrf is not None
-        answer = await client.post("/api/v1/actions/drain", headers={"Origin": ORIGIN, "X-CSRF-Token": csrf[1]})
+        answer = await client.post(
+            "/api/v1/actions/drain",
+            json={"confirm": "order-workers"},
+            headers={"Origin": ORIGIN, "X-CSRF-Token": csrf[1]},
+        )
 
     assert answer.status_code == 403
     assert pipeline.actions == []

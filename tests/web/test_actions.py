@@ -30,7 +30,7 @@ async def test_actions_are_carried_out_and_recorded_with_who_did_them(noted: lis
             await client.post("/api/v1/actions/pause", json={"seconds": 60, "partition": 3}),
             await client.post("/api/v1/actions/resume", json={"partition": 3}),
             await client.post("/api/v1/actions/resume", json={}),
-            await client.post("/api/v1/actions/engines/1/restart"),
+            await client.post("/api/v1/actions/engines/1/restart", json={"confirm": "restart 1"}),
         ]
     assert [answer.status_code for answer in answers] == [200] * 5
     assert [answer.json()["text"] for answer in answers] == [
@@ -63,19 +63,30 @@ async def test_actions_are_carried_out_and_recorded_with_who_did_them(noted: lis
         ("pause", {"seconds": 60, "partition": 99}, 409),
         ("pause", [1], 422),
         ("resume", {"partition": 7}, 409),
-        ("engines/7/restart", None, 409),
-        ("engines/-1/restart", None, 422),
-        ("engines/x/restart", None, 422),
+        ("engines/7/restart", {"confirm": "restart 7"}, 409),
+        ("engines/-1/restart", {"confirm": "restart -1"}, 422),
+        ("engines/x/restart", {"confirm": "restart x"}, 422),
+        ("engines/1/restart", None, 422),
+        ("engines/1/restart", {}, 422),
+        ("engines/1/restart", {"confirm": "restart 0"}, 409),
+        ("engines/1/restart", {"confirm": "Restart 1"}, 409),
+        ("engines/1/restart", {"confirm": "restart 1", "force": True}, 422),
+        ("drain", None, 422),
+        ("drain", {"confirm": ""}, 409),
+        ("drain", {"confirm": "order-worker"}, 409),
+        ("drain", {"confirm": ["order-workers"]}, 422),
     ],
 )
 async def test_what_is_wrong_or_impossible_is_refused_and_not_recorded(
     noted: list[tuple[str, str]], action: str, body: Any, status: int
 ) -> None:
-    async with log_in(ScriptedPipeline()) as client:
+    pipeline = ScriptedPipeline()
+    async with log_in(pipeline) as client:
         answer = await client.post(f"/api/v1/actions/{action}", json=body)
     assert answer.status_code == status
     assert answer.headers["content-type"] == "application/problem+json"
     assert noted == []
+    assert [action for action in pipeline.actions if not action.startswith("resume")] == []
 
 
 async def test_who_may_only_read_changes_nothing(noted: list[tuple[str, str]]) -> None:
@@ -109,7 +120,7 @@ async def test_a_link_that_does_not_answer_is_said() -> None:
 
     pipeline.restart = fail  # type: ignore[method-assign]
     async with log_in(pipeline) as client:
-        answer = await client.post("/api/v1/actions/engines/0/restart")
+        answer = await client.post("/api/v1/actions/engines/0/restart", json={"confirm": "restart 0"})
     assert (answer.status_code, answer.json()["detail"]) == (503, "the link does not answer")
 
 

@@ -170,6 +170,26 @@ def test_the_overview_follows_the_pipeline_without_being_reloaded(browser: Brows
     assert watch.wrong == []
 
 
+def test_times_of_charts_are_utc_with_the_date_where_it_changes(browser: Browser, served: Served) -> None:
+    """The browser is in New York."""
+    noon = 1_790_000_000 // 86_400 * 86_400 + 43_200  # 2026-09-21
+    with opened(browser, served, WIDE, "light") as (page, watch):
+
+        def label(first: int, step: int, count: int, now: int = noon) -> list[str]:
+            ticks = [first + step * place for place in range(count)]
+            found: list[str] = page.evaluate("([ticks, now]) => tidemill.labelTimes(ticks, now)", [ticks, now])
+            return found
+
+        assert label(noon - 30, 15, 3) == ["11:59:30", "11:59:45", "12:00:00"]
+        assert label(noon - 7200, 3600, 3) == ["10:00", "11:00", "12:00"]
+        assert label(noon - 86_400, 43_200, 3) == ["12:00\n09-20", "00:00\n09-21", "12:00"]
+        assert label(noon - 43_200 - 86_400, 86_400, 2) == ["09-20", "09-21"]
+        assert label(noon, 3600, 2, noon + 10 * 86_400) == ["12:00\n09-21", "13:00"], "not of today"
+        page.goto(f"{served.base}/runs?range=604800")
+        page.wait_for_selector(".chart canvas")
+    assert watch.wrong == []
+
+
 def wait_for(page: Page, condition: str) -> None:
     """Wait until an expression is true in a page; the browser's own way would need `eval`, which the pages forbid."""
     wait_until(lambda: page.evaluate(condition), PATIENCE / 1000, what=condition)

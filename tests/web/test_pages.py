@@ -110,7 +110,7 @@ async def test_actions_are_carried_out() -> None:
     pipeline = ScriptedPipeline()
     async with log_in(pipeline) as client:
         release = await client.post("/api/v1/actions/release")
-        drain = await client.post("/api/v1/actions/drain")
+        drain = await client.post("/api/v1/actions/drain", json={"confirm": "order-workers"})
 
     assert (release.status_code, drain.status_code) == (200, 200)
     assert release.json() == {"text": "Released the brake of 1 engine; 2 held messages become dead letters."}

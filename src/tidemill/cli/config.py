@@ -58,6 +58,7 @@ def check(
 def _examine(settings: Settings) -> tuple[list[str], list[str]]:
     """Return the problems of valid settings, and warnings."""
     from tidemill.cli.checks import find_refusals
+    from tidemill.cli.folder_checks import find_recording_problem
     from tidemill.config.loading import NO_TOPIC
 
     warnings = []
@@ -65,6 +66,8 @@ def _examine(settings: Settings) -> tuple[list[str], list[str]]:
         warnings.append(NO_TOPIC.format(topic=settings.kafka.source_topic))
     if settings.sinks.is_empty():
         warnings.append("no sink is configured; a pipeline needs one, unless on_startup adds it")
+    if text := find_recording_problem(settings):
+        warnings.append(text)
     return find_refusals(settings), warnings
 
 

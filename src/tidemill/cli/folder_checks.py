@@ -79,3 +79,23 @@ def check_folder(folder: Folder) -> str:
             f"{folder.setting}"
         )
     return f"{base}, will be created at startup{folder.note}"
+
+
+def find_recording_problem(settings: Settings) -> str:
+    """Return why recordings would be kept in memory although a folder is set for them; '' if nothing is wrong.
+
+    A pipeline runs all the same, so this is nothing that it would refuse.
+    """
+    debug = settings.debug
+    if not debug.enabled or not debug.db_dir:
+        return ""
+    try:
+        folder = Path(debug.db_dir).expanduser()
+        check_folder(Folder("debug.db_dir", str(folder)))
+    except RuntimeError:
+        why = f"{debug.db_dir}: this user has no home; set debug.db_dir"
+    except (ConfigError, RemoteError) as error:
+        why = str(error)
+    else:
+        return ""
+    return f"{why}; until then, the newest 64 MiB of recordings are kept in memory"

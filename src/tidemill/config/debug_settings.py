@@ -30,7 +30,8 @@ class DebugSettings(Section):
     port: Annotated[int, Field(ge=0, le=65535)] = Field(
         8080,
         description="The web UI's port. If it is in use, the next free one of 20, unless it was set: then the process "
-        "does not start. 0: any free one; `tidemill status` shows the address.",
+        "does not start, unless another one with the same `db_dir` has it. 0: any free one; `tidemill status` shows "
+        "the address.",
     )
     debug_url: WebUrl = Field(
         "",

@@ -19,5 +19,5 @@ class MetricsSettings(Section):
     port: Annotated[int, Field(ge=0, le=65535)] = Field(
         9090,
         description="The port. If it is in use, the next free one of 20, unless it was set: then the process does not "
-        "start. 0: any free one; `tidemill status` shows it.",
+        "start, unless another one with the same `debug.db_dir` has it. 0: any free one; `tidemill status` shows it.",
     )

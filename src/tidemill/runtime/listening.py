@@ -1,7 +1,8 @@
 """Finds the port that an endpoint listens on.
 
 A port that the user chose is the one, or the process does not start; the default one is a wish, since several pipelines
-may run on one machine.
+may run on one machine. So is one that another process has which records below the same folder: both have the same
+configuration, and show each other's recordings.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Protocol
 import structlog
 
 from tidemill.core.errors import ConfigError
+from tidemill.runtime.port_owners import Claim, PortOwners
 
 log = structlog.get_logger(__name__)
 
@@ -60,24 +62,41 @@ def is_port_chosen(configured: Address, changed: Address) -> bool:
     return "port" in configured.model_fields_set or changed.port != configured.port
 
 
-def listen(settings: Address, *, is_chosen: bool, purpose: Purpose = METRICS) -> socket.socket | None:
+def listen(
+    settings: Address, *, is_chosen: bool, purpose: Purpose = METRICS, owners: PortOwners | None = None
+) -> socket.socket | None:
     """Return a listening socket; None: all ports that may be tried are in use, which is logged.
 
     Args:
         settings: Where to listen.
-        is_chosen: Whether the user chose the port: then no other one is tried.
+        is_chosen: Whether the user chose the port: then no other one is tried, unless a process of the same folder
+            has it.
         purpose: What listens.
+        owners: Knows such processes; None: there are none.
 
     Raises:
         ConfigError: This machine does not have the address, or the chosen port cannot be used.
     """
-    last = settings.port if is_chosen or not settings.port else min(settings.port + TRIED_PORTS - 1, 65535)
+    last = min(settings.port + TRIED_PORTS - 1, 65535) if settings.port else 0
     for port in range(settings.port, last + 1):
+        claim = owners.claim(port) if owners is not None and port else Claim.UNKNOWN
         try:
-            return _open_socket(settings.host, port)
+            listener = _open_socket(settings.host, port)
         except OSError as error:
-            if error.errno != errno.EADDRINUSE or is_chosen:
+            if owners is not None:
+                owners.give_up(port)
+            # Whoever has a port behind the chosen one: it is as good as any other.
+            is_refused = is_chosen and claim is not Claim.OTHER and port == settings.port
+            if error.errno != errno.EADDRINUSE or is_refused:
                 raise ConfigError(_describe_refusal(purpose.section, settings.host, port, error)) from error
+            continue
+        if is_chosen and port != settings.port:
+            log.info(
+                f"another process of this debug.db_dir has {purpose.section}.port; the next free one is taken",
+                port=settings.port,
+                taken=port,
+            )
+        return listener
     log.warning(
         f"no {purpose.name}: all ports that were tried are in use; set {purpose.section}.port, 0 for any free one",
         host=settings.host,

@@ -10,6 +10,11 @@ def test_a_failure_is_counted_once_although_several_events_tell_of_it():
     assert count_failures({}) == 0
 
 
+def test_a_task_that_was_replaced_by_others_is_no_failure_by_itself():
+    assert count_failures({EventKind.TASK_REPLACED: 5}) == 0
+    assert count_failures({EventKind.TASK_REPLACED: 5, EventKind.TASK_RETRY: 9, EventKind.TASK_FAILED: 1}) == 1
+
+
 def test_an_error_that_lost_messages_comes_before_one_that_was_retried_more_often():
     kinds = {
         "retried": {"task_retry": 20},

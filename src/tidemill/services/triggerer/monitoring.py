@@ -42,6 +42,7 @@ class HostMonitor:
         settings: Where it listens.
         worker: The worker's name.
         list_name: The name of the trigger list.
+        db_dir: The folder of its recordings; '': it has none.
 
     Attributes:
         worker: The worker's name.
@@ -52,9 +53,10 @@ class HostMonitor:
         address: The URL, or None if there is no endpoint.
     """
 
-    def __init__(self, settings: MetricsSettings, worker: str, list_name: str) -> None:
+    def __init__(self, settings: MetricsSettings, worker: str, list_name: str, db_dir: str = "") -> None:
         """Serve nothing yet; what is known belongs to the running loop."""
         self._settings = settings
+        self._db_dir = db_dir
         self._about = (worker, version(), list_name)
         self._loop = asyncio.get_running_loop()
         self.worker, self.list_name = worker, list_name
@@ -75,20 +77,22 @@ class HostMonitor:
             return
         from tidemill.runtime.listening import is_port_chosen, listen
         from tidemill.runtime.metrics.endpoint import MetricsEndpoint
+        from tidemill.runtime.port_owners import PortOwners
         from tidemill.services.triggerer.host_metrics import collect_metrics
-
-        listener = listen(self._settings, is_chosen=is_port_chosen(self._settings, self._settings))
-        if listener is None:
-            yield
-            return
 
         def collect() -> Iterator[Metric]:
             return collect_metrics(self._about, self._ask())
 
-        with MetricsEndpoint(listener, collect, self.find_dead, self.find_unready) as endpoint:
-            self.address = endpoint.address
-            log.info("metrics and health are served", metrics=f"{endpoint.address}/metrics")
-            yield
+        with PortOwners(self._db_dir) as owners:
+            is_chosen = is_port_chosen(self._settings, self._settings)
+            listener = listen(self._settings, is_chosen=is_chosen, owners=owners)
+            if listener is None:
+                yield
+                return
+            with MetricsEndpoint(listener, collect, self.find_dead, self.find_unready) as endpoint:
+                self.address = endpoint.address
+                log.info("metrics and health are served", metrics=f"{endpoint.address}/metrics")
+                yield
 
     def find_dead(self) -> list[str]:
         """Return why the process should be restarted; from any thread but the loop's."""

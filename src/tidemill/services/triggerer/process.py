@@ -112,7 +112,7 @@ async def _run(
                 f"reload the list: kill -HUP {lock.holder}"
             )
         worker = find_worker_name(settings)
-        monitor = HostMonitor(settings.metrics, worker, name)
+        monitor = HostMonitor(settings.metrics, worker, name, settings.debug.db_dir if settings.debug.enabled else "")
         with contextlib.ExitStack() as stack:
             monitor.recorder = stack.enter_context(record_host(settings, worker, name, monitor.book))
             stack.enter_context(monitor.serve())

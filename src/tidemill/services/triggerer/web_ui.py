@@ -18,6 +18,7 @@ import structlog
 from tidemill.config.settings import Settings
 from tidemill.runtime.listening import is_port_chosen, listen
 from tidemill.runtime.loop_calls import call_on_loop
+from tidemill.runtime.port_owners import PortOwners
 from tidemill.runtime.web_thread import WEB, WebThread
 from tidemill.services.triggerer.monitoring import HostMonitor
 
@@ -79,11 +80,21 @@ def serve_host_web(settings: Settings, monitor: HostMonitor) -> Iterator[WebThre
     Raises:
         ConfigError: The address cannot be listened on.
     """
-    debug = settings.debug
-    listener = listen(debug, is_chosen=is_port_chosen(debug, debug), purpose=WEB) if debug.enabled else None
-    if listener is None:
+    if not settings.debug.enabled:
         yield None
         return
+    debug = settings.debug
+    with PortOwners(debug.db_dir) as owners:
+        listener = listen(debug, is_chosen=is_port_chosen(debug, debug), purpose=WEB, owners=owners)
+        if listener is None:
+            yield None
+            return
+        with _serve(listener, settings, monitor) as web:
+            yield web
+
+
+@contextlib.contextmanager
+def _serve(listener: socket.socket, settings: Settings, monitor: HostMonitor) -> Iterator[WebThread]:
     from tidemill.services.triggerer.host_view import HostView
 
     watched = WatchedHost(
@@ -102,7 +113,7 @@ def serve_host_web(settings: Settings, monitor: HostMonitor) -> Iterator[WebThre
         builder: Any = importlib.import_module(_BUILDER)
         return builder.build_server(listener, key, watched)
 
-    web = WebThread(listener, debug, build, "trigger host")
+    web = WebThread(listener, settings.debug, build, "trigger host")
     try:
         log.info("the web UI is served", web=web.address)
         web.begin()

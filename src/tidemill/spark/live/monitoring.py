@@ -55,13 +55,10 @@ def serve_metrics(
         return
     from tidemill.runtime.listening import is_port_chosen, listen
     from tidemill.runtime.metrics.endpoint import MetricsEndpoint
+    from tidemill.runtime.port_owners import PortOwners
     from tidemill.spark.live.pipeline_metrics import PipelineMetrics
     from tidemill.spark.live.readiness import find_unready
 
-    listener = listen(settings.metrics, is_chosen=is_port_chosen(configured, settings.metrics))
-    if listener is None:
-        yield None
-        return
     about = (worker, version(), settings.kafka.consumer_group)
     sinks = settings.sinks.group_by_type().items()
     places = [f"{name_sink_section(kind)}.{name}" for kind, named in sinks for name in named]
@@ -70,6 +67,11 @@ def serve_metrics(
     def find_reasons() -> list[str]:
         return find_unready(what.state(), what.progress(), what.find_orphans())
 
-    with MetricsEndpoint(listener, metrics.collect, find_dead=list, find_unready=find_reasons) as endpoint:
-        log.info("metrics and health are served", metrics=f"{endpoint.address}/metrics")
-        yield endpoint.address
+    with PortOwners(settings.debug.db_dir if settings.debug.enabled else "") as owners:
+        listener = listen(settings.metrics, is_chosen=is_port_chosen(configured, settings.metrics), owners=owners)
+        if listener is None:
+            yield None
+            return
+        with MetricsEndpoint(listener, metrics.collect, find_dead=list, find_unready=find_reasons) as endpoint:
+            log.info("metrics and health are served", metrics=f"{endpoint.address}/metrics")
+            yield endpoint.address

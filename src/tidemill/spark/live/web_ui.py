@@ -22,6 +22,7 @@ from tidemill.runtime.link_server import TakeLive
 from tidemill.runtime.listening import is_port_chosen, listen
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.open_message import OpenMessage
+from tidemill.runtime.port_owners import PortOwners
 from tidemill.runtime.probe_report import ProbeReport
 from tidemill.runtime.web_thread import WEB, WebThread
 from tidemill.spark.live.monitoring import Monitored
@@ -121,13 +122,14 @@ def serve_web(watched: Watched, recorder: RunRecorder | None = None) -> Iterator
         yield None
         return
     is_chosen = is_port_chosen(watched.configured.debug, settings)
-    listener = listen(settings, is_chosen=is_chosen, purpose=WEB)
-    if listener is None:
-        yield None
-        return
-    web = WebUi(listener, settings, watched, recorder)
-    try:
-        log.info("the web UI is served", web=web.address)
-        yield web
-    finally:
-        web.close()
+    with PortOwners(settings.db_dir) as owners:
+        listener = listen(settings, is_chosen=is_chosen, purpose=WEB, owners=owners)
+        if listener is None:
+            yield None
+            return
+        web = WebUi(listener, settings, watched, recorder)
+        try:
+            log.info("the web UI is served", web=web.address)
+            yield web
+        finally:
+            web.close()

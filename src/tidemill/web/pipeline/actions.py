@@ -44,6 +44,18 @@ class ResumeOrder(BaseModel):
     partition: Partition = None
 
 
+class ConfirmedOrder(BaseModel):
+    """What somebody has typed, so that nothing ends by a slip."""
+
+    model_config = ConfigDict(extra="forbid")
+    confirm: Annotated[str, Field(max_length=1024, description="What the action asks for.")]
+
+
+def _check_confirmation(order: ConfirmedOrder, word: str) -> None:
+    if order.confirm != word:
+        raise Problem(409, f"nothing was done: confirm it with {word!r}, and not with {order.confirm[:100]!r}")
+
+
 async def _carry_out(function: Callable[ArgsP, AnswerT], *args: ArgsP.args, **kwargs: ArgsP.kwargs) -> AnswerT:
     try:
         return await run_blocking(function, *args, **kwargs)
@@ -76,8 +88,13 @@ def build_actions(watched: Watched, note: Callable[[str, str], None]) -> APIRout
         held = format_count(sum(engine["held"] for engine in engines), "held message")
         return Done(text=f"Released the brake of {format_count(len(engines), 'engine')}; {held} become dead letters.")
 
-    @router.post("/drain", summary="Drain: read no more, finish what is running, commit, and end")
-    async def drain(request: Request) -> Done:
+    @router.post(
+        "/drain",
+        summary="Drain: read no more, finish what is running, commit, and end",
+        description="`confirm` is the name of the consumer group.",
+    )
+    async def drain(request: Request, order: ConfirmedOrder) -> Done:
+        _check_confirmation(order, watched.settings.kafka.consumer_group)
         note("drain", request.state.identity.name)
         watched.drain()
         return Done(text="The pipeline drains, and ends.")
@@ -105,9 +122,11 @@ def build_actions(watched: Watched, note: Callable[[str, str], None]) -> APIRout
     @router.post(
         "/engines/{slot}/restart",
         summary="Restart an engine",
-        description="It finishes what is running and commits; the next engine of its slot takes its partitions over.",
+        description="It finishes what is running and commits; the next engine of its slot takes its partitions over. "
+        "`confirm` is `restart` and the number of the engine.",
     )
-    async def restart(request: Request, slot: Annotated[int, Path(ge=0, le=10_000)]) -> Done:
+    async def restart(request: Request, slot: Annotated[int, Path(ge=0, le=10_000)], order: ConfirmedOrder) -> Done:
+        _check_confirmation(order, f"restart {slot}")
         await _carry_out(control.restart, slot)
         note(f"restart engine {slot}", request.state.identity.name)
         return Done(text=f"Engine {slot} drains, and starts again.")

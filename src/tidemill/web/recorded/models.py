@@ -61,7 +61,7 @@ class Message(BaseModel):
     resolved_at: float | None
     committed_at: float | None = Field(description="null if it was not known yet when the row was taken.")
     window: int | None
-    tasks: int
+    tasks: int = Field(description="How many tasks it had, those that were replaced by others included.")
     precomputed: int
     attempts: int
     payloads: int

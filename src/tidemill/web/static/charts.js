@@ -17,9 +17,18 @@
     if (value == null) return "–";
     return value < 1 ? `${+(value * 1000).toPrecision(3)} ms` : `${+value.toPrecision(3)} s`;
   };
-  const clock = (_, ticks) => ticks.map((at) => new Date(at * 1000).toLocaleTimeString(undefined, { timeZone: "UTC",
-    hour: "2-digit", minute: "2-digit", second: ticks[1] - ticks[0] < 60 ? "2-digit" : undefined, hour12: false,
-  }));
+  // UTC; with the date where it changes, unless all of them are of today.
+  const stamp = (at) => new Date(at * 1000).toISOString().slice(0, 19).split("T");
+  const labelTimes = (ticks, now = Date.now() / 1000) => {
+    const step = ticks.length > 1 ? ticks[1] - ticks[0] : 60;
+    const days = ticks.map((at) => stamp(at)[0]);
+    const isToday = days.every((day) => day === stamp(now)[0]);
+    return ticks.map((at, place) => {
+      const clock = step >= 86400 ? "" : stamp(at)[1].slice(0, step < 60 ? 8 : 5);
+      const day = isToday || days[place] === days[place - 1] ? "" : days[place].slice(5);
+      return [clock, day].filter(Boolean).join("\n");
+    });
+  };
   const CHARTS = {
     throughput: { format: short, lines: [["done", "done", 1], ["consumed", "read", 2]] },
     lag: { format: short, lines: [["lag", "lag", 1], ["in_flight", "in flight", 2]] },
@@ -29,6 +38,7 @@
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   let columns = null;
   let plots = [];
+  Object.assign(window.tidemill, { labelTimes }); // for tests: a canvas has no text
 
   // Without a pointer on it, the legend shows the newest values.
   const latest = (plot, place) => (plot.cursor.idx == null ? plot.data[place].at(-1) : null);
@@ -46,15 +56,16 @@
       }));
       const options = {
         ...size(figure),
-        padding: [8, 8, 0, 0],
+        padding: [8, 18, 0, 0],
         cursor: { y: false, sync: { key: "overview" } },
         legend: { live: true, markers: { width: 0, fill: (plot, place) => plot.series[place].stroke() } },
         scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
         axes: [
-          { ...axis, size: 28, space: 70, values: clock },
+          { ...axis, size: 40, space: 70, values: (_, ticks) => labelTimes(ticks) },
           { ...axis, size: 52, space: 34, values: (_, ticks) => ticks.map(chart.format) },
         ],
-        series: [{ label: "time", value: (_, at) => (at == null ? "now" : new Date(at * 1000).toLocaleTimeString(undefined, { timeZone: "UTC", hour12: false })) }, ...series],
+        tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC"), // ticks are at whole hours and days of UTC
+        series: [{ label: "UTC", value: (_, at) => (at == null ? "now" : stamp(at).join(" ")) }, ...series],
       };
       return { figure, chart, plot: new uPlot(options, pick(chart), figure) };
     });

@@ -59,7 +59,7 @@
     row.append(yes, no);
     form.append(row);
     dialog.append(form);
-    dialog.addEventListener("close", () => { dialog.remove(); resolve(dialog.returnValue === "yes" ? { seconds: Number(select.value) } : null); });
+    dialog.addEventListener("close", () => { dialog.remove(); resolve(dialog.returnValue === "yes" ? { seconds: Number(select.value), typed: input.value } : null); });
     document.body.append(dialog);
     dialog.showModal();
   });
@@ -67,10 +67,11 @@
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("[data-action]");
     if (!button) return;
-    const { ask: text, word, seconds } = button.dataset;
+    const { ask: text, word, seconds, confirm } = button.dataset;
     const said = await ask(text, word, seconds);
     if (!said) return;
-    const body = button.dataset.body || seconds ? { ...JSON.parse(button.dataset.body || "{}"), ...(seconds ? said : {}) } : null;
+    const given = { ...(seconds ? { seconds: said.seconds } : {}), ...(confirm === undefined ? {} : { confirm: said.typed }) };
+    const body = button.dataset.body || Object.keys(given).length ? { ...JSON.parse(button.dataset.body || "{}"), ...given } : null;
     button.disabled = true;
     try {
       const response = await fetch(root.dataset.prefix + button.dataset.action, {
