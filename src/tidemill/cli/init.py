@@ -30,6 +30,7 @@ class Template(enum.StrEnum):
     HTTP = "http"
     REDIS = "redis"
     EXACTLY_ONCE = "exactly-once"
+    DAGS = "dags"
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,8 @@ _OWN = {
     "tests/test_handler.py": "test_handler.py.txt",
 }
 _MORE = {Template.HTTP: {"service.py": "service.py.txt"}}
+#: A project with DAGs has nothing in common with pipelines.
+_DAG_FILES = {"dags/daily_report.py": "daily_report.py.txt", "README.md": "README.md.txt", ".gitignore": "gitignore.txt"}
 #: What every project installs; one of the same name would depend on itself.
 _INSTALLED = ("tidemill", "pytest", "pytest-asyncio")
 
@@ -118,11 +121,15 @@ def init(
         typer.Option(
             "--template",
             metavar="NAME",
-            help="files, postgres, http, redis or exactly-once (to another topic): where the results go.",
+            help="files, postgres, http, redis or exactly-once (to another topic): where the results of a pipeline go; "
+            "dags: DAGs instead.",
         ),
     ] = Template.FILES,
 ) -> None:
-    """Create a small project: handler, configuration, test. It runs as it is; nothing is overwritten."""
+    """Create a small project: a pipeline with configuration and test, or DAGs. It runs as it is.
+
+    Nothing is overwritten.
+    """
     with reporting():
         if not directory:
             raise ConfigError("the folder's name is empty; name one, or write . for this folder")
@@ -161,6 +168,9 @@ def create_project(directory: Path, template: Template = Template.FILES) -> list
 def _fill_in(folder: str, template: Template) -> dict[str, str]:
     """Return the text of each file."""
     root = files("tidemill.cli") / "templates"
+    if template is Template.DAGS:
+        written = {target: (root / template / name).read_text(encoding="utf-8") for target, name in _DAG_FILES.items()}
+        return {target: text.replace("PROJECT_NAME", make_project_name(folder)) for target, text in written.items()}
     own = _OWN | _MORE.get(template, {})
     texts = {target: (root / "common" / name).read_text(encoding="utf-8") for target, name in _COMMON.items()}
     texts |= {target: (root / template / name).read_text(encoding="utf-8") for target, name in own.items()}

@@ -138,11 +138,11 @@ class _Test:
 
     def ask(self, call: Call[T]) -> T:
         """Answer a call of an attempt, or of this module."""
-        if isinstance(call, GetVariable | GetConnection):
+        found = self._runner.run(self._store.call(call))
+        if found is None and isinstance(call, GetVariable | GetConnection):
             # What the run has set itself is in its own store.
-            own: T = self._runner.run(self._store.call(call))
-            return self._shared.ask(call) if own is None else own
-        return self._runner.run(self._store.call(call))
+            return self._shared.ask(call)
+        return found
 
     def run(self, path: Path, dag_id: str, conf: dict[str, Any], logical_us: int | None) -> str:
         about = (socket.gethostname(), "", os.getpid())
