@@ -37,7 +37,7 @@ class StoreSettings(Section):
 
 
 class TriggererSettings(Section):
-    """How a trigger host shares streams, and what it warns about."""
+    """How a trigger host shares streams, what it warns about, and how many triggers of tasks it takes."""
 
     shared_stream_subscriber_queue_size: PositiveInt = Field(
         1024, description="Events that may wait for one subscriber; beyond that, this subscriber fails."
@@ -63,4 +63,7 @@ class TriggererSettings(Section):
     )
     block_threshold_seconds: PositiveFloat = Field(
         0.2, description="A trigger that blocks the event loop for longer is named, with its stack."
+    )
+    capacity: PositiveInt = Field(
+        10_000, description="Triggers of deferred tasks that a triggerer runs at once; the others wait for a place."
     )
