@@ -286,7 +286,8 @@ def _translate(ending: Ending) -> Result:
         case AttemptSkipped():
             return Skip()
         case AttemptDeferred():
-            key = ending.trigger.shared_stream_key()
+            find_key = getattr(ending.trigger, "shared_stream_key", None)
+            key = None if find_key is None else find_key()
             return Deferral(
                 ending.classpath,
                 ending.kwargs,
