@@ -52,6 +52,7 @@ class AttemptLog:
         self._tail_bytes = 0
         self._left_out = 0
         self._is_full = False
+        self._said: list[tuple[str, str]] = []
         #: Values that must not appear, such as the passwords of connections that the attempt asked for.
         self.secrets: set[str] = set()
 
@@ -67,6 +68,10 @@ class AttemptLog:
             self._lines.append(line)
         else:
             self._add_tail(line, size)
+
+    def say(self, level: str, text: str) -> None:
+        """Add an entry of tidemill's own, whatever the limit."""
+        self._said.append((level, text))
 
     def add_output(self, source: str, chunk: bytes, now_us: int) -> None:
         """Add what was written to `stdout` or `stderr` itself."""
@@ -108,6 +113,8 @@ class AttemptLog:
                         self._add_bytes(source, line, time_us)
             self._tail.clear()
             parts += self.take(now_us)
+        if self._said:
+            parts += self._build([TaskLine(now_us, level, "tidemill", text) for level, text in self._said])
         return [*parts[:-1], _as_last(parts[-1])] if parts else []
 
     # -- the limit -------------------------------------------------------------------------------------------------

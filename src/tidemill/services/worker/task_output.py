@@ -70,7 +70,7 @@ class PrintStream(io.TextIOBase):
     @property
     def buffer(self) -> BinaryIO:
         """The descriptor, for those who write bytes."""
-        return open(self._fd, "wb", buffering=0, closefd=False)  # type: ignore[return-value]
+        return open(self._fd, "wb", buffering=0, closefd=False)
 
     def fileno(self) -> int:
         """Return the descriptor, for programs that are to write there, too."""
@@ -135,7 +135,7 @@ class TaskOutput:
     def attach(self) -> None:
         """Have `print` and `logging` write here, whatever they were made to do before."""
         stdout: Any
-        stdout, sys.stderr = self._streams  # type: ignore[assignment]
+        stdout, sys.stderr = self._streams
         sys.stdout = stdout
         root = logging.getLogger()
         root.handlers[:] = [self._handler]

@@ -54,6 +54,7 @@ from tidemill.services.worker.messages import (
     frame,
 )
 from tidemill.services.worker.residue import find_changes, find_children_left, take_state
+from tidemill.services.worker.signatures import sign_file
 from tidemill.services.worker.task_output import Lines, TaskOutput
 from tidemill.services.worker.task_services import StoreServices
 from tidemill.store.call import Call
@@ -188,8 +189,8 @@ class TaskProcess:
             return Finished(Failure(f"the key of the trigger's shared stream cannot be found: {describe_error(error)}"))
         for key, value in result.xcoms:
             if (size := len(value.encode("utf-8", "replace"))) > MAX_XCOM_BYTES:
-                error = f"the XCom {key!r} has {size:,} bytes; at most {MAX_XCOM_BYTES:,} are stored; store a reference"
-                return Finished(Failure(error, may_retry=False))
+                text = f"the XCom {key!r} has {size:,} bytes; at most {MAX_XCOM_BYTES:,} are stored; store a reference"
+                return Finished(Failure(text, may_retry=False))
         return Finished(ending, result.xcoms, result.skip, result.skip_all_downstream)
 
     # -- interruptions ---------------------------------------------------------------------------------------------
@@ -285,7 +286,8 @@ def _translate(ending: Ending) -> Result:
         case AttemptSkipped():
             return Skip()
         case AttemptDeferred():
-            key = ending.trigger.shared_stream_key()
+            find_key = getattr(ending.trigger, "shared_stream_key", None)
+            key = None if find_key is None else find_key()
             return Deferral(
                 ending.classpath,
                 ending.kwargs,
@@ -294,15 +296,6 @@ def _translate(ending: Ending) -> Result:
                 ending.timeout_us,
                 None if key is None else repr(key),
             )
-
-
-def sign_file(file: Path) -> tuple[int, ...]:
-    """Return what tells that a file has changed; empty if it cannot be read."""
-    try:
-        stat = file.stat()
-    except OSError:
-        return ()
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino, stat.st_ctime_ns
 
 
 def main(request: bytes, fds: list[int]) -> int:
