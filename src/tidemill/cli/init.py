@@ -108,7 +108,11 @@ _OWN = {
 }
 _MORE = {Template.HTTP: {"service.py": "service.py.txt"}}
 #: A project with DAGs has nothing in common with pipelines.
-_DAG_FILES = {"dags/daily_report.py": "daily_report.py.txt", "README.md": "README.md.txt", ".gitignore": "gitignore.txt"}
+_DAG_FILES = {
+    "dags/daily_report.py": "daily_report.py.txt",
+    "README.md": "README.md.txt",
+    ".gitignore": "gitignore.txt",
+}
 #: What every project installs; one of the same name would depend on itself.
 _INSTALLED = ("tidemill", "pytest", "pytest-asyncio")
 

@@ -35,9 +35,25 @@ from tidemill.store.opening import open_store
 from tidemill.store.people_calls import CreateRun, GetRun
 from tidemill.store.service_calls import BeginService, SchedulerAnswer, SchedulerTurn, StoreFile
 from tidemill.store.task_calls import GetConnection, GetVariable
-from tidemill.store.trigger_calls import ClaimedTrigger, ClaimTriggers, FailTrigger, FiredEvent, HeldTriggers, StoreEvents
-from tidemill.store.worker_calls import CallbackReport, ClaimedAttempt, Deferral, Failure, Report, Result, Skip
-from tidemill.store.worker_calls import Success, WorkerTurn
+from tidemill.store.trigger_calls import (
+    ClaimedTrigger,
+    ClaimTriggers,
+    FailTrigger,
+    FiredEvent,
+    HeldTriggers,
+    StoreEvents,
+)
+from tidemill.store.worker_calls import (
+    CallbackReport,
+    ClaimedAttempt,
+    Deferral,
+    Failure,
+    Report,
+    Result,
+    Skip,
+    Success,
+    WorkerTurn,
+)
 
 T = TypeVar("T")
 
@@ -139,10 +155,9 @@ class _Test:
     def ask(self, call: Call[T]) -> T:
         """Answer a call of an attempt, or of this module."""
         found = self._runner.run(self._store.call(call))
-        if found is None and isinstance(call, GetVariable | GetConnection):
-            # What the run has set itself is in its own store.
-            return self._shared.ask(call)
-        return found
+        # What the run has set itself is in its own store.
+        is_shared = found is None and type(call) in (GetVariable, GetConnection)
+        return self._shared.ask(call) if is_shared else found
 
     def run(self, path: Path, dag_id: str, conf: dict[str, Any], logical_us: int | None) -> str:
         about = (socket.gethostname(), "", os.getpid())
@@ -188,9 +203,7 @@ class _Test:
             return
         ending = _convert(result)
         self._say(f"--- {attempt.task_id}: {_describe(ending)}")
-        report = Report(
-            attempt.task, attempt.epoch, ending, result.xcoms, result.skip, result.skip_all_downstream
-        )
+        report = Report(attempt.task, attempt.epoch, ending, result.xcoms, result.skip, result.skip_all_downstream)
         self.ask(WorkerTurn(self._service, self._request, reports=(report,)))
 
     async def _wait(self, turn: SchedulerAnswer) -> None:
@@ -208,9 +221,7 @@ class _Test:
         if not self._triggers:
             await asyncio.sleep(seconds)
             return
-        done, _ = await asyncio.wait(
-            self._triggers.values(), timeout=seconds, return_when=asyncio.FIRST_COMPLETED
-        )
+        done, _ = await asyncio.wait(self._triggers.values(), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         self._triggers = {number: task for number, task in self._triggers.items() if task not in done}
 
     async def _run_trigger(self, claimed: ClaimedTrigger) -> None:

@@ -36,9 +36,7 @@ _WAIT_SECONDS = 0.2
 @app.command("list")
 def list_(
     tag: Annotated[str | None, typer.Option("--tag", metavar="TAG", help="Only DAGs with this tag.")] = None,
-    inactive: Annotated[
-        bool, typer.Option("--inactive", help="Also DAGs that no file defines any more.")
-    ] = False,
+    inactive: Annotated[bool, typer.Option("--inactive", help="Also DAGs that no file defines any more.")] = False,
     config: Config = None,
     folder: Folder = None,
     as_json: AsJson = False,
@@ -158,8 +156,8 @@ def _wait_for_end(store: Asker, run: RunRecord) -> RunRecord:
     return run
 
 
-@app.command()
-def test(
+@app.command("test")
+def run_once(
     dag: DagId,
     conf: Conf = None,
     logical_date: LogicalDate = None,
@@ -239,8 +237,6 @@ def parse_time(text: str | None) -> int | None:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise ConfigError(
-            f"--logical-date {text}: not a time; write 2026-03-01 or 2026-03-01T12:00:00+01:00"
-        ) from None
+        raise ConfigError(f"--logical-date {text}: not a time; write 2026-03-01 or 2026-03-01T12:00:00+01:00") from None
     found = found.replace(tzinfo=UTC) if found.tzinfo is None else found
     return round((found - datetime.fromtimestamp(0, UTC)).total_seconds() * 1_000_000)

@@ -73,7 +73,9 @@ class Child:
                 return
             failures = 1 if asyncio.get_running_loop().time() - began > _HEALTHY_SECONDS else failures + 1
             pause = self._backoff.compute_delay(failures, random.getrandbits(JITTER_BITS))
-            log.warning(f"the {self.name} has ended; it is started again", code=_describe(code), seconds=round(pause, 1))
+            log.warning(
+                f"the {self.name} has ended; it is started again", code=_describe(code), seconds=round(pause, 1)
+            )
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
 

@@ -38,8 +38,15 @@ from tidemill.store.call_server import CallServer
 from tidemill.store.database import Database
 from tidemill.store.lock import StoreInUseError
 from tidemill.store.opening import open_store
-from tidemill.store.service_calls import BeatService, BeginService, EndService, LoseOthers, LoseService, ServiceRecord
-from tidemill.store.service_calls import ListServices
+from tidemill.store.service_calls import (
+    BeatService,
+    BeginService,
+    EndService,
+    ListServices,
+    LoseOthers,
+    LoseService,
+    ServiceRecord,
+)
 
 log = structlog.get_logger(__name__)
 
