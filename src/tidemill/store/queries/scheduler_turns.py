@@ -51,7 +51,7 @@ def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: Ca
     return SchedulerAnswer(
         min(times, default=None),
         now_us,
-        full or admitted.more or context.left or bool(work.pending),
+        full or admitted.more or context.left or bool(work.pending) or any(time <= now_us for time in times),
         admitted.count,
         decided + due + admitted.count,
         created,
