@@ -38,7 +38,7 @@ from tidemill.services.zygote.messages import Setup
 from tidemill.store.remote import RemoteStore
 from tidemill.store.service_calls import BeginService, EndService
 
-log = structlog.get_logger(__name__)
+log = structlog.get_logger("tidemill.services.worker.process")
 
 #: Beyond the grace: for the processes to be gone, and their reports to be stored.
 _LAST_SECONDS = 10.0
