@@ -78,7 +78,7 @@ def structures(draw: st.DrawFn) -> list[TaskStructure]:
     return tasks
 
 
-STEPS = st.lists(st.tuples(st.integers(0, 13), st.integers(0, 1 << 16)), max_size=30)
+STEPS = st.lists(st.tuples(st.integers(0, 13), st.integers(0, 1 << 16)), min_size=6, max_size=30)
 
 
 @dataclass

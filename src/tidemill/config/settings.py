@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
+from tidemill.config.dags_settings import DagsSettings
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.delivery_settings import DeadLetterSettings, DeliverySettings
 from tidemill.config.executor_settings import ExecutorSettings
@@ -74,6 +75,7 @@ class Settings(Section):
     cache: CacheSettings = Field(default_factory=CacheSettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
     triggerer: TriggererSettings = Field(default_factory=TriggererSettings)
+    dags: DagsSettings = Field(default_factory=DagsSettings)
     worker_name_env: NonEmpty = Field(
         "WORKER_ID", description="The variable with this worker's name; without it, the host name."
     )

@@ -92,7 +92,7 @@ def _build_task(task: Any, priority: int, scope: set[str]) -> TaskStructure:
         exponential=task.retry_exponential_backoff,
         max_retry_delay_us=task.max_retry_delay // _MICROSECOND,
         execution_timeout_us=_microseconds(task.execution_timeout),
-        soft_fail=task.soft_fail,
+        soft_fail=task.soft_fail or task.never_fail,
         depends_on_past=task.depends_on_past,
         wait_for_downstream=task.wait_for_downstream,
         max_active_per_dag=task.max_active_tis_per_dag,

@@ -67,8 +67,7 @@ def load_file(path: Path | str, folder: Path | str) -> LoadedFile:
         sys.path[:] = before if str(folder) in before else [str(folder), *before]
         sys.dont_write_bytecode = wrote
     found = [*opened, *(value for value in vars(module).values() if isinstance(value, DAG))]
-    digests = {path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name: _digest(source)}
-    return LoadedFile(_check_dags(found, path), digests | _find_modules(folder, path))
+    return LoadedFile(_check_dags(found, path), find_imports(path, folder))
 
 
 def combine_digests(modules: dict[str, str]) -> str:
@@ -93,9 +92,13 @@ def _check_dags(found: list[DAG], path: Path) -> dict[str, DAG]:
     return dags
 
 
-def _find_modules(folder: Path, path: Path) -> dict[str, str]:
-    """Return the files below a folder that were imported, but for DAG files themselves."""
-    found = {}
+def find_imports(path: Path, folder: Path) -> dict[str, str]:
+    """Return a DAG file and the files below the folder that were imported, with the SHA-256 of their contents.
+
+    Also where reading the file failed: what it imported until then may be the reason.
+    """
+    path, folder = path.resolve(), folder.resolve()
+    found = {path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name: _digest(_read(path))}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or name.startswith(DAG_MODULE):

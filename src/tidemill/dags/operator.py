@@ -116,6 +116,7 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
     ui_fgcolor: str = "#000"
     is_sensor: ClassVar[bool] = False
     soft_fail: bool = False
+    never_fail: bool = False
 
     def __init__(
         self,

@@ -71,16 +71,17 @@ class CallServer:
 
     async def close(self) -> None:
         """Answer what has been asked, and close all connections."""
-        if self._server is None:
+        server, self._server = self._server, None
+        if server is None:
             return
         self._store.doorbell.ignore(self._bells.add)
         self._bells.close()
-        self._server.close()
+        server.close()
         if self._tasks:
             await asyncio.wait(self._tasks)
         for writer in list(self._writers):
             writer.close()
-        await self._server.wait_closed()
+        await server.wait_closed()
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
 

@@ -118,10 +118,9 @@ def _find_ceiling(schedule: ScheduleStructure, now_us: int) -> int:
 def _next_interval(schedule: ScheduleStructure, last_us: int | None, known_us: int, now_us: int) -> int:
     interval_us = schedule.interval_us or 1
     floor_us = _find_floor(schedule, last_us, known_us)
-    if schedule.start_us is not None:
-        anchor_us = schedule.start_us
-    else:
-        anchor_us = known_us if last_us is None else last_us
+    # Without a start the first run sets the rhythm.
+    first_us = known_us if last_us is None else last_us
+    anchor_us = first_us if schedule.start_us is None else schedule.start_us
     found = anchor_us + ((floor_us - anchor_us) // interval_us + 1) * interval_us
     ceiling_us = _find_ceiling(schedule, now_us)
     if schedule.catchup or found > ceiling_us:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, func, select, update
+from sqlalchemy import ColumnElement, Connection, ScalarSelect, and_, func, select, update
 
 from tidemill.core.tasks.structure import ScheduleStructure
+from tidemill.core.tasks.timetable import next_time
 from tidemill.store.call import CallRefusedError
 from tidemill.store.calls import CreateRun
 from tidemill.store.context import CallContext
@@ -35,15 +36,6 @@ def compute_next(schedule: ScheduleStructure, last_us: int | None, known_us: int
     return {"next_us": next_us, "last_us": last_us, "known_us": known_us}
 
 
-def next_time(schedule: ScheduleStructure, last_us: int | None, known_us: int, now_us: int) -> int | None:
-    """Return when a schedule is due next; see `core.tasks.timetable`, which is imported where there is a schedule."""
-    if schedule.kind == "none":
-        return None
-    from tidemill.core.tasks import timetable
-
-    return timetable.next_time(schedule, last_us, known_us, now_us)
-
-
 def create_due_runs(connection: Connection, context: CallContext, limit: int) -> int:
     """Create the runs that are due, and return how many."""
     statement = select(_DAG.id).where(and_(_is_scheduled(), _DAG.next_us <= context.now_us))
@@ -51,9 +43,9 @@ def create_due_runs(connection: Connection, context: CallContext, limit: int) ->
     return sum(_create_due_run(connection, number, context) for number in sorted(dags))
 
 
-def find_next_due(connection: Connection) -> int | None:
-    """Return when a run is due next."""
-    return connection.execute(select(func.min(_DAG.next_us)).where(_is_scheduled())).scalar()
+def select_next_due() -> ScalarSelect[int | None]:
+    """Return what selects when a run is due next."""
+    return select(func.min(_DAG.next_us)).where(_is_scheduled()).scalar_subquery()
 
 
 def _is_scheduled() -> ColumnElement[bool]:

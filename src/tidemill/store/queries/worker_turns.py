@@ -27,7 +27,7 @@ from tidemill.store.dag_tables import task_callback
 from tidemill.store.queries.board import Board
 from tidemill.store.queries.claims import claim_work, find_ended
 from tidemill.store.queries.effects import PackedTrigger, pack_trigger
-from tidemill.store.queries.services import build_lost_callback, check_service
+from tidemill.store.queries.services import build_lost_callback, take_service
 from tidemill.store.queries.task_logs import append_logs
 from tidemill.store.queries.tasks import close_board, draw_bits
 from tidemill.store.queries.triggers import make_storable
@@ -43,7 +43,7 @@ _KINDS = {
 
 def take_worker_turn(connection: Connection, turn: WorkerTurn, context: CallContext) -> WorkerAnswer:
     """Store what ended, and claim what is next; see `WorkerTurn`."""
-    check_service(connection, turn.service)
+    take_service(connection, turn.service)
     outcomes = _store_reports(connection, turn, context)
     _store_callbacks(connection, turn, context)
     ends = [one.log_end for one in turn.reports] + [one.log_end for one in turn.callbacks]

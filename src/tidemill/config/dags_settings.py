@@ -1,0 +1,21 @@
+"""The section about DAGs: where their files are, and how they are read."""
+
+from __future__ import annotations
+
+from pydantic import Field, PositiveFloat
+
+from tidemill.config.section import NonEmpty, Section
+
+
+class DagsSettings(Section):
+    """Where the files of DAGs are, and how they are read."""
+
+    folder: NonEmpty = Field(
+        "dags", description="The folder of DAG files, relative to the folder where the command is started."
+    )
+    parse_timeout_seconds: PositiveFloat = Field(
+        30.0, description="How long reading a DAG file may take; then its process is killed, and the file is an error."
+    )
+    paused_at_creation: bool = Field(
+        False, description="Whether a new DAG is paused: then it does not run by itself until it is unpaused."
+    )

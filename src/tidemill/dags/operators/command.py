@@ -1,0 +1,148 @@
+"""Runs a command in a process group of its own, and logs what it prints, line by line.
+
+Invariants: when the call returns or raises, nothing of the group is left; a line that is too long is cut, and memory
+does not grow with what is printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Final
+
+from tidemill.core.errors import escape_surrogates
+from tidemill.dags.exceptions import TaskFailed
+
+#: Longer lines are cut in the log.
+MAX_LINE_BYTES: Final = 64 << 10
+#: How long a command may take to end after SIGTERM.
+GRACE_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """How a command ended. `last_line`: the last that it printed; `stdout`: what it printed, if that was kept."""
+
+    exit_code: int
+    last_line: str
+    stdout: bytes = b""
+
+
+class Command:
+    """A command; `kill` ends it, from a signal handler as well.
+
+    Args:
+        argv: The program and its arguments.
+        env: Its environment; None: that of this process.
+        cwd: Its folder; None: a new one that is removed afterwards.
+        log: Where its output goes.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], env: Mapping[str, str] | None, cwd: str | None, log: logging.Logger
+    ) -> None:
+        """Start nothing yet."""
+        self._argv = list(argv)
+        self._env = None if env is None else dict(env)
+        self._cwd = cwd
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self, stdin: bytes = b"", encoding: str = "utf-8", keep_bytes: int = 0) -> CommandResult:
+        """Run it to its end.
+
+        Args:
+            stdin: Its standard input.
+            encoding: Of what it prints.
+            keep_bytes: How much of what it prints is returned; more is an error.
+
+        Raises:
+            TaskFailed: It cannot be started, or prints more than is to be kept.
+        """
+        with contextlib.ExitStack() as closing:
+            folder = self._cwd or closing.enter_context(tempfile.TemporaryDirectory(prefix="tidemill-task-"))
+            given = closing.enter_context(tempfile.TemporaryFile())
+            given.write(stdin)
+            given.seek(0)
+            self._process = self._start(folder, given)
+            try:
+                assert self._process.stdout is not None
+                last, kept = self._log_lines(self._process.stdout, encoding, keep_bytes)
+                code = self._process.wait()
+            finally:
+                self.kill(grace_seconds=GRACE_SECONDS if self._process.poll() is None else 0.0)
+                if self._process.stdout is not None:
+                    self._process.stdout.close()
+        return CommandResult(code, last, kept)
+
+    def _start(self, folder: str, stdin: IO[bytes]) -> subprocess.Popen[bytes]:
+        try:
+            return subprocess.Popen(
+                self._argv,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                cwd=folder,
+                env=self._env,
+                process_group=0,
+                bufsize=MAX_LINE_BYTES,
+            )
+        except (OSError, ValueError, TypeError) as error:
+            raise TaskFailed(f"{self._argv[0]!r} cannot be started: {error}") from error
+
+    def _log_lines(self, stream: IO[bytes], encoding: str, keep_bytes: int) -> tuple[str, bytes]:
+        last, kept = "", bytearray()
+        while line := stream.readline(MAX_LINE_BYTES):
+            if keep_bytes:
+                kept += line
+                if len(kept) > keep_bytes:
+                    raise TaskFailed(f"the command printed more than {keep_bytes:,} bytes; write to a file instead")
+            last = escape_surrogates(line.decode(encoding, "backslashreplace").rstrip("\r\n"))
+            self._log.info("%s", last)
+        return last, bytes(kept)
+
+    def kill(self, grace_seconds: float = GRACE_SECONDS) -> None:
+        """End the group: SIGTERM, the grace, SIGKILL."""
+        process = self._process
+        if process is None:
+            return
+        if process.poll() is None and grace_seconds:
+            _signal_group(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(grace_seconds)
+        # What the command has left behind, too.
+        _signal_group(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(grace_seconds)
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(OSError):
+        os.killpg(pid, number)
+
+
+def build_environment(env: Mapping[str, str] | None, *, append: bool) -> dict[str, str]:
+    """Return the environment of a command: that of this process unless another one is given, or both."""
+    if env is None:
+        return dict(os.environ)
+    own = {str(name): str(value) for name, value in env.items()}
+    return {**os.environ, **own} if append else own
+
+
+def describe_exit(code: int) -> str:
+    """Return how a command failed, for people.
+
+    Example:
+        >>> describe_exit(2), describe_exit(-9)
+        ('the command ended with exit code 2', 'the command was killed by SIGKILL')
+    """
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"the command was killed by {signal.Signals(-code).name}"
+    return f"the command ended with exit code {code}"

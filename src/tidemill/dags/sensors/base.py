@@ -1,0 +1,155 @@
+"""What a sensor is: a task that looks whether something has happened, and holds no worker between two looks.
+
+Whatever its `mode`, a sensor defers until it looks again. Invariant: its timeout counts from its first look, over all
+deferrals of a try.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar, NoReturn
+
+from tidemill.core.errors import describe_error
+from tidemill.dags.arguments import check_bool, check_choice, check_duration
+from tidemill.dags.exceptions import DagError, SensorTimeout, TaskDeferred, TaskFailed, TaskSkipped
+from tidemill.dags.operator import BaseOperator
+from tidemill.triggers.base import BaseTrigger
+from tidemill.triggers.builtin.temporal import DateTimeTrigger
+
+_MODES = ("poke", "reschedule")
+#: A timeout of 0 means: what is waited for has to be there already.
+_LEAST_SECONDS = 0.001
+
+
+class PokeReturnValue:
+    """What `poke` may return: whether it is done, and a value for other tasks.
+
+    Args:
+        is_done: Whether what is waited for has happened.
+        xcom_value: What the sensor returns then.
+    """
+
+    def __init__(self, is_done: bool, xcom_value: Any = None) -> None:
+        """Keep both."""
+        self.is_done = is_done
+        self.xcom_value = xcom_value
+
+    def __bool__(self) -> bool:
+        """Return whether it is done."""
+        return self.is_done
+
+
+class BaseSensorOperator(BaseOperator):
+    """Base of sensors; override `poke`, or `execute` to defer to a trigger of its own.
+
+    Args:
+        poke_interval: How long to wait between two looks, as a timedelta or in seconds.
+        timeout: How long to wait in all, from the first look.
+        soft_fail: Whether the task is skipped where it would fail.
+        never_fail: Whether it is skipped if `poke` raises anything; not together with `soft_fail`.
+        mode: `poke` or `reschedule`: both defer between two looks.
+        exponential_backoff: Whether the waits double.
+        max_wait: The longest wait.
+        kwargs: The arguments of `BaseOperator`.
+    """
+
+    is_sensor: ClassVar[bool] = True
+    ui_color = "#e6f1f2"
+
+    def __init__(
+        self,
+        *,
+        poke_interval: timedelta | float = 60.0,
+        timeout: timedelta | float = 604_800.0,
+        soft_fail: bool = False,
+        never_fail: bool = False,
+        mode: str = "poke",
+        exponential_backoff: bool = False,
+        max_wait: timedelta | float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Check the arguments."""
+        super().__init__(**kwargs)
+        owner = f"task {self.task_id!r}"
+        self.poke_interval = check_duration(owner, "poke_interval", poke_interval).total_seconds()
+        self.timeout = check_duration(owner, "timeout", timeout, zero=True).total_seconds()
+        self.soft_fail = check_bool(owner, "soft_fail", soft_fail)
+        self.never_fail = check_bool(owner, "never_fail", never_fail)
+        if soft_fail and never_fail:
+            raise DagError(f"{owner}: soft_fail and never_fail cannot both be True")
+        self.mode = check_choice(owner, "mode", mode, _MODES)
+        self.exponential_backoff = check_bool(owner, "exponential_backoff", exponential_backoff)
+        longest = None if max_wait is None else check_duration(owner, "max_wait", max_wait).total_seconds()
+        self.max_wait = longest
+
+    def poke(self, context: Any) -> bool | PokeReturnValue:
+        """Look whether what is waited for has happened.
+
+        Args:
+            context: What `get_current_context` returns.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define poke")
+
+    def execute(self, context: Any) -> Any:
+        """Look for the first time."""
+        return self._look(context, datetime.now(UTC), 1)
+
+    def look_again(self, context: Any, started: datetime, looks: int, event: Any = None) -> Any:
+        """Look again, after a wait.
+
+        Args:
+            context: What `get_current_context` returns.
+            started: When it looked first.
+            looks: How often it has looked.
+            event: When the wait was over.
+        """
+        return self._look(context, started, looks + 1)
+
+    def _look(self, context: Any, started: datetime, looks: int) -> Any:
+        try:
+            found = self.poke(context)
+        except (TaskSkipped, TaskDeferred):
+            raise
+        except Exception as error:
+            self._give_up(error)
+        if found:
+            return found.xcom_value if isinstance(found, PokeReturnValue) else None
+        now = datetime.now(UTC)
+        left = (started + timedelta(seconds=self.timeout) - now).total_seconds()
+        if left <= 0:
+            self.fail_timeout(now - started)
+        pause = self._find_pause(looks)
+        self.defer(
+            trigger=DateTimeTrigger(now + timedelta(seconds=min(pause, left))),
+            method_name="look_again",
+            kwargs={"started": started, "looks": looks},
+        )
+        return None  # never: the line above ends the attempt
+
+    def _find_pause(self, looks: int) -> float:
+        pause = self.poke_interval
+        if self.exponential_backoff:
+            pause *= 2.0 ** min(looks - 1, 30)
+        return pause if self.max_wait is None else min(pause, self.max_wait)
+
+    def _give_up(self, error: Exception) -> NoReturn:
+        """Fail, or skip, because looking raised."""
+        if self.never_fail or (self.soft_fail and isinstance(error, TaskFailed)):
+            raise TaskSkipped(f"the sensor raised {describe_error(error)}") from error
+        raise error
+
+    def fail_timeout(self, waited: timedelta) -> NoReturn:
+        """Fail, or skip, because it took too long."""
+        message = f"the sensor waited for {waited}, longer than its timeout of {timedelta(seconds=self.timeout)}"
+        if self.soft_fail or self.never_fail:
+            raise TaskSkipped(message)
+        raise SensorTimeout(message)
+
+    def wait_for(self, trigger: BaseTrigger) -> NoReturn:
+        """Defer to a trigger, for at most the timeout; `complete` gets the event."""
+        self.defer(trigger=trigger, method_name="complete", timeout=max(self.timeout, _LEAST_SECONDS))
+
+    def complete(self, context: Any, event: Any = None) -> Any:
+        """Return what the trigger of `wait_for` fired."""
+        self.log.info("what was waited for has happened: %s", event)
+        return event

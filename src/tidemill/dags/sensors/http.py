@@ -1,0 +1,70 @@
+"""Waits for an answer of a URL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from tidemill.dags.arguments import check_duration
+from tidemill.dags.sensors.base import BaseSensorOperator
+from tidemill.triggers.builtin.http import HttpTrigger
+
+
+class HttpSensor(BaseSensorOperator):
+    """Waits until a URL answers as expected; returns URL, status and body.
+
+    Args:
+        url: http:// or https://.
+        method: Of the requests.
+        query: The query of the address.
+        headers: Of the requests; secrets as `{"env": NAME}`.
+        json: What to send as JSON.
+        status: The status, or those, that are waited for.
+        where: A condition on the answer's JSON, as for `HttpTrigger`.
+        request_timeout: How long a request may take, in seconds.
+        kwargs: The arguments of `BaseSensorOperator`.
+    """
+
+    template_fields = ("url", "query", "headers", "json")
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        method: str = "GET",
+        query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, Any] | None = None,
+        json: Any = None,
+        status: int | Sequence[int] = 200,
+        where: Mapping[str, Any] | None = None,
+        request_timeout: timedelta | float = 10.0,
+        **kwargs: Any,
+    ) -> None:
+        """Keep them; the trigger checks them once they are rendered."""
+        super().__init__(**kwargs)
+        self.url = url
+        self.method = method
+        self.query = query
+        self.headers = headers
+        self.json = json
+        self.status = status
+        self.where = where
+        duration = check_duration(f"task {self.task_id!r}", "request_timeout", request_timeout)
+        self.request_timeout = duration.total_seconds()
+
+    def execute(self, context: Any) -> Any:
+        """Defer until the answer is as expected."""
+        self.wait_for(
+            HttpTrigger(
+                self.url,
+                method=self.method,
+                params=self.query,
+                headers=self.headers,
+                json=self.json,
+                status=self.status,
+                where=self.where,
+                poll_seconds=self.poke_interval,
+                timeout_seconds=self.request_timeout,
+            )
+        )

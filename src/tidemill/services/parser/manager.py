@@ -1,0 +1,232 @@
+"""Keeps what the store knows of DAG files as they are: reads a file when it, or what it imported, has changed.
+
+Changes are noticed through the operating system, and by a scan in any case. Invariants: a file is read by one process
+at a time; what is stored is what the file was when it was read, and it is read again if it changed meanwhile; a file
+that hangs or breaks holds up no other for longer than its time limit, and not at all while another process is free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import structlog
+import watchfiles
+
+from tidemill.core.errors import RemoteError
+from tidemill.dags.loading import combine_digests, digest_files
+from tidemill.services.parser.files import Signature, find_files, is_relevant, sign_files
+from tidemill.services.parser.reading import FileReading, Forker, read_file
+from tidemill.store.calls import CallRefusedError, ListFiles, RemoveFile, StoreFile
+
+log = structlog.get_logger(__name__)
+
+#: How often the folder is scanned, whatever the operating system says.
+SCAN_SECONDS: Final = 30.0
+#: How long to wait before something is tried again for which no file is to blame.
+RETRY_SECONDS: Final = 2.0
+#: How many files are read at a time.
+PROCESSES: Final = 2
+_WATCH_MILLISECONDS: Final = 100
+_MAX_LINE: Final = 300
+
+
+class Store(Protocol):
+    """What answers named calls."""
+
+    async def call(self, request: Any) -> Any:
+        """Answer a call."""
+        ...
+
+
+@dataclass(slots=True)
+class _File:
+    """What is known of a file since it was read last. `names`: the file and what it imported."""
+
+    signature: Signature = ()
+    names: list[str] = field(default_factory=list)
+    broken: bool = False
+
+
+class ParserManager:
+    """Reads the files of a folder, and stores what they define.
+
+    Args:
+        store: Where.
+        forker: Starts the processes that read.
+        folder: The folder.
+        parse_timeout_seconds: How long reading a file may take.
+        paused_at_creation: Whether new DAGs are paused.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        forker: Forker,
+        folder: Path,
+        parse_timeout_seconds: float = 30.0,
+        paused_at_creation: bool = False,
+    ) -> None:
+        """Read nothing yet."""
+        self._store = store
+        self._forker = forker
+        self._folder = folder.resolve()
+        self._timeout_seconds = parse_timeout_seconds
+        self._paused = paused_at_creation
+        self._files: dict[str, _File] = {}
+        self._queue: asyncio.Queue[str] = asyncio.Queue()
+        self._waiting: set[str] = set()
+        self._reading: set[str] = set()
+        self._changed = asyncio.Event()
+        self._is_first = True
+        #: Set once each file that was there at the start has been read and stored.
+        self.ready = asyncio.Event()
+
+    @property
+    def broken(self) -> int:
+        """How many files cannot be read."""
+        return sum(file.broken for file in self._files.values())
+
+    async def run(self) -> None:
+        """Keep the store up to date until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch())
+            for _ in range(PROCESSES):
+                tasks.create_task(self._read_queued())
+            while True:
+                self._changed.clear()
+                try:
+                    await self._scan()
+                except (RemoteError, OSError) as error:
+                    log.warning("the folder of DAG files cannot be scanned now", error=str(error))
+                try:
+                    await asyncio.wait_for(self._changed.wait(), SCAN_SECONDS)
+                except TimeoutError:
+                    continue
+
+    async def _watch(self) -> None:
+        """Notice changes; where the system does not tell them, the scan does."""
+        while True:
+            try:
+                async for changes in watchfiles.awatch(
+                    self._folder, watch_filter=None, step=_WATCH_MILLISECONDS, debounce=_WATCH_MILLISECONDS * 5
+                ):
+                    if any(is_relevant(path) or not Path(path).suffix for _, path in changes):
+                        self._note_changes()
+            except (OSError, RuntimeError) as error:
+                log.warning("changes of DAG files are noticed by scans only", error=str(error))
+            await asyncio.sleep(SCAN_SECONDS)
+
+    def _note_changes(self) -> None:
+        # A file that could not be read may have missed a module that is there now.
+        for file in self._files.values():
+            if file.broken:
+                file.signature = ()
+        self._changed.set()
+
+    async def _scan(self) -> None:
+        """Queue what has changed, and remove what is gone."""
+        try:
+            found = await asyncio.to_thread(find_files, self._folder)
+        except FileNotFoundError as error:
+            # It may be a disk that is away: nothing is removed.
+            log.warning(f"{error}; create it, or correct dags.folder")
+            return
+        known = set(self._files)
+        if self._is_first:
+            known |= {record.path for record in await self._store.call(ListFiles())}
+        for name in sorted(known - set(found)):
+            await self._store.call(RemoveFile(name))
+            self._files.pop(name, None)
+            log.info("a DAG file is gone; its DAGs are inactive", file=name)
+        for name in found:
+            file = self._files.setdefault(name, _File())
+            signature = await asyncio.to_thread(sign_files, self._folder, file.names or [name])
+            if signature != file.signature and name not in self._waiting:
+                self._waiting.add(name)
+                self._queue.put_nowait(name)
+        self._is_first = False
+        self._check_ready()
+
+    def _check_ready(self) -> None:
+        if not self._waiting and not self._reading and not self._is_first:
+            self.ready.set()
+
+    async def _read_queued(self) -> None:
+        while True:
+            name = await self._queue.get()
+            if name in self._reading:
+                # Another process reads it; when that has ended, the next scan sees whether it is still different.
+                self._waiting.discard(name)
+                continue
+            self._waiting.discard(name)
+            self._reading.add(name)
+            try:
+                again = await self._update(name)
+            finally:
+                self._reading.discard(name)
+            if again:
+                self._changed.set()
+            else:
+                self._check_ready()
+
+    async def _update(self, name: str) -> bool:
+        """Read a file and store what it defines; True: it has to be read again."""
+        file = self._files.get(name)
+        if file is None:
+            return False
+        path = self._folder / name
+        try:
+            reading = await read_file(self._forker, path, self._folder, self._timeout_seconds)
+            modules = reading.result.modules if reading.result else None
+            before = await asyncio.to_thread(sign_files, self._folder, modules or [name])
+            now = await asyncio.to_thread(digest_files, self._folder, list(modules or [name]))
+            if reading.result is not None and now != reading.result.digest:
+                return True
+            if self._files.get(name) is file:
+                await self._keep(name, reading, now)
+            if self._files.get(name) is not file:
+                await self._store.call(RemoveFile(name))  # it was removed meanwhile
+        except CallRefusedError as error:
+            log.error("what a DAG file defines cannot be stored", file=name, error=str(error))  # noqa: TRY400
+        except (RemoteError, OSError) as error:
+            log.warning("a DAG file cannot be read or stored now", file=name, error=str(error))
+            await asyncio.sleep(RETRY_SECONDS)
+            return True
+        file.signature, file.names = before, list(modules or [name])
+        return False
+
+    async def _keep(self, name: str, reading: FileReading, digest: str) -> None:
+        result = reading.result
+        modules = result.modules if result is not None else {name: digest}
+        structures = result.structures if result is not None and reading.error is None else ()
+        call = StoreFile(
+            path=name,
+            digest=digest if result is not None else combine_digests(modules),
+            modules=modules,
+            error=reading.error,
+            structures=structures,
+            paused=self._paused,
+        )
+        stored = await self._store.call(call)
+        self._tell(name, reading, [(dag.dag_id, dag.refused) for dag in stored if dag.refused or dag.changed])
+
+    def _tell(self, name: str, reading: FileReading, changed: list[tuple[str, str]]) -> None:
+        file = self._files.get(name)
+        was_broken = file is not None and file.broken
+        if file is not None:
+            file.broken = reading.error is not None
+        if reading.output.strip():
+            log.info("a DAG file printed", file=name, output=reading.output.strip()[:_MAX_LINE])
+        if reading.error is not None:
+            last = reading.error.strip().splitlines()[-1] if reading.result else reading.error.splitlines()[0]
+            log.error("a DAG file cannot be read; its DAGs stay as they were", file=name, error=last[:_MAX_LINE])
+        elif was_broken:
+            log.info("a DAG file can be read again", file=name)
+        for dag_id, refused in changed:
+            if refused:
+                log.error("a DAG is not stored", file=name, dag=dag_id, error=refused)
+            else:
+                log.info("a DAG is stored", file=name, dag=dag_id)

@@ -1,0 +1,121 @@
+"""Reads one DAG file: what runs in a process that was forked for it, and is killed with its group if it takes too long.
+
+Whatever the file does ends with this process. What it prints is shown to the user, but is not part of the result.
+
+Invariant: the result is written last, as a whole, by the process that was asked for it and by no fork of it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+#: Bytes before the result that tell its length.
+LENGTH_BYTES = 8
+
+
+class ParseRequest(msgspec.Struct, frozen=True):
+    """Which file to read.
+
+    Attributes:
+        path: The file.
+        folder: The folder of DAG files.
+        timeout_seconds: After this time the place where it is goes to the output, because it is about to be killed.
+    """
+
+    path: str
+    folder: str
+    timeout_seconds: float = 30.0
+
+
+class ParseResult(msgspec.Struct, frozen=True):
+    """What a file defines.
+
+    Attributes:
+        modules: The file, and those below the folder that it imported, with the SHA-256 of their contents.
+        digest: One hash of all of them.
+        structures: Its DAGs, as JSON (`runtime.structures`).
+        error: The traceback, if it cannot be read.
+    """
+
+    modules: dict[str, str]
+    digest: str
+    structures: tuple[bytes, ...] = ()
+    error: str | None = None
+
+
+def parse(request: bytes, fds: list[int]) -> int:
+    """Read a file in this process; a zygote calls it in a fork.
+
+    Args:
+        request: A `ParseRequest`, as msgpack.
+        fds: Where to write the result, and what the file prints.
+    """
+    result_fd, output_fd = fds
+    pid = os.getpid()
+    asked = msgspec.msgpack.decode(request, type=ParseRequest)
+    for standard in (1, 2):
+        os.dup2(output_fd, standard)
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    faulthandler.dump_traceback_later(asked.timeout_seconds, file=output_fd)
+    result = parse_file(Path(asked.path), Path(asked.folder))
+    if os.getpid() != pid:
+        os._exit(0)  # the file forked, and this is the fork
+    faulthandler.cancel_dump_traceback_later()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # the file closed it
+            continue
+    text = msgspec.msgpack.encode(result)
+    _write(result_fd, len(text).to_bytes(LENGTH_BYTES) + text)
+    # Threads of the file would be waited for.
+    os._exit(0)
+
+
+def parse_file(path: Path, folder: Path) -> ParseResult:
+    """Run a DAG file in this process, and return what it defines, or the traceback."""
+    # Here, so that a zygote that preloads this module decides by its own list what is imported.
+    from tidemill.dags.building import serialize_dag
+    from tidemill.dags.loading import combine_digests, find_imports, load_file
+
+    error: str | None = None
+    structures: tuple[bytes, ...] = ()
+    try:
+        loaded = load_file(path, folder)
+        structures = tuple(serialize_dag(loaded.dags[dag_id]) for dag_id in sorted(loaded.dags))
+    except BaseException as raised:
+        error = describe_failure(raised)
+    modules = find_imports(path, folder)
+    return ParseResult(modules, combine_digests(modules), structures, error)
+
+
+def describe_failure(error: BaseException) -> str:
+    """Return the traceback of what a file raised, from the file on."""
+    if isinstance(error, SystemExit):
+        error = RuntimeError(f"the file called sys.exit({error.code!r})").with_traceback(error.__traceback__)
+    try:
+        frames = error.__traceback__
+        while frames is not None and not _is_users(frames):
+            frames = frames.tb_next
+        return "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+    except Exception:
+        return f"{type(error).__name__}: its text cannot be read"
+
+
+def _is_users(frame: Any) -> bool:
+    name = str(frame.tb_frame.f_globals.get("__name__", ""))
+    return not name.startswith("tidemill.") and not name.startswith("importlib")
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

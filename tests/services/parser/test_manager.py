@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import textwrap
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.until import until
+
+from tidemill.core.errors import RemoteError
+from tidemill.runtime.structures import read_structure
+from tidemill.services.parser.manager import ParserManager
+from tidemill.services.parser.reading import PRELOAD
+from tidemill.services.zygote.client import ZygoteClient
+from tidemill.services.zygote.messages import Setup
+from tidemill.store.calls import ListFiles, RemoveFile, StoredDag, StoreFile
+
+DAG = """
+from tidemill.dags import DAG, EmptyOperator
+with DAG({name!r}):
+    EmptyOperator(task_id={task!r})
+"""
+
+
+class Store:
+    """Keeps what is stored, by file."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, StoreFile] = {}
+        self.calls = 0
+        self.failures = 0
+
+    async def call(self, request: Any) -> Any:
+        if self.failures:
+            self.failures -= 1
+            raise RemoteError("the store is away")
+        match request:
+            case StoreFile():
+                self.calls += 1
+                self.files[request.path] = request
+                return tuple(StoredDag(read_structure(text).id, True) for text in request.structures)
+            case RemoveFile():
+                return self.files.pop(request.path, None) is not None
+            case ListFiles():
+                return tuple(self.files.values())
+
+    def task_of(self, path: str) -> str | None:
+        """Return the only task of the only DAG of a file."""
+        file = self.files.get(path)
+        return read_structure(file.structures[0]).tasks[0].id if file and file.structures else None
+
+
+def write(folder: Path, name: str, text: str) -> None:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_text(textwrap.dedent(text))
+    new.replace(path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    found = tmp_path / "dags"
+    found.mkdir()
+    return found
+
+
+@asynccontextmanager
+async def running(folder: Path, store: Store, timeout_seconds: float = 30.0) -> AsyncIterator[ParserManager]:
+    zygote = ZygoteClient(Setup(preload=PRELOAD))
+    await zygote.start()
+    manager = ParserManager(store, zygote, folder, timeout_seconds)
+    task = asyncio.create_task(manager.run())
+    try:
+        await asyncio.wait_for(manager.ready.wait(), 60)
+        yield manager
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        await zygote.close()
+        if not task.cancelled() and task.exception():
+            raise task.exception()  # type: ignore[misc]
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+async def test_files_are_read_stored_changed_and_removed(folder: Path, store: Store) -> None:
+    write(folder, "a.py", DAG.format(name="a", task="one"))
+    write(folder, "below/b.py", DAG.format(name="b", task="two"))
+    write(folder, ".hidden/c.py", DAG.format(name="c", task="three"))
+    write(folder, "helpers.py", "X = 1")
+    async with running(folder, store) as manager:
+        assert sorted(store.files) == ["a.py", "below/b.py"]
+        assert not manager.broken
+        write(folder, "a.py", DAG.format(name="a", task="changed"))
+        await until(lambda: store.task_of("a.py") == "changed")
+        write(folder, "new.py", DAG.format(name="new", task="new"))
+        await until(lambda: store.task_of("new.py") == "new")
+        (folder / "a.py").unlink()
+        await until(lambda: "a.py" not in store.files)
+        assert store.calls == 4  # nothing was read that had not changed
+    assert not list(folder.rglob("__pycache__"))
+
+
+async def test_a_file_is_read_again_when_a_module_that_it_imports_changes(folder: Path, store: Store) -> None:
+    write(folder, "names.py", "TASK = 'one'")
+    write(folder, "a.py", "from names import TASK" + DAG.format(name="a", task="x").replace("'x'", "TASK"))
+    write(folder, "b.py", DAG.format(name="b", task="b"))
+    async with running(folder, store):
+        assert store.task_of("a.py") == "one"
+        assert sorted(store.files["a.py"].modules) == ["a.py", "names.py"]
+        write(folder, "names.py", "TASK = 'two'")
+        await until(lambda: store.task_of("a.py") == "two")
+        assert store.calls == 3
+
+
+async def test_an_error_is_kept_with_its_traceback_until_the_file_is_right(folder: Path, store: Store) -> None:
+    write(folder, "a.py", "import missing_module\n" + DAG.format(name="a", task="one"))
+    write(folder, "b.py", DAG.format(name="b", task="two"))
+    async with running(folder, store) as manager:
+        error = store.files["a.py"].error or ""
+        assert error.startswith("Traceback (most recent call last):\n")
+        assert f'File "{folder}/a.py", line 1, in <module>' in error
+        assert error.endswith("ModuleNotFoundError: No module named 'missing_module'")
+        assert "tidemill/" not in error
+        assert manager.broken == 1
+        assert store.files["b.py"].error is None
+        # Another file makes it right: it did not exist when this one was read.
+        write(folder, "missing_module.py", "")
+        await until(lambda: store.files["a.py"].error is None)
+        assert store.task_of("a.py") == "one"
+        assert manager.broken == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (
+            "import os  # dag\nos._exit(7)",
+            "the process that read the file ended with status 7 before the end of the file",
+        ),
+        ("import sys\nsys.exit('no dag')", "RuntimeError: the file called sys.exit('no dag')"),
+        ("import os, signal  # dag\nos.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV"),
+        ("dag = 1 +", "SyntaxError: invalid syntax"),
+        ("raise KeyboardInterrupt  # dag", "KeyboardInterrupt"),
+        ("def f(): f()\nf()  # dag", "RecursionError"),
+        (DAG.format(name="a", task="b") + "    EmptyOperator(task_id='b')", "there is a task 'b' already"),
+        (
+            DAG.format(name="a", task="b") + "    EmptyOperator(task_id='c') >> EmptyOperator(task_id='d') >> "
+            "EmptyOperator(task_id='e', doc_md='x' * (4 << 20))",
+            "at most 4,194,304 are allowed",
+        ),
+        (DAG.format(name="a", task="b") + DAG.format(name="a", task="b"), "the file has two DAGs 'a'"),
+        (
+            "import os, time  # dag\nprint('before it hangs', flush=True)\nwhile True: time.sleep(1)",
+            "took longer than 1.5 s",
+        ),
+    ],
+)
+async def test_whatever_a_file_does_is_its_own_error(folder: Path, store: Store, text: str, error: str) -> None:
+    write(folder, "bad.py", text)
+    write(folder, "good.py", DAG.format(name="good", task="one"))
+    async with running(folder, store, timeout_seconds=1.5):
+        found = store.files["bad.py"].error or ""
+        assert error in found
+        assert store.task_of("good.py") == "one"
+        if "hangs" in text:
+            assert "before it hangs" in found
+            assert 'bad.py", line 3 in <module>' in found
+        # The next version of the file is not affected.
+        write(folder, "bad.py", DAG.format(name="bad", task="right"))
+        await until(lambda: store.task_of("bad.py") == "right")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os\nif not os.fork():\n    os.setsid()\n    import time; time.sleep(3600)",
+        "import os\nos.fork()",
+        "import sys\nsys.path.clear(); sys.modules.pop('json', None)",
+        "import os\nos.chdir('/'); os.environ.clear(); print('x' * 1_000_000)",
+        "import os\nos.close(1); os.close(2)",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(3600,)).start()",
+        "import atexit, time\natexit.register(time.sleep, 3600)",
+    ],
+)
+async def test_what_a_file_does_to_its_process_does_not_matter(folder: Path, store: Store, text: str) -> None:
+    write(folder, "odd.py", text + DAG.format(name="odd", task="one"))
+    here = os.getcwd()
+    async with running(folder, store):
+        assert store.files["odd.py"].error is None
+        assert store.task_of("odd.py") == "one"
+        assert store.calls == 1
+    assert os.getcwd() == here
+
+
+async def test_a_file_that_hangs_holds_up_no_other(folder: Path, store: Store) -> None:
+    write(folder, "hangs.py", "import time  # dag\ntime.sleep(3600)")
+    for number in range(20):
+        write(folder, f"f{number}.py", DAG.format(name=f"d{number}", task="one"))
+    zygote = ZygoteClient(Setup(preload=PRELOAD))
+    await zygote.start()
+    manager = ParserManager(store, zygote, folder, 3600.0)
+    task = asyncio.create_task(manager.run())
+    await until(lambda: len(store.files) == 20)
+    assert not manager.ready.is_set()
+    task.cancel()
+    await asyncio.wait([task])
+    await zygote.close()
+
+
+async def test_a_store_that_is_away_is_asked_again(folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemill.services.parser.manager.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("tidemill.services.parser.manager.SCAN_SECONDS", 0.05)
+    store.failures = 3
+    write(folder, "a.py", DAG.format(name="a", task="one"))
+    async with running(folder, store):
+        assert store.task_of("a.py") == "one"
+
+
+async def test_files_of_a_folder_that_is_away_are_not_removed(
+    folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.services.parser.manager.SCAN_SECONDS", 0.05)
+    write(folder, "a.py", DAG.format(name="a", task="one"))
+    async with running(folder, store):
+        away = folder.rename(folder.with_name("away"))
+        await asyncio.sleep(0.3)  # nothing can be waited for: nothing is to happen
+        assert "a.py" in store.files
+        write(away, "b.py", DAG.format(name="b", task="two"))
+        away.rename(folder)
+        await until(lambda: store.task_of("b.py") == "two")
+
+
+async def test_files_that_were_removed_while_nothing_ran_are_removed_at_the_start(folder: Path, store: Store) -> None:
+    await store.call(StoreFile("gone.py", ""))
+    write(folder, "a.py", DAG.format(name="a", task="one"))
+    async with running(folder, store):
+        assert sorted(store.files) == ["a.py"]
