@@ -241,7 +241,7 @@ class _Turns:
 
     def _note_ended(self, key: ClaimKey, end: TaskEnd) -> None:
         self._runs.pop(key, None)
-        self._source.note_ended(key)
+        self._source.note_ended(key, end)
 
 
 async def _wait(event: asyncio.Event) -> None:
