@@ -70,3 +70,6 @@ class TriggererSettings(Section):
     block_threshold_seconds: PositiveFloat = Field(
         0.2, description="A trigger that blocks the event loop for longer is named, with its stack."
     )
+    capacity: PositiveInt = Field(
+        10_000, description="Triggers of deferred tasks that a triggerer runs at once; the others wait for a place."
+    )

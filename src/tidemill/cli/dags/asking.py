@@ -5,7 +5,6 @@ A process that has the store open answers over its socket; otherwise the command
 
 from __future__ import annotations
 
-import asyncio
 import getpass
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 if TYPE_CHECKING:
+    import asyncio
+
     from tidemill.store.call import Call, Listed
 
 T = TypeVar("T")
@@ -77,6 +78,8 @@ def asking(config: Path | None, folder: Path | None) -> Iterator[Asker]:
         ConfigError: There is none, or it cannot be used.
         RemoteError: It cannot be reached.
     """
+    import asyncio
+
     from tidemill.config.loading import load_settings
     from tidemill.services.dag_store import choose_folder, open_dag_store
 
