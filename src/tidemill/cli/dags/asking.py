@@ -49,10 +49,16 @@ class Asker:
         """Return the answer to a call.
 
         Raises:
-            CallRefusedError: The store refuses it.
+            ConfigError: The store refuses it.
             RemoteError: The store failed.
         """
-        answer: T = self._runner.run(self._store.call(call))
+        from tidemill.core.errors import ConfigError
+        from tidemill.store.call import CallRefusedError
+
+        try:
+            answer: T = self._runner.run(self._store.call(call))
+        except CallRefusedError as error:
+            raise ConfigError(str(error)) from error
         return answer
 
     def ask_pages(self, build: Callable[[str | None], Call[Listed[T]]]) -> Iterator[tuple[T, ...]]:
@@ -71,8 +77,13 @@ class Asker:
 
 
 @contextmanager
-def asking(config: Path | None, folder: Path | None) -> Iterator[Asker]:
+def asking(config: Path | None, folder: Path | None, *, create: bool = False) -> Iterator[Asker]:
     """Open the store of a folder of DAGs for the block.
+
+    Args:
+        config: The file with settings.
+        folder: The folder.
+        create: Whether the store is created if it does not exist.
 
     Raises:
         ConfigError: There is none, or it cannot be used.
@@ -85,7 +96,7 @@ def asking(config: Path | None, folder: Path | None) -> Iterator[Asker]:
 
     settings = load_settings(config)
     with asyncio.Runner() as runner:
-        store = runner.run(open_dag_store(settings, choose_folder(settings, folder)))
+        store = runner.run(open_dag_store(settings, choose_folder(settings, folder), create=create))
         try:
             yield Asker(runner, store)
         finally:
