@@ -11,6 +11,7 @@ from tests.store.server import PostgresServer
 from tidemill.store.calls import (
     ClaimTriggers,
     ClearTasks,
+    CreateRun,
     Deferral,
     ListPools,
     OutcomeKind,
@@ -114,3 +115,15 @@ async def test_a_request_that_is_sent_twice_at_once_claims_once(players: list[Pl
     first, second = await asyncio.gather(players[0].store.call(turn), players[1].store.call(turn))
 
     assert first.claimed == second.claimed
+
+
+async def test_a_run_that_is_created_while_the_one_before_ends_is_not_forgotten(players: list[Player]) -> None:
+    structure = dag(task("a", depends_on_past=True), max_active_runs=100)
+    run = await players[0].create(structure, logical_us=1)
+    for number in range(2, 12):
+        (attempt,) = await players[0].claim()
+        report, create = players[0].report(attempt, Success()), CreateRun("dag", logical_us=number)
+        _, run = await asyncio.gather(report, players[1].store.call(create))
+    await players[0].play()
+
+    assert (await players[0].run(run)).state == "success"

@@ -84,10 +84,14 @@ def end_service(connection: Connection, number: int, by: int | None, context: Ca
     """End a service, and free what it holds; see `EndService` and `LoseService`."""
     if not end_session(connection, number, context.now_us, by):
         return False
+    _free_all(connection, number, context)
+    return True
+
+
+def _free_all(connection: Connection, number: int, context: CallContext) -> None:
     _lose_tasks(connection, number, context)
     _free_callbacks(connection, number, context)
     _free_triggers(connection, number, context)
-    return True
 
 
 def lose_others(connection: Connection, request: LoseOthers, context: CallContext) -> tuple[int, ...]:
@@ -98,7 +102,11 @@ def lose_others(connection: Connection, request: LoseOthers, context: CallContex
     if request.boot_id is not None:
         wanted.append(_SERVICE.boot_id == request.boot_id)
     found = connection.execute(select(_SERVICE.id).where(and_(*wanted)).order_by(_SERVICE.id)).scalars().all()
-    return tuple(number for number in found if end_service(connection, number, None, context))
+    # First the rows of services, then those of tasks, as everywhere.
+    ended = tuple(number for number in found if end_session(connection, number, context.now_us, None))
+    for number in ended:
+        _free_all(connection, number, context)
+    return ended
 
 
 def list_services(connection: Connection, request: ListServices) -> tuple[ServiceRecord, ...]:

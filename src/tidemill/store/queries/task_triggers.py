@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row, Select, and_, exists, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, exists, literal_column, or_, select, update
 
 from tidemill.core.tasks.attempt import Already, Answer, Fenced, Moved
 from tidemill.core.tasks.inputs import Input, TriggerFailed, TriggerFired
@@ -70,7 +70,11 @@ def _take_free(connection: Connection, request: ClaimTriggers, context: CallCont
             )
         )
     )
-    free = [_TRIGGER.task_id.is_not(None), _TRIGGER.state == TriggerState.REGISTERED.value]
+    free: list[ColumnElement[bool]] = [
+        _TRIGGER.task_id.is_not(None),
+        _TRIGGER.state == literal_column("'registered'"),
+        _CURSOR.session_id.is_(None),
+    ]
     free.append(or_(_TRIGGER.stream_key.is_(None), ~elsewhere))
     if request.queues:
         free.append(_TRIGGER.queue.in_(request.queues))
@@ -86,6 +90,10 @@ def _take_free(connection: Connection, request: ClaimTriggers, context: CallCont
     if found:
         dialect = find_dialect(connection)
         wanted, given = select(IDS.build_source(dialect).c.id), IDS.build_parameters(dialect, build_id_rows(found))
+        # Read anew now that the cursors are locked: the wide rows may have changed while they were not.
+        still = select(_TRIGGER.id).where(and_(_TRIGGER.id.in_(wanted), free[1])).order_by(_TRIGGER.id)
+        found = list(connection.execute(still, given).scalars())
+        given = IDS.build_parameters(dialect, build_id_rows(found))
         new = {"token": _CURSOR.token + 1, "session_id": request.service, "claim_request": request.request}
         connection.execute(update(trigger_cursor).where(_CURSOR.trigger_id.in_(wanted)).values(new), given)
         state = {"state": _RUNNING, "reason": None, "changed_us": context.now_us}
