@@ -119,7 +119,7 @@ def test_a_key_that_was_cut_is_shown_so(folder: Path):
     with RecordWriter(DebugSettings(db_dir=str(folder)), "g", "host-2") as writer:
         writer.put_rows("e1", 0, 1, RowTable.MESSAGES, messages(message(9, 3, key=b"k" * 256), message(10, 3, key=b"")))
     assert "kkk ... (only the first 256 bytes of keys are kept)\n" in run("trace", "orders:3:9", "pipeline.yaml").stdout
-    assert "key (empty)\n" in run("trace", "orders:3:10", "pipeline.yaml").stdout
+    assert "an empty key\n" in run("trace", "orders:3:10", "pipeline.yaml").stdout
 
 
 def test_a_task_and_a_label_that_are_not_utf_8_are_found_as_they_are_stored(folder: Path):
@@ -368,3 +368,17 @@ def test_messages_are_exported_with_the_columns_of_the_history(folder: Path, tmp
     assert set(table["worker"].to_pylist()) == {"host-1"}
     assert table["finished_at"].to_pylist()[0].year == 2027
     assert "0 messages" in run("record", "export", "--parquet", "none", "pipeline.yaml", "--until", "2026-01-01").stderr
+
+
+def test_a_message_whose_payload_was_refused_is_dead_lettered_and_not_done(folder: Path):
+    with RecordWriter(DebugSettings(db_dir=str(folder)), "g", "host-2") as writer:
+        rows = messages(message(50), message(51))
+        writer.put_rows("e1", 0, 1, RowTable.MESSAGES, rows)
+        at = START + 50 * 1000 + 9_000
+        letter = RecordedEvent(at, EventKind.DEAD_LETTERED, TOPIC, 0, 50, sink="sinks.kafka.out", text="too large")
+        writer.put_events("e1", 0, 2, [letter])
+        wait_until(lambda: writer.statistics.rows == 2, 30)
+    said = run("trace", f"{TOPIC}:0:50", "pipeline.yaml").stdout
+    assert said.startswith(f"{TOPIC}:0:50 dead-lettered in 10.0 ms")
+    assert "dead-lettered, 1 payload" in said
+    assert run("trace", f"{TOPIC}:0:51", "pipeline.yaml").stdout.startswith(f"{TOPIC}:0:51 done in")

@@ -147,11 +147,11 @@ def test_long_texts_do_not_take_long() -> None:
     texts += ["-" * 200_000, "--token" * 30_000, "-u " * 70_000, "-u a" + "b" * 200_000, "?a-" * 70_000 + "="]
     texts += ["-----BEGIN PRIVATE KEY-----" * 8_000, "sk-live-" * 25_000, "eyJ" + "a." * 100_000, "-u a:" * 40_000]
 
-    started = time.perf_counter()
+    started = time.process_time()
     for text in texts:
         redact_text(text)
 
-    assert time.perf_counter() - started < 2.0
+    assert time.process_time() - started < 2.0
 
 
 def test_the_value_of_an_option_is_masked_where_a_letter_shows_arguments() -> None:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from tidemill.core.errors import FencedError, RemoteError, TidemillError, describe_error, escape_surrogates
+from tidemill.core.errors import (
+    ConfigError,
+    FencedError,
+    HandlerError,
+    RemoteError,
+    TidemillError,
+    describe_error,
+    escape_surrogates,
+    find_unexpected,
+)
 
 
 def test_a_remote_error_is_retryable_unless_it_says_otherwise() -> None:
@@ -31,3 +40,13 @@ def test_only_lone_surrogates_are_escaped() -> None:
     assert escape_surrogates("\ud800.jpg") == "\\ud800.jpg"
     assert escape_surrogates(b"caf\xe9".decode("utf-8", "surrogateescape")) == "caf\\udce9"
     assert describe_error(FileNotFoundError("\udcff ü")) == "FileNotFoundError: \\udcff ü"
+
+
+def test_the_traceback_is_shown_of_what_raised_and_of_nothing_outside() -> None:
+    cause, bare, caused = ValueError("x"), HandlerError("y"), HandlerError("z")
+    caused.__cause__ = cause
+    assert find_unexpected(ConfigError("no such file")) is None
+    assert find_unexpected(RemoteError("down")) is None
+    assert find_unexpected(cause) is cause
+    assert find_unexpected(bare) is bare
+    assert find_unexpected(caused) is cause

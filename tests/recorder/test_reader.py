@@ -595,3 +595,30 @@ def test_a_file_that_is_cut_while_it_is_read_is_skipped_and_does_not_end_the_pro
     assert page.rows == []
     assert page.problems
     assert f"{recorded}/g.w/w-" not in Path("/proc/self/maps").read_text()
+
+
+def test_a_letter_belongs_to_the_time_at_which_its_message_was_processed(tmp_path: Path) -> None:
+    minute = 60_000_000
+
+    def letter(offset: int, at: int, partition: int = 0, topic: str = TOPIC) -> RecordedEvent:
+        return RecordedEvent(at, EventKind.DEAD_LETTERED, topic, partition, offset, text="refused")
+
+    rows = [message(offset, consumed_at=START, resolved_at=START + 1_000) for offset in range(6)]
+    rows += [message(0, consumed_at=START + minute, resolved_at=START + minute + 1_000)]
+    rows += [message(6, consumed_at=START, resolved_at=START + 1_000, status="failed")]
+    events = [letter(0, START + minute + 500), letter(1, START), letter(2, START + 1_000), letter(3, START + 1_001)]
+    events += [letter(4, START + 5, 1), letter(4, START + 5, 0, "other"), letter(6, START + 5)]
+    events += [RecordedEvent(START + 5, EventKind.TASK_FAILED, TOPIC, 0, 5, text="refused")]
+    with RecordWriter(DebugSettings(db_dir=str(tmp_path)), "g", "w") as writer:
+        writer.put_rows("e1", 0, 1, RowTable.MESSAGES, messages(*rows))
+        writer.put_events("e1", 0, 2, events)
+        wait_until(lambda: writer.statistics.rows == len(rows))
+    with RecordWriter(DebugSettings(db_dir=str(tmp_path)), "g", "other") as writer:
+        writer.put_events("e2", 0, 1, [letter(5, START + 5)])
+    reader = Reader(tmp_path)
+    page = reader.find_messages(MessageQuery(topic=TOPIC, recording="g.w"))
+    found = reader.find_dead_lettered(page.rows)
+    dead = {(row.offset, row.consumed_at) for row, has in zip(page.rows, found, strict=True) if has}
+    assert dead == {(0, START + minute), (1, START), (2, START)}, "a failed one is failed"
+    assert reader.find_dead_lettered([]) == []
+    assert reader.find_dead_lettered(page.rows * 600)[: len(found)] == found

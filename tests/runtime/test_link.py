@@ -9,13 +9,14 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import msgspec
 import pytest
 from tests.until import until
 
-from tidemill.core.errors import RemoteError, escape_surrogates
+from tidemill.core.errors import RemoteError, UserActionError, escape_surrogates
 from tidemill.core.pipeline.message_stage import MessageStage, Stage
 from tidemill.runtime import link_messages as frames
 from tidemill.runtime.beats import Beat, PartitionChanges, whole_beat
@@ -25,6 +26,8 @@ from tidemill.runtime.link_messages import Ask, Challenge, Drain, Go, Hello, Lin
 from tidemill.runtime.link_proof import Side, link_proof, new_nonce
 from tidemill.runtime.link_server import LinkServer
 from tidemill.runtime.live_tasks import LiveState, LiveTask
+from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.probe_report import ProbeReport, ProbeStatus
 from tidemill.runtime.progress import (
     MAX_ERROR_CHARS,
     UNSENT,
@@ -512,3 +515,83 @@ async def test_what_executors_do_is_sent_only_while_the_driver_watches(driver: D
     while (await driver.next("beat"))[2].consumed < before + 2:
         pass
     assert engine.lost.empty(), "a bug there ends no link"
+
+
+class Probing:
+    """Answers probes as a test says."""
+
+    def __init__(self, answer: ProbeReport | Exception) -> None:
+        self.answer = answer
+        self.probed: list[tuple[SourceMessage, float]] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def probe(self, message: SourceMessage, seconds: float) -> ProbeReport:
+        self.probed.append((message, seconds))
+        await self.gate.wait()
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def probing(driver: Driver, link: int, message: SourceMessage) -> Future[ProbeReport]:
+    return asyncio.run_coroutine_threadsafe(driver.server.probe(link, message, 3.0), driver.server.loop)
+
+
+async def test_a_message_is_probed_by_an_engine_whose_beats_go_on(driver: Driver) -> None:
+    engine = Engine(driver.address)
+    await engine.link.connect()
+    _, link, _ = await driver.next("hello")
+    large = SourceMessage("t", 3, 17, b"\xff", b"v" * 1024 * 1024, (("h", None),), 1_790_000_000_000)
+    report = ProbeReport(ProbeStatus.DONE, "well", 0.5, sinks={"sinks.kafka.x": 1})
+    engine.link.answers.prober = source = Probing(report)
+    source.gate.clear()
+    answer = asyncio.wrap_future(probing(driver, link, large))
+    await until(lambda: source.probed)
+    for _ in range(3):
+        await driver.next("beat")
+    source.gate.set()
+    assert await answer == report
+    assert source.probed == [(large, 3.0)]
+
+
+async def test_why_a_message_is_not_probed_is_told(driver: Driver) -> None:
+    engine = Engine(driver.address)
+    await engine.link.connect()
+    _, link, _ = await driver.next("hello")
+    small = SourceMessage("t", 3, 17)
+    with pytest.raises(UserActionError, match=r"debug\.probe_enabled"):
+        await asyncio.wrap_future(probing(driver, link, small))
+    engine.link.answers.prober = Probing(UserActionError("it is draining"))
+    with pytest.raises(UserActionError, match="it is draining"):
+        await asyncio.wrap_future(probing(driver, link, small))
+    engine.link.answers.prober = Probing(RuntimeError("a bug \ud800"))
+    with pytest.raises(UserActionError, match="RuntimeError: a bug"):
+        await asyncio.wrap_future(probing(driver, link, small))
+    engine.link.answers.prober = Probing(ProbeReport(ProbeStatus.DONE, "\ud800", 0.5))
+    with pytest.raises(UserActionError, match="UnicodeEncodeError"):
+        await asyncio.wrap_future(probing(driver, link, small))
+    with pytest.raises(RemoteError, match="cannot be sent to an engine"):
+        await asyncio.wrap_future(probing(driver, link, SourceMessage("\ud800", 3, 17)))
+    with pytest.raises(RemoteError, match="cannot be sent to an engine"):
+        await asyncio.wrap_future(probing(driver, link, SourceMessage("t", 3, 17, None, b"x" * 5 * 1024 * 1024)))
+    engine.link.answers.prober = Probing(ProbeReport(ProbeStatus.DONE, "well", 0.5))
+    assert (await asyncio.wrap_future(probing(driver, link, small))).text == "well"
+
+
+async def test_a_probe_of_an_engine_that_is_gone_ends(driver: Driver) -> None:
+    engine = Engine(driver.address)
+    await engine.link.connect()
+    _, link, _ = await driver.next("hello")
+    engine.link.answers.prober = source = Probing(ProbeReport(ProbeStatus.DONE, "well", 0.5))
+    source.gate.clear()
+    answer = asyncio.wrap_future(probing(driver, link, SourceMessage("t", 3, 17)))
+    await until(lambda: source.probed)
+    driver.do(driver.server.close_link, link)
+    with pytest.raises(RemoteError, match="the link to the engine was closed"):
+        await answer
+    with pytest.raises(RemoteError, match="busy, or closed"):
+        await asyncio.wrap_future(probing(driver, link, SourceMessage("t", 3, 17)))
+    await driver.next("hello")
+    source.gate.set()
+    await driver.next("beat")

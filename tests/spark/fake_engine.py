@@ -45,6 +45,7 @@ class FakeEngine:
         self.fault: str | None = None
         self.records = None
         self.live = FakeLive()
+        self.prober = None
 
     def beat(self, *, whole: bool) -> Beat:
         return whole_beat(self.progress())

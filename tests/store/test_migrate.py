@@ -222,6 +222,17 @@ async def test_an_empty_database_is_not_a_store_for_a_reader(postgres) -> None:
         await open_reader(await postgres.new_database())
 
 
+async def test_a_reader_waits_for_the_tables_that_a_writer_is_creating(tmp_path) -> None:
+    path = tmp_path / "new.db"
+    path.touch()
+    reading = asyncio.create_task(open_reader(f"sqlite:///{path}"))
+    await asyncio.sleep(0.1)  # it finds no tables
+    assert not reading.done()
+    writer = await open_store(f"sqlite:///{path}")
+    await (await reading).close()
+    await writer.close()
+
+
 async def test_the_migrations_are_part_of_the_package() -> None:
     assert (MIGRATIONS / "env.py").is_file()
     assert MIGRATIONS.is_relative_to(Path(sys.modules["tidemill.store"].__file__ or "").parent)

@@ -20,6 +20,8 @@ COUNT = 250
 TOPIC = "orders"
 #: The message with everything: a retry, a failure, a refused delivery, a letter.
 FAILED = 240
+#: The message whose tasks ended well, and whose only payload was dead-lettered.
+REFUSED = 245
 KEY = f"A-17 {SCRIPT}"
 ERROR_CLASS = f"exit code # {SCRIPT}"
 
@@ -114,6 +116,17 @@ def record(folder: Path) -> int:
             ]
         )
     ]
+    events.append(
+        RecordedEvent(
+            at(REFUSED, 600),
+            EventKind.DEAD_LETTERED,
+            TOPIC,
+            REFUSED % 4,
+            REFUSED,
+            sink="sinks.postgres.db",
+            text=f"value too long {SCRIPT}",
+        )
+    )
     events.append(RecordedEvent(last, EventKind.ACTION, text="release", data={"by": "ann"}))
     settings = DebugSettings(db_dir=str(folder))
     config = {"kafka": {"client_config": {"sasl.password": "***"}}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import msgspec
@@ -12,7 +13,18 @@ from tidemill.core.pipeline.message_stage import MessageStage, Stage
 from tidemill.runtime.durations import Durations
 from tidemill.runtime.link_server import TakeLive
 from tidemill.runtime.live_tasks import LiveState
+from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.open_message import OpenMessage
+from tidemill.runtime.probe_report import (
+    ProbeAttempt,
+    ProbeLetter,
+    ProbePayload,
+    ProbeReport,
+    ProbeStage,
+    ProbeStatus,
+    ProbeTask,
+    ProbeText,
+)
 from tidemill.runtime.progress import EngineProgress, PartitionHead, SinkStats
 from tidemill.spark.live.monitoring import Monitored
 from tidemill.spark.live.web_ui import Watched
@@ -107,6 +119,41 @@ def make_engine(slot: int, **changes: Any) -> EngineProgress:
     return msgspec.structs.replace(progress, **changes)
 
 
+NOTHING = ProbeText("")
+#: Of a message whose task was tried twice, and whose second hook raised.
+PROBE_REPORT = ProbeReport(
+    ProbeStatus.FAILED,
+    "it would have left 1 dead letter",
+    3.25,
+    [
+        ProbeStage("deserialize_message", "", 0.001, 0.0004, NOTHING),
+        ProbeStage("arrange", "", 0.002, 0.03, NOTHING),
+        ProbeStage("on_error", f"task-{SCRIPT}", 1.1, 0.002, NOTHING),
+        ProbeStage("on_task_complete", f"task-{SCRIPT}", 2.6, 0.1, NOTHING),
+        ProbeStage("on_message_complete", "", 2.7, 0.5, ProbeText(f"ValueError: {SCRIPT}\n  handler.py:3", True)),
+    ],
+    [
+        ProbeTask(
+            f"task-{SCRIPT}",
+            "",
+            ["--token", "***", SCRIPT],
+            {"tenant": SCRIPT},
+            "ok",
+            False,
+            [
+                ProbeAttempt(1, 0.05, 1.0, "exit", 3, 4_711, NOTHING, NOTHING, ProbeText(f"no {SCRIPT}\n")),
+                ProbeAttempt(2, 1.5, 1.0, "ok", 0, 4_712, NOTHING, ProbeText(f"result {SCRIPT}", True), NOTHING),
+            ],
+        )
+    ],
+    [ProbePayload("sinks.kafka.results", "on_task_complete", f"task-{SCRIPT}", ProbeText('{\n  "data": "***"\n}'))],
+    {"sinks.kafka.results": 1},
+    [ProbeLetter("hook", ProbeText(f"on_message_complete: ValueError: {SCRIPT}"), "")],
+    2,
+    7,
+)
+
+
 class ScriptedPipeline:
     """What the driver knows, as a test sets it.
 
@@ -128,6 +175,11 @@ class ScriptedPipeline:
         self.asked = 0
         self.watches = 0
         self.live: dict[int, LiveState] = {}
+        self.probed: list[tuple[SourceMessage, float]] = []
+        self.report: ProbeReport | Exception = PROBE_REPORT
+        #: Probes go on when it is set.
+        self.probe_gate = threading.Event()
+        self.probe_gate.set()
 
     def progress(self) -> PipelineProgress:
         self.asked += 1
@@ -145,6 +197,13 @@ class ScriptedPipeline:
         self.watches += 1
         for slot, state in self.live.items():
             take(slot, f"engine-{slot}", state)
+
+    def probe(self, message: SourceMessage, seconds: float) -> ProbeReport:
+        self.probed.append((message, seconds))
+        assert self.probe_gate.wait(60)
+        if isinstance(self.report, Exception):
+            raise self.report
+        return self.report
 
     def find_message(self, topic: str, partition: int, offset: int) -> OpenMessage | None:
         if offset == 13:

@@ -21,6 +21,8 @@ from tidemill.web.letters.section import build_section as build_letters_section
 from tidemill.web.pages import Pages
 from tidemill.web.pipeline.section import PipelineView, build_section
 from tidemill.web.pipeline.start import describe_about, open_archive
+from tidemill.web.probe.desk import ProbeDesk
+from tidemill.web.probe.section import build_section as build_probe_section
 from tidemill.web.recorded.section import build_section as build_recorded_section
 from tidemill.web.sections import Health, Section
 from tidemill.web.values.section import ValueReader
@@ -46,7 +48,10 @@ def make_app(pipeline: ScriptedPipeline, more: Sequence[Section] = (), workers: 
     sections.append(build_letters_section(LetterBox(watched.settings), pages, archive.max_rows))
     desk = RedriveDesk(watched.settings, view.note_action)
     sections.append(build_redrive_section(desk, watched.settings, pages))
-    sections.append(build_values_section(ValueReader(watched.settings), pages))
+    reader = ValueReader(watched.settings)
+    sections.append(build_values_section(reader, pages))
+    probes = ProbeDesk(watched.engines, view.note_action)
+    sections.append(build_probe_section(probes, reader, watched.settings, pages))
     return create_app([*sections, *more], pages, logins, origins, health, PORT, workers)
 
 

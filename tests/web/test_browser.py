@@ -27,6 +27,7 @@ from tidemill.deadletters.restore import SourceReader
 from tidemill.runtime.live_tasks import LiveState, LiveTask, LiveWindow
 from tidemill.runtime.messages import SourceMessage
 from tidemill.spark.live.web_ui import serve_web
+from tidemill.web.values.section import ValueReader
 
 PAGES = {
     "overview": "/",
@@ -41,6 +42,7 @@ PAGES = {
     "letter": "/letters/letter-5",
     "runs": "/runs",
     "redrives": "/redrives?kind=delivery&letter=letter-1",
+    "probe": "/probe",
     "recordings": "/recordings",
     "metrics": "/metrics-queries",
     "configuration": "/configuration",
@@ -349,6 +351,53 @@ def test_a_value_is_read_where_the_reader_asks_for_it(
         page.click("#value a")
         page.wait_for_selector("text=was removed from its topic (retention)")
         assert [line for line in watch.wrong if "404" not in line] == []
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+def test_a_message_is_probed_with_the_keyboard_alone(
+    browser: Browser, served: Served, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]
+) -> None:
+    def fetch(self: ValueReader, topic: str, partition: int, offset: int) -> SourceMessage:
+        return SourceMessage(topic, partition, offset, b"k", b"recorded")
+
+    monkeypatch.setattr(ValueReader, "fetch", fetch)
+    pipeline = served.pipeline
+    pipeline.probed.clear()
+    pipeline.probe_gate.clear()
+    try:
+        with opened(browser, served, size, "light") as (page, watch):
+            page.goto(f"{served.base}{PAGES['message']}")
+            page.focus("text=Probe >> nth=1")
+            page.keyboard.press("Enter")
+            page.wait_for_url("**/probe?partition=0&offset=*")
+            assert not page.locator("textarea[name=value]").is_visible()
+            page.focus("#probe")
+            page.keyboard.press("Enter")
+            page.wait_for_selector("#state .chip:has-text('running')")
+            page.select_option("[name=source]", "pasted")
+            page.fill("textarea[name=value]", f'{{"text": "{SCRIPT}"}}')
+            page.fill("[name=key]", r"\xff")
+            page.fill("[name=headers]", "trace: 1\nbare")
+            page.focus("#probe")
+            page.keyboard.press("Enter")
+            page.wait_for_selector(".toasts >> text=another message is being probed")
+            pipeline.probe_gate.set()
+            page.wait_for_selector("#status:has-text('failed')")
+            page.focus("#probe")
+            page.keyboard.press("Enter")
+            page.wait_for_selector("#state h2:has-text('A message as')")
+            page.wait_for_selector("#status:has-text('failed')")
+            assert SCRIPT in page.inner_text("#state")
+            assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+            page.select_option("[name=encoding]", "none")
+            assert page.locator("textarea[name=value]").is_disabled()
+            assert [line for line in watch.wrong if "429" not in line] == []
+    finally:
+        pipeline.probe_gate.set()
+    first, second = (message for message, _ in pipeline.probed)
+    assert (first.key, first.value, first.offset) == (b"k", b"recorded", FAILED)
+    assert (second.key, second.value) == (b"\xff", f'{{"text": "{SCRIPT}"}}'.encode())
+    assert second.headers == (("trace", b"1"), ("bare", None))
 
 
 def test_a_drain_is_confirmed_by_its_name_with_the_keyboard_alone(browser: Browser, served: Served) -> None:

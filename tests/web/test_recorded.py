@@ -12,13 +12,15 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.recorder.rows import message, messages
+from tests.recorder.rows import START, message, messages, task, tasks
 from tests.until import until
-from tests.web.recordings import COUNT, ERROR_CLASS, FAILED, KEY, TOPIC, record
+from tests.web.recordings import COUNT, ERROR_CLASS, FAILED, KEY, REFUSED, TOPIC, record
 from tests.web.scripted_pipeline import SCRIPT, SECRET, ScriptedPipeline
 from tests.web.serving import log_in
 
+from tidemill.config.debug_settings import DebugSettings
 from tidemill.recorder.counts import Counts
+from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.queries import MessageQuery
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.writer import RecordWriter
@@ -252,7 +254,7 @@ async def test_tasks_and_events_are_filtered_by_the_address(pipeline: ScriptedPi
         wrong = await client.get("/api/v1/events?kind=nothing")
 
     assert {task["task_id"] for task in failed["rows"]} == {f"task-{FAILED}"}
-    assert {event["offset"] for event in letters["rows"]} == {0, 80, 160, 240}
+    assert {event["offset"] for event in letters["rows"]} == {0, 80, 160, 240, REFUSED}
     assert [event["data"] for event in action["rows"]] == [{"by": "ann"}]
     assert wrong.status_code == 422
 
@@ -344,3 +346,67 @@ async def test_pages_of_times_before_1970_lead_to_the_next_one(pipeline: Scripte
 
     assert {row["offset"] for row in first["rows"]} == set(range(COUNT - 100, COUNT))
     assert {row["offset"] for row in second["rows"]} == set(range(COUNT - 200, COUNT - 100))
+
+
+async def test_a_message_whose_only_payload_was_dead_lettered_does_not_look_done(pipeline: ScriptedPipeline) -> None:
+    async with log_in(pipeline) as client:
+        rows = (await client.get("/api/v1/messages?limit=20")).json()["rows"]
+        story = (await client.get(f"/api/v1/messages/orders/{REFUSED % 4}/{REFUSED}")).json()
+        listed = (await client.get(f"/messages?key=customer-{REFUSED % 7}")).text
+        page = (await client.get(f"/messages/orders/{REFUSED % 4}/{REFUSED}")).text
+    found = {row["offset"]: (row["status"], row["dead_lettered"]) for row in rows}
+    assert found[REFUSED] == ("done", True), "the status of the history keeps its meaning"
+    assert found[FAILED] == ("failed", False)
+    assert found[REFUSED - 1] == ("done", False)
+    assert story["stories"][0]["message"]["dead_lettered"] is True
+    assert listed.count('<span class="chip bad">dead-lettered</span>') == 1
+    assert page.count('<span class="chip bad">dead-lettered</span>') == 2
+    assert '<span class="chip good">done</span>' not in page
+
+
+#: Turns the text behind it around, moves the cursor of a terminal, hides, ends a line.
+ODD = "a\u202eb\x1b[2Jc\u200bd\x00"
+SHOWN = r"a\u202eb\x1b[2Jc\u200bd\x00"
+
+
+async def test_what_cannot_be_seen_or_turns_text_around_is_shown_as_its_number(tmp_path: Path) -> None:
+    row = message(7, error=f"exit {ODD}", status="failed")
+    ran = task(ODD, [7], labels=[(f"name{ODD}", ODD)], args=[ODD], error=f"one\n\ttwo {ODD}", stderr=b"x\xe2\x80\xae")
+    event = RecordedEvent(START + 9_000, EventKind.TASK_FAILED, TOPIC, 0, 7, ODD, text=f"no {ODD}", error_class=ODD)
+    with RecordWriter(DebugSettings(db_dir=str(tmp_path)), "g", "w") as writer:
+        writer.put_rows("e1", 0, 1, RowTable.MESSAGES, messages(row))
+        writer.put_rows("e1", 0, 2, RowTable.TASKS, tasks(ran))
+        writer.put_events("e1", 0, 3, [event])
+        await until(lambda: writer.statistics.rows == 2)
+    debug = {"enabled": True, "db_dir": str(tmp_path)}
+    async with log_in(ScriptedPipeline({"debug": debug})) as client:
+        found = (await client.get("/api/v1/tasks")).json()["rows"][0]
+        paths = ["/messages", "/messages/orders/0/7", "/tasks", "/events", "/failures?since=2000-01-01"]
+        pages = [(await client.get(path)).text for path in paths]
+        search = await client.get("/tasks", params={"task": ODD})
+    assert found["task_id"] == ODD, "programs get what it is"
+    for path, page in zip(paths, pages, strict=True):
+        shown = [char for char in page if not char.isprintable() and char != "\n"]
+        assert set(shown) <= {"\t"}, path
+        assert SHOWN in html.unescape(page), path
+    assert "one\n\ttwo" in html.unescape(pages[1]), "lines stay lines"
+    assert f'value="{ODD}"' in search.text, "what is sent again is what was given"
+    assert "No recorded task matches" not in search.text
+
+
+async def test_no_key_an_empty_one_and_one_that_says_none_are_three_things(tmp_path: Path) -> None:
+    keys = [None, b"", b"none", b"no key", b"empty key"]
+    rows = [message(offset, key=key) for offset, key in enumerate(keys)]
+    with RecordWriter(DebugSettings(db_dir=str(tmp_path)), "g", "w") as writer:
+        writer.put_rows("e1", 0, 1, RowTable.MESSAGES, messages(*rows))
+        await until(lambda: writer.statistics.rows == len(rows))
+    async with log_in(ScriptedPipeline({"debug": {"enabled": True, "db_dir": str(tmp_path)}})) as client:
+        found = (await client.get("/api/v1/messages")).json()["rows"]
+        page = (await client.get("/messages")).text
+        alone = [(await client.get(f"/messages/orders/0/{offset}")).text for offset in range(len(keys))]
+    assert [row["key"] for row in found] == ["empty key", "no key", "none", "", None]
+    wanted = ['<i class="faint">no key</i>', '<i class="faint">empty key</i>']
+    wanted += [f'<code title="{key}">{key}</code>' for key in ("none", "no key", "empty key")]
+    for text, own in zip(wanted, alone, strict=True):
+        assert page.count(text) == 1, text
+        assert own.count(text) == 1, text

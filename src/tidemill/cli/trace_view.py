@@ -18,7 +18,7 @@ import msgspec
 from tidemill.config.redaction import redact_text
 from tidemill.core.recorder.key_text import write_key
 from tidemill.core.wording import format_count
-from tidemill.recorder.queries import EventRow, MessageRow, Story, TaskRow, Trace
+from tidemill.recorder.queries import EventRow, MessageRow, Story, TaskRow, Trace, show_status
 from tidemill.recorder.schema import MAX_KEY_BYTES
 from tidemill.runtime.log_console import escape
 from tidemill.runtime.open_message import OpenMessage
@@ -51,8 +51,9 @@ def describe_trace(trace: Trace) -> str:
 def _describe_story(story: Story) -> str:
     row = story.message
     replacements = len({task.task_id for task in story.tasks if task.parent is not None})
+    status = show_status(row.status, is_dead_lettered=story.is_dead_lettered)
     lines = [
-        *_stage_lines(row, max(row.tasks - replacements, 0)),
+        *_stage_lines(row, max(row.tasks - replacements, 0), status),
         *map(_task_line, story.tasks),
         *map(_event_line, story.events),
     ]
@@ -64,13 +65,13 @@ def _describe_story(story: Story) -> str:
     took = (
         "" if row.resolved_at is None or row.consumed_at is None else f" in {_span(row.resolved_at - row.consumed_at)}"
     )
-    title = f"{row.topic}:{row.partition}:{row.offset} {row.status}{took}, {row.recording}, engine {row.engine}"
-    key = [] if row.key is None else [f"key {_show_key(row.key)}"]
+    title = f"{row.topic}:{row.partition}:{row.offset} {status}{took}, {row.recording}, engine {row.engine}"
+    key = [] if row.key is None else [f"key {_show_key(row.key)}" if row.key else "an empty key"]
     tail = [] if story.committed_us is not None else ["no commit is recorded within 10 minutes"]
     return "\n".join(map(escape, [title, *key, *_draw(lines, start), *tail]))
 
 
-def _stage_lines(row: MessageRow, arranged: int) -> Iterator[_Line]:
+def _stage_lines(row: MessageRow, arranged: int, status: str) -> Iterator[_Line]:
     """Yield the stages of a message that was arranged into this many tasks; `row.tasks` counts replacements, too."""
     tasks = format_count(arranged, "task") + (f" ({row.precomputed} precomputed)" if row.precomputed else "")
     stages = (
@@ -78,17 +79,17 @@ def _stage_lines(row: MessageRow, arranged: int) -> Iterator[_Line]:
         (row.consumed_at, "consumed"),
         (row.arranged_at, f"arranged into {tasks}" if row.status != "rejected" else "arranged"),
         (row.tasks_done_at, "tasks over" if row.tasks else "nothing to run"),
-        (row.resolved_at, _describe_end(row)),
+        (row.resolved_at, _describe_end(row, status)),
     )
     for at, text in stages:
         if at is not None:
             yield at, text, []
 
 
-def _describe_end(row: MessageRow) -> str:
+def _describe_end(row: MessageRow, status: str) -> str:
     error = f": {_cut(row.error)}" if row.error else ""
     payloads = f", {format_count(row.payloads, 'payload')}" if row.payloads else ""
-    return f"{row.status}{payloads}{error}"
+    return f"{status}{payloads}{error}"
 
 
 def _task_line(task: TaskRow) -> _Line:
@@ -160,7 +161,7 @@ def _cut(text: str) -> str:
 
 def _show_key(key: bytes) -> str:
     cut = f" ... (only the first {MAX_KEY_BYTES} bytes of keys are kept)" if len(key) >= MAX_KEY_BYTES else ""
-    return f"{write_key(key)}{cut}" if key else "(empty)"
+    return f"{write_key(key)}{cut}"
 
 
 def show_bytes(data: bytes) -> str:

@@ -108,6 +108,9 @@ class DebugSettings(Section):
         description="The live page shows each task that takes longer or fails; of the others one per executor, a few "
         "times a second, with how many it stands for.",
     )
+    probe_enabled: bool = Field(
+        True, description="Whether a message may be run through the handler of a running engine, to see what it does."
+    )
     flush_interval_seconds: NonNegativeFloat = Field(
         5.0, description="How often what was written is forced to the disk (fsync); 0: with every batch."
     )

@@ -88,3 +88,11 @@ def describe_error(error: BaseException) -> str:
     except Exception:
         text = "its text cannot be read"
     return f"{type(error).__name__}: {text}"
+
+
+def find_unexpected(error: BaseException) -> BaseException | None:
+    """Return an error whose traceback says more than its text: any but those that the outside world caused."""
+    if isinstance(error, (ConfigError, RemoteError)):
+        return None
+    # What a hook raised is the cause; around it are only tidemill's own lines.
+    return (error.__cause__ if isinstance(error, HandlerError) else None) or error

@@ -107,6 +107,11 @@ class BoundedEngine:
         """Nobody watches a bounded run."""
         return None
 
+    @property
+    def prober(self) -> None:
+        """A bounded run probes nothing."""
+        return None
+
     def drain(self, *, keep_place: bool = False) -> None:
         """Begin an early end; it has no place in a group."""
         self._engine.drain()

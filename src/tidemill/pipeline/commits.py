@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Protocol
 
 import msgspec
 
@@ -17,12 +18,19 @@ from tidemill.core.ledger import Batch, Ledger, LedgerEntry
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.pipeline.delivery.modes import DeliveryMode
 from tidemill.runtime.progress import Flow
-from tidemill.sources.base import CommitStatus, Source, TopicPartition, name_partition
+from tidemill.sources.base import CommitStatus, Records, TopicPartition, name_partition
 
 #: Commits are collected for this long.
 COLLECT_SECONDS = 0.1
 #: After failures in a row, the next try waits longer.
 BACKOFF = Backoff(0.2, 5.0)
+
+
+class Committer(Protocol):
+    """What carries commits out: a source."""
+
+    def commit(self, offsets: Mapping[TopicPartition, int], records: Records | None = None) -> None:
+        """Commit, with these records or not at all; the end is reported to `Commits.ended`."""
 
 
 class CommitStatistics(msgspec.Struct, frozen=True):
@@ -73,7 +81,7 @@ class Commits:
         mode: Says what may be committed, and what goes out with it.
     """
 
-    def __init__(self, source: Source, settled: Callable[[TopicPartition, int], None], mode: DeliveryMode) -> None:
+    def __init__(self, source: Committer, settled: Callable[[TopicPartition, int], None], mode: DeliveryMode) -> None:
         """Start with nothing outstanding."""
         self._mode = mode
         self._failures = 0

@@ -17,8 +17,8 @@ from tidemill.deadletters.writer import DeadLetters
 from tidemill.pipeline.brake import EngineBrake
 from tidemill.pipeline.checks import check_collect_result
 from tidemill.pipeline.commits import Commits
+from tidemill.pipeline.delivery.delivery import Delivery
 from tidemill.pipeline.delivery.modes import DeliveryMode
-from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.delivery.routing import Routed
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.hooks import HookRunner, call_hook
@@ -68,7 +68,7 @@ class EngineContext:
     overridden: Overridden
     hooks: HookRunner
     pool: TaskPool
-    outbox: Outbox
+    outbox: Delivery
     mode: DeliveryMode
     letters: DeadLetters
     commits: Commits

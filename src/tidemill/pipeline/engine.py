@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from tidemill.config.settings import Settings
-from tidemill.core.errors import ConfigError, HandlerError, RemoteError, describe_error, escape_surrogates
+from tidemill.core.errors import ConfigError, HandlerError, describe_error, escape_surrogates, find_unexpected
 from tidemill.core.pipeline.backpressure import Backpressure
 from tidemill.core.pipeline.message_stage import MessageStage
 from tidemill.core.recorder.outgoing import OutgoingFrames
@@ -52,6 +52,7 @@ from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason,
 from tidemill.sources.base import CommitStatus, Fatal, Source, TopicPartition, name_partitions
 
 if TYPE_CHECKING:  # loaded only where something is recorded
+    from tidemill.pipeline.probing.prober import Prober
     from tidemill.pipeline.recording.recorder import EngineRecorder
 
 log = structlog.get_logger(__name__)
@@ -125,6 +126,8 @@ class Engine:
         self._snapshots = Snapshots(self._list_parts(), self._find_stalled, self._standstill.list_heads)
         self._subscribed = False
         self._stop = asyncio.Event()
+        #: Runs messages through the handler that leave nothing behind; None: the web UI or probes are off.
+        self.prober = self._build_prober() if recorder is not None and settings.debug.probe_enabled else None
         self._keep_place = False
         self._fatal: tuple[StopReason, str] | None = None
 
@@ -132,6 +135,11 @@ class Engine:
         from tidemill.pipeline.inspection.live_feed import LiveFeed
 
         return LiveFeed(self.context.pool, self.executor.capacity, self.intake.partitions, self.settings.debug)
+
+    def _build_prober(self) -> Prober:
+        from tidemill.pipeline.probing.prober import Prober
+
+        return Prober(self.context, self.identity, self.outbox.route, lambda: self._subscribed, self._stop)
 
     def _build_context(self, handler: Handler[Any, Any], hooks: HookRunner, reports: Sequence[Report]) -> EngineContext:
         settings, limits, outbox = self.settings, self.settings.executor, self.outbox
@@ -244,7 +252,7 @@ class Engine:
         if not starting.cancelled() and (error := starting.exception()) is not None:
             reason = StopReason.CONFIG if isinstance(error, ConfigError) else StopReason.FAILED
             self._fatal = (reason, describe_error(error))
-            unexpected = _find_unexpected(error)
+            unexpected = find_unexpected(error)
             self.context.log.error("the engine cannot start", error=describe_error(error), exc_info=unexpected)
         elif self._subscribed:
             await stopped
@@ -260,6 +268,8 @@ class Engine:
             keep_place=self._keep_place,
         )
         await stopping.run()
+        if self.prober is not None:
+            await self.prober.close()
         reason, text = self._fatal or (StopReason.DRAINED, None)
         return EngineSummary(self.identity.slot, reason, text, self.progress())
 
@@ -384,11 +394,3 @@ class Engine:
 
 def _do_nothing() -> None:
     pass
-
-
-def _find_unexpected(error: BaseException) -> BaseException | None:
-    """Return an error whose traceback says more than its text: any but those that the outside world caused."""
-    if isinstance(error, (ConfigError, RemoteError)):
-        return None
-    # What a hook raised is the cause; around it are only tidemill's own lines.
-    return (error.__cause__ if isinstance(error, HandlerError) else None) or error

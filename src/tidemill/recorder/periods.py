@@ -195,13 +195,26 @@ class Period(msgspec.Struct, frozen=True):
         return False
 
 
+def name_start(at: float) -> str:
+    """Return a time as periods are named by it: later ones compare as greater; '' if no calendar has it.
+
+    Example:
+        >>> name_start(1_800_000_000)
+        '20270115T080000Z'
+    """
+    try:
+        return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
+    except (OverflowError, OSError, ValueError):
+        return ""
+
+
 def create_period(worker_folder: Path, worker: str, now: float) -> tuple[Period, int]:
     """Create a period and lock it; returns it and the descriptor of its lock.
 
     Raises:
         OSError: Its files cannot be created.
     """
-    start = datetime.datetime.fromtimestamp(now, datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
+    start = name_start(now)
     readable = _UNSAFE.sub("_", worker)[:_MAX_NAME].lstrip(".") or "_"
     for number in range(1, 10_000):
         name = f"{readable}-{start}" if number == 1 else f"{readable}-{start}-{number}"

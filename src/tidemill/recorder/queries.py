@@ -6,7 +6,7 @@ import msgspec
 
 from tidemill.core.recorder.cursor import Key, encode_cursor
 from tidemill.recorder.counts import Counts
-from tidemill.recorder.events import RecordedEvent
+from tidemill.recorder.events import EventKind, RecordedEvent
 
 
 class MessageQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -281,6 +281,21 @@ class Story(msgspec.Struct, frozen=True):
     events: list[EventRow] = []
     committed_us: int | None = None
     committed_exactly: bool = False
+
+    @property
+    def is_dead_lettered(self) -> bool:
+        """Whether a dead letter was written while it was processed."""
+        return any(row.event.kind is EventKind.DEAD_LETTERED for row in self.events)
+
+
+def show_status(status: str, *, is_dead_lettered: bool) -> str:
+    """Return what people read of a message: one whose tasks ended well may have left a dead letter all the same.
+
+    Example:
+        >>> show_status("done", is_dead_lettered=True), show_status("failed", is_dead_lettered=True)
+        ('dead-lettered', 'failed')
+    """
+    return "dead-lettered" if status == "done" and is_dead_lettered else status
 
 
 class Trace(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from tidemill.core.recorder.cursor import Key, decode_cursor, encode_cursor
-from tidemill.recorder import event_search, row_search
+from tidemill.recorder import event_search, letter_search, row_search
 from tidemill.recorder.counts import Counts, add_workers
 from tidemill.recorder.linked_search import Place, find_linked, link_events, link_tasks, list_cursor_kinds
 from tidemill.recorder.memory_recording import MemoryRecording
@@ -98,6 +98,10 @@ class Reader:
         found, following, problems = self._search(criteria, "messages", query, cursor, limit)
         keys = [each.key for each in found]
         return MessagePage(_to_rows(found, MessageRow), following, problems, keys, _name_query("messages", query))
+
+    def find_dead_lettered(self, rows: Sequence[MessageRow]) -> list[bool]:
+        """Return for each row whether its message left a dead letter, although its tasks ended well."""
+        return letter_search.find_dead_lettered(self._list_stores(), rows, []) if rows else []
 
     def find_tasks(self, query: TaskQuery, cursor: str | None = None, limit: int = 100) -> TaskPage:
         """Return tasks, those that ended last first; see `find_messages`.

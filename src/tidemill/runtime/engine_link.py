@@ -31,6 +31,7 @@ from tidemill.runtime.link_messages import (
     Hello,
     LinkAddress,
     Live,
+    Probe,
     Proof,
     Ready,
     Refused,
@@ -230,6 +231,8 @@ class EngineLink:
                         self._records.note_stored(seq)
                 case Ask() as ask:
                     self.answers.answer(ask, self._writer)
+                case Probe() as probe:
+                    self._engine_tasks.run("a probe", self.answers.probe(probe))
                 case Watch(seconds):
                     if self.live is not None:
                         self.live.renew(seconds)

@@ -15,6 +15,8 @@ import msgspec
 from tidemill.core.pipeline.message_stage import MessageStage
 from tidemill.runtime.beats import Beat
 from tidemill.runtime.live_tasks import LiveState
+from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.probe_report import ProbeReport
 from tidemill.runtime.progress import EngineSummary
 
 #: A snapshot with thousands of partitions stays below this; anything larger is not ours.
@@ -121,6 +123,20 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
     problem: str = ""
 
 
+class Probed(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a `Probe`.
+
+    Attributes:
+        number: The question's.
+        report: What was found; None: the message was not probed.
+        problem: Why not.
+    """
+
+    number: int
+    report: ProbeReport | None = None
+    problem: str = ""
+
+
 class Live(msgspec.Struct, frozen=True, tag=True):
     """What the engine's executors do, while the driver watches."""
 
@@ -216,6 +232,20 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
     offset: int
 
 
+class Probe(msgspec.Struct, frozen=True, tag=True):
+    """Run this message through the handler, and leave nothing behind. Answered by `Probed`.
+
+    Attributes:
+        number: Which question it is.
+        message: The message; not parsed.
+        seconds: How long it may take.
+    """
+
+    number: int
+    message: SourceMessage
+    seconds: float
+
+
 class Watch(msgspec.Struct, frozen=True, tag=True):
     """Send `Live` for this long from now on.
 
@@ -227,8 +257,8 @@ class Watch(msgspec.Struct, frozen=True, tag=True):
 
 
 Command = Begin | Go | Drain | Pause | Resume | Release | Exit
-FromEngine = Hello | Proof | Beat | Ready | Ended | Rows | Events | Answer | Live
-FromDriver = Challenge | Welcome | Refused | Stored | Ask | Watch | Command
+FromEngine = Hello | Proof | Beat | Ready | Ended | Rows | Events | Answer | Probed | Live
+FromDriver = Challenge | Welcome | Refused | Stored | Ask | Probe | Watch | Command
 
 _encode = msgspec.msgpack.Encoder().encode
 from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)

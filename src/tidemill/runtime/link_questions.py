@@ -1,4 +1,4 @@
-"""Questions of a driver to one of its engines over the link, and their answers.
+"""Questions of a driver to one of its engines over the link, and their answers: where a message is, and probes.
 
 Invariants: a question and an answer are sent only while little else waits, so that no heartbeat is late; a question
 without an answer ends with its time, or with its connection; few are open at a time.
@@ -13,11 +13,13 @@ from collections.abc import Callable
 
 import structlog
 
-from tidemill.core.errors import RemoteError, describe_error, escape_surrogates
+from tidemill.core.errors import RemoteError, UserActionError, describe_error, escape_surrogates
 from tidemill.core.pipeline.message_stage import MessageStage
-from tidemill.runtime.link_messages import Answer, Ask, send_frame
+from tidemill.runtime.link_messages import Answer, Ask, BadFrameError, Probe, Probed, send_frame
 from tidemill.runtime.link_records import MAX_WAITING_BYTES
 from tidemill.runtime.log import throttle
+from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.probe_report import ProbeReport, ProbeSource
 
 log = structlog.get_logger(__name__)
 
@@ -25,6 +27,8 @@ log = structlog.get_logger(__name__)
 MAX_OPEN = 32
 #: How long an engine may take to answer: its event loop may be blocked.
 ASK_SECONDS = 2.0
+#: How much longer than the probe itself its answer may take: an engine ends what the probe has left running.
+PROBE_END_SECONDS = 8.0
 #: Returns where a message is, given topic, partition and offset; None: it is not open.
 FindMessage = Callable[[str, int, int], MessageStage | None]
 
@@ -39,12 +43,14 @@ class Answers:
 
     Attributes:
         find: Where answers come from; None: there is no engine yet.
+        prober: What probes messages; None: nothing does.
     """
 
     def __init__(self) -> None:
         """Start without anything to answer."""
         self.find: FindMessage | None = None
-        self._waiting: deque[Answer] = deque(maxlen=MAX_OPEN)
+        self.prober: ProbeSource | None = None
+        self._waiting: deque[Answer | Probed] = deque(maxlen=MAX_OPEN)
 
     def answer(self, ask: Ask, writer: asyncio.StreamWriter | None) -> None:
         """Find the answer now, and send it as soon as little else waits."""
@@ -57,6 +63,21 @@ class Answers:
         self._waiting.append(Answer(ask.number, stage, problem))
         self.send(writer)
 
+    async def probe(self, probe: Probe) -> None:
+        """Probe a message; the answer goes with the next beat."""
+        report, problem = None, ""
+        try:
+            if self.prober is not None:
+                report = await self.prober.probe(probe.message, probe.seconds)
+            else:
+                problem = "it does not probe messages: debug.probe_enabled is false, or it is starting"
+        except UserActionError as error:
+            problem = str(error)
+        except Exception as error:  # a question must not end the link
+            problem = escape_surrogates(describe_error(error))
+            log.error("a message cannot be probed", error=problem, exc_info=error)  # noqa: TRY400
+        self._waiting.append(Probed(probe.number, report, problem))
+
     def send(self, writer: asyncio.StreamWriter | None) -> None:
         """Send what may be sent now."""
         while self._waiting and writer is not None and is_free(writer):
@@ -64,7 +85,7 @@ class Answers:
             try:
                 send_frame(writer, answer)
             except Exception as error:  # a text that cannot be encoded must not end the link
-                send_frame(writer, Answer(answer.number, None, type(error).__name__))
+                send_frame(writer, type(answer)(answer.number, None, type(error).__name__))
 
 
 class Questions:
@@ -73,7 +94,7 @@ class Questions:
     def __init__(self) -> None:
         """Start without questions."""
         self._numbers = itertools.count(1)
-        self._open: dict[int, tuple[int, asyncio.Future[Answer]]] = {}
+        self._open: dict[int, tuple[int, asyncio.Future[Answer | Probed]]] = {}
 
     async def ask(
         self, link: int, writer: asyncio.StreamWriter | None, topic: str, partition: int, offset: int
@@ -90,26 +111,54 @@ class Questions:
         Raises:
             RemoteError: There is no answer.
         """
-        if writer is None or not is_free(writer) or sum(each == link for each, _ in self._open.values()) >= MAX_OPEN:
-            raise RemoteError("the link to the engine is busy, or closed; try again")
-        number = next(self._numbers)
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._open[number] = link, future
-        try:
-            send_frame(writer, Ask(number, topic, partition, offset))
-            async with asyncio.timeout(ASK_SECONDS):
-                answer = await future
-        except TimeoutError:
-            raise RemoteError(
-                f"the engine does not answer within {ASK_SECONDS:g} s: its event loop may be blocked"
-            ) from None
-        finally:
-            del self._open[number]
+        question = Ask(next(self._numbers), topic, partition, offset)
+        answer = await self._exchange(link, writer, question, ASK_SECONDS)
         if answer.problem:
             raise RemoteError(f"the engine cannot say it: {answer.problem}")
-        return answer.stage
+        return answer.stage if isinstance(answer, Answer) else None
 
-    def note_answer(self, link: int, answer: Answer) -> None:
+    async def probe(
+        self, link: int, writer: asyncio.StreamWriter | None, message: SourceMessage, seconds: float
+    ) -> ProbeReport:
+        """Have an engine probe a message.
+
+        Args:
+            link: The engine's link.
+            writer: Its connection.
+            message: The message.
+            seconds: How long the probe may take.
+
+        Raises:
+            RemoteError: There is no answer.
+            UserActionError: The engine does not probe it, and says why.
+        """
+        question = Probe(next(self._numbers), message, seconds)
+        answer = await self._exchange(link, writer, question, seconds + PROBE_END_SECONDS)
+        if not isinstance(answer, Probed) or answer.report is None:
+            raise UserActionError(answer.problem or "the engine gives no answer to a probe")
+        return answer.report
+
+    async def _exchange(
+        self, link: int, writer: asyncio.StreamWriter | None, question: Ask | Probe, seconds: float
+    ) -> Answer | Probed:
+        if writer is None or not is_free(writer) or sum(each == link for each, _ in self._open.values()) >= MAX_OPEN:
+            raise RemoteError("the link to the engine is busy, or closed; try again")
+        future: asyncio.Future[Answer | Probed] = asyncio.get_running_loop().create_future()
+        self._open[question.number] = link, future
+        try:
+            send_frame(writer, question)
+            async with asyncio.timeout(seconds):
+                return await future
+        except TimeoutError:
+            raise RemoteError(
+                f"the engine does not answer within {seconds:g} s: its event loop may be blocked"
+            ) from None
+        except (UnicodeEncodeError, BadFrameError) as error:
+            raise RemoteError(f"this cannot be sent to an engine: {error}", retryable=False) from error
+        finally:
+            del self._open[question.number]
+
+    def note_answer(self, link: int, answer: Answer | Probed) -> None:
         """Take an answer; one that nobody waits for changes nothing."""
         asked, future = self._open.get(answer.number, (0, None))
         if future is not None and asked == link and not future.done():

@@ -38,6 +38,7 @@ from tidemill.runtime.link_messages import (
     Hello,
     LinkAddress,
     Live,
+    Probed,
     Proof,
     Ready,
     Rows,
@@ -53,6 +54,8 @@ from tidemill.runtime.link_questions import Questions, is_free
 from tidemill.runtime.link_records import RecordSink
 from tidemill.runtime.live_tasks import LiveState
 from tidemill.runtime.log import throttle
+from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.probe_report import ProbeReport
 from tidemill.runtime.progress import EngineProgress, EngineSummary
 
 log = structlog.get_logger(__name__)
@@ -208,6 +211,10 @@ class LinkServer:
         """
         return await self._questions.ask(link, self._links.get(link), topic, partition, offset)
 
+    async def probe(self, link: int, message: SourceMessage, seconds: float) -> ProbeReport:
+        """Have an engine probe a message; see `Questions.probe`. Only on the link's loop."""
+        return await self._questions.probe(link, self._links.get(link), message, seconds)
+
     def watch(self, take: TakeLive, seconds: float) -> None:
         """Have all engines say what their executors do for this long. Only on the link's loop.
 
@@ -295,7 +302,7 @@ class LinkServer:
                 self._events.on_ready(link)
             case Ended(summary):
                 self._events.on_ended(link, summary)
-            case Answer() as answer:
+            case Answer() | Probed() as answer:
                 self._questions.note_answer(link, answer)
             case Live(state):
                 self._show(link, state)

@@ -20,6 +20,10 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 _LOCK_KEY = int.from_bytes(b"tidemill", "big")
 
 
+class NoTablesError(ConfigError):
+    """The store has no tables; one that is being created has none yet."""
+
+
 def read_revision(connection: Connection) -> str | None:
     """Return the revision of a database; None: it has no tables of tidemill."""
     if not inspect(connection).has_table(VERSION_TABLE):
@@ -55,11 +59,12 @@ def check_readable(connection: Connection, label: str) -> None:
     """Check that the tables have the revision that this program reads.
 
     Raises:
-        ConfigError: There are no tables, or they have another revision.
+        NoTablesError: There are no tables.
+        ConfigError: They have another revision.
     """
     found = read_revision(connection)
     if found is None:
-        raise ConfigError(f"the store {label} has no tables; `tidemill triggers run` creates them")
+        raise NoTablesError(f"the store {label} has no tables; `tidemill triggers run` creates them")
     if found != HEAD:
         raise ConfigError(
             f"the store {label} has revision {found}, but this tidemill reads {HEAD}; use the version of tidemill that "

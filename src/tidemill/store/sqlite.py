@@ -22,12 +22,15 @@ from sqlalchemy.pool import SingletonThreadPool
 from tidemill.core.errors import ConfigError
 from tidemill.store.database import build_remote_error
 from tidemill.store.lock import StoreLock
-from tidemill.store.migrate import check_readable, upgrade
+from tidemill.store.migrate import NoTablesError, check_readable, upgrade
 
 T = TypeVar("T")
 
 #: Another program (the sqlite3 shell, a backup) may hold the file for this long before a write fails and is retried.
 BUSY_SECONDS = 5.0
+#: A reader may come while the writer creates the tables.
+_CREATE_SECONDS = 2.0
+_PAUSE_SECONDS = 0.05
 #: The log is truncated to this size after a checkpoint, so that one burst does not leave a large file for ever.
 _WAL_BYTES = 64 * 1024 * 1024
 
@@ -113,11 +116,22 @@ async def open_sqlite_reader(path: Path) -> SqliteDatabase:
         raise ConfigError(f"the store {path} does not exist; `tidemill triggers run` creates it where store.url says")
     database = SqliteDatabase(path, None, _create_engine(path, "ro"), None)
     try:
-        await database.read(lambda connection: check_readable(connection, str(path)))
+        await _wait_for_tables(database)
     except BaseException:
         await database.close()
         raise
     return database
+
+
+async def _wait_for_tables(database: SqliteDatabase) -> None:
+    deadline = asyncio.get_running_loop().time() + _CREATE_SECONDS
+    while True:
+        try:
+            return await database.read(lambda connection: check_readable(connection, database.label))
+        except NoTablesError:
+            if asyncio.get_running_loop().time() >= deadline:
+                raise
+        await asyncio.sleep(_PAUSE_SECONDS)
 
 
 def _create_engine(path: Path, mode: str) -> Engine:

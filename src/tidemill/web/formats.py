@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from markupsafe import Markup
+from markupsafe import escape as escape_markup
+
+from tidemill.runtime.log_console import escape as escape_control
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
@@ -115,6 +118,23 @@ def format_ago(at: float | None) -> str:
     return "–" if at is None else f"{format_duration(max(0.0, time.time() - at))} ago"
 
 
+def make_visible(value: object) -> object:
+    r"""Return a text with everything that cannot be seen, or turns the text around it, escaped; lines stay lines.
+
+    Example:
+        >>> make_visible("task\u202e-1\x00\n"), make_visible(5)
+        ('task\\u202e-1\\x00\n', 5)
+    """
+    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
+        return value
+    return "".join(char if char in "\n\t" else escape_control(char) for char in value)
+
+
+def keep_as_typed(value: object) -> Markup:
+    """Return a text as it is, for fields of forms: what is sent again must be what was given."""
+    return escape_markup(value)
+
+
 #: The small chart of a group of failures.
 _SPARK_BARS, _SPARK_STEP, _SPARK_HEIGHT = 40, 3, 20
 
@@ -151,4 +171,5 @@ FILTERS = {
     "moment": format_moment,
     "ago": format_ago,
     "spread": spread_minutes,
+    "as_typed": keep_as_typed,
 }

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from tidemill.web.access.logins import Identity
-from tidemill.web.formats import FILTERS
+from tidemill.web.formats import FILTERS, make_visible
 from tidemill.web.sections import About, Link
 
 _FOLDER = Path(__file__).parent
@@ -34,10 +34,13 @@ class Pages:
         self.links: Sequence[Link] = ()
         #: The topic whose messages can be read; '': none.
         self.value_topic = ""
+        #: The topic whose messages can be probed; '': none.
+        self.probe_topic = ""
         self._digests: dict[str, str] = {}
         self._templates = Environment(
             loader=FileSystemLoader(_FOLDER / "templates"),
             autoescape=True,
+            finalize=make_visible,
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -45,6 +48,7 @@ class Pages:
         self._templates.filters |= FILTERS
         self._templates.globals |= {"about": about, "url": self.url, "static": self._link_static, "prefix": prefix}
         self._templates.globals["value_topic"] = lambda: self.value_topic
+        self._templates.globals["probe_topic"] = lambda: self.probe_topic
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
         """Let templates use a function of a section."""

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
-from tidemill.core.errors import RemoteError
+from tidemill.core.errors import RemoteError, UserActionError
 from tidemill.core.pipeline.message_stage import MessageStage, Stage
+from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.open_message import OpenMessage
+from tidemill.runtime.probe_report import ProbeReport, ProbeStatus
 from tidemill.runtime.progress import EngineProgress
-from tidemill.spark.live.message_finder import find_message
+from tidemill.spark.live.linked_engines import LinkedEngines
+from tidemill.spark.live.message_finder import find_message, probe_message
 from tidemill.spark.live.recording import answer_open
 
 
@@ -106,3 +109,32 @@ async def test_a_message_beyond_the_end_of_its_partition_is_not_open() -> None:
     assert await look(14, known) is not None
     assert await look(15, known) is None
     assert await look(15, SLOTS) is not None, "the lag is not known yet"
+
+
+class ProbeServer:
+    """Answers probes for one engine."""
+
+    def __init__(self, answer: ProbeReport | Exception) -> None:
+        self.answer = answer
+        self.probed: list[tuple[Any, ...]] = []
+
+    async def probe(self, *question: Any) -> ProbeReport:
+        self.probed.append(question)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+async def test_a_message_is_probed_by_the_engine_of_slot_0() -> None:
+    report, message = ProbeReport(ProbeStatus.DONE, "well", 0.5), SourceMessage("t", 1, 3)
+    server: Any = ProbeServer(report)
+    assert await probe_message(server, SLOTS, message, 3.0) is report
+    assert server.probed == [(7, message, 3.0)]
+    for error in (RemoteError("it is silent"), UserActionError("it is draining")):
+        failing: Any = ProbeServer(error)
+        with pytest.raises(type(error), match=f"engine 0: {error}"):
+            await probe_message(failing, SLOTS, message, 3.0)
+    with pytest.raises(UserActionError, match="engine 0 is not connected"):
+        await probe_message(server, SLOTS[1:], message, 3.0)
+    with pytest.raises(UserActionError, match="no engine runs"):
+        LinkedEngines(lambda: "t").probe(message, 3.0)

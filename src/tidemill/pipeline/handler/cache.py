@@ -86,13 +86,21 @@ class Cache:
 
     def peek(self, key: str, default: Any = None) -> Any:
         """Return a value if it is in memory now; does not wait, and does not count as a use of it."""
-        found = self._known.peek(_check_key(key), time.time())
+        found = self._known.peek(check_key(key), time.time())
         return default if isinstance(found, Known) else msgspec.msgpack.decode(found)
 
     async def get(self, key: str, default: Any = None) -> Any:
         """Return a value, from memory or from the file."""
+        found = await self._find(key)
+        if isinstance(found, Known):
+            self._misses += 1
+            return default
+        self._hits += 1
+        return msgspec.msgpack.decode(found)
+
+    async def _find(self, key: str) -> bytes | Known:
         self._check_open()
-        found = self._known.get(_check_key(key), time.time())
+        found = self._known.get(check_key(key), time.time())
         while found is Known.UNKNOWN:
             load = self._known.begin_load(key)
             entry: CacheEntry | None = None
@@ -103,11 +111,7 @@ class Cache:
                 self._failed("read", error)
             finally:
                 found = self._known.end_load(load, entry, time.time())
-        if isinstance(found, Known):
-            self._misses += 1
-            return default
-        self._hits += 1
-        return msgspec.msgpack.decode(found)
+        return found
 
     def set(self, key: str, value: Any, ttl: float | None = None) -> None:
         """Keep a value; reading it back works at once, the file follows.
@@ -121,6 +125,24 @@ class Cache:
             TypeError: The key is not text, or MessagePack cannot hold the value.
             ValueError: `ttl` is not a positive number.
         """
+        entry = self.make_entry(key, value, ttl)
+        self._known.set(key, entry)
+        self._changed()
+
+    def delete(self, key: str) -> None:
+        """Forget a value, if there is one."""
+        self._check_open()
+        self._known.delete(check_key(key))
+        self._changed()
+
+    def __contains__(self, key: object) -> bool:
+        """Tell whether a value is in memory now, as `peek` sees it."""
+        return isinstance(key, str) and not isinstance(self._known.peek(key, time.time()), Known)
+
+    # -- for the engine ---------------------------------------------------------------------------------------
+
+    def make_entry(self, key: str, value: Any, ttl: float | None = None) -> CacheEntry:
+        """Return a value as it would be kept; see `set`."""
         self._check_open()
         expires_at = math.inf
         if ttl is not None:
@@ -131,20 +153,13 @@ class Cache:
             data = self._encode(value)
         except (msgspec.MsgspecError, OverflowError, TypeError) as error:
             raise TypeError(f"the value of {key!r} cannot be kept in the cache: {error}") from error
-        self._known.set(_check_key(key), CacheEntry(data, expires_at))
-        self._changed()
+        check_key(key)
+        return CacheEntry(data, expires_at)
 
-    def delete(self, key: str) -> None:
-        """Forget a value, if there is one."""
-        self._check_open()
-        self._known.delete(_check_key(key))
-        self._changed()
-
-    def __contains__(self, key: object) -> bool:
-        """Tell whether a value is in memory now, as `peek` sees it."""
-        return isinstance(key, str) and not isinstance(self._known.peek(key, time.time()), Known)
-
-    # -- for the engine ---------------------------------------------------------------------------------------
+    async def look(self, key: str, default: Any = None) -> Any:
+        """Return a value as `get` does, without counting that."""
+        found = await self._find(key)
+        return default if isinstance(found, Known) else msgspec.msgpack.decode(found)
 
     async def open(self) -> None:
         """Read the newest entries of the file; if it cannot be read, start with an empty memory and log that."""
@@ -249,7 +264,13 @@ _NO_CACHE = (
 )
 
 
-def _check_key(key: str) -> str:
+def check_key(key: str) -> str:
+    """Return a key.
+
+    Raises:
+        TypeError: It is not text.
+        UnicodeEncodeError: It has a lone surrogate.
+    """
     if not isinstance(key, str):
         raise TypeError(f"a key of the cache has to be text, not {key!r}")
     if not key.isascii():

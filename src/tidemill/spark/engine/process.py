@@ -36,6 +36,7 @@ from tidemill.runtime.link_messages import Begin, Command, Drain, Exit, Go, Hell
 from tidemill.runtime.live_tasks import LiveSource
 from tidemill.runtime.log import configure
 from tidemill.runtime.log_writer import tell_repeats
+from tidemill.runtime.probe_report import ProbeSource
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason, drop_summary_texts
 from tidemill.spark.engine.process_deadline import DEADLINE_EXIT, ProcessDeadline
 
@@ -100,6 +101,10 @@ class RunnableEngine(Protocol):
     @property
     def live(self) -> LiveSource | None:
         """What somebody may watch; None: nothing."""
+
+    @property
+    def prober(self) -> ProbeSource | None:
+        """What probes messages; None: nothing does."""
 
     def beat(self, *, whole: bool) -> Beat:
         """Return a snapshot for the driver, of the partitions only what changed since the last one, or all."""
@@ -285,6 +290,7 @@ class EngineProcess:
         engine: RunnableEngine = build(self._job.settings, handler, identity)
         self._engine = engine
         self._link.answers.find = engine.find_message
+        self._link.answers.prober = engine.prober
         self._link.live = engine.live
         if engine.records is not None:
             self._link.carry(engine.records)

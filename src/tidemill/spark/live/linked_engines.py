@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tidemill.core.errors import UserActionError
 from tidemill.runtime.link_server import TakeLive
+from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.open_message import OpenMessage
+from tidemill.runtime.probe_report import ProbeReport
 from tidemill.spark.live.supervisor import Supervisor
 from tidemill.spark.live.user_actions import UserActions
 
@@ -37,6 +40,18 @@ class LinkedEngines:
         if live is None or topic != self._find_topic():
             return None
         return live.find_message(topic, partition, offset)
+
+    def probe(self, message: SourceMessage, seconds: float) -> ProbeReport:
+        """Run a message through the handler of engine 0; see `Supervisor.probe`.
+
+        Raises:
+            UserActionError: No engine runs, or it does not probe it.
+            RemoteError: It does not answer.
+        """
+        live = self.live
+        if live is None:
+            raise UserActionError("no engine runs: the pipeline is starting, or stopping")
+        return live.probe(message, seconds)
 
     def watch(self, take: TakeLive, seconds: float) -> None:
         """Have the engines say what their executors do; see `LinkServer.watch`."""

@@ -1,4 +1,4 @@
-"""Finds an open message: asks the engine that owns its partition, on the link's loop."""
+"""Asks engines about messages, on the link's loop: where an open one is, and what the handler does with one."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tidemill.config.redaction import redact_text
-from tidemill.core.errors import RemoteError
+from tidemill.core.errors import RemoteError, UserActionError
 from tidemill.core.pipeline.message_stage import MessageStage, Stage
-from tidemill.runtime.link_questions import ASK_SECONDS
 from tidemill.runtime.link_server import LinkServer
+from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.open_message import OpenMessage
+from tidemill.runtime.probe_report import ProbeReport
 from tidemill.sources.base import name_partition
 from tidemill.spark.live.supervised_slot import SupervisedSlot
 
-#: How long a driver may take to find a message.
-FIND_SECONDS = ASK_SECONDS + 1.0
+#: How much longer than the engine the link's loop may take.
+CALL_SECONDS = 1.0
+#: The slot whose engine probes messages.
+_PROBE_SLOT = 0
 
 
 async def find_message(
@@ -45,6 +48,32 @@ async def find_message(
     stage = replace(stage, why=redact_text(stage.why))
     number = owner.number if owner is not None else None
     return OpenMessage(topic, partition, offset, number, stage, stage.describe())
+
+
+async def probe_message(
+    server: LinkServer, slots: Sequence[SupervisedSlot], message: SourceMessage, seconds: float
+) -> ProbeReport:
+    """Return what the handler of an engine does with a message.
+
+    Args:
+        server: The link.
+        slots: All slots.
+        message: The message.
+        seconds: How long that may take.
+
+    Raises:
+        UserActionError: There is no engine that could, or it says why not.
+        RemoteError: The engine does not answer.
+    """
+    link = slots[_PROBE_SLOT].link if slots else None
+    if link is None:
+        raise UserActionError(f"engine {_PROBE_SLOT} is not connected: it is starting, or was lost; try again")
+    try:
+        return await server.probe(link, message, seconds)
+    except RemoteError as error:
+        raise RemoteError(f"engine {_PROBE_SLOT}: {error}") from None
+    except UserActionError as error:
+        raise UserActionError(f"engine {_PROBE_SLOT}: {error}") from None
 
 
 def _is_beyond_end(owner: SupervisedSlot, name: str, offset: int) -> bool:

@@ -33,12 +33,15 @@ from tidemill.runtime.link_messages import (
     Refused,
     Welcome,
 )
+from tidemill.runtime.link_questions import ASK_SECONDS, PROBE_END_SECONDS
 from tidemill.runtime.link_server import LinkServer, TakeLive
+from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.open_message import OpenMessage
+from tidemill.runtime.probe_report import ProbeReport
 from tidemill.runtime.progress import EngineProgress, EngineSummary, list_waits
 from tidemill.spark.engine.process import EngineJob
 from tidemill.spark.live.jobs import JobOutcome, JobThread, job_group, read_outcome
-from tidemill.spark.live.message_finder import FIND_SECONDS, find_message
+from tidemill.spark.live.message_finder import CALL_SECONDS, find_message, probe_message
 from tidemill.spark.live.supervised_slot import Caller, SupervisedSlot
 from tidemill.spark.live.user_actions import UserActions
 from tidemill.spark.progress import PartitionSums, PipelineProgress, sum_progress
@@ -136,7 +139,14 @@ class Supervisor:
 
     def find_message(self, topic: str, partition: int, offset: int) -> OpenMessage | None:
         """Return where a message is, if it is open; see `message_finder`. Raises a RemoteError if nobody says."""
-        return self._server.call(find_message(self._server, self._slots, topic, partition, offset), FIND_SECONDS)
+        return self._server.call(
+            find_message(self._server, self._slots, topic, partition, offset), ASK_SECONDS + CALL_SECONDS
+        )
+
+    def probe(self, message: SourceMessage, seconds: float) -> ProbeReport:
+        """Run a message through the handler of slot 0; see `message_finder.probe_message`."""
+        probing = probe_message(self._server, self._slots, message, seconds)
+        return self._server.call(probing, seconds + PROBE_END_SECONDS + CALL_SECONDS)
 
     def watch(self, take: TakeLive, seconds: float) -> None:
         """Have all engines say what their executors do for this long; see `LinkServer.watch`."""

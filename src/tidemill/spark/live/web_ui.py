@@ -20,7 +20,9 @@ from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.settings import Settings
 from tidemill.runtime.link_server import TakeLive
 from tidemill.runtime.listening import is_port_chosen, listen
+from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.open_message import OpenMessage
+from tidemill.runtime.probe_report import ProbeReport
 from tidemill.runtime.web_thread import WEB, WebThread
 from tidemill.spark.live.monitoring import Monitored
 from tidemill.spark.live.user_requests import Control
@@ -42,6 +44,15 @@ class Engines(Protocol):
         Raises:
             RemoteError: Its engine does not say.
         """
+
+    def probe(self, message: SourceMessage, seconds: float) -> ProbeReport:
+        """Run a message through the handler of an engine, and leave nothing behind; blocks.
+
+        Raises:
+            UserActionError: That is not possible now.
+            RemoteError: The engine does not answer.
+        """
+        ...
 
     def watch(self, take: TakeLive, seconds: float) -> None:
         """Have all engines say what their executors do for some seconds; see `LinkServer.watch`."""

@@ -20,6 +20,8 @@ from tidemill.web.letters.redrive_section import build_section as build_redrive_
 from tidemill.web.letters.section import build_section as build_letters_section
 from tidemill.web.pages import Pages
 from tidemill.web.pipeline.section import PipelineView, build_section
+from tidemill.web.probe.desk import ProbeDesk
+from tidemill.web.probe.section import build_section as build_probe_section
 from tidemill.web.recorded.archive import Archive
 from tidemill.web.recorded.section import build_section as build_recorded_section
 from tidemill.web.sections import About, Health, Section
@@ -71,9 +73,11 @@ def build_server(listener: socket.socket, key: str | None, watched: Watched, rec
         letters = build_letters_section(LetterBox(watched.settings), pages, archive.max_rows)
         desk = RedriveDesk(watched.settings, view.note_action)
         redrives = build_redrive_section(desk, watched.settings, pages)
-        values = build_values_section(ValueReader(watched.settings), pages)
+        reader = ValueReader(watched.settings)
+        values = build_values_section(reader, pages)
+        probes = build_probe_section(ProbeDesk(watched.engines, view.note_action), reader, watched.settings, pages)
         recorded = build_recorded_section(archive, pages, peers=view.peers)
-        return [build_section(view, pages), recorded, letters, redrives, values]
+        return [build_section(view, pages), recorded, letters, redrives, values, probes]
 
     def find_reasons() -> list[str]:
         return find_unready(watched.asked.state(), watched.asked.progress(), watched.asked.find_orphans())

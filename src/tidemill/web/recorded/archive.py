@@ -76,7 +76,8 @@ class Archive:
         """Return a page of messages."""
         query, inner = _open_cursor(query, cursor)
         page = _ask(lambda: self._reader.find_messages(query, inner, self._limit(limit)))
-        rows = [models.describe_message(row) for row in page.rows]
+        letters = self._reader.find_dead_lettered(page.rows)
+        rows = [models.describe_message(row, dead_lettered=has) for row, has in zip(page.rows, letters, strict=True)]
         each = [_seal(query, text) for text in list_cursors(page)] if each_cursor else []
         following = _seal_cursor(query, page.cursor)
         return models.MessagePage(rows=rows, cursor=following, problems=page.problems, cursors=each)

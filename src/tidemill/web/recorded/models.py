@@ -7,7 +7,16 @@ from pydantic import BaseModel, Field
 from tidemill.core.pipeline.message_stage import Stage
 from tidemill.core.recorder.key_text import write_key
 from tidemill.recorder.events import OF_TRIGGERS
-from tidemill.recorder.queries import EventRow, FailureGroup, MessageRow, RecordingInfo, Story, TaskRow, Trace
+from tidemill.recorder.queries import (
+    EventRow,
+    FailureGroup,
+    MessageRow,
+    RecordingInfo,
+    Story,
+    TaskRow,
+    Trace,
+    show_status,
+)
 from tidemill.recorder.runs import Run as StoredRun
 from tidemill.runtime.open_message import OpenMessage
 
@@ -39,7 +48,10 @@ class Message(BaseModel):
     partition: int
     offset: int
     key: str | None = Field(description="Its first 256 bytes; those without a visible character as \\xNN.")
-    status: str = Field(description="done, failed or rejected")
+    status: str = Field(description="How its tasks ended: done, failed or rejected.")
+    dead_lettered: bool = Field(
+        False, description="Whether it left a dead letter, although it is done: a sink refused its result, say."
+    )
     error: str | None = Field(description="The class of its error.")
     seconds: float | None = Field(description="From consumed to resolved.")
     record_at: float | None
@@ -53,6 +65,11 @@ class Message(BaseModel):
     precomputed: int
     attempts: int
     payloads: int
+
+    @property
+    def shown_status(self) -> str:
+        """What people read."""
+        return show_status(self.status, is_dead_lettered=self.dead_lettered)
 
 
 class Task(BaseModel):
@@ -248,7 +265,7 @@ def describe_open(message: OpenMessage) -> OpenPlace:
     )
 
 
-def describe_message(row: MessageRow) -> Message:
+def describe_message(row: MessageRow, *, dead_lettered: bool = False) -> Message:
     """Return a message."""
     return Message(
         recording=row.recording,
@@ -258,6 +275,7 @@ def describe_message(row: MessageRow) -> Message:
         offset=row.offset,
         key=None if row.key is None else write_key(row.key),
         status=row.status,
+        dead_lettered=dead_lettered,
         error=row.error,
         seconds=measure(row.consumed_at, row.resolved_at),
         record_at=to_seconds(row.record_at),
@@ -383,7 +401,7 @@ def describe_story(trace: Trace) -> MessageStory:
 
 def _describe_told(story: Story) -> Told:
     return Told(
-        message=describe_message(story.message),
+        message=describe_message(story.message, dead_lettered=story.is_dead_lettered),
         tasks=[describe_task(task) for task in story.tasks],
         events=[describe_event(event) for event in story.events],
         committed_at=to_seconds(story.committed_us),

@@ -16,7 +16,7 @@ ABSENT = (
 )
 NO_LETTERS = " Dead letters are shown if a configuration is given: `tidemill web CONFIG`."
 _PAGES = ("/configuration", "/metrics-queries", "/live", "/streams", "/probe", "/redrives")
-_API = ("/overview", "/series", "/configuration", "/metrics-queries", "/live", "/streams", "/probe")
+_API = ("/overview", "/series", "/configuration", "/metrics-queries", "/live", "/streams")
 
 
 def build_section(pages: Pages, *, has_letters: bool) -> Section:
@@ -43,7 +43,7 @@ def build_section(pages: Pages, *, has_letters: bool) -> Section:
         router.add_api_route(path, refuse)
     for path in _API:
         api.add_api_route(path, refuse)
-    for path in ("/actions/{rest:path}", "/redrives", "/redrives/{rest:path}"):
+    for path in ("/actions/{rest:path}", "/redrives", "/redrives/{rest:path}", "/probe"):
         api.add_api_route(path, refuse, methods=["GET", "POST"])
     if not has_letters:
         router.add_api_route("/letters", refuse_letters)

@@ -12,10 +12,13 @@
     }
   };
 
+  // As the server's templates do it: what cannot be seen, or turns the text around it, is shown as its number.
+  const visible = (text) => String(text).replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}]/gu, (char) => `\\u${char.codePointAt(0).toString(16).padStart(4, "0")}`);
+
   const toast = (text, tone) => {
     const element = document.createElement("p");
     element.className = `note ${tone}`;
-    element.textContent = text;
+    element.textContent = visible(text);
     document.querySelector(".toasts").append(element);
     setTimeout(() => element.remove(), 8000);
   };
@@ -142,6 +145,6 @@
     setInterval(load, 10000);
   }
 
-  window.tidemill = { shorten, toast };
+  window.tidemill = { shorten, toast, visible };
   shorten(document);
 })();

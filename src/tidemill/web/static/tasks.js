@@ -32,10 +32,10 @@
     if (task.outcome) parts.push(task.outcome === "ok" ? "ok" : `failed (${task.outcome})`, duration(task.seconds));
     else parts.push(`running for ${duration(Math.max(0, now() - task.at))}`);
     if (task.of > 1) parts.push(`1 of ${task.of} tasks`);
-    return parts.join(" · ");
+    return tidemill.visible(parts.join(" · "));
   };
 
-  const link = (path, text) => Object.assign(document.createElement("a"), { href: `${prefix}${path}`, textContent: text });
+  const link = (path, text) => Object.assign(document.createElement("a"), { href: `${prefix}${path}`, textContent: tidemill.visible(text) });
   const taskLink = (task) => link(`/tasks?task=${encodeURIComponent(task.task_id)}`, task.task_id);
   const messageLink = (topic, partition, offset, text) => offset < 0 ? document.createTextNode(text)
     : link(`/messages/${encodeURIComponent(topic)}/${partition}/${offset}`, text);
@@ -75,7 +75,7 @@
     bar.className = `task ${task.outcome === "" ? "running" : task.outcome === "ok" ? "ok" : "failed"}`;
     bar.href = `${prefix}/tasks?task=${encodeURIComponent(task.task_id)}`;
     bar.tabIndex = -1;
-    bar.textContent = (task.of > 1 ? `1 of ${task.of}: ` : "") + (task.label || task.task_id);
+    bar.textContent = tidemill.visible((task.of > 1 ? `1 of ${task.of}: ` : "") + (task.label || task.task_id));
     bar.task = task;
     lay(bar);
     findTrack(task.engine, task.executor).append(bar);

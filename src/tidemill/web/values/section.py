@@ -68,11 +68,15 @@ class ValueReader:
         self.topic = settings.kafka.source_topic
 
     def read(self, topic: str, partition: int, offset: int) -> MessageValue:
-        """Return a message.
+        """Return a message as people can read it.
 
         Raises:
             Problem: It cannot be read, or is no longer there.
         """
+        return _describe(self.fetch(topic, partition, offset))
+
+    def fetch(self, topic: str, partition: int, offset: int) -> SourceMessage:
+        """Return a message; see `read`."""
         if topic != self.topic:
             raise Problem(404, f"only messages of {self.topic} can be read here, the topic of this pipeline")
         if not self._places.acquire(timeout=self._wait_seconds):
@@ -90,7 +94,7 @@ class ValueReader:
         finally:
             reader.close()
             self._places.release()
-        return _describe(message)
+        return message
 
 
 def _explain_absence(known: tuple[int, int] | None, topic: str, partition: int, offset: int) -> Problem:

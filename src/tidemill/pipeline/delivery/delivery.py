@@ -1,0 +1,38 @@
+"""Where the results of an engine go, as its windows see it: the outbox, or what takes its place in a probe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from tidemill.pipeline.delivery.routing import Origin, Routed
+from tidemill.sinks.payloads import CollectResult
+from tidemill.sinks.sending.submission import DeliveryLane
+
+
+class Delivery(Protocol):
+    """Takes results; see `Outbox`."""
+
+    @property
+    def route(self) -> Callable[[CollectResult], list[Routed]]:
+        """Finds the sinks of what a hook returned; see `Router.route`."""
+
+    def submit(self, routed: Sequence[Routed], origin: Origin, released: Callable[[], None]) -> None:
+        """Deliver; `released` is called once everything is settled, on the loop, never inside this call."""
+
+    def abandon(self, lane: DeliveryLane) -> None:
+        """Forget the payloads of a partition that was given up."""
+
+    def list_waiting(self) -> dict[tuple[str, int], list[tuple[str, int, int]]]:
+        """Return, by partition, the sinks that results wait for, each with the first and last offset of a result."""
+        ...
+
+    def describe_stall(self) -> dict[str, str]:
+        """Return what waits, and why."""
+        ...
+
+    async def flush(self, deadline_seconds: float) -> None:
+        """Wait until nothing is in flight, or the deadline has passed."""
+
+    async def close(self) -> None:
+        """Give up what is left."""

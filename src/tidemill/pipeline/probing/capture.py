@@ -1,0 +1,121 @@
+"""What takes the place of sinks, dead letters and commits in a probe: everything is accepted at once, and kept here.
+
+Invariants: nothing leaves the process; what windows wait for is confirmed in a later turn of the loop, as by a sink.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tidemill.deadletters.letter import Letter
+from tidemill.deadletters.writer import LetterStatistics
+from tidemill.pipeline.delivery.routing import Origin, Routed
+from tidemill.sinks.payloads import CollectResult
+from tidemill.sinks.sending.submission import DeliveryLane
+from tidemill.sources.base import Records, TopicPartition
+
+#: More payloads and letters than this are only counted.
+MOST_KEPT = 500
+
+
+class CapturedPayload(NamedTuple):
+    """A payload that a sink would have been given.
+
+    Attributes:
+        sink: The sink's place in the configuration.
+        origin: Where it comes from.
+        payload: It.
+    """
+
+    sink: str
+    origin: Origin
+    payload: Any
+
+
+class CapturedDelivery:
+    """Takes the place of the outbox; see `Delivery`.
+
+    Args:
+        route: Finds the sinks, as the engine does.
+
+    Attributes:
+        route: The same.
+        payloads: The first payloads, in order.
+        sinks: How many payloads each sink would have been given.
+    """
+
+    def __init__(self, route: Callable[[CollectResult], list[Routed]]) -> None:
+        """Start without payloads."""
+        self.route = route
+        self.payloads: list[CapturedPayload] = []
+        self.sinks: Counter[str] = Counter()
+
+    def submit(self, routed: Sequence[Routed], origin: Origin, released: Callable[[], None]) -> None:
+        """Keep payloads, as if their sinks had confirmed them."""
+        for each in routed:
+            label = each.sender.label
+            self.sinks[label] += 1
+            if len(self.payloads) < MOST_KEPT:
+                self.payloads.append(CapturedPayload(label, origin, each.payload))
+        asyncio.get_running_loop().call_soon(released)
+
+    def abandon(self, lane: DeliveryLane) -> None:
+        """Do nothing: nothing waits."""
+
+    def list_waiting(self) -> dict[tuple[str, int], list[tuple[str, int, int]]]:
+        """Return nothing: nothing waits."""
+        return {}
+
+    def describe_stall(self) -> dict[str, str]:
+        """Return nothing: nothing waits."""
+        return {}
+
+    async def flush(self, deadline_seconds: float) -> None:
+        """Return at once."""
+
+    async def close(self) -> None:
+        """Return at once."""
+
+
+class CapturedLetters:
+    """Takes the place of the dead-letter topic; see `DeadLetters`.
+
+    Attributes:
+        letters: The first letters, in order.
+        count: How many there were.
+    """
+
+    def __init__(self) -> None:
+        """Start without letters."""
+        self.letters: list[Letter] = []
+        self.count = 0
+
+    async def open(self) -> None:
+        """Return at once."""
+
+    def put(self, letter: Letter, done: Callable[[], None]) -> None:
+        """Keep a letter, as if it were written."""
+        self.count += 1
+        if len(self.letters) < MOST_KEPT:
+            self.letters.append(letter)
+        asyncio.get_running_loop().call_soon(done)
+
+    def statistics(self) -> LetterStatistics:
+        """Return how many there were."""
+        return LetterStatistics(self.count, {})
+
+    def describe_stall(self) -> None:
+        """Return None: no letter waits."""
+
+    async def close(self) -> None:
+        """Return at once."""
+
+
+class NoCommits:
+    """Takes the place of a source where messages are committed."""
+
+    def commit(self, offsets: Mapping[TopicPartition, int], records: Records | None = None) -> None:
+        """Commit nothing."""

@@ -1,0 +1,227 @@
+"""One probe: a message on its way through windows, tasks and hooks: the code of the engine, over parts of its own.
+
+What it shares with the engine: the handler's attributes, the routes to sinks, the settings. What it has for itself: a
+pool and an executor of few processes, hooks, counters, a ledger that commits nothing, and what captures results.
+
+Invariants: nothing that happens here changes the engine's counters, rows, letters, offsets or cache; every process that
+was started is ended before `end` returns; a fault of a part of the probe ends the probe alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import structlog
+
+from tidemill.core.errors import describe_error
+from tidemill.core.ledger import LedgerEntry
+from tidemill.core.pipeline.backpressure import Backpressure
+from tidemill.deadletters.letter import LetterKind
+from tidemill.pipeline.checks import check_tasks
+from tidemill.pipeline.commits import Commits
+from tidemill.pipeline.context import EngineContext
+from tidemill.pipeline.delivery.modes import AtLeastOnce
+from tidemill.pipeline.delivery.routing import Routed
+from tidemill.pipeline.handler.cache import Cache
+from tidemill.pipeline.handler.models import PendingContext
+from tidemill.pipeline.hooks import HookRunner, call_hook
+from tidemill.pipeline.partition import OwnedPartition
+from tidemill.pipeline.probing.cache_view import CacheView
+from tidemill.pipeline.probing.capture import CapturedDelivery, CapturedLetters, NoCommits
+from tidemill.pipeline.probing.observed_handler import Stages, copy_handler
+from tidemill.pipeline.reports.counters import Counters, Slowest
+from tidemill.pipeline.reports.report import WindowTimes
+from tidemill.pipeline.services import Offload
+from tidemill.pipeline.tasks.pool import TaskPool, TaskRun
+from tidemill.pipeline.tasks.process import ProcessOutcome
+from tidemill.pipeline.tasks.resident import build_executor
+from tidemill.pipeline.windows.window import WindowRun
+from tidemill.runtime.engine_tasks import EngineTasks
+from tidemill.runtime.messages import SourceMessage, place_of
+from tidemill.sinks.payloads import CollectResult
+from tidemill.sources.base import TopicPartition
+
+log = structlog.get_logger(__name__)
+
+#: At most this many of the probe's tasks run at a time, beside those of the engine.
+MAX_EXECUTORS = 4
+#: Hooks may take this long to end once they are cancelled.
+HOOK_SECONDS = 1.0
+#: Processes get at most this long between SIGTERM and SIGKILL.
+GRACE_SECONDS = 2.0
+
+
+class ProbeRun:
+    """One probe; use it once, on the engine's loop.
+
+    Args:
+        context: The engine's parts.
+        engine_id: The engine's id, by which the warden finds processes.
+        route: Finds the sinks of what a hook returned.
+        message: What is probed; not parsed.
+        stop: Set when the engine stops.
+
+    Attributes:
+        stages: The calls of hooks.
+        attempts: How the tries of tasks ended, and when they were queued (by the loop's clock), by task.
+        window: The message's window, once it has tasks.
+        delivery: What sinks would have been given.
+        letters: The dead letters that would have been written.
+        cache: What hooks see as their cache; None: there is none.
+        fault: What of the probe itself failed; ''.
+        began: The loop's time.
+        pool: Runs the tasks.
+    """
+
+    def __init__(
+        self,
+        context: EngineContext,
+        engine_id: str,
+        route: Callable[[CollectResult], list[Routed]],
+        message: SourceMessage,
+        stop: asyncio.Event,
+    ) -> None:
+        """Wire the parts; nothing runs yet."""
+        limits = context.settings.executor
+        self._message = message
+        self._stop = stop
+        self._done = asyncio.Event()
+        self._closing: asyncio.Future[None] | None = None
+        self._tasks = EngineTasks(self._note_fault)
+        self.began = time.monotonic()
+        self.fault = ""
+        self.stages = Stages()
+        self.attempts: dict[TaskRun, list[tuple[int, float, float, ProcessOutcome]]] = {}
+        self.window: WindowRun | None = None
+        self.delivery, self.letters = CapturedDelivery(route), CapturedLetters()
+        found = context.handler.__dict__.get("cache")
+        self.cache = CacheView(found) if isinstance(found, Cache) else None
+        self._offload = Offload(limits.offload_threads)
+        self._executor = build_executor(
+            limits.model_copy(update={"max_executors": min(limits.max_executors, MAX_EXECUTORS)}), engine_id
+        )
+        self.pool = TaskPool(self._executor, limits, self._tasks)
+        self.pool.on_attempt = self._note_attempt
+        load: Backpressure[TopicPartition] = Backpressure(2, 1, 1, limits.max_queued_bytes, 2, 2)
+        mode = AtLeastOnce()
+        self._context = replace(
+            context,
+            handler=copy_handler(context.handler, self.stages, self.cache, self._offload),
+            hooks=HookRunner(self._tasks),
+            pool=self.pool,
+            outbox=self.delivery,
+            mode=mode,
+            letters=self.letters,
+            commits=Commits(NoCommits(), lambda partition, count: None, mode),
+            load=load,
+            brake=None,
+            counters=Counters(),
+            slowest=Slowest(),
+            recorder=None,
+            finished=None,
+            log=log.bind(probe=f"{message.topic}/{message.partition}/{message.offset}"),
+            room_freed=lambda partition: None,
+            became_idle=self._look_soon,
+        )
+        self._partition = OwnedPartition((message.topic, message.partition), self._context)
+        load.assign(self._partition.partition)
+
+    @property
+    def pending(self) -> Mapping[object, TaskRun]:
+        """The tasks that are not terminal, by their keys."""
+        return self._partition.pending
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the message has left the pipeline, and its window's own hook has run."""
+        return self._done.is_set() and not self.fault
+
+    # -- the course ---------------------------------------------------------------------------------------------
+
+    async def run(self, seconds: float) -> None:
+        """Run until the message has left the pipeline, the time is over, or the engine stops."""
+        self._executor.open()
+        self._context.hooks.submit(self._begin)
+        waits = {asyncio.ensure_future(self._done.wait()), asyncio.ensure_future(self._stop.wait())}
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def end(self) -> asyncio.Future[None] | None:
+        """End everything that still runs; return what hooks have not let end, None if nothing is left."""
+        self._partition.close()
+        self._offload.close()
+        self._context.commits.close()
+        closing = asyncio.ensure_future(self._context.hooks.close())
+        await asyncio.wait({closing}, timeout=HOOK_SECONDS)
+        await self.pool.close(min(self._context.settings.executor.term_grace_seconds, GRACE_SECONDS))
+        if closing.done():
+            self._tasks.close()
+            return None
+        return closing
+
+    async def _begin(self) -> None:
+        message, partition, context = self._message, self._partition, self._context
+        partition.take([message])
+        entry = context.commits.open(partition.partition, message.offset)
+        if not self._parse(entry):
+            return
+        started_at, arrived = time.time_ns() // 1000, time.monotonic()
+        try:
+            hook = context.handler.arrange([message], PendingContext(partition.list_pending_tasks))
+            returned = await call_hook(hook, context.hooks.calls, "arrange", place_of, [message])
+            tasks = check_tasks("arrange", returned)
+        except Exception as error:
+            partition.reject(message, entry, LetterKind.ARRANGE, describe_error(error))
+            return
+        if partition.closed:
+            return
+        times = WindowTimes(1, started_at, time.time_ns() // 1000)
+        self.window = WindowRun(context, partition, [message], [entry], arrived, times)
+        self.window.start(tasks, None)
+
+    def _parse(self, entry: LedgerEntry[TopicPartition, int]) -> bool:
+        """Set the payload, as the intake does; return whether the message goes on."""
+        message, partition, context = self._message, self._partition, self._context
+        if message.value is None:
+            if context.handler.accept_tombstones:
+                return True
+            partition.reject(message, entry, LetterKind.TOMBSTONE, "the handler does not accept tombstones")
+            return False
+        try:
+            message.payload = context.handler.deserialize_message(message)
+        except BaseException as error:  # whatever it raises concerns this message alone
+            text = describe_error(error)
+            if context.settings.kafka.on_parse_error == "pass":
+                message.parse_error = text
+                return True
+            partition.reject(message, entry, LetterKind.PARSE, text)
+            return False
+        return True
+
+    # -- what is noted ------------------------------------------------------------------------------------------
+
+    def _look_soon(self) -> None:
+        # A message may leave before its window's own hook is submitted, in the same turn.
+        asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        if not self._partition.busy:
+            self._done.set()
+
+    def _note_fault(self, text: str) -> None:
+        self.fault = text
+        self._done.set()
+
+    def _note_attempt(self, run: TaskRun, outcome: ProcessOutcome) -> None:
+        now = time.monotonic()
+        self.attempts.setdefault(run, []).append((run.attempts, run.queued_at, now, outcome))
+
+    def list_tasks(self) -> list[TaskRun]:
+        """Return the tasks, those that replaced others included, in the order in which they became known."""
+        return self.window.runs_of[0] if self.window is not None else []

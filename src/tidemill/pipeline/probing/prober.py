@@ -1,0 +1,102 @@
+"""Probes messages for people who look at a pipeline, one at a time.
+
+Invariants: one probe runs at a time, and none once the engine stops; a probe ends within its time, and what it has
+started ends with it. A hook that does not end when it is cancelled is left behind, and then no other probe begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import structlog
+
+from tidemill.core.errors import UserActionError
+from tidemill.pipeline.context import EngineContext
+from tidemill.pipeline.delivery.routing import Routed
+from tidemill.pipeline.probing.probe_run import ProbeRun
+from tidemill.pipeline.probing.report import tell
+from tidemill.runtime.identity import Identity
+from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.probe_report import PROBE_SECONDS, ProbeReport
+from tidemill.sinks.payloads import CollectResult
+
+log = structlog.get_logger(__name__)
+
+#: How long the end of the engine waits for that of a probe.
+END_SECONDS = 4.0
+
+
+class Prober:
+    """Probes messages over the parts of one engine.
+
+    Args:
+        context: The engine's parts.
+        identity: Who the engine is.
+        route: Finds the sinks of what a hook returned.
+        is_ready: Tells whether `on_ready` is done.
+        stop: Set when the engine stops.
+    """
+
+    def __init__(
+        self,
+        context: EngineContext,
+        identity: Identity,
+        route: Callable[[CollectResult], list[Routed]],
+        is_ready: Callable[[], bool],
+        stop: asyncio.Event,
+    ) -> None:
+        """Run nothing yet."""
+        self._context = context
+        self._engine_id = identity.engine_id
+        self._route = route
+        self._is_ready = is_ready
+        self._stop = stop
+        self._ended: asyncio.Event | None = None
+        self._left: asyncio.Future[None] | None = None
+
+    async def probe(self, message: SourceMessage, seconds: float) -> ProbeReport:
+        """Run a message through the handler; what it delivers goes nowhere.
+
+        Args:
+            message: The message; its payload is set.
+            seconds: How long it may take, up to `PROBE_SECONDS`.
+
+        Raises:
+            UserActionError: A probe runs already, or the engine starts or stops.
+        """
+        self._refuse()
+        self._ended = asyncio.Event()
+        seconds = min(seconds, PROBE_SECONDS)
+        try:
+            run = ProbeRun(self._context, self._engine_id, self._route, message, self._stop)
+            try:
+                await run.run(seconds)
+                why = "the engine stops" if self._stop.is_set() else f"it did not come to its end within {seconds:g} s"
+                report = tell(run, why)
+            finally:
+                self._left = await run.end()
+        finally:
+            self._ended.set()
+            self._ended = None
+        return report
+
+    def _refuse(self) -> None:
+        if self._ended is not None:
+            raise UserActionError("another message is being probed; try again when that has ended")
+        if self._left is not None and not self._left.done():
+            raise UserActionError(
+                "a hook of an earlier probe does not end although it was cancelled; restart the engine to probe again"
+            )
+        if self._stop.is_set():
+            raise UserActionError("it is draining")
+        if not self._is_ready():
+            raise UserActionError("it is starting: on_ready has not returned")
+
+    async def close(self) -> None:
+        """Wait for the end of a probe, which the engine's stop ends, for a few seconds."""
+        if self._ended is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(END_SECONDS):
+                    await self._ended.wait()

@@ -1,0 +1,204 @@
+"""What the REST API takes and says about probes; the page shows the same. Times are seconds since a probe began."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tidemill.core.recorder.key_text import read_key
+from tidemill.runtime import probe_report
+from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.probe_report import MAX_PROBE_BYTES
+from tidemill.web.probe.desk import ProbeState, measure
+from tidemill.web.problems import Problem
+
+_MAX_HEADERS = 200
+_MAX_CHARS = 4 * MAX_PROBE_BYTES
+Words = Annotated[str, Field(max_length=_MAX_CHARS)]
+
+
+class PastedHeader(BaseModel):
+    """A header of a pasted message."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: Annotated[str, Field(min_length=1, max_length=1024)]
+    value: Words | None = Field(default=None, description="As keys are written; null: it has none.")
+
+
+class ProbeOrder(BaseModel):
+    """A message to be probed: a recorded one, or a pasted one."""
+
+    model_config = ConfigDict(extra="forbid")
+    recorded: bool = Field(
+        default=False,
+        description="Whether the message at this partition and offset is read from the topic; then nothing else is "
+        "given.",
+    )
+    partition: int = Field(default=0, ge=0, le=2**31 - 1)
+    offset: int = Field(default=0, ge=0, le=2**63 - 2)
+    key: Words | None = Field(default=None, description="A byte may be written as \\xNN, a backslash as two.")
+    value: Words | None = Field(default=None, description="null: a message without a value (a tombstone).")
+    encoding: Literal["text", "base64"] = Field(default="text", description="How the value is written.")
+    headers: Annotated[list[PastedHeader], Field(max_length=_MAX_HEADERS)] = []
+    timestamp: Annotated[float, Field(ge=0, le=253_402_300_799)] | None = Field(
+        default=None, description="When it was written, in seconds since the epoch; null: it has no time."
+    )
+
+
+class Text(BaseModel):
+    """A text, secrets masked."""
+
+    text: str
+    is_cut: bool = Field(description="Whether there is more than is shown.")
+
+
+class Stage(BaseModel):
+    """A call of a hook."""
+
+    hook: str
+    about: str = Field(description="The task that it was called for; '': none.")
+    at: float
+    seconds: float | None = Field(description="null: it has not returned.")
+    trace: Text = Field(description="What it raised, with its traceback; where it waits, if it has not returned.")
+
+
+class Attempt(BaseModel):
+    """An attempt of a task."""
+
+    attempt: int
+    at: float
+    seconds: float | None = Field(description="null: it still ran, and was ended.")
+    kind: str = Field(description="ok, or the kind of its error; '': it still ran.")
+    exit_code: int | None
+    pid: int | None
+    error: Text
+    stdout: Text = Field(description="The end of it.")
+    stderr: Text
+
+
+class Task(BaseModel):
+    """A task."""
+
+    task_id: str
+    parent: str = Field(description="The task that it replaced; '': none.")
+    args: list[str]
+    labels: dict[str, str]
+    state: str = Field(description="ok, failed, replaced, running, waiting, or hook (its hook has not returned)")
+    is_precomputed: bool
+    attempts: list[Attempt]
+
+
+class Payload(BaseModel):
+    """A payload that a sink would have been given."""
+
+    sink: str
+    hook: str
+    task_id: str
+    body: Text
+
+
+class Letter(BaseModel):
+    """A dead letter that would have been written."""
+
+    kind: str
+    error: Text
+    task_id: str
+
+
+class Report(BaseModel):
+    """What became of a message."""
+
+    status: str = Field(description="done, failed or unfinished")
+    text: str = Field(description="The same in words.")
+    seconds: float
+    stages: list[Stage]
+    tasks: list[Task]
+    payloads: list[Payload]
+    sinks: dict[str, int] = Field(description="How many payloads each sink would have been given.")
+    letters: list[Letter]
+    cache_writes: int = Field(description="How often hooks wrote to the cache; nobody else sees that.")
+    left_out: int = Field(description="How many stages, tasks, attempts, payloads and letters are not shown.")
+
+
+class Probe(BaseModel):
+    """A probe: the one that runs, or the last one of this process."""
+
+    number: int
+    topic: str
+    partition: int
+    offset: int
+    recorded: bool = Field(description="Whether the message was read from its topic.")
+    size_bytes: int
+    by: str
+    began_at: float = Field(description="In seconds since the epoch.")
+    ended_at: float | None = Field(description="null while it runs.")
+    problem: str = Field(description="Why nothing was found.")
+    report: Report | None = Field(description="null while it runs, or if there is a problem.")
+
+
+def read_pasted(order: ProbeOrder, topic: str) -> SourceMessage:
+    """Return a pasted message.
+
+    Raises:
+        Problem: It cannot be one.
+    """
+    try:
+        headers = tuple(
+            (header.name, None if header.value is None else read_key(header.value)) for header in order.headers
+        )
+        return SourceMessage(
+            topic,
+            order.partition,
+            order.offset,
+            None if order.key is None else read_key(order.key),
+            _read_value(order),
+            headers,
+            -1 if order.timestamp is None else int(order.timestamp * 1000),
+        )
+    except UnicodeEncodeError as error:
+        raise Problem(422, f"this is not text: {error.reason} (position {error.start})") from error
+
+
+def _read_value(order: ProbeOrder) -> bytes | None:
+    if order.value is None or order.encoding == "text":
+        return None if order.value is None else order.value.encode()
+    try:
+        return base64.b64decode(order.value, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise Problem(422, f"value: this is not base64 ({error})") from error
+
+
+def check_size(message: SourceMessage) -> None:
+    """Refuse a message that is too large.
+
+    Raises:
+        Problem: It is.
+    """
+    size = measure(message)
+    if size > MAX_PROBE_BYTES:
+        raise Problem(413, f"the message has {size:,} bytes; one of up to {MAX_PROBE_BYTES:,} can be probed")
+
+
+def describe_probe(state: ProbeState) -> Probe:
+    """Return a probe."""
+    message = state.message
+    return Probe(
+        number=state.number,
+        topic=message.topic,
+        partition=message.partition,
+        offset=message.offset,
+        recorded=state.recorded,
+        size_bytes=measure(message),
+        by=state.by,
+        began_at=state.began_at,
+        ended_at=state.ended_at,
+        problem=state.problem,
+        report=None if state.report is None else _describe_report(state.report),
+    )
+
+
+def _describe_report(report: probe_report.ProbeReport) -> Report:
+    return Report.model_validate(report, from_attributes=True)

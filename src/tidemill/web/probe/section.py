@@ -1,0 +1,112 @@
+"""The page and the API of probes: a pasted or recorded message, and what the handler did with it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from fastapi.responses import Response
+from starlette.requests import Request
+
+from tidemill.config.settings import Settings
+from tidemill.web.pages import Pages
+from tidemill.web.probe.desk import ProbeDesk
+from tidemill.web.probe.models import Probe, ProbeOrder, check_size, describe_probe, read_pasted
+from tidemill.web.probe.waterfall import draw_probe
+from tidemill.web.problems import Problem
+from tidemill.web.sections import Link, Section
+from tidemill.web.values.section import ValueReader
+from tidemill.web.workers import BlockingRoute
+
+_OFF = "no message is probed here: debug.probe_enabled is false"
+AskedPartition = Annotated[int | None, Query(ge=0, le=2**31 - 1, description="Of a recorded message.")]
+AskedOffset = Annotated[int | None, Query(ge=0, le=2**63 - 2, description="Of a recorded message.")]
+
+
+def build_section(desk: ProbeDesk, reader: ValueReader, settings: Settings, pages: Pages) -> Section:
+    """Return the section.
+
+    Args:
+        desk: Runs probes.
+        reader: Reads recorded messages.
+        settings: The pipeline's.
+        pages: Renders the page.
+    """
+    if not settings.debug.probe_enabled:
+        return Section([], _build_absent(("/probe", "/probe/state")), _build_absent(("/probe",)))
+    pages.probe_topic = reader.topic
+    return Section([Link("Probe", "/probe")], _build_pages(desk, reader, pages), _build_api(desk, reader))
+
+
+def _build_absent(paths: tuple[str, ...]) -> APIRouter:
+    router = APIRouter(include_in_schema=False)
+
+    async def refuse() -> Response:
+        raise Problem(404, _OFF)
+
+    for path in paths:
+        router.add_api_route(path, refuse, methods=["GET", "POST"])
+    return router
+
+
+def _describe_newest(desk: ProbeDesk) -> dict[str, Any]:
+    newest = desk.find_newest()
+    probe = None if newest is None else describe_probe(newest)
+    bars = draw_probe(probe.report) if probe is not None and probe.report is not None else []
+    return {"probe": probe, "bars": bars, "version": _name_version(probe)}
+
+
+def _name_version(probe: Probe | None) -> str:
+    return "0" if probe is None else f"{probe.number}-{probe.ended_at}"
+
+
+def _build_pages(desk: ProbeDesk, reader: ValueReader, pages: Pages) -> APIRouter:
+    router = APIRouter(route_class=BlockingRoute)
+
+    @router.get("/probe")
+    def show(request: Request, partition: AskedPartition = None, offset: AskedOffset = None) -> Response:
+        place = None if partition is None or offset is None else (partition, offset)
+        return pages.answer(request, "probe/probe.html", topic=reader.topic, place=place, **_describe_newest(desk))
+
+    @router.get("/probe/state")
+    async def show_state(request: Request, seen: Annotated[str, Query(max_length=100)] = "") -> Response:
+        values = _describe_newest(desk)
+        if seen == values["version"]:
+            return Response(status_code=204)
+        return pages.answer(request, "probe/state.html", **values)
+
+    return router
+
+
+def _build_api(desk: ProbeDesk, reader: ValueReader) -> APIRouter:
+    router = APIRouter(route_class=BlockingRoute, prefix="/probe", tags=["probe"])
+
+    @router.get("", summary="The probe that runs, or the last one of this process")
+    async def read_newest() -> Probe:
+        newest = desk.find_newest()
+        if newest is None:
+            raise Problem(404, "nothing has been probed since the start of this process")
+        return describe_probe(newest)
+
+    @router.post(
+        "",
+        status_code=202,
+        summary="Run a message through the handler of engine 0",
+        description="Nothing is delivered, committed, dead-lettered, recorded or written to the cache; what hooks do "
+        "by themselves is done. GET tells what was found, within 30 seconds. 429: another message is being probed.",
+    )
+    def begin(request: Request, order: ProbeOrder) -> Probe:
+        desk.refuse_second()
+        if order.recorded:
+            if (given := order.model_fields_set - {"recorded", "partition", "offset"}) or "offset" not in (
+                order.model_fields_set
+            ):
+                what = f"{', '.join(sorted(given))}: not for a recorded message" if given else "offset: missing"
+                raise Problem(422, f"{what}; a recorded message is read from its topic, by partition and offset")
+            message = reader.fetch(reader.topic, order.partition, order.offset)
+        else:
+            message = read_pasted(order, reader.topic)
+        check_size(message)
+        return describe_probe(desk.begin(message, request.state.identity.name, recorded=order.recorded))
+
+    return router
