@@ -101,7 +101,7 @@ with DAG("a"):
 """
     path = write(tmp_path, "file.py", text)
     with pytest.raises(
-        DagError, match=r"task 't': argument 'op_args': Own is defined in a DAG file, which no triggerer"
+        DagError, match=r"task 't': argument 'trigger': Own is defined in a DAG file"
     ):
         load_file(path, tmp_path)
 
