@@ -19,12 +19,18 @@ ListName = Annotated[str, Field(max_length=200), AfterValidator(_check_printable
 
 
 class StoreSettings(Section):
-    """The database of triggers and their events."""
+    """The database of triggers and their events, and of DAGs and their runs."""
 
     url: str = Field(
         "",
         description="sqlite:///file.db, sqlite:////absolute/file.db or postgresql://user:password@host/name; "
         "'' means tidemill.db next to the trigger list.",
+    )
+    encryption_key: str = Field(
+        "",
+        description="The Fernet key that encrypts variables, connections and what deferred tasks keep. To change it, "
+        "give several, separated by commas: the first one encrypts, all of them decrypt. '' means the key file that "
+        "`tidemill dev` creates next to the store.",
     )
     retention_events_days: NonNegativeFloat = Field(
         0.0, description="Events are removed from the store after this many days; 0 keeps them."

@@ -23,11 +23,13 @@ class CallContext:
         now_us: The database's time, in UTC microseconds since the epoch.
         cipher: Encrypts what must not lie readable in the database.
         bells: Which services have work once the transaction is committed.
+        left: Whether tasks were left to be decided by the scheduler.
     """
 
     now_us: int
     cipher: Cipher
     bells: set[Channel] = field(default_factory=set)
+    left: bool = False
 
 
 def read_now(connection: Connection) -> int:

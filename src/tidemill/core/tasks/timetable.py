@@ -34,8 +34,8 @@ PRESETS: Final[Mapping[str, str]] = MappingProxyType(
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _FIELDS: Final = 5
-#: How far to look back for the last time that has passed: each is tried if the one before held none.
-_WINDOWS: Final = tuple(timedelta(days=days) for days in (0.05, 1, 8, 32, 370, 3_000, 20_000))
+#: How far to look back at first for the last time that has passed.
+_FIRST_WINDOW_US: Final = 3_600_000_000
 
 
 class InvalidScheduleError(ValueError):
@@ -65,7 +65,7 @@ def check_cron(expression: str) -> None:
     except CronSimError as error:
         text = str(error)
         raise InvalidScheduleError(text[:1].lower() + text[1:]) from None
-    except (StopIteration, RuntimeError):
+    except StopIteration:
         raise InvalidScheduleError("no day matches it") from None
 
 
@@ -134,15 +134,14 @@ def _next_cron(schedule: ScheduleStructure, last_us: int | None, known_us: int, 
     ceiling_us = _find_ceiling(schedule, now_us)
     if found is None or schedule.catchup or found >= ceiling_us:
         return found
-    latest = found
-    for window in _WINDOWS:
-        start_us = max(ceiling_us - window // _MICROSECOND, found)
+    window_us = _FIRST_WINDOW_US
+    while True:
+        # Most often the last time is not long ago, and trying all since the first could take long.
+        start_us = max(ceiling_us - window_us, found)
         passed = _find_last(schedule, start_us, ceiling_us)
-        if passed is not None:
-            return passed
-        if start_us == found:
-            break
-    return latest
+        if passed is not None or start_us == found:
+            return found if passed is None else passed
+        window_us *= 16
 
 
 def _find_last(schedule: ScheduleStructure, after_us: int, until_us: int) -> int | None:

@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, bindparam, exists, func, select, tuple_
+from sqlalchemy import Connection, Row, Select, and_, bindparam, exists, func, literal_column, select, text, tuple_
 
 from tidemill.core.tasks.admission import Active, Candidate, Limits, admit
 from tidemill.core.tasks.attempt import TaskState
 from tidemill.core.tasks.inputs import Admit
+from tidemill.store.batches import find_dialect
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag, dag_version, pool, task_instance
 from tidemill.store.queries.board import Board
-from tidemill.store.queries.task_rows import compute_rank, is_resumed, load_plan
+from tidemill.store.queries.cursors import IDS, build_id_rows
+from tidemill.store.queries.task_rows import COLUMNS, compute_rank, is_resumed, load_plan
 
 _TASK = task_instance.c
 _SCHEDULED = TaskState.SCHEDULED.value
@@ -47,9 +49,7 @@ def admit_tasks(connection: Connection, context: CallContext, by: str, limit: in
         limit: How many tasks get slots at most, in each pool.
     """
     done = Admitted()
-    waiting = exists().where(and_(_TASK.pool == pool.c.name, _TASK.state == _SCHEDULED))
-    pools = connection.execute(select(pool).where(waiting).order_by(pool.c.name).with_for_update()).all()
-    for one in pools:
+    for one in connection.execute(_build_pools()).all():
         _admit_pool(connection, context, by, limit, one, done)
     return done
 
@@ -77,14 +77,29 @@ def _admit_pool(
 
 
 def _count_slots(connection: Connection, one: Row[Any]) -> int:
-    states: list[ColumnElement[bool]] = [_TASK.state.in_(_HOLDING)]
+    used = connection.execute(_build_slots(), {"pool": one.name}).scalar_one()
     if one.include_deferred:
-        states.append(_TASK.state == TaskState.DEFERRED.value)
-    used = 0
-    for holds in states:
-        statement = select(func.coalesce(func.sum(_TASK.pool_slots), 0)).where(and_(_TASK.pool == one.name, holds))
-        used += int(connection.execute(statement).scalar_one())
-    return used
+        used += connection.execute(_build_deferred_slots(), {"pool": one.name}).scalar_one()
+    return int(used)
+
+
+@cache
+def _build_pools() -> Select[Any]:
+    waiting = exists().where(and_(_TASK.pool == pool.c.name, _TASK.state == literal_column("'scheduled'")))
+    return select(pool).where(waiting).order_by(pool.c.name).with_for_update()
+
+
+@cache
+def _build_slots() -> Select[Any]:
+    # Written as the index is, so that SQLite sees that it fits.
+    holds = and_(_TASK.pool == bindparam("pool"), text("state IN ('queued', 'running')"))
+    return select(func.coalesce(func.sum(_TASK.pool_slots), 0)).where(holds)
+
+
+@cache
+def _build_deferred_slots() -> Select[Any]:
+    holds = and_(_TASK.pool == bindparam("pool"), text("state = 'deferred'"))
+    return select(func.coalesce(func.sum(_TASK.pool_slots), 0)).where(holds)
 
 
 def _fetch_candidates(connection: Connection, name: str, after: Row[Any] | None, size: int) -> list[Row[Any]]:
@@ -99,8 +114,8 @@ def _build_candidates() -> Select[Any]:
     order = (_TASK.rank, _TASK.since_us, _TASK.id)
     later = tuple_(*order) > tuple_(bindparam("rank"), bindparam("since"), bindparam("id"))
     return (
-        select(_TASK.id, _TASK.dag, _TASK.run, _TASK.task_id, _TASK.pool_slots, _TASK.rank, _TASK.since_us, _TASK.epoch)
-        .where(and_(_TASK.pool == bindparam("pool"), _TASK.state == _SCHEDULED, later))
+        select(*COLUMNS, _TASK.pool_slots)
+        .where(and_(_TASK.pool == bindparam("pool"), text("state = 'scheduled'"), later))
         .order_by(*order)
         .limit(bindparam("size"))
         .with_for_update(skip_locked=True)
@@ -129,30 +144,35 @@ def _admit_page(
     admission = admit(candidates, slots, used, limits, active)
     by_number = {row.id: row for row in rows}
     board = Board(connection, context)
-    board.take(admission.admitted)
-    board.give_all([(number, Admit(by_number[number].epoch)) for number in admission.admitted], by)
+    for entry in board.take(by_number[number] for number in admission.admitted):
+        board.give(entry, Admit(entry.row.epoch), by)
     board.flush()
     return sum(by_number[number].pool_slots for number in admission.admitted), len(admission.admitted)
 
 
 def _find_limits(connection: Connection, rows: list[Row[Any]]) -> dict[int, Limits]:
     """Return the limits of the DAGs that have some, as their newest version says, with their rows locked."""
-    numbers = sorted({row.dag for row in rows})
+    numbers = {row.dag for row in rows}
     if not numbers:
         return {}
-    statement = (
-        select(dag.c.id, dag.c.version_id, dag_version.c.digest)
-        .join(dag_version, dag_version.c.id == dag.c.version_id)
-        .where(dag.c.id.in_(numbers))
-    )
+    dialect = find_dialect(connection)
     found = {}
-    for row in connection.execute(statement):
+    for row in connection.execute(_build_versions(dialect), IDS.build_parameters(dialect, build_id_rows(numbers))):
         limits = load_plan(connection, row.version_id, row.digest).limits
         if limits is not None:
             found[row.id] = limits
     if found:
         connection.execute(select(dag.c.id).where(dag.c.id.in_(sorted(found))).order_by(dag.c.id).with_for_update())
     return found
+
+
+@cache
+def _build_versions(dialect: str) -> Select[Any]:
+    return (
+        select(dag.c.id, dag.c.version_id, dag_version.c.digest)
+        .join(dag_version, dag_version.c.id == dag.c.version_id)
+        .where(dag.c.id.in_(select(IDS.build_source(dialect).c.id)))
+    )
 
 
 def _count_active(connection: Connection, dags: Iterable[int]) -> Active:

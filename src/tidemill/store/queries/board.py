@@ -46,6 +46,7 @@ from tidemill.store.queries.task_rows import (
     TaskEntry,
     find_runs_of,
     lock_named,
+    lock_pending,
     lock_runs,
     lock_tasks,
     read_runs,
@@ -100,22 +101,35 @@ class Board:
             self.runs |= lock_runs(self.connection, wanted)
         self.add(tasks)
 
-    def take(self, tasks: Collection[int]) -> None:
-        """Add tasks that this transaction has locked, without locking their runs: for inputs that end no task."""
-        if tasks:
-            self.runs |= read_runs(self.connection, find_runs_of(self.connection, tasks))
-        self.add(tasks)
+    def take(self, rows: Iterable[Row[Any]]) -> list[TaskEntry]:
+        """Add rows that this transaction has locked, without locking their runs: for inputs that end no task."""
+        found = list(rows)
+        self._read_runs({row.run for row in found})
+        self._add(found)
+        return [self.tasks[row.id] for row in found]
 
     def read(self, tasks: Collection[int]) -> None:
         """Add tasks without locking anything: nothing may be fed to them."""
-        if tasks:
-            self.runs |= read_runs(self.connection, find_runs_of(self.connection, tasks))
-            self._add(read_tasks(self.connection, tasks))
+        rows = read_tasks(self.connection, tasks) if tasks else []
+        self._read_runs({row.run for row in rows})
+        self._add(rows)
+
+    def _read_runs(self, numbers: set[int]) -> None:
+        missing = numbers - self.runs.keys()
+        if missing:
+            self.runs |= read_runs(self.connection, missing)
 
     def add(self, tasks: Collection[int]) -> None:
         """Lock more tasks of runs that are locked."""
         if tasks:
             self._add(lock_tasks(self.connection, tasks))
+
+    def add_pending(self) -> None:
+        """Lock tasks that are still to be decided, of runs that are locked, as many as the limit allows."""
+        rows = lock_pending(self.connection, self.runs, self.limit)
+        self._add(rows)
+        self.left = self.left or len(rows) >= self.limit
+        self.doubt(self.tasks[row.id] for row in rows)
 
     def load(self, names: Iterable[tuple[int, str]]) -> None:
         """Lock tasks by run and name, of runs that are locked."""

@@ -7,73 +7,107 @@ claim carries the number of its request, so that who did not get the answer gets
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row, and_, select, update
+from sqlalchemy import (
+    BindParameter,
+    CompoundSelect,
+    Connection,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    literal_column,
+    select,
+    text,
+    union_all,
+    update,
+)
 
 from tidemill.core.tasks.attempt import Moved, TaskState
 from tidemill.core.tasks.inputs import Claim
+from tidemill.store.batches import find_dialect
 from tidemill.store.calls import ClaimedAttempt, ClaimedCallback, ResumeWith, WorkerTurn
 from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import DagPlan, TaskPlan
 from tidemill.store.dag_tables import dag, dag_file, dag_run, dag_version, task_callback, task_instance
 from tidemill.store.queries.board import Board
-from tidemill.store.queries.task_rows import TaskEntry, load_plan
+from tidemill.store.queries.cursors import IDS, build_id_rows
+from tidemill.store.queries.task_rows import COLUMNS, TaskEntry, load_plan
 
 _TASK, _CALLBACK = task_instance.c, task_callback.c
 
 
 def claim_work(connection: Connection, turn: WorkerTurn, context: CallContext) -> tuple[ClaimedAttempt, ...]:
     """Claim attempts and callbacks for a worker; a repeated request gets what it got before, and nothing else."""
-    again = _find_claimed(connection, turn)
-    if again is None:
-        callbacks = _claim_callbacks(connection, turn)
-        tasks = _claim_tasks(connection, turn, turn.capacity - len(callbacks), context)
+    board = Board(connection, context)
+    tasks, callbacks = _find_claimed(connection, turn)
+    if tasks or callbacks:
+        board.read(tasks)
+        entries = [board.tasks[task] for task in tasks]
     else:
-        tasks, callbacks = again
-    return build_attempts(connection, tasks, callbacks, context)
+        callbacks = _claim_callbacks(connection, turn)
+        entries = _claim_tasks(board, turn, turn.capacity - len(callbacks))
+    return _build_attempts(board, entries, callbacks)
 
 
-def _find_claimed(connection: Connection, turn: WorkerTurn) -> tuple[list[int], list[int]] | None:
-    """Return what this request has claimed before; None: nothing."""
-    mine = and_(_TASK.session_id == turn.service, _TASK.claim_request == turn.request)
-    tasks = list(connection.execute(select(_TASK.id).where(mine).order_by(_TASK.id)).scalars())
-    held = and_(_CALLBACK.session_id == turn.service, _CALLBACK.claim_request == turn.request)
-    callbacks = list(connection.execute(select(_CALLBACK.id).where(held).order_by(_CALLBACK.id)).scalars())
-    return (tasks, callbacks) if tasks or callbacks else None
+def _find_claimed(connection: Connection, turn: WorkerTurn) -> tuple[list[int], list[int]]:
+    """Return the tasks and callbacks that this request has claimed before."""
+    found = connection.execute(_build_claimed(), {"service": turn.service, "request": turn.request}).all()
+    return [number for kind, number in found if kind == 0], [number for kind, number in found if kind == 1]
+
+
+@cache
+def _build_claimed() -> CompoundSelect[Any]:
+    service: BindParameter[int] = bindparam("service")
+    request: BindParameter[int] = bindparam("request")
+    mine = and_(_TASK.session_id == service, _TASK.claim_request == request)
+    held = and_(_CALLBACK.session_id == service, _CALLBACK.claim_request == request)
+    tasks = select(literal_column("0").label("kind"), _TASK.id.label("number")).where(mine)
+    callbacks = select(literal_column("1"), _CALLBACK.id).where(held)
+    return union_all(tasks, callbacks).order_by("kind", "number")
 
 
 def _claim_callbacks(connection: Connection, turn: WorkerTurn) -> list[int]:
     if turn.capacity <= 0:
         return []
-    due = and_(_CALLBACK.state == "due", _CALLBACK.queue.in_(turn.queues))
-    statement = select(_CALLBACK.id).where(due).order_by(_CALLBACK.id).limit(turn.capacity)
-    found = list(connection.execute(statement.with_for_update(skip_locked=True)).scalars())
+    given = {"queues": turn.queues, "most": turn.capacity}
+    found = list(connection.execute(_build_due_callbacks(), given).scalars())
     if found:
         new = {"state": "running", "session_id": turn.service, "claim_request": turn.request}
         connection.execute(update(task_callback).where(_CALLBACK.id.in_(found)).values(new))
     return found
 
 
-def _claim_tasks(connection: Connection, turn: WorkerTurn, capacity: int, context: CallContext) -> list[int]:
+@cache
+def _build_due_callbacks() -> Select[Any]:
+    due = and_(text("state = 'due'"), _CALLBACK.queue.in_(bindparam("queues", expanding=True)))
+    statement = select(_CALLBACK.id).where(due).order_by(_CALLBACK.id).limit(bindparam("most"))
+    return statement.with_for_update(skip_locked=True)
+
+
+def _claim_tasks(board: Board, turn: WorkerTurn, capacity: int) -> list[TaskEntry]:
     if capacity <= 0:
         return []
-    queued = and_(_TASK.state == TaskState.QUEUED.value, _TASK.queue.in_(turn.queues))
-    order = (_TASK.rank, _TASK.since_us, _TASK.id)
-    statement = select(_TASK.id, _TASK.epoch).where(queued).order_by(*order).limit(capacity)
-    found = connection.execute(statement.with_for_update(skip_locked=True)).all()
-    board = Board(connection, context)
-    board.take([task for task, _ in found])
+    rows = board.connection.execute(_build_queued(), {"queues": turn.queues, "most": capacity}).all()
     claimed = []
-    for task, epoch in found:
-        entry = board.tasks[task]
-        claim = Claim(epoch, turn.service, f"s{turn.service}-{turn.request}")
+    for entry in board.take(rows):
+        claim = Claim(entry.row.epoch, turn.service, f"s{turn.service}-{turn.request}")
         if isinstance(board.give(entry, claim, f"worker {turn.service}"), Moved):
             entry.claim_request = turn.request
-            claimed.append(task)
+            claimed.append(entry)
     board.flush()
     return claimed
+
+
+@cache
+def _build_queued() -> Select[Any]:
+    queued = and_(text("state = 'queued'"), _TASK.queue.in_(bindparam("queues", expanding=True)))
+    order = (_TASK.rank, _TASK.since_us, _TASK.id)
+    statement = select(*COLUMNS).where(queued).order_by(*order).limit(bindparam("most"))
+    return statement.with_for_update(skip_locked=True)
 
 
 def find_ended(connection: Connection, service: int, held: Collection[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -86,18 +120,12 @@ def find_ended(connection: Connection, service: int, held: Collection[tuple[int,
     return tuple(one for one in held if one not in live)
 
 
-def build_attempts(
-    connection: Connection, tasks: Sequence[int], callbacks: Sequence[int], context: CallContext
-) -> tuple[ClaimedAttempt, ...]:
-    """Return what is to be run, in the order of the numbers: tasks, then callbacks."""
-    if not tasks and not callbacks:
-        return ()
-    found = _fetch_callbacks(connection, callbacks)
-    board = Board(connection, context)
-    wanted = {*tasks, *(row.task for row in found if row.task is not None)}
-    board.read(wanted)
-    runs = _fetch_runs(connection, {*(row.run for row in found), *board.runs})
-    attempts = [_build_attempt(board.tasks[task], runs[board.tasks[task].run.id]) for task in tasks]
+def _build_attempts(board: Board, entries: Sequence[TaskEntry], callbacks: Sequence[int]) -> tuple[ClaimedAttempt, ...]:
+    """Return what is to be run, in the order of the claims: tasks, then callbacks."""
+    found = _fetch_callbacks(board.connection, callbacks)
+    board.read({row.task for row in found if row.task is not None} - board.tasks.keys())
+    runs = _fetch_runs(board.connection, {*(row.run for row in found), *(entry.run.id for entry in entries)})
+    attempts = [_build_attempt(entry, runs[entry.run.id]) for entry in entries]
     for row in found:
         entry = None if row.task is None else board.tasks[row.task]
         attempts.append(_build_callback(row, entry, runs[row.run]))
@@ -116,17 +144,24 @@ class _Run(msgspec.Struct):
 
 
 def _fetch_runs(connection: Connection, numbers: Collection[int]) -> dict[int, _Run]:
-    statement = (
+    if not numbers:
+        return {}
+    dialect = find_dialect(connection)
+    rows = connection.execute(_build_runs(dialect), IDS.build_parameters(dialect, build_id_rows(numbers))).all()
+    return {
+        row.id: _Run(row, build_params(load_plan(connection, row.version_id, row.digest), row.conf)) for row in rows
+    }
+
+
+@cache
+def _build_runs(dialect: str) -> Select[Any]:
+    return (
         select(dag_run, dag.c.dag_id, dag_file.c.path, dag_version.c.digest)
         .join(dag, dag.c.id == dag_run.c.dag)
         .join(dag_file, dag_file.c.id == dag.c.file_id)
         .join(dag_version, dag_version.c.id == dag_run.c.version_id)
-        .where(dag_run.c.id.in_(sorted(numbers)))
+        .where(dag_run.c.id.in_(select(IDS.build_source(dialect).c.id)))
     )
-    rows = connection.execute(statement).all()
-    return {
-        row.id: _Run(row, build_params(load_plan(connection, row.version_id, row.digest), row.conf)) for row in rows
-    }
 
 
 def build_params(plan: DagPlan, conf: str) -> str:

@@ -12,7 +12,23 @@ from functools import cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Insert, Row, Select, and_, func, insert, literal, or_, select, true
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Insert,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    exists,
+    func,
+    insert,
+    literal,
+    literal_column,
+    or_,
+    select,
+    true,
+)
 
 from tidemill.core.tasks.attempt import TaskState
 from tidemill.core.tasks.dependencies import Readiness, decide
@@ -51,12 +67,35 @@ _CONSTANT = {
     "skip_votes": 0,
 }
 _ACTIVE = ("queued", "running")
-_RUN, _DAG, _TASK = dag_run.c, dag.c, task_instance.c
+_RUN, _DAG = dag_run.c, dag.c
+_LOCK_DAG = (
+    select(dag, dag_version.c.digest)
+    .join(dag_version, dag_version.c.id == _DAG.version_id)
+    .where(_DAG.dag_id == bindparam("dag_name"))
+    .with_for_update(of=dag)
+)
+_TWINS = select(_RUN.run_id).where(
+    and_(
+        _RUN.dag == bindparam("dag_number"),
+        or_(_RUN.run_id == bindparam("name"), _RUN.logical_us == bindparam("logical", type_=BigInteger())),
+    )
+)
+#: Written as the indexes are, so that SQLite sees that they fit.
+IS_QUEUED, IS_RUNNING = _RUN.state == literal_column("'queued'"), _RUN.state == literal_column("'running'")
+_OF_DAG = _RUN.dag == bindparam("dag_number")
+_ACTIVE_RUNS = select(
+    exists().where(and_(_OF_DAG, IS_QUEUED)).label("queued"),
+    select(func.count()).where(and_(_OF_DAG, IS_RUNNING)).scalar_subquery().label("running"),
+)
+_NEW_RUN = insert(dag_run).returning(_RUN.id)
 RUNS = (
     select(dag_run, _DAG.dag_id, dag_version.c.number)
     .join(dag, _DAG.id == _RUN.dag)
     .join(dag_version, dag_version.c.id == _RUN.version_id)
 )
+
+
+_RUN_BY_NUMBER = RUNS.where(_RUN.id == bindparam("run_number"))
 
 
 def create_run(connection: Connection, request: CreateRun, context: CallContext) -> RunRecord:
@@ -72,10 +111,8 @@ def create_run(connection: Connection, request: CreateRun, context: CallContext)
             f"DAG {request.dag_id!r} is not active: its file no longer defines it; restore the file",
         )
     _check_conf(request.conf)
-    run_id = request.run_id or _build_run_id(connection, found.id, request, context.now_us)
-    _refuse_twin(connection, found.id, run_id, request)
-    digest = connection.execute(select(dag_version.c.digest).where(dag_version.c.id == found.version_id)).scalar_one()
-    plan = load_plan(connection, found.version_id, digest)
+    run_id = _choose_run_id(connection, found.id, request, context.now_us)
+    plan = load_plan(connection, found.version_id, found.digest)
     starts = not found.paused and _has_room(connection, found)
     number = _insert_run(connection, found, request, run_id, plan, context.now_us)
     _insert_tasks(connection, number, found.id, plan, context.now_us)
@@ -90,7 +127,7 @@ def lock_dag(connection: Connection, dag_id: str) -> Row[Any]:
     Raises:
         CallRefusedError: There is no such DAG.
     """
-    row = connection.execute(select(dag).where(_DAG.dag_id == dag_id).with_for_update()).first()
+    row = connection.execute(_LOCK_DAG, {"dag_name": dag_id}).first()
     if row is None:
         raise CallRefusedError(RefusalKind.UNKNOWN, f"there is no DAG {dag_id!r}; list them with `tidemill dags list`")
     return row
@@ -105,31 +142,34 @@ def _check_conf(conf: str) -> None:
         ) from None
 
 
-def _build_run_id(connection: Connection, number: int, request: CreateRun, now_us: int) -> str:
+def _choose_run_id(connection: Connection, number: int, request: CreateRun, now_us: int) -> str:
+    """Return the name of the new run.
+
+    Raises:
+        CallRefusedError: There is a run of this name, or with this logical date.
+    """
     time_us = now_us if request.logical_us is None else request.logical_us
     while True:
         time = datetime.fromtimestamp(time_us / 1_000_000, UTC).isoformat()
-        name = f"{request.kind}__{time}"
-        twin = and_(_RUN.dag == number, _RUN.run_id == name)
-        if request.logical_us is not None or connection.execute(select(_RUN.id).where(twin)).first() is None:
+        name = request.run_id or f"{request.kind}__{time}"
+        twin = _find_twin(connection, number, name, request.logical_us)
+        if twin is None:
             return name
+        if request.run_id is not None or request.logical_us is not None:
+            what = f"a run {name!r}" if twin == name else f"a run with this logical date, {twin!r}"
+            raise CallRefusedError(RefusalKind.CONFLICT, f"DAG {request.dag_id!r} already has {what}")
         time_us += 1
 
 
-def _refuse_twin(connection: Connection, number: int, run_id: str, request: CreateRun) -> None:
-    same = [_RUN.run_id == run_id]
-    if request.logical_us is not None:
-        same.append(_RUN.logical_us == request.logical_us)
-    twin = connection.execute(select(_RUN.run_id).where(and_(_RUN.dag == number, or_(*same)))).scalar()
-    if twin is not None:
-        what = f"a run {run_id!r}" if twin == run_id else f"a run with this logical date, {twin!r}"
-        raise CallRefusedError(RefusalKind.CONFLICT, f"DAG {request.dag_id!r} already has {what}")
+def _find_twin(connection: Connection, number: int, name: str, logical_us: int | None) -> str | None:
+    given = {"dag_number": number, "name": name, "logical": logical_us}
+    found = connection.execute(_TWINS, given).scalar()
+    return None if found is None else str(found)
 
 
 def _has_room(connection: Connection, found: Row[Any]) -> bool:
-    statement = select(_RUN.state, func.count()).where(and_(_RUN.dag == found.id, _RUN.state.in_(_ACTIVE)))
-    counts: dict[str, int] = dict(connection.execute(statement.group_by(_RUN.state)).all())
-    return not counts.get("queued") and counts.get("running", 0) < found.max_active_runs
+    active = connection.execute(_ACTIVE_RUNS, {"dag_number": found.id}).one()
+    return not active.queued and active.running < found.max_active_runs
 
 
 def _insert_run(
@@ -151,7 +191,7 @@ def _insert_run(
         "interval_end_us": interval_us if request.interval_end_us is None else request.interval_end_us,
         "created_us": now_us,
     }
-    return int(connection.execute(insert(dag_run).values(values).returning(_RUN.id)).scalar_one())
+    return int(connection.execute(_NEW_RUN, values).scalar_one())
 
 
 def _insert_tasks(connection: Connection, run: int, number: int, plan: DagPlan, now_us: int) -> None:
@@ -196,11 +236,7 @@ def start_runs(connection: Connection, runs: Sequence[int], context: CallContext
     board.lock((), runs)
     for run in board.runs.values():
         begin_run(run, context.now_us)
-    statement = select(_TASK.id).where(and_(_TASK.run.in_(runs), _TASK.pending == 1)).order_by(_TASK.id)
-    tasks = connection.execute(statement.limit(board.limit)).scalars().all()
-    board.left = len(tasks) == board.limit
-    board.add(tasks)
-    board.doubt(board.tasks.values())
+    board.add_pending()
     close_board(board)
     return board
 
@@ -218,9 +254,9 @@ def start_waiting_runs(connection: Connection, context: CallContext, limit: int)
     runs: list[int] = []
     for number in _find_dags_with_room(connection, limit):
         found = connection.execute(select(dag).where(_DAG.id == number).with_for_update()).one()
-        running = and_(_RUN.dag == number, _RUN.state == "running")
+        running = and_(_RUN.dag == number, IS_RUNNING)
         room = found.max_active_runs - connection.execute(select(func.count()).where(running)).scalar_one()
-        waiting = select(_RUN.id).where(and_(_RUN.dag == number, _RUN.state == "queued")).order_by(_RUN.id)
+        waiting = select(_RUN.id).where(and_(_RUN.dag == number, IS_QUEUED)).order_by(_RUN.id)
         runs += connection.execute(waiting.limit(min(max(room, 0), limit))).scalars().all()
     if runs:
         start_runs(connection, runs, context)
@@ -228,8 +264,8 @@ def start_waiting_runs(connection: Connection, context: CallContext, limit: int)
 
 
 def _find_dags_with_room(connection: Connection, limit: int) -> list[int]:
-    waiting = select(_RUN.dag).where(_RUN.state == "queued").distinct().subquery()
-    running = select(func.count()).where(and_(_RUN.dag == _DAG.id, _RUN.state == "running")).scalar_subquery()
+    waiting = select(_RUN.dag).where(IS_QUEUED).distinct().subquery()
+    running = select(func.count()).where(and_(_RUN.dag == _DAG.id, IS_RUNNING)).scalar_subquery()
     statement = (
         select(_DAG.id)
         .join(waiting, waiting.c.dag == _DAG.id)
@@ -273,7 +309,7 @@ def find_run(connection: Connection, dag_id: str, run_id: str) -> int:
 
 def get_run_by_number(connection: Connection, number: int) -> RunRecord:
     """Return a run."""
-    return read_run(connection.execute(RUNS.where(_RUN.id == number)).one())
+    return read_run(connection.execute(_RUN_BY_NUMBER, {"run_number": number}).one())
 
 
 def get_run(connection: Connection, request: GetRun) -> RunRecord | None:

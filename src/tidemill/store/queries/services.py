@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from sqlalchemy import ColumnElement, Connection, and_, case, insert, select, update
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, insert, select, update
 
 from tidemill.core.tasks.attempt import MAX_LOST, TaskState
 from tidemill.core.tasks.inputs import Channel, Lost
@@ -24,6 +24,12 @@ from tidemill.store.records import TriggerState
 from tidemill.store.tables import service, trigger, trigger_cursor
 
 _SERVICE, _TASK = service.c, task_instance.c
+
+_TAKE = (
+    select(_SERVICE.id)
+    .where(and_(_SERVICE.id == bindparam("number"), _SERVICE.ended_us.is_(None)))
+    .with_for_update(key_share=True)
+)
 
 
 def begin_service(connection: Connection, request: BeginService, context: CallContext) -> int:
@@ -60,6 +66,18 @@ def check_service(connection: Connection, number: int) -> None:
         raise CallRefusedError(
             RefusalKind.FENCED, f"service {number} has been ended; it begins anew under another number"
         )
+
+
+def take_service(connection: Connection, number: int) -> None:
+    """Make sure that a service is not ended, and says nothing else, before the transaction ends.
+
+    A request that is repeated while the first one is still being answered waits for that, and gets the same answer.
+
+    Raises:
+        CallRefusedError: It has ended.
+    """
+    if connection.execute(_TAKE, {"number": number}).first() is None:
+        raise CallRefusedError(RefusalKind.FENCED, f"service {number} has been ended; begin another one")
 
 
 def end_service(connection: Connection, number: int, by: int | None, context: CallContext) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, Update, and_, select, update
+from sqlalchemy import Connection, Row, Select, Update, and_, bindparam, literal_column, select, update
 
 from tidemill.core.tasks.attempt import Resume, TaskRow, TaskState
 from tidemill.store.batches import RowSet, find_dialect
@@ -38,7 +38,7 @@ _RUNS = RowSet(
     "runs", id=int, state=str, reason=str, stop=str, unfinished=int, started_us=int, ended_us=int, deadline_us=int
 )
 _TASK = task_instance.c
-_COLUMNS = [_TASK[name] for name in ("id", "run", "dag", "task_id", "map_index", *_FIELDS)]
+COLUMNS = [_TASK[name] for name in ("id", "run", "dag", "task_id", "map_index", *_FIELDS)]
 
 
 class RunEntry:
@@ -168,8 +168,12 @@ def _read_runs(connection: Connection, ids: Collection[int], statement: Select[A
 
 def load_plan(connection: Connection, version_id: int, digest: str) -> DagPlan:
     """Return the plan of a version, which is read only if it is not kept."""
-    statement = select(dag_version.c.structure).where(dag_version.c.id == version_id)
-    return _PLANS.find(digest, lambda: str(connection.execute(statement).scalar_one()))
+
+    def load() -> str:
+        statement = select(dag_version.c.structure).where(dag_version.c.id == version_id)
+        return str(connection.execute(statement).scalar_one())
+
+    return _PLANS.find(digest, load)
 
 
 @cache
@@ -219,7 +223,7 @@ def _build_task_lock(dialect: str) -> Select[Any]:
 @cache
 def _build_task_select(dialect: str) -> Select[Any]:
     wanted = select(IDS.build_source(dialect).c.id)
-    return select(*_COLUMNS).where(_TASK.id.in_(wanted)).order_by(_TASK.id)
+    return select(*COLUMNS).where(_TASK.id.in_(wanted)).order_by(_TASK.id)
 
 
 def lock_named(connection: Connection, names: Iterable[tuple[int, str]]) -> list[Row[Any]]:
@@ -232,7 +236,20 @@ def lock_named(connection: Connection, names: Iterable[tuple[int, str]]) -> list
 def _build_named_lock(dialect: str) -> Select[Any]:
     given = _NAMED.build_source(dialect)
     same = and_(_TASK.run == given.c.run, _TASK.task_id == given.c.task_id)
-    return select(*_COLUMNS).join(given, same).order_by(_TASK.id).with_for_update(of=task_instance)
+    return select(*COLUMNS).join(given, same).order_by(_TASK.id).with_for_update(of=task_instance)
+
+
+def lock_pending(connection: Connection, runs: Collection[int], limit: int) -> list[Row[Any]]:
+    """Lock tasks of these runs that are still to be decided."""
+    dialect = find_dialect(connection)
+    given = IDS.build_parameters(dialect, build_id_rows(runs))
+    return list(connection.execute(_build_pending_lock(dialect), {**given, "most": limit}))
+
+
+@cache
+def _build_pending_lock(dialect: str) -> Select[Any]:
+    wanted = and_(_TASK.run.in_(select(IDS.build_source(dialect).c.id)), _TASK.pending == literal_column("1"))
+    return select(*COLUMNS).where(wanted).order_by(_TASK.run, _TASK.id).limit(bindparam("most")).with_for_update()
 
 
 def build_values(entry: TaskEntry, cipher: Cipher) -> tuple[int | str | None, ...]:

@@ -33,7 +33,7 @@ from tidemill.store.dag_tables import dag, dag_run, task_instance
 from tidemill.store.queries.board import Board
 from tidemill.store.queries.cursors import IDS, build_id_rows
 from tidemill.store.queries.events import store_events
-from tidemill.store.queries.services import check_service, free_triggers
+from tidemill.store.queries.services import check_service, free_triggers, take_service
 from tidemill.store.queries.tasks import close_board, draw_bits
 from tidemill.store.queries.triggers import make_storable
 from tidemill.store.records import TriggerState
@@ -50,7 +50,7 @@ def claim_task_triggers(
     connection: Connection, request: ClaimTriggers, context: CallContext
 ) -> tuple[ClaimedTrigger, ...]:
     """Claim triggers that nobody runs; see `ClaimTriggers`."""
-    check_service(connection, request.service)
+    take_service(connection, request.service)
     mine = and_(_CURSOR.session_id == request.service, _CURSOR.claim_request == request.request)
     again = list(connection.execute(select(_CURSOR.trigger_id).where(mine)).scalars())
     found = again or _take_free(connection, request, context)
@@ -139,7 +139,7 @@ def _build_claimed(row: Row[Any], context: CallContext) -> ClaimedTrigger:
 
 def store_task_events(connection: Connection, request: StoreEvents, context: CallContext) -> tuple[EventOutcome, ...]:
     """Store events, and resume the tasks that waited for them; see `StoreEvents`."""
-    check_service(connection, request.service)
+    take_service(connection, request.service)
     last = select(service.c.events_request, service.c.events_answer).where(service.c.id == request.service)
     number, answer = connection.execute(last).one()
     if number == request.request:

@@ -59,6 +59,7 @@ def close_board(board: Board) -> None:
         if not run.unfinished and (run.state == "running" or (run.state == "queued" and run.reason)):
             end_run(board, run)
     if board.left:
+        board.context.left = True
         board.context.bells.add(Channel.SCHEDULER)
     board.flush()
 
