@@ -81,14 +81,29 @@ def _build_input(report: Report) -> Input:
         case Skip():
             return Skipped(epoch, request)
         case Deferral() as deferral:
+            fault = _find_fault(deferral)
+            if fault is not None:
+                return Failed(epoch, fault, may_retry=False, bits=draw_bits(), request=request)
             return _build_deferred(epoch, deferral, request)
         case _:
             return Lost(epoch, draw_bits(), request)
 
 
+def _find_fault(deferral: Deferral) -> str | None:
+    """Return why a deferral cannot be stored; None: it can."""
+    fields = ("classpath", "kwargs", "method", "method_kwargs", "queue", "stream_key")
+    for name in fields:
+        text = getattr(deferral, name)
+        if text is not None and make_storable(text) != text:
+            return (
+                f"TaskDeferralError: the {name} of the deferral has characters that databases refuse: a NUL character "
+                "or a lone surrogate"
+            )
+    return None
+
+
 def _build_deferred(epoch: int, deferral: Deferral, request: str) -> Deferred:
-    key = make_storable(deferral.stream_key)
-    packed = pack_trigger(PackedTrigger(deferral.classpath, deferral.kwargs, deferral.queue, key))
+    packed = pack_trigger(PackedTrigger(deferral.classpath, deferral.kwargs, deferral.queue, deferral.stream_key))
     return Deferred(epoch, packed, deferral.method, deferral.method_kwargs, deferral.timeout_us, request)
 
 
