@@ -22,7 +22,7 @@ from tests.store.server import PostgresServer
 
 from tidemill.core.triggers.event_plan import Stored
 from tidemill.core.triggers.group_commit import CommitLimits
-from tidemill.store.group_commit import EventStore
+from tidemill.store.group_commit import DatabaseEvents, EventStore
 from tidemill.store.opening import open_store
 from tidemill.store.queries.events import list_trigger_events
 from tidemill.store.queries.triggers import claim_triggers, register_triggers
@@ -80,7 +80,7 @@ async def measure(name: str, url: str, events: int, rate: float | None) -> None:
     specs = [TriggerSpec(f"trigger-{number}", "bench.Trigger") for number in range(TRIGGERS)]
     records = await database.write(lambda connection: register_triggers(connection, specs, "bench", now_us))
     ids = [record.id for record in records]
-    store = EventStore(database)
+    store = EventStore(DatabaseEvents(database))
     session = await new_session(database)
     tokens = await database.write(lambda connection: claim_triggers(connection, ids, session, now_us))
     store.start()

@@ -29,8 +29,8 @@ from typing import Any
 
 from tidemill.config.settings import Settings
 from tidemill.config.triggerer_settings import TriggererSettings
-from tidemill.services.triggerer.host import TriggerHost
 from tidemill.services.triggerer.host_book import HostBook
+from tidemill.services.triggerer.list_host import ListHost
 from tidemill.services.triggerer.recording import record_host
 from tidemill.services.triggerer.sessions import Ownership
 from tidemill.store.database import Database
@@ -218,19 +218,19 @@ async def read_back(database: Database, triggers: int, each: int) -> int:
 #: Where hosts note what happens.
 BOOK = HostBook()
 #: In which session each host runs.
-OWNED: dict[TriggerHost, Ownership] = {}
+OWNED: dict[ListHost, Ownership] = {}
 
 
-async def host_of(database: Database) -> TriggerHost:
+async def host_of(database: Database) -> ListHost:
     ownership = Ownership(database, "bench")
     await ownership.acquire()
-    host = TriggerHost(database, TriggererSettings(), ownership, book=BOOK)
+    host = ListHost(database, TriggererSettings(), ownership, book=BOOK)
     ownership.compare_tokens(lambda: host.tokens, host.hand_over)
     OWNED[host] = ownership
     return host
 
 
-async def stop(host: TriggerHost) -> None:
+async def stop(host: ListHost) -> None:
     await host.stop()
     await OWNED.pop(host).release()
 

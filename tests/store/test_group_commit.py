@@ -20,7 +20,7 @@ from tidemill.core.triggers.event_plan import Duplicate, Refusal, Refused, Store
 from tidemill.core.triggers.group_commit import CommitLimits, Standing
 from tidemill.store.content import MAX_IDENTITY_BYTES
 from tidemill.store.database import Database
-from tidemill.store.group_commit import EventStore
+from tidemill.store.group_commit import DatabaseEvents, EventStore
 from tidemill.store.queries.triggers import find_triggers, report_triggers
 from tidemill.store.records import TriggerReport, TriggerState
 from tidemill.store.sqlite import open_sqlite
@@ -79,7 +79,7 @@ class Bench:
         [(self.trigger_id, self.token)] = tokens.items()
         self.standings: list[Standing] = []
         self.outcomes = Outcomes()
-        self.store = EventStore(line, self.standings.append, limits)
+        self.store = EventStore(DatabaseEvents(line), self.standings.append, limits)
         self.store.start()
 
     def add(self, *payloads: object, identity: str | None = None) -> None:
@@ -299,7 +299,7 @@ async def test_on_close_an_outage_is_not_waited_for_and_nothing_is_confirmed(ben
 
 async def test_the_largest_identity_is_stored_in_both_databases(database: Database) -> None:
     [(trigger_id, token)] = (await claimed(database, "one")).items()
-    store, outcomes = EventStore(database), Outcomes()
+    store, outcomes = EventStore(DatabaseEvents(database)), Outcomes()
     store.start()
     # Random, so that compression does not make it small.
     identity = "".join(chr(0x4E00 + (number * 7919) % 20_000) for number in range(MAX_IDENTITY_BYTES // 3))

@@ -16,7 +16,7 @@ from tidemill.core.triggers.event_plan import NewEvent, Stored
 from tidemill.core.triggers.group_commit import Standing
 from tidemill.services.triggerer.state_writer import CHUNK_COUNT, StateChange, StateWriter
 from tidemill.store.database import Database
-from tidemill.store.group_commit import EventStore
+from tidemill.store.group_commit import DatabaseEvents, EventStore
 from tidemill.store.opening import open_store
 from tidemill.store.postgres import open_postgres
 from tidemill.store.queries.events import count_events, store_events
@@ -74,7 +74,7 @@ async def test_two_thousand_triggers_that_end_while_they_fire_meet_no_deadlock_a
     before = (counting.begun, counting.committed)
     standings: list[Standing] = []
     outcomes: list[object] = []
-    events, marks = EventStore(counting, standings.append), StateWriter(counting)
+    events, marks = EventStore(DatabaseEvents(counting), standings.append), StateWriter(counting)
     events.start()
 
     async def live(some: list[int]) -> None:

@@ -22,7 +22,7 @@ from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import Backoff
 from tidemill.core.triggers.event_plan import NewEvent, Stored
 from tidemill.core.triggers.group_commit import CommitLimits, Standing
-from tidemill.store.group_commit import EventStore
+from tidemill.store.group_commit import DatabaseEvents, EventStore
 from tidemill.store.opening import open_reader, open_store
 from tidemill.store.postgres import PostgresDatabase, open_postgres
 from tidemill.store.queries.cursors import lock_cursors
@@ -47,7 +47,7 @@ class Feed:
     def __init__(self, database: PostgresDatabase, tokens: dict[int, int]) -> None:
         self.standings: list[Standing] = []
         self.outcomes = Outcomes()
-        self.store = EventStore(database, self.standings.append, LIMITS)
+        self.store = EventStore(DatabaseEvents(database), self.standings.append, LIMITS)
         self.store.start()
         self._tokens = tokens
         self.added = 0
@@ -369,7 +369,7 @@ async def test_events_that_meet_a_deadlock_are_stored_without_an_outage(postgres
     [(number, token)] = (await claimed(database, "one")).items()
     standings: list[Standing] = []
     outcomes = Outcomes()
-    store = EventStore(Conflicting(database, 5), standings.append)
+    store = EventStore(DatabaseEvents(Conflicting(database, 5)), standings.append)
     store.start()
     store.add(number, token, "1", None, outcomes.of(1))
     store.add(number, token, "2", None, outcomes.of(2))

@@ -18,7 +18,7 @@ from tests.until import until
 
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.triggers.group_commit import Standing
-from tidemill.store.group_commit import EventStore
+from tidemill.store.group_commit import DatabaseEvents, EventStore
 from tidemill.store.lock import StoreInUseError
 from tidemill.store.opening import choose_store_url, open_reader, open_store
 from tidemill.store.queries.events import count_events
@@ -29,13 +29,13 @@ WRITER = """
 import asyncio, os, sys
 from tests.store.helpers import claimed
 from tidemill.core.triggers.event_plan import Stored
-from tidemill.store.group_commit import EventStore
+from tidemill.store.group_commit import DatabaseEvents, EventStore
 from tidemill.store.opening import open_store
 
 async def main():
     database = await open_store(sys.argv[1])
     tokens = await claimed(database, "one", "two")
-    store = EventStore(database)
+    store = EventStore(DatabaseEvents(database))
     store.start()
     def confirm(number, trigger_id):
         def done(outcome):
@@ -81,7 +81,7 @@ async def test_events_confirmed_before_a_kill_are_stored_and_numbers_continue(tm
         assert [row.sequence_index for row in of_one] == list(range(len(of_one)))
         assert [row.payload for row in of_one] == [str(number) for number in range(len(of_one))]
     tokens = await claim(database, rows[0].trigger_id)
-    store, outcomes = EventStore(database), Outcomes()
+    store, outcomes = EventStore(DatabaseEvents(database)), Outcomes()
     store.start()
     store.add(rows[0].trigger_id, tokens[rows[0].trigger_id], '"next"', None, outcomes.of("next"))
     await store.close(10)
@@ -159,7 +159,7 @@ async def test_a_lock_held_by_another_program_delays_events_and_fails_none(tmp_p
     database = await open_sqlite(tmp_path / "tidemill.db")
     tokens = await claimed(database, "one")
     await database.write(lambda c: c.exec_driver_sql("PRAGMA busy_timeout=10"))
-    store, outcomes = EventStore(database), Outcomes()
+    store, outcomes = EventStore(DatabaseEvents(database)), Outcomes()
     store.start()
     other = sqlite3.connect(tmp_path / "tidemill.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -184,7 +184,7 @@ async def test_a_full_disk_delays_events_and_fails_none(tmp_path: Path) -> None:
         return lambda c: c.exec_driver_sql(f"PRAGMA max_page_count={pages}").scalar()
 
     await database.write(set_limit(1))  # it cannot be less than what the file has
-    store, outcomes = EventStore(database), Outcomes()
+    store, outcomes = EventStore(DatabaseEvents(database)), Outcomes()
     store.start()
     for number in range(200):
         store.add(*next(iter(tokens.items())), f'"{"x" * 1000}"', None, outcomes.of(number))

@@ -52,7 +52,8 @@ def run(specs: Specs, config: Config = None) -> None:
         from tidemill.config.loading import load_settings
         from tidemill.runtime.identity import find_worker_name
         from tidemill.runtime.log import configure
-        from tidemill.services.triggerer.process import end_anyway, run_host
+        from tidemill.services.triggerer.leaving import end_anyway
+        from tidemill.services.triggerer.process import run_host
 
         settings = load_settings(config)
         configure(settings.logging, worker_id=find_worker_name(settings))

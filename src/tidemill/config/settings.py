@@ -18,6 +18,7 @@ from tidemill.config.metrics_settings import MetricsSettings
 from tidemill.config.section import NonEmpty, Section, to_upper
 from tidemill.config.sinks_settings import SinksSettings
 from tidemill.config.triggerer_settings import StoreSettings, TriggererSettings
+from tidemill.config.worker_settings import LogsSettings, WorkerSettings
 
 
 class LoggingSettings(Section):
@@ -75,6 +76,8 @@ class Settings(Section):
     cache: CacheSettings = Field(default_factory=CacheSettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
     triggerer: TriggererSettings = Field(default_factory=TriggererSettings)
+    worker: WorkerSettings = Field(default_factory=WorkerSettings)
+    logs: LogsSettings = Field(default_factory=LogsSettings)
     dags: DagsSettings = Field(default_factory=DagsSettings)
     worker_name_env: NonEmpty = Field(
         "WORKER_ID", description="The variable with this worker's name; without it, the host name."

@@ -19,12 +19,18 @@ ListName = Annotated[str, Field(max_length=200), AfterValidator(_check_printable
 
 
 class StoreSettings(Section):
-    """The database of triggers and their events."""
+    """The database of triggers and their events, and of DAGs and their runs."""
 
     url: str = Field(
         "",
         description="sqlite:///file.db, sqlite:////absolute/file.db or postgresql://user:password@host/name; "
         "'' means tidemill.db next to the trigger list.",
+    )
+    encryption_key: str = Field(
+        "",
+        description="The Fernet key that encrypts variables, connections and what deferred tasks keep. To change it, "
+        "give several, separated by commas: the first one encrypts, all of them decrypt. '' means the key file that "
+        "`tidemill dev` creates next to the store.",
     )
     retention_events_days: NonNegativeFloat = Field(
         0.0, description="Events are removed from the store after this many days; 0 keeps them."
@@ -37,7 +43,7 @@ class StoreSettings(Section):
 
 
 class TriggererSettings(Section):
-    """How a trigger host shares streams, and what it warns about."""
+    """How a trigger host shares streams, what it warns about, and how many triggers of tasks it takes."""
 
     shared_stream_subscriber_queue_size: PositiveInt = Field(
         1024, description="Events that may wait for one subscriber; beyond that, this subscriber fails."
@@ -63,4 +69,7 @@ class TriggererSettings(Section):
     )
     block_threshold_seconds: PositiveFloat = Field(
         0.2, description="A trigger that blocks the event loop for longer is named, with its stack."
+    )
+    capacity: PositiveInt = Field(
+        10_000, description="Triggers of deferred tasks that a triggerer runs at once; the others wait for a place."
     )

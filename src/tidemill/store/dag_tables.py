@@ -30,8 +30,8 @@ dag_file = Table(
     Column("parsed_us", BigInteger, nullable=False),
 )
 
-#: One row per DAG that was ever stored. `next_us`: the logical date of its next scheduled run; `due_us`: when that run
-#: is created.
+#: One row per DAG that was ever stored. `next_us`: when its next run is due; `last_us`: when one was due last;
+#: `known_us`: since when its schedule is known, and not paused.
 dag = Table(
     "dag",
     metadata,
@@ -43,7 +43,8 @@ dag = Table(
     Column("active", BigInteger, nullable=False),
     Column("paused", BigInteger, nullable=False),
     Column("next_us", BigInteger),
-    Column("due_us", BigInteger),
+    Column("last_us", BigInteger),
+    Column("known_us", BigInteger, nullable=False),
     Column("max_active_runs", BigInteger, nullable=False),
     Column("schedule", Text, nullable=False),
     Column("tags", Text, nullable=False),
@@ -53,7 +54,7 @@ dag = Table(
 )
 
 Index("ix_dag_file", dag.c.file_id)
-_partial("ix_dag_due", dag.c.due_us, where="due_us IS NOT NULL AND active = 1 AND paused = 0")
+_partial("ix_dag_due", dag.c.next_us, where="next_us IS NOT NULL AND active = 1 AND paused = 0")
 
 #: One row per structure that a DAG has had; `digest` is that of `structure`.
 dag_version = Table(

@@ -17,6 +17,8 @@ from sqlalchemy.exc import DBAPIError
 
 from tidemill.config.redaction import redact_text
 from tidemill.core.errors import RemoteError
+from tidemill.store.call import Call
+from tidemill.store.doorbell import Doorbell
 
 T = TypeVar("T")
 
@@ -57,8 +59,44 @@ class Database(Protocol):
         """
         ...
 
+    @property
+    def doorbell(self) -> Doorbell:
+        """What tells services that they have work."""
+        ...
+
+    async def call(self, request: Call[T]) -> T:
+        """Answer a named call, once what it changes is committed.
+
+        Raises:
+            CallRefusedError: The call is refused, and nothing has changed.
+            RemoteError: The database failed; if it is retryable, the call may have been carried out.
+        """
+        ...
+
     async def close(self) -> None:
         """Wait for running transactions, and close it."""
+        ...
+
+
+class Caller(Protocol):
+    """What answers named calls: a database, or a connection to the process that has it open."""
+
+    @property
+    def label(self) -> str:
+        """Its name in messages, without secrets."""
+        ...
+
+    @property
+    def doorbell(self) -> Doorbell:
+        """What tells services that they have work."""
+        ...
+
+    async def call(self, request: Call[T]) -> T:
+        """Answer a named call; see `Database.call`."""
+        ...
+
+    async def close(self) -> None:
+        """Close it."""
         ...
 
 

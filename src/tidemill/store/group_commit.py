@@ -15,8 +15,8 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import structlog
 from sqlalchemy import Connection
@@ -39,6 +39,49 @@ _EVENT_BYTES = 200
 _LOG_SECONDS = 10.0
 
 
+class EventWriter(Protocol):
+    """What stores a batch of events; `DatabaseEvents` is one."""
+
+    async def store(self, events: tuple[NewEvent, ...]) -> Sequence[StoreOutcome]:
+        """Store events, and return what became of each; durably.
+
+        Args:
+            events: In the order in which they fired. When an attempt has failed, the same tuple is given again;
+                whatever the failed attempt has stored is not stored twice.
+
+        Raises:
+            RemoteError: They were not stored, or may have been.
+        """
+
+
+class DatabaseEvents:
+    """Stores events in a database that this process has open.
+
+    Args:
+        database: The store, open for writing.
+    """
+
+    def __init__(self, database: Database) -> None:
+        """Store nothing yet."""
+        self._database = database
+        # The plan of the last attempt, which may or may not have been committed.
+        self._tried: tuple[tuple[NewEvent, ...], Plan] | None = None
+
+    async def store(self, events: tuple[NewEvent, ...]) -> Sequence[StoreOutcome]:
+        """Store events; see `EventWriter`."""
+        plan = await self._database.write(lambda connection: self._store(connection, events))
+        self._tried = None
+        return plan.outcomes
+
+    def _store(self, connection: Connection, events: tuple[NewEvent, ...]) -> Plan:
+        """Store events; runs on a thread of the database, and nothing else uses `_tried` meanwhile."""
+        tried = self._tried
+        earlier = tried[1] if tried is not None and tried[0] is events else None
+        plan = store_events(connection, events, earlier)
+        self._tried = (events, plan)
+        return plan
+
+
 class _Entry(NamedTuple):
     event: NewEvent
     done: Done
@@ -48,13 +91,13 @@ class EventStore:
     """Stores events by group commit.
 
     Args:
-        database: The store, open for writing.
+        writer: What stores a batch of them.
         on_standing: Called on the loop whenever the standing changes.
         limits: When to write, and how much may wait.
 
     Example:
         >>> async def host(database, trigger_id, token):
-        ...     events = EventStore(database)
+        ...     events = EventStore(DatabaseEvents(database))
         ...     events.start()
         ...     events.add(trigger_id, token, '{"n": 1}', None, print)
         ...     await events.close(5.0)
@@ -62,12 +105,12 @@ class EventStore:
 
     def __init__(
         self,
-        database: Database,
+        writer: EventWriter,
         on_standing: Callable[[Standing], None] | None = None,
         limits: CommitLimits | None = None,
     ) -> None:
         """Start with nothing pending; `start` begins to write."""
-        self._database = database
+        self._writer = writer
         self._on_standing = on_standing
         self._machine: GroupCommit[_Entry] = GroupCommit(limits or CommitLimits())
         self._reported = Standing.OPEN
@@ -78,8 +121,8 @@ class EventStore:
         self._timer: asyncio.TimerHandle | None = None
         self._empty: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
-        # The plan of the last attempt at this batch, which may or may not have been committed.
-        self._tried: tuple[Batch[_Entry], Plan] | None = None
+        # The events of the last batch, which are the same object when it is retried.
+        self._given: tuple[Batch[_Entry], tuple[NewEvent, ...]] | None = None
 
     @property
     def standing(self) -> Standing:
@@ -178,28 +221,25 @@ class EventStore:
     async def _write(self, batch: Batch[_Entry]) -> None:
         stalled = self._loop.call_at(self._machine.due or 0.0, self._note_stall)
         try:
-            plan = await self._database.write(lambda connection: self._store(connection, batch))
+            outcomes = await self._writer.store(self._find_events(batch))
         except RemoteError as error:
             self._note_failure(error)
         except Exception as error:  # a bug in tidemill; the events are kept, and the log says so
             throttle(log, _LOG_SECONDS).error("events cannot be stored; this is a bug in tidemill", exc_info=True)
             self._note_failure(RemoteError(f"{type(error).__name__}: {error}"))
         else:
-            self._tried = None
+            self._given = None
             self._machine.note_committed()
-            for (entry, _), outcome in zip(batch.items, plan.outcomes, strict=True):
+            for (entry, _), outcome in zip(batch.items, outcomes, strict=True):
                 _call(entry.done, outcome)
             self._settle()
         finally:
             stalled.cancel()
 
-    def _store(self, connection: Connection, batch: Batch[_Entry]) -> Plan:
-        """Store a batch; runs on a thread of the database, and nothing else uses `_tried` meanwhile."""
-        tried = self._tried
-        earlier = tried[1] if tried is not None and tried[0] is batch else None
-        plan = store_events(connection, [entry.event for entry, _ in batch.items], earlier)
-        self._tried = (batch, plan)
-        return plan
+    def _find_events(self, batch: Batch[_Entry]) -> tuple[NewEvent, ...]:
+        if self._given is None or self._given[0] is not batch:
+            self._given = (batch, tuple(entry.event for entry, _ in batch.items))
+        return self._given[1]
 
     def _note_failure(self, error: RemoteError) -> None:
         now = self._loop.time()

@@ -50,6 +50,21 @@ class StoreLock:
                 "set store.url to a file in a folder that this user may write to"
             ) from error
 
+    def publish(self, address: str) -> None:
+        """Write where this process answers calls into the lock file, as its second line."""
+        if self._fd is not None:
+            line = f"{os.getpid()}\n{address}\n".encode()
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, line, 0)
+
+    def read_address(self) -> str | None:
+        """Return where the process that holds the lock answers calls; None: nowhere, as far as is known."""
+        try:
+            lines = self.path.read_text().splitlines()
+        except OSError:
+            return None
+        return lines[1] if len(lines) > 1 and lines[1] else None
+
     def release(self) -> None:
         """Release the lock; does nothing if it is not held."""
         if self._fd is not None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ from urllib.parse import unquote
 
 from tidemill.config.redaction import redact_text
 from tidemill.core.errors import ConfigError
-from tidemill.store.database import Database
+from tidemill.store.ciphers import Cipher
+from tidemill.store.database import Caller, Database
 
 _SQLITE = re.compile(r"sqlite(?:\+\w+)?:///(?P<path>[^?#]+)\Z")
 _POSTGRES = re.compile(r"postgres(?:ql)?(?:\+\w+)?(?P<rest>://.*)\Z", re.DOTALL)
@@ -44,8 +46,12 @@ def has_one_writer(url: str) -> bool:
     return path is not None
 
 
-async def open_store(url: str) -> Database:
+async def open_store(url: str, cipher: Cipher | None = None) -> Database:
     """Open a store for writing, with its tables up to date.
+
+    Args:
+        url: Its URL.
+        cipher: Encrypts what must not lie readable in the database; None: nothing does.
 
     Raises:
         ConfigError: The URL is not that of a store, or another process writes to the file.
@@ -55,13 +61,13 @@ async def open_store(url: str) -> Database:
     if path is not None:
         from tidemill.store.sqlite import open_sqlite
 
-        return await open_sqlite(path)
+        return await open_sqlite(path, cipher)
     with _explain_missing_driver():
         from tidemill.store.postgres import open_postgres
-    return await open_postgres(address)
+    return await open_postgres(address, cipher=cipher)
 
 
-async def open_reader(url: str) -> Database:
+async def open_reader(url: str, cipher: Cipher | None = None) -> Database:
     """Open a store for reading, while another process may write to it.
 
     Raises:
@@ -72,10 +78,34 @@ async def open_reader(url: str) -> Database:
     if path is not None:
         from tidemill.store.sqlite import open_sqlite_reader
 
-        return await open_sqlite_reader(path)
+        return await open_sqlite_reader(path, cipher)
     with _explain_missing_driver():
         from tidemill.store.postgres import open_postgres_reader
-    return await open_postgres_reader(address)
+    return await open_postgres_reader(address, cipher)
+
+
+async def open_caller(url: str, cipher: Cipher | None = None) -> Caller:
+    """Open a store for calls: itself, or through the process that has it open.
+
+    Raises:
+        StoreInUseError: A process writes to the file that answers no calls.
+        ConfigError: The URL is not that of a store.
+        RemoteError: The database cannot be reached.
+    """
+    path, _ = _parse_url(url)
+    if path is None:
+        return await open_store(url, cipher)
+    from tidemill.store.lock import StoreInUseError, StoreLock
+
+    try:
+        return await open_store(url, cipher)
+    except StoreInUseError:
+        address = await asyncio.to_thread(StoreLock(path).read_address)
+        if address is None:
+            raise
+        from tidemill.store.remote import RemoteStore
+
+        return RemoteStore(Path(address), str(path))
 
 
 @contextlib.contextmanager

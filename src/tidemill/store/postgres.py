@@ -29,9 +29,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from tidemill.config.redaction import redact_text
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff
+from tidemill.core.tasks.inputs import Channel
 from tidemill.runtime.log import throttle
+from tidemill.store.call import Call, CallRefusedError
+from tidemill.store.call_batches import answer_call, build_failure
+from tidemill.store.ciphers import Cipher
+from tidemill.store.context import build_context
 from tidemill.store.database import build_remote_error, is_conflict
+from tidemill.store.doorbell import Doorbell
 from tidemill.store.migrate import check_readable, is_current, upgrade
+from tidemill.store.postgres_doorbell import PostgresDoorbell
+from tidemill.store.reads import READS
 
 log = structlog.get_logger(__name__)
 
@@ -56,8 +64,17 @@ _FAILURES = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSE
 class PostgresDatabase:
     """A PostgreSQL database that is open; created by `open_postgres` and `open_postgres_reader`."""
 
-    def __init__(self, url: str, *, read_only: bool, attempt_seconds: float = ATTEMPT_SECONDS) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        read_only: bool,
+        attempt_seconds: float = ATTEMPT_SECONDS,
+        cipher: Cipher | None = None,
+    ) -> None:
         """Start without a connection."""
+        self._cipher = cipher or Cipher()
+        self._doorbell = PostgresDoorbell(url)
         self._label = redact_text(url)
         self._attempt_seconds = attempt_seconds
         self._read_only = read_only
@@ -111,8 +128,34 @@ class PostgresDatabase:
         """Run work in a transaction; see `Database.read`."""
         return await self._run(work, self._attempt_seconds)
 
+    @property
+    def doorbell(self) -> Doorbell:
+        """The bells of all processes that use this database."""
+        return self._doorbell
+
+    async def call(self, request: Call[T]) -> T:
+        """Answer a named call in a transaction of its own; see `Database.call`."""
+        bells: set[Channel] = set()
+
+        def work(connection: Connection) -> T:
+            bells.clear()
+            context = build_context(connection, self._cipher)
+            result = answer_call(connection, request, context)
+            bells.update(context.bells)
+            return result
+
+        try:
+            result = await (self.read(work) if type(request) in READS else self.write(work))
+        except (CallRefusedError, RemoteError, ConfigError):
+            raise
+        except Exception as error:
+            raise build_failure(self._label, request, error) from error
+        self._doorbell.ring(bells)
+        return result
+
     async def close(self) -> None:
         """Close all connections, without waiting for a server that does not answer."""
+        await self._doorbell.close()
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._engine.dispose()
@@ -212,28 +255,31 @@ class PostgresDatabase:
             raise DisconnectionError("another connection has failed since")
 
 
-async def open_postgres(url: str, *, attempt_seconds: float = ATTEMPT_SECONDS) -> PostgresDatabase:
+async def open_postgres(
+    url: str, *, attempt_seconds: float = ATTEMPT_SECONDS, cipher: Cipher | None = None
+) -> PostgresDatabase:
     """Open a database for writing, and bring its tables up to date.
 
     Args:
         url: A URL that libpq and asyncpg accept: `postgresql://user:password@host:5432/name`.
         attempt_seconds: How long one transaction may take.
+        cipher: Encrypts what must not lie readable in the database.
 
     Raises:
         ConfigError: A newer tidemill has upgraded it.
         RemoteError: It cannot be reached.
     """
-    return await _prepare(PostgresDatabase(url, read_only=False, attempt_seconds=attempt_seconds))
+    return await _prepare(PostgresDatabase(url, read_only=False, attempt_seconds=attempt_seconds, cipher=cipher))
 
 
-async def open_postgres_reader(url: str) -> PostgresDatabase:
+async def open_postgres_reader(url: str, cipher: Cipher | None = None) -> PostgresDatabase:
     """Open a database for reading.
 
     Raises:
         ConfigError: It has no tables of tidemill, or those of another version.
         RemoteError: It cannot be reached.
     """
-    return await _prepare(PostgresDatabase(url, read_only=True))
+    return await _prepare(PostgresDatabase(url, read_only=True, cipher=cipher))
 
 
 async def _prepare(database: PostgresDatabase) -> PostgresDatabase:

@@ -20,9 +20,15 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import SingletonThreadPool
 
 from tidemill.core.errors import ConfigError
+from tidemill.store.call import Call
+from tidemill.store.call_batches import CallBatches, answer_call, build_failure
+from tidemill.store.ciphers import Cipher
+from tidemill.store.context import build_context
 from tidemill.store.database import build_remote_error
+from tidemill.store.doorbell import Doorbell
 from tidemill.store.lock import StoreLock
 from tidemill.store.migrate import NoTablesError, check_readable, upgrade
+from tidemill.store.reads import READS
 
 T = TypeVar("T")
 
@@ -38,14 +44,20 @@ _WAL_BYTES = 64 * 1024 * 1024
 class SqliteDatabase:
     """A SQLite file that is open; created by `open_sqlite` and `open_sqlite_reader`."""
 
-    def __init__(self, path: Path, writer: Engine | None, reader: Engine, lock: StoreLock | None) -> None:
+    def __init__(
+        self, path: Path, writer: Engine | None, reader: Engine, lock: StoreLock | None, cipher: Cipher | None = None
+    ) -> None:
         """Create a thread for each engine."""
+        cipher = cipher or Cipher()
         self._path = path
         self._writer = writer
         self._reader = reader
         self._lock = lock
         self._writing = ThreadPoolExecutor(1, "tidemill-store-write")
         self._reading = ThreadPoolExecutor(1, "tidemill-store-read")
+        self._cipher = cipher
+        self._doorbell = Doorbell()
+        self._calls = CallBatches(self.label, self.write, cipher, self._doorbell.ring)
 
     @property
     def label(self) -> str:
@@ -67,8 +79,33 @@ class SqliteDatabase:
         """Run work on the reader thread; see `Database.read`."""
         return await asyncio.get_running_loop().run_in_executor(self._reading, self._run, self._reader, work)
 
+    @property
+    def doorbell(self) -> Doorbell:
+        """The bells of this process."""
+        return self._doorbell
+
+    async def call(self, request: Call[T]) -> T:
+        """Answer a named call, together with others that wait; see `Database.call`."""
+        if self._writer is not None and type(request) not in READS:
+            return await self._calls.call(request)
+        return await self.read(lambda connection: self._answer_read(connection, request))
+
+    def _answer_read(self, connection: Connection, request: Call[T]) -> T:
+        if type(request) not in READS:
+            raise ConfigError(f"the store {self._path} is open for reading only")
+        try:
+            return answer_call(connection, request, build_context(connection, self._cipher))
+        except Exception as error:
+            raise build_failure(self.label, request, error) from error
+
+    def publish(self, address: str) -> None:
+        """Let other processes know where this one answers calls; the file's lock has to be held."""
+        if self._lock is not None:
+            self._lock.publish(address)
+
     async def close(self) -> None:
         """Wait for running transactions, then close the file and release the lock."""
+        await self._calls.close()
         loop = asyncio.get_running_loop()
         if self._writer is not None:
             await loop.run_in_executor(self._writing, self._writer.dispose)
@@ -86,7 +123,7 @@ class SqliteDatabase:
             raise build_remote_error(self.label, error) from error
 
 
-async def open_sqlite(path: Path) -> SqliteDatabase:
+async def open_sqlite(path: Path, cipher: Cipher | None = None) -> SqliteDatabase:
     """Open a file for writing, create it if it does not exist, and bring its tables up to date.
 
     Raises:
@@ -96,7 +133,7 @@ async def open_sqlite(path: Path) -> SqliteDatabase:
     """
     lock = StoreLock(path)
     await asyncio.to_thread(lock.acquire)
-    database = SqliteDatabase(path, _create_engine(path, "rwc"), _create_engine(path, "ro"), lock)
+    database = SqliteDatabase(path, _create_engine(path, "rwc"), _create_engine(path, "ro"), lock, cipher)
     try:
         await database.write(upgrade)
     except BaseException:
@@ -105,7 +142,7 @@ async def open_sqlite(path: Path) -> SqliteDatabase:
     return database
 
 
-async def open_sqlite_reader(path: Path) -> SqliteDatabase:
+async def open_sqlite_reader(path: Path, cipher: Cipher | None = None) -> SqliteDatabase:
     """Open a file for reading, which another process may be writing to.
 
     Raises:
@@ -114,7 +151,7 @@ async def open_sqlite_reader(path: Path) -> SqliteDatabase:
     """
     if not await asyncio.to_thread(path.is_file):
         raise ConfigError(f"the store {path} does not exist; `tidemill triggers run` creates it where store.url says")
-    database = SqliteDatabase(path, None, _create_engine(path, "ro"), None)
+    database = SqliteDatabase(path, None, _create_engine(path, "ro"), None, cipher)
     try:
         await _wait_for_tables(database)
     except BaseException:

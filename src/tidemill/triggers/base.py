@@ -53,12 +53,15 @@ class BaseTrigger(abc.ABC):
     """Base of all triggers.
 
     Attributes:
-        task_instance: The task that waits for it, set by the host; None if there is none.
+        task_instance: The task that waits for it, set by the host, with `dag_id`, `run_id`, `task_id`, `map_index`
+            and `try_number`; None if there is none.
         trigger_id: Its stable id, set by the host.
     """
 
     task_instance: Any = None
     trigger_id: Any = None
+    #: Where its lines go instead of the log of its host, set by the host.
+    _task_log: Any = None
 
     def __init__(self, **kwargs: Any) -> None:
         """Keep nothing; a trigger keeps what it needs under its own names."""
@@ -67,7 +70,9 @@ class BaseTrigger(abc.ABC):
 
     @property
     def log(self) -> Any:
-        """A structlog logger, bound to the class and id of the trigger."""
+        """A structlog logger: that of its task, else one that is bound to the class and id of the trigger."""
+        if self._task_log is not None:
+            return self._task_log
         return _log.bind(trigger=type(self).__name__, trigger_id=self.trigger_id)
 
     @abc.abstractmethod

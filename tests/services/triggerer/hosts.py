@@ -10,8 +10,8 @@ from tests.store.helpers import all_events
 
 from tidemill.config.triggerer_settings import TriggererSettings
 from tidemill.core.triggers.lifecycle import BACKOFF
-from tidemill.services.triggerer.host import TriggerHost
 from tidemill.services.triggerer.host_book import HostBook
+from tidemill.services.triggerer.list_host import ListHost
 from tidemill.services.triggerer.sessions import Ownership
 from tidemill.store.database import Database
 from tidemill.store.queries.triggers import find_triggers
@@ -34,25 +34,25 @@ class Hosts:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self.running: list[TriggerHost] = []
-        self.owned: dict[TriggerHost, Ownership] = {}
+        self.running: list[ListHost] = []
+        self.owned: dict[ListHost, Ownership] = {}
 
-    async def make(self, list_name: str = "list", **settings: Any) -> TriggerHost:
+    async def make(self, list_name: str = "list", **settings: Any) -> ListHost:
         ownership = Ownership(self.database, list_name)
         await ownership.acquire()
         found = TriggererSettings(**settings)
-        host = TriggerHost(self.database, found, ownership, backoff=self.backoff, book=self.book)
+        host = ListHost(self.database, found, ownership, backoff=self.backoff, book=self.book)
         ownership.compare_tokens(lambda: host.tokens, host.hand_over)
         self.running.append(host)
         self.owned[host] = ownership
         return host
 
-    async def start(self, *specs: TriggerSpec, list_name: str = "list", **settings: Any) -> TriggerHost:
+    async def start(self, *specs: TriggerSpec, list_name: str = "list", **settings: Any) -> ListHost:
         host = await self.make(list_name, **settings)
         await host.start(specs)
         return host
 
-    async def stop(self, host: TriggerHost) -> None:
+    async def stop(self, host: ListHost) -> None:
         self.running.remove(host)
         await host.stop()
         await self.owned.pop(host).release()

@@ -29,7 +29,7 @@ from tidemill.core.errors import RemoteError
 from tidemill.core.retry import Backoff
 from tidemill.deadletters.letter import LetterKind
 from tidemill.services.triggerer import host as host_module
-from tidemill.services.triggerer.host import TriggerHost
+from tidemill.services.triggerer.list_host import ListHost
 from tidemill.services.triggerer.sessions import Ownership
 from tidemill.services.triggerer.turns import HostStopsError
 from tidemill.store.database import Database
@@ -165,7 +165,7 @@ class Schedule:
         self.listed: set[str] = set()
         #: When names were away: gone from the list, handed over, without their seats; each (first, last) tick.
         self.away: dict[str, list[list[float]]] = defaultdict(list)
-        self.host: TriggerHost | None = None
+        self.host: ListHost | None = None
         self.steps = rng.randint(12, 32)
         self.reloads: set[asyncio.Task[None]] = set()
         self.log: list[Any] = []
@@ -185,12 +185,12 @@ class Schedule:
 
     # -- hosts ------------------------------------------------------------------------------------------------
 
-    async def make_host(self) -> TriggerHost:
+    async def make_host(self) -> ListHost:
         loop = asyncio.get_running_loop()
         self.world.host += 1
         self.ownership = ownership = Ownership(self.database, self.list, clock=loop.time)
         await ownership.acquire()
-        host = TriggerHost(self.database, self.settings, ownership, backoff=PAUSES, clock=loop.time)
+        host = ListHost(self.database, self.settings, ownership, backoff=PAUSES, clock=loop.time)
         ownership.compare_tokens(lambda: host.tokens, host.hand_over)
         return host
 

@@ -16,7 +16,7 @@ from tidemill.services.triggerer.sessions import Pace
 from tidemill.store.postgres import open_postgres
 
 if __name__ == "__main__":
-    process.TriggerHost = partial(process.TriggerHost, backoff=Backoff(0.001, 0.02))  # type: ignore[misc, assignment]
+    process.ListHost = partial(process.ListHost, backoff=Backoff(0.001, 0.02))  # type: ignore[misc, assignment]
     if lease := float(os.environ.get("QUICK_HOST_LEASE", 0)):
         process.run_host = partial(process.run_host, pace=Pace(lease, lease / 6, lease / 20))  # type: ignore[assignment]
         process.open_store = partial(open_postgres, attempt_seconds=lease / 2)  # type: ignore[assignment]

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from tidemill.config.triggerer_settings import TriggererSettings
 from tidemill.core.errors import RemoteError
-from tidemill.services.triggerer.host import TriggerHost
+from tidemill.services.triggerer.list_host import ListHost
 from tidemill.services.triggerer.list_lock import ListLock
 from tidemill.services.triggerer.replica import Replica
 from tidemill.services.triggerer.sessions import KIND, Ownership, Pace
@@ -60,7 +60,7 @@ class Part:
         self.ownership = ownership
         self.listed = specs
         self.replica = Replica(
-            ownership, lambda: TriggerHost(store, TriggererSettings(), ownership), lambda: list(self.listed)
+            ownership, lambda: ListHost(store, TriggererSettings(), ownership), lambda: list(self.listed)
         )
         self.running: asyncio.Task[None] | None = None
 

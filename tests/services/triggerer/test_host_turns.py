@@ -13,6 +13,7 @@ from tests.until import until
 
 from tidemill.core.triggers.group_commit import Standing
 from tidemill.services.triggerer import host as host_module
+from tidemill.services.triggerer import list_host as list_host_module
 from tidemill.services.triggerer.turns import HostStopsError
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -190,8 +191,8 @@ async def test_a_host_that_stops_pulls_no_producer_again_however_its_store_does(
     await until(lambda: host.report()[0].outstanding)
     stopping = asyncio.create_task(hosts.stop(host))
     await asyncio.sleep(0.01)
-    host._on_standing(Standing.DOWN)
-    host._on_standing(Standing.OPEN)
+    host.host._on_standing(Standing.DOWN)
+    host.host._on_standing(Standing.OPEN)
     pulled = len(upstream.pulled)
     for n in range(1, 20):
         upstream.items.put_nowait(n)
@@ -202,7 +203,7 @@ async def test_a_host_that_stops_pulls_no_producer_again_however_its_store_does(
 
 
 async def test_a_host_is_idle_when_its_last_trigger_is_removed_and_left_behind(hosts, monkeypatch):
-    monkeypatch.setattr(host_module, "END_SECONDS", 0.05)
+    monkeypatch.setattr(list_host_module, "END_SECONDS", 0.05)
     host = await hosts.start(spec("deaf", hosted.Deaf, times=1))
     await until(lambda: "there" in DID["deaf"])
     blocked = asyncio.Event()

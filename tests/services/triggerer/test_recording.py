@@ -101,7 +101,7 @@ async def test_incidents_of_a_stream_and_its_counts_per_second_are_recorded(
         async with asyncio.timeout(30):
             while hosts.book.counts.advanced < 4:
                 await asyncio.sleep(0.01)
-        host._look_once()
+        host.host.look_once()
         name = f"{upstream.name}\t"
         await asyncio.to_thread(wait_until, lambda: recorder._before.get(name) == (4, 4, 4), 60)
         await hosts.stop(host)

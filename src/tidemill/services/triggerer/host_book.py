@@ -1,6 +1,6 @@
 """What a process knows of the list that it runs, over all of its sessions, for metrics, pages and recordings.
 
-A `TriggerHost` belongs to one session; the book outlives it, so that no counter goes back when a list changes hands.
+A `ListHost` belongs to one session; the book outlives it, so that no counter goes back when a list changes hands.
 Everything belongs to one event loop.
 """
 

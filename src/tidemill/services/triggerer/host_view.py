@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tidemill.core.streams.members import LaneReport
 from tidemill.core.triggers.group_commit import Standing
-from tidemill.services.triggerer.host import TriggerHost
+from tidemill.services.triggerer.list_host import ListHost
 from tidemill.services.triggerer.monitoring import HostMonitor, find_reasons
 from tidemill.services.triggerer.trigger_book import Phase, TriggerEntry
 from tidemill.triggers.streams.ack import AckStream
@@ -147,7 +147,7 @@ class HostView:
         self._clock = clock
 
     @property
-    def _host(self) -> TriggerHost | None:
+    def _host(self) -> ListHost | None:
         replica = self._monitor.replica
         return None if replica is None else replica.host
 
@@ -219,7 +219,7 @@ class HostView:
         lanes = self._describe_lanes(host, stream.report([lane for _, lane in found[:limit]]))
         return facts, lanes, names, len(found) > limit
 
-    def _describe_stream(self, host: TriggerHost, name: str, number: str, key: Hashable) -> StreamFacts:
+    def _describe_stream(self, host: ListHost, name: str, number: str, key: Hashable) -> StreamFacts:
         stream: Stream = host.manager.streams[key]
         tally = self._book.counts.tallies.get(key, StreamTally())
         failing = sum(one.end.failed_at is not None for one in stream.subscriptions.values())
@@ -234,7 +234,7 @@ class HostView:
         full = None if group.full_since is None else host.now() - group.full_since
         return StreamFacts(*about, group.outstanding, full, len(queues), oldest[0] if oldest else None, *counted)
 
-    def _describe_lanes(self, host: TriggerHost, reports: Sequence[LaneReport[Hashable]]) -> list[LaneFacts]:
+    def _describe_lanes(self, host: ListHost, reports: Sequence[LaneReport[Hashable]]) -> list[LaneFacts]:
         now, at = host.now(), self._clock()
         return [
             LaneFacts(

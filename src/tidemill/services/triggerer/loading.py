@@ -8,22 +8,18 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-import json
 import pkgutil
 import sys
 from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
-import msgspec
-
 from tidemill.core.errors import ConfigError, HandlerError, describe_error
+from tidemill.runtime import codec
 from tidemill.runtime.user_code import locate_error
 from tidemill.services.triggerer.trigger_list import encode_kwargs
 from tidemill.store.content import check_identity, check_payload
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
-
-_encode = msgspec.json.Encoder().encode
 
 #: Where the triggers of tidemill are; their names are suggested whatever module is named.
 _BUILTIN = {
@@ -53,13 +49,13 @@ def create_trigger(name: str, classpath: str, kwargs: str) -> BaseTrigger:
     Args:
         name: Its stable id.
         classpath: `package.module.Class`.
-        kwargs: JSON text.
+        kwargs: Text of `runtime.codec`.
 
     Raises:
         TriggerError: The classpath names no trigger class, or the constructor raised; the cause is chained.
     """
     cls = find_class(classpath)
-    arguments = json.loads(kwargs)
+    arguments = codec.decode(kwargs)
     check_arguments(cls, classpath, arguments)
     try:
         trigger = cls(**arguments)
@@ -193,7 +189,7 @@ def serialize_trigger(trigger: BaseTrigger) -> tuple[str, str]:
 
 
 def encode_payload(event: object) -> str:
-    """Return the payload of what a trigger fired as JSON text.
+    """Return the payload of what a trigger fired as text of `runtime.codec`.
 
     Raises:
         TriggerError: It is not an event, or its payload cannot be written as JSON or stored.
@@ -201,12 +197,10 @@ def encode_payload(event: object) -> str:
     if type(event) is not TriggerEvent and not isinstance(event, TriggerEvent):
         raise TriggerError(f"a trigger must yield TriggerEvents, not {type(event).__name__}")
     try:
-        payload = _encode(event.payload).decode()
+        payload = codec.encode(event.payload, "payload")
         check_payload(payload)
     except Exception as error:
-        raise TriggerError(
-            f"the payload of an event cannot be written as JSON: {type(error).__name__}: {error}; yield plain values"
-        ) from error
+        raise TriggerError(f"the payload of an event cannot be written as JSON: {error}; yield plain values") from error
     return payload
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
-import threading
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -23,10 +21,10 @@ from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.wording import format_count
 from tidemill.runtime.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.identity import find_worker_name
-from tidemill.runtime.log_writer import tell_repeats
 from tidemill.services.triggerer.checking import add_import_folders, read_checked
 from tidemill.services.triggerer.control import control_server
-from tidemill.services.triggerer.host import TriggerHost
+from tidemill.services.triggerer.leaving import end_anyway
+from tidemill.services.triggerer.list_host import ListHost
 from tidemill.services.triggerer.list_lock import ListLock
 from tidemill.services.triggerer.monitoring import HostMonitor
 from tidemill.services.triggerer.recording import record_host
@@ -42,9 +40,6 @@ from tidemill.store.retention import Retention
 from tidemill.triggers.shared_stream import StreamReport
 
 log = structlog.get_logger(__name__)
-
-#: How long tasks and threads that triggers leave behind may take to end.
-_END_SECONDS = 5.0
 
 
 class HostRunsError(ConfigError):
@@ -104,28 +99,6 @@ def list_name(settings: Settings, specs: Path) -> str:
     return settings.triggerer.list_name or os.fsencode(specs.resolve()).decode("utf-8", "backslashreplace")
 
 
-def end_anyway(code: ExitCode) -> threading.Timer:
-    """End the process in some seconds, unless the timer is cancelled.
-
-    For when everything is stored, and only tasks and threads of triggers are left, which may never end.
-    """
-
-    def end() -> None:
-        tell_repeats()
-        with contextlib.suppress(OSError, ValueError):
-            print(
-                "a task or thread of a trigger does not end; the process exits without waiting for it",
-                file=sys.stderr,
-                flush=True,
-            )
-        os._exit(code)
-
-    timer = threading.Timer(_END_SECONDS, end)
-    timer.daemon = True
-    timer.start()
-    return timer
-
-
 async def _run(
     settings: Settings, specs: Path, found: list[TriggerSpec], signals: Signals, pace: Pace | None
 ) -> ExitCode:
@@ -151,7 +124,7 @@ async def _run(
                 ownership = Ownership(database, name, name=worker, lock=lock, pace=pace)
                 replica = monitor.replica = Replica(
                     ownership,
-                    lambda: TriggerHost(database, settings.triggerer, ownership, book=monitor.book),
+                    lambda: ListHost(database, settings.triggerer, ownership, book=monitor.book),
                     lambda: read_checked(specs),
                     Retention(database, settings.store).run,
                 )

@@ -1,6 +1,6 @@
 """One process's part in a list of triggers: it waits until it may run the list, runs it, hands it over, waits again.
 
-Invariants: a `TriggerHost` belongs to one session and is not used again after it; the list that is run is the last
+Invariants: a `ListHost` belongs to one session and is not used again after it; the list that is run is the last
 one that was read without an error; a reload that is refused changes nothing.
 """
 
@@ -15,7 +15,7 @@ import structlog
 from tidemill.core.errors import ConfigError
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.services.triggerer.admission import digest_list
-from tidemill.services.triggerer.host import TriggerHost
+from tidemill.services.triggerer.list_host import ListHost
 from tidemill.services.triggerer.sessions import Ownership, SessionEndedError, describe_session
 from tidemill.services.triggerer.turns import HostStopsError
 from tidemill.store.records import TriggerSpec
@@ -39,7 +39,7 @@ class Replica:
     def __init__(
         self,
         ownership: Ownership,
-        create: Callable[[], TriggerHost],
+        create: Callable[[], ListHost],
         read: Callable[[], list[TriggerSpec]],
         beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
@@ -51,7 +51,7 @@ class Replica:
         self._specs: list[TriggerSpec] = []
         self._reading: asyncio.Task[None] | None = None
         self._reload_wanted = self._stopped = False
-        self.host: TriggerHost | None = None
+        self.host: ListHost | None = None
 
     async def run(self, specs: list[TriggerSpec]) -> None:
         """Run the list until no trigger is left to run, nor a list that is being read.
@@ -70,7 +70,7 @@ class Replica:
             await host.stop(CancelReason.HAND_OVER)
             self.host = None
 
-    async def _wait_until_over(self, host: TriggerHost) -> bool:
+    async def _wait_until_over(self, host: ListHost) -> bool:
         """Wait until there is nothing left to do (True) or another process has the list (False)."""
         living = asyncio.ensure_future(self._run_host(host))
         lost = asyncio.ensure_future(self._ownership.wait_lost())
@@ -105,7 +105,7 @@ class Replica:
         except Exception:
             log.exception("the task that removes old rows failed; the triggers keep running without it")
 
-    async def _run_host(self, host: TriggerHost) -> None:
+    async def _run_host(self, host: ListHost) -> None:
         # Set just before its start takes the first turn: a reload meanwhile must come after it.
         self.host = host
         await host.start(self._specs)

@@ -30,11 +30,11 @@ from tidemill.core.triggers.event_plan import Refusal, Refused, StoreOutcome
 from tidemill.core.triggers.group_commit import Standing
 from tidemill.core.triggers.lifecycle import BACKOFF, CancelReason, Ending, EndVerdict, Next, Restart, TriggerLife
 from tidemill.services.triggerer.loading import TriggerError, encode_payload, read_identity
-from tidemill.services.triggerer.run_ending import format_fault, report_ending, run_step
+from tidemill.services.triggerer.run_ending import RefusedEventError, format_fault, report_ending, run_step
 from tidemill.services.triggerer.run_services import RunServices
 from tidemill.services.triggerer.state_writer import StateChange
 from tidemill.services.triggerer.stream_membership import StreamMembership
-from tidemill.services.triggerer.trigger_source import TriggerSource
+from tidemill.services.triggerer.trigger_factory import TriggerFactory
 from tidemill.store.records import TriggerSpec, TriggerState
 from tidemill.triggers.base import BaseTrigger
 from tidemill.triggers.streams.subscription import AckSubscription
@@ -48,10 +48,6 @@ _BURST = 64
 
 #: Why a run is cancelled that continues elsewhere, or later.
 _ELSEWHERE = (CancelReason.HAND_OVER, CancelReason.SHUTDOWN)
-
-
-class RefusedEventError(TriggerError):
-    """The store refuses an event; its raw event has failed, and the trigger may be on another one by now."""
 
 
 class TriggerRun:
@@ -79,6 +75,7 @@ class TriggerRun:
         "_alive",
         "_cancelled_at",
         "_clock",
+        "_factory",
         "_fault",
         "_fired_before",
         "_interruptible",
@@ -86,7 +83,6 @@ class TriggerRun:
         "_pending",
         "_services",
         "_since",
-        "_source",
         "_stored",
         "_stored_error",
         "_stream",
@@ -120,7 +116,7 @@ class TriggerRun:
         self._services = services
         self._token = token
         self._clock = clock
-        self._source = TriggerSource(spec, serialized)
+        self._factory = TriggerFactory(spec, serialized)
         self._stream = StreamMembership(services.manager, spec.name, seat)
         self._life = TriggerLife(Restart(spec.restart), backoff)
         self._trigger: BaseTrigger | None = None
@@ -141,6 +137,11 @@ class TriggerRun:
     # -- from outside -----------------------------------------------------------------------------------------
 
     @property
+    def name(self) -> str:
+        """Its name in the list."""
+        return self.spec.name
+
+    @property
     def seat(self) -> Hashable | None:
         """The key of the shared stream in which it keeps its seat, if it does."""
         return self._stream.seat
@@ -148,13 +149,13 @@ class TriggerRun:
     def create(self) -> None:
         """Create the trigger; if that fails, the first run ends with the error."""
         try:
-            self._trigger = self._source.create()
+            self._trigger = self._factory.create()
         except TriggerError as error:
             self._fault = error
 
     def serialize(self) -> dict[int, str]:
         """Return what the store is to keep of the trigger, by its id; empty if the list already says it all."""
-        text = None if self._trigger is None else self._source.remember(self._trigger)
+        text = None if self._trigger is None else self._factory.remember(self._trigger)
         return {} if text is None else {self.number: text}
 
     def route(self) -> None:
@@ -382,7 +383,7 @@ class TriggerRun:
         self._fault = None
         self._fired_before = self.fired
         if following.from_start:
-            self._source.forget()
+            self._factory.forget()
         return True
 
     async def _wait_stored(self) -> None:

@@ -25,6 +25,10 @@ _STATES = {
 }
 
 
+class RefusedEventError(TriggerError):
+    """The store refuses an event; its raw event has failed, and the trigger may be on another one by now."""
+
+
 async def run_step(trigger: str, what: str, step: Callable[[], Awaitable[Any]], timeout_seconds: float) -> None:
     """Run one step of a trigger's end; what it raises, and that it takes too long, is logged."""
     try:

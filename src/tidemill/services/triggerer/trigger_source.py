@@ -1,72 +1,29 @@
-"""What a trigger is created from: its entry in the list, or what its own `serialize()` returned earlier."""
+"""Where the triggers of a host come from, and where it reports to: a list, or the tasks that have deferred."""
 
 from __future__ import annotations
 
-import json
+from typing import Protocol
 
-import structlog
-
-from tidemill.services.triggerer.loading import TriggerError, create_trigger, serialize_trigger
-from tidemill.store.records import TriggerSpec
-from tidemill.triggers.base import BaseTrigger
-
-log = structlog.get_logger(__name__)
+from tidemill.store.group_commit import EventWriter
 
 
-class TriggerSource:
-    """Creates one trigger, as often as it runs.
+class TriggerSource(Protocol):
+    """The source of a host's triggers."""
 
-    Args:
-        spec: Its entry in the list.
-        serialized: Classpath and kwargs that an earlier run left, where they differ from those of the entry.
-    """
+    @property
+    def name(self) -> str:
+        """The name under which their streams keep their place upstream."""
 
-    __slots__ = ("_serialized", "_spec")
+    @property
+    def linger_seconds(self) -> float:
+        """How long an event may wait for others before it is stored."""
 
-    def __init__(self, spec: TriggerSpec, serialized: tuple[str, str] | None) -> None:
-        """Create nothing yet."""
-        self._spec = spec
-        self._serialized = serialized
+    @property
+    def writer(self) -> EventWriter:
+        """What stores their events."""
 
-    def create(self) -> BaseTrigger:
-        """Return a new trigger.
+    async def wait_confirmed(self) -> None:
+        """Wait until it is known that no other process may run these triggers; then an upstream may be opened."""
 
-        Raises:
-            TriggerError: It cannot be created as listed either.
-        """
-        spec = self._spec
-        if self._serialized is not None:
-            try:
-                return create_trigger(spec.name, *self._serialized)
-            except TriggerError as error:
-                log.warning(
-                    "a trigger cannot be created from what serialize() returned earlier; it starts over as listed",
-                    trigger=spec.name,
-                    error=str(error),
-                )
-                self._serialized = None
-        return create_trigger(spec.name, spec.classpath, spec.kwargs)
-
-    def remember(self, trigger: BaseTrigger) -> str | None:
-        """Create the next one from what `serialize()` returns, if that differs from the list.
-
-        Returns:
-            What to keep of it, as JSON; None: nothing.
-        """
-        try:
-            found = serialize_trigger(trigger)
-        except TriggerError as error:
-            log.warning(
-                "what serialize() returned cannot be kept; a restart creates the trigger as it is listed",
-                trigger=self._spec.name,
-                error=str(error),
-            )
-            return None
-        if found == (self._spec.classpath, self._spec.kwargs):
-            return None
-        self._serialized = found
-        return json.dumps(found)
-
-    def forget(self) -> None:
-        """Create the next one as it is listed."""
-        self._serialized = None
+    async def close(self, timeout_seconds: float) -> None:
+        """Store what has been reported of triggers, within this time at most."""

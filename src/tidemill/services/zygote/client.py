@@ -58,10 +58,12 @@ class ForkedProcess:
     Attributes:
         pid: Its id, and that of its group.
         ended: Done when it has ended.
+        lost: Whether it was killed because the zygote died, or was closed.
     """
 
     pid: int
     ended: asyncio.Future[Exited] = field(repr=False)
+    lost: bool = False
 
 
 def clean_environment(environ: Mapping[str, str], mark: str) -> dict[str, str]:
@@ -283,6 +285,7 @@ class ZygoteClient:
         self._unsent.clear()
         processes, self._processes = self._processes, {}
         for process in processes.values():
+            process.lost = True
             self._end(process, Exited(process.pid, -signal.SIGKILL))
         forks, self._forks = self._forks, {}
         for waiting in forks.values():

@@ -116,13 +116,13 @@ def _create_dags() -> None:
         sa.Column("file_id", _NUMBER, sa.ForeignKey("dag_file.id"), nullable=False),
         sa.Column("version_id", _NUMBER, nullable=False),
         *[_big(name) for name in ("version", "active", "paused")],
-        *[_big(name, null=True) for name in ("next_us", "due_us")],
-        _big("max_active_runs"),
+        *[_big(name, null=True) for name in ("next_us", "last_us")],
+        *[_big(name) for name in ("known_us", "max_active_runs")],
         *[_text(name) for name in ("schedule", "tags", "label")],
         *[_big(name) for name in ("created_us", "changed_us")],
     )
     op.create_index("ix_dag_file", "dag", ["file_id"])
-    _create_index("ix_dag_due", "dag", ["due_us"], "due_us IS NOT NULL AND active = 1 AND paused = 0")
+    _create_index("ix_dag_due", "dag", ["next_us"], "next_us IS NOT NULL AND active = 1 AND paused = 0")
     op.create_table(
         "dag_version",
         sa.Column("id", _NUMBER, primary_key=True),

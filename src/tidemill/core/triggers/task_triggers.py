@@ -1,0 +1,145 @@
+"""The triggers of deferred tasks that one triggerer runs: how many more it takes, which it stops, and what follows.
+
+Theory of operation. A triggerer claims triggers while it has room. Each is known by its id and the token of its claim:
+a trigger that was given up and claimed again is another one here. It runs until its first event is stored, which
+resumes its task in the store; the store says which ones are to be stopped before that.
+
+Invariants:
+1. No claim is started twice, however often the store repeats its answer, and no more are claimed than there is room.
+2. A trigger is stopped at most once, and for the first reason; only a user's reason lets `on_kill` run.
+3. A task fails because of its trigger only if that ended by itself and without an event that is, or may be, stored.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tidemill.core.tasks.inputs import Stop
+from tidemill.core.triggers.event_plan import Refusal, Refused, StoreOutcome
+from tidemill.core.triggers.lifecycle import CancelReason
+
+#: What the store says of a trigger that another triggerer has claimed.
+HAND_OVER = "hand-over"
+
+_REASONS = {
+    Stop.DONE.value: CancelReason.DONE,
+    Stop.FAILED.value: CancelReason.DONE,
+    Stop.TIMEOUT.value: CancelReason.TIMEOUT,
+    Stop.USER.value: CancelReason.USER,
+}
+
+
+class ClaimKey(NamedTuple):
+    """Identifies a claim: the trigger's number in the store, and the token of the claim."""
+
+    id: int
+    token: int
+
+
+class TaskEnd(enum.Enum):
+    """What the end of a task's trigger means.
+
+    RESUMED: its event is stored, and has resumed the task. FAILED: it fails its task. STOPPED: its task has moved on.
+    KILLED: likewise, because of a user: `on_kill` runs. GIVEN_UP: it goes on elsewhere, or later.
+    """
+
+    RESUMED = "resumed"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    KILLED = "killed"
+    GIVEN_UP = "given-up"
+
+
+def decide_end(reason: CancelReason | None, outcome: StoreOutcome | None) -> TaskEnd:
+    """Return what the end of a run means.
+
+    Args:
+        reason: Why it was cancelled; None: it was not.
+        outcome: What became of its event; None: it fired none, or it is not known yet.
+
+    Example:
+        >>> decide_end(CancelReason.USER, None)
+        <TaskEnd.KILLED: 'killed'>
+    """
+    if isinstance(outcome, Refused):
+        if outcome.reason is not Refusal.CONTENT:
+            return TaskEnd.GIVEN_UP
+    elif outcome is not None:
+        return TaskEnd.RESUMED
+    match reason:
+        case None:
+            return TaskEnd.FAILED
+        case CancelReason.USER:
+            return TaskEnd.KILLED
+        case CancelReason.HAND_OVER | CancelReason.SHUTDOWN:
+            return TaskEnd.GIVEN_UP
+        case _:
+            return TaskEnd.STOPPED
+
+
+def find_reason(said: str) -> CancelReason:
+    """Return why a trigger is cancelled that the store wants stopped.
+
+    Args:
+        said: A `Stop`, or HAND_OVER. What is not known, because the store is newer, is nobody's wish to kill anything.
+    """
+    return _REASONS.get(said, CancelReason.HAND_OVER)
+
+
+class TaskTriggers:
+    """The claims of one triggerer.
+
+    Args:
+        capacity: How many triggers it runs at once.
+
+    Example:
+        >>> triggers = TaskTriggers(2)
+        >>> triggers.note_claimed([ClaimKey(7, 1), ClaimKey(7, 1)])
+        [ClaimKey(id=7, token=1)]
+        >>> triggers.room
+        1
+    """
+
+    __slots__ = ("_capacity", "_held", "_last", "_stopped")
+
+    def __init__(self, capacity: int) -> None:
+        """Start without any."""
+        self._capacity = capacity
+        self._held: set[ClaimKey] = set()
+        self._stopped: set[ClaimKey] = set()
+        # Those of the last answer that have ended already: the answer may come again.
+        self._last: set[ClaimKey] = set()
+
+    @property
+    def room(self) -> int:
+        """How many more it takes; one that still cleans up takes up its place."""
+        return max(0, self._capacity - len(self._held))
+
+    @property
+    def held(self) -> list[ClaimKey]:
+        """What it runs and has not been told to stop, sorted."""
+        return sorted(self._held - self._stopped)
+
+    def note_claimed(self, claimed: Iterable[ClaimKey]) -> list[ClaimKey]:
+        """Note the answer to a claim, and return those of it that are to be started."""
+        given = list(dict.fromkeys(claimed))
+        started = [key for key in given if key not in self._held and key not in self._last]
+        self._held.update(started)
+        self._last = set(given)
+        return started
+
+    def note_stops(self, stops: Iterable[tuple[ClaimKey, str]]) -> list[tuple[ClaimKey, CancelReason]]:
+        """Note what the store wants stopped, and return what is to be cancelled, and why."""
+        found = []
+        for key, said in stops:
+            if key in self._held and key not in self._stopped:
+                self._stopped.add(key)
+                found.append((key, find_reason(said)))
+        return found
+
+    def note_ended(self, key: ClaimKey) -> None:
+        """Note that a trigger has ended, and cleaned up."""
+        self._held.discard(key)
+        self._stopped.discard(key)

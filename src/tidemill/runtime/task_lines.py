@@ -1,0 +1,50 @@
+"""The lines of a task's log, as they are stored: one JSON array each, of time, level, source and text.
+
+Invariant: a line break in a text does not end a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+_encode = msgspec.json.Encoder().encode
+
+
+class TaskLine(NamedTuple):
+    """An entry of a task's log.
+
+    Attributes:
+        time_us: When it was written, in UTC microseconds since the epoch.
+        level: `debug`, `info`, `warning`, `error` or `critical`.
+        source: What wrote it: `stdout`, `stderr`, `logging`, `trigger` ...
+        text: What it says, without the line break at its end.
+    """
+
+    time_us: int
+    level: str
+    source: str
+    text: str
+
+
+_decode = msgspec.json.Decoder(TaskLine).decode
+
+
+def encode_line(time_us: int, level: str, source: str, text: str) -> bytes:
+    r"""Return an entry with a line break at its end.
+
+    Example:
+        >>> encode_line(0, "info", "stdout", "a\nb")
+        b'[0,"info","stdout","a\\nb"]\n'
+    """
+    try:
+        return _encode((time_us, level, source, text)) + b"\n"
+    except UnicodeEncodeError:
+        return _encode((time_us, level, source, text.encode("utf-8", "replace").decode())) + b"\n"
+
+
+def decode_lines(data: bytes) -> Iterator[TaskLine]:
+    """Return the entries of what `encode_line` returned, in order."""
+    return (_decode(line) for line in data.splitlines())

@@ -1,0 +1,62 @@
+"""Stores the events of tasks' triggers by named calls, so that their process needs no connection to a database.
+
+Invariant: a batch that is tried again keeps its number, by which the store recognises it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tidemill.core.errors import RemoteError
+from tidemill.core.triggers.event_plan import Duplicate, NewEvent, Refusal, Refused, Stored, StoreOutcome
+from tidemill.store.calls import (
+    CallRefusedError,
+    EventOutcome,
+    EventOutcomeKind,
+    FiredEvent,
+    RefusalKind,
+    StoreEvents,
+)
+from tidemill.store.database import Caller
+
+
+class CallEvents:
+    """Stores events by calls; an `EventWriter`.
+
+    Args:
+        calls: The store.
+        service: The service that runs the triggers.
+        on_fenced: Called when the store says that the service has ended.
+    """
+
+    def __init__(self, calls: Caller, service: int, on_fenced: Callable[[], None]) -> None:
+        """Store nothing yet."""
+        self._calls, self._service, self._on_fenced = calls, service, on_fenced
+        self._request = 0
+        self._last: tuple[NewEvent, ...] | None = None
+
+    async def store(self, events: tuple[NewEvent, ...]) -> Sequence[StoreOutcome]:
+        """Store events; see `EventWriter`."""
+        if events is not self._last:
+            self._last = events
+            self._request += 1
+        fired = tuple(FiredEvent(*event) for event in events)
+        try:
+            outcomes = await self._calls.call(StoreEvents(self._service, self._request, fired))
+        except CallRefusedError as error:
+            if error.kind is not RefusalKind.FENCED:
+                raise RemoteError(str(error), retryable=False) from error
+            self._on_fenced()
+            return [Refused(Refusal.FENCED)] * len(events)
+        return [_read_outcome(outcome) for outcome in outcomes]
+
+
+def _read_outcome(outcome: EventOutcome) -> StoreOutcome:
+    match outcome.kind:
+        case EventOutcomeKind.STORED:
+            return Stored(outcome.sequence_index)
+        case EventOutcomeKind.DUPLICATE:
+            return Duplicate(outcome.sequence_index)
+        case EventOutcomeKind.FENCED:
+            return Refused(Refusal.FENCED)
+    return Refused(Refusal.UNKNOWN_TRIGGER)

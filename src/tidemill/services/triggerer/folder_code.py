@@ -1,0 +1,94 @@
+"""The modules of the folder of DAGs, imported in a process that lives longer than they do.
+
+Invariant: what is imported after a file has changed is the changed one; what was created from the old one keeps it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+_Mark = tuple[int, int] | None
+#: Of a file that may have changed while it was imported; no file has it.
+_UNSURE: _Mark = (-1, -1)
+
+
+class FolderCode:
+    """The code of a folder.
+
+    Args:
+        folder: The folder; it is put on the path of imports.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Import nothing yet."""
+        self._folder = folder.resolve()
+        if str(self._folder) not in sys.path:
+            sys.path.insert(0, str(self._folder))
+        self._marks: dict[str, _Mark] = {}
+
+    def forget_changed(self) -> list[str]:
+        """Forget all modules of the folder if a file of one has changed, and return the names of those that have.
+
+        All, because modules that have not changed may hold what those that have defined before.
+        """
+        modules = self._find_modules()
+        changed = sorted(name for name, mark in self._marks.items() if name in modules and mark != _mark(modules[name]))
+        if changed:
+            for name in modules:
+                sys.modules.pop(name, None)
+            self._marks.clear()
+            importlib.invalidate_caches()
+            log.info("code of triggers has changed; it is imported again", changed=changed)
+        # What code of triggers has imported by itself.
+        self.note_imported(time.time())
+        return changed
+
+    def note_imported(self, since: float) -> None:
+        """Note how the files of modules are that have been imported.
+
+        Args:
+            since: When that began, in seconds since the epoch; a file that has changed after that counts as changed.
+        """
+        for name, path in self._find_modules().items():
+            if name not in self._marks:
+                mark = _mark(path)
+                self._marks[name] = mark if mark is not None and mark[0] < since * 1e9 else _UNSURE
+
+    def import_modules(self, names: Iterable[str]) -> None:
+        """Import modules, on any thread; what fails is told when it is used."""
+        importlib.invalidate_caches()
+        began = time.time()
+        for name in names:
+            _try(lambda name=name: importlib.import_module(name))  # type: ignore[misc]
+        self.note_imported(began)
+
+    def _find_modules(self) -> dict[str, Path]:
+        found = {}
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            if isinstance(file, str) and name != "__main__" and self._folder in (path := Path(file)).parents:
+                found[name] = path
+        return found
+
+
+def _mark(path: Path) -> _Mark:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+def _try(step: Callable[[], object]) -> None:
+    try:
+        step()
+    except (Exception, SystemExit) as error:
+        log.debug("a module of triggers cannot be imported", exc_info=error)

@@ -1,0 +1,252 @@
+"""Hosts the triggers of deferred tasks: claims them from the store, runs them, and gives them up when it stops.
+
+Theory of operation. Each time it is connected it begins a service in the store, in which it claims and runs triggers
+(`task_source`, `task_run`, `host`). When the store says that the service has ended, because others believe that it died
+or because the process that has the store was started again, it gives up what it runs and begins another service.
+
+Invariants: no trigger fails because of a stop, a hand-over or an outage; `on_kill` runs for none of them; whatever
+happens to one claim, later ones are made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import structlog
+
+from tidemill.config.triggerer_settings import TriggererSettings
+from tidemill.core.errors import RemoteError, TidemillError
+from tidemill.core.tasks.inputs import Channel
+from tidemill.core.triggers.lifecycle import CancelReason
+from tidemill.core.triggers.task_triggers import ClaimKey, TaskEnd
+from tidemill.dags.current import serving
+from tidemill.runtime.log import throttle
+from tidemill.services.triggerer.folder_code import FolderCode
+from tidemill.services.triggerer.host import TriggerHost
+from tidemill.services.triggerer.task_run import TaskRun, TaskRunServices
+from tidemill.services.triggerer.task_source import CLAIM_COUNT, ServiceEndedError, TaskSource
+from tidemill.services.triggerer.trigger_services import TriggerServices
+from tidemill.store.calls import BeginService, ClaimedTrigger, EndService
+from tidemill.store.database import Caller
+from tidemill.store.doorbell import SCAN_SECONDS, Doorbell
+from tidemill.store.remote import call_patiently
+
+log = structlog.get_logger(__name__)
+
+#: The shortest pause between two comparisons of what runs with the store; they may take a twentieth of the time.
+COMPARE_SECONDS = 0.25
+_COMPARE_SHARE = 20
+#: Before another service is begun, and when the store cannot be reached.
+PAUSE_SECONDS = 0.5
+#: How long the end of a service may take to be stored.
+END_SECONDS = 5.0
+
+
+class TaskHost:
+    """Runs the triggers of deferred tasks.
+
+    Args:
+        calls: The store.
+        settings: `triggerer`.
+        about: What it says of itself when it begins a service: queues and capacity, too.
+        code: The folder that the classes of triggers may be in.
+        clock: Seconds, monotonic.
+
+    Attributes:
+        host: What runs triggers at present; None: no service has begun.
+    """
+
+    def __init__(
+        self,
+        calls: Caller,
+        settings: TriggererSettings,
+        about: BeginService,
+        code: FolderCode,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Run nothing yet."""
+        self._calls, self._settings, self._about, self._code = calls, settings, about, code
+        self._clock = clock
+        self.host: TriggerHost[TaskRun] | None = None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run triggers until it is to stop, then give them up."""
+        stopping = asyncio.create_task(stop.wait(), name="stop of the triggerer")
+        try:
+            while not stop.is_set():
+                beginning = asyncio.create_task(call_patiently(self._calls, self._about), name="begin a service")
+                await asyncio.wait({beginning, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if not beginning.done():
+                    beginning.cancel()
+                    await asyncio.wait({beginning})
+                    return
+                await self._serve(beginning.result(), stopping)
+                if not stop.is_set():
+                    log.warning("the store has ended this triggerer's service; it begins another one")
+                    await asyncio.wait({stopping}, timeout=PAUSE_SECONDS)
+        finally:
+            stopping.cancel()
+
+    async def _serve(self, service: int, stopping: asyncio.Task[Any]) -> None:
+        """Run triggers in one service, until it ends."""
+        source = TaskSource(self._calls, service, self._about.capacity, self._about.queues, self._clock)
+        self.host = host = TriggerHost[TaskRun](source, self._settings, clock=self._clock)
+        host.start()
+        host.book.is_started = True
+        log.info("the triggerer runs the triggers of tasks", service=service)
+        answers = TriggerServices(self._calls)
+        turns = _Turns(source, host, self._calls.doorbell, self._code, lambda: serving(answers), self._clock)
+        tasks = {asyncio.create_task(one) for one in (turns.run(), source.beat(), _wait(source.ended))}
+        try:
+            await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            for task in tasks:
+                if not task.cancelled() and (error := task.exception()) is not None:
+                    log.error("a part of the triggerer failed; this is a bug in tidemill", exc_info=error)
+            await host.stop(CancelReason.HAND_OVER if source.ended.is_set() else CancelReason.SHUTDOWN)
+            self.host = None
+        if not source.ended.is_set():
+            try:
+                async with asyncio.timeout(END_SECONDS):
+                    await self._calls.call(EndService(service))
+            except (TimeoutError, TidemillError) as error:
+                log.warning("the store could not be told that the triggerer has stopped", error=str(error))
+
+
+class _Turns:
+    """The claims and stops of one service."""
+
+    def __init__(
+        self,
+        source: TaskSource,
+        host: TriggerHost[TaskRun],
+        bell: Doorbell,
+        code: FolderCode,
+        serve: Callable[[], AbstractContextManager[None]],
+        clock: Callable[[], float],
+    ) -> None:
+        self._source, self._host, self._bell, self._code, self._clock = source, host, bell, code, clock
+        self._services = TaskRunServices(
+            host.manager,
+            host.events,
+            is_stopping=lambda: host.stopping,
+            note_stored=host.event_log.note,
+            report_failure=source.report_failure,
+            note_ended=self._note_ended,
+            open_log=source.open_log,
+            serve=serve,
+        )
+        self._runs: dict[ClaimKey, TaskRun] = {}
+        self._starting: set[asyncio.Task[None]] = set()
+        self._compare_at = 0.0
+        self._pause = SCAN_SECONDS
+
+    async def run(self) -> None:
+        """Look for work whenever there may be some.
+
+        Raises:
+            ServiceEndedError: The service has ended.
+        """
+        try:
+            while True:
+                try:
+                    if await self._look():
+                        continue
+                except ServiceEndedError:
+                    return
+                except RemoteError as error:
+                    throttle(log, 10.0).warning("the store cannot be asked for triggers; retrying", error=str(error))
+                    await asyncio.sleep(PAUSE_SECONDS)
+                    continue
+                except Exception:
+                    log.exception("triggers cannot be claimed; this is a bug in tidemill")
+                    await asyncio.sleep(SCAN_SECONDS)
+                    continue
+                await self._wait()
+        finally:
+            # What they have routed they start, so that it is ended properly.
+            for task in self._starting:
+                task.cancel()
+            if self._starting:
+                await asyncio.wait(self._starting)
+
+    async def _look(self) -> bool:
+        """Claim and stop; return whether there may be more to claim at once."""
+        self._source.freed.clear()
+        claimed = await self._source.claim()
+        self._start(claimed)
+        now = self._clock()
+        self._pause = min(SCAN_SECONDS, max(0.0, self._compare_at - now) or SCAN_SECONDS)
+        if now >= self._compare_at:
+            for key, reason in await self._source.find_stops():
+                if (run := self._runs.get(key)) is not None:
+                    run.cancel(reason)
+            after = self._clock()
+            self._compare_at = after + max(COMPARE_SECONDS, _COMPARE_SHARE * (after - now))
+        return len(claimed) == CLAIM_COUNT
+
+    async def _wait(self) -> None:
+        """Wait until the bell rings, a place is free if all were taken, or a comparison or scan is due."""
+        pause = self._pause
+        waits: list[Coroutine[Any, Any, Any]] = [self._bell.wait(Channel.TRIGGERER, pause)]
+        if not self._source.triggers.room:
+            waits.append(_wait(self._source.freed))
+        tasks = [asyncio.create_task(one) for one in waits]
+        try:
+            await asyncio.wait(tasks, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        for task in tasks:
+            if not task.cancelled():
+                with contextlib.suppress(RemoteError):
+                    task.result()
+
+    def _start(self, claimed: Sequence[ClaimedTrigger]) -> None:
+        """Run triggers; those whose modules are not imported yet are started when that is done, on a thread."""
+        if not claimed:
+            return
+        self._code.forget_changed()
+        runs = [TaskRun(self._services, claim, self._clock) for claim in claimed]
+        self._runs.update((run.key, run) for run in runs)
+        missing = {name for run in runs if (name := _find_module(run.claim)) not in sys.modules}
+        ready = [run for run in runs if _find_module(run.claim) not in missing]
+        self._begin(self._start_all(ready))
+        if missing:
+            self._begin(self._import_first(missing, [run for run in runs if _find_module(run.claim) in missing]))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name="start of triggers")
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _import_first(self, names: set[str], runs: Sequence[TaskRun]) -> None:
+        await asyncio.to_thread(self._code.import_modules, sorted(names))
+        await self._start_all(runs)
+
+    async def _start_all(self, runs: Sequence[TaskRun]) -> None:
+        await self._host.create(runs)
+        self._host.route(runs)
+        await self._host.run_all(runs)
+
+    def _note_ended(self, key: ClaimKey, end: TaskEnd) -> None:
+        self._runs.pop(key, None)
+        self._source.note_ended(key, end)
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+def _find_module(claim: ClaimedTrigger) -> str:
+    return claim.classpath.rpartition(".")[0]

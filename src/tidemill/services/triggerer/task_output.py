@@ -1,0 +1,149 @@
+"""Where the lines of tasks' triggers go that share a process: each to the log of its own task.
+
+A trigger writes by `self.log`, by the standard library's `logging`, and by `print`. Which task a line belongs to is
+known from the context in which the trigger runs; threads that it starts by `asyncio.to_thread` have it, too. Lines of
+nobody's context go where they would have gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any, Protocol, TextIO
+
+import structlog
+from structlog.typing import EventDict, WrappedLogger
+
+
+class LineSink(Protocol):
+    """Takes the lines of one trigger."""
+
+    def write(self, level: str, text: str) -> None:
+        """Add an entry; a text of several lines stays one entry. Never raises, and may be called by any thread."""
+
+
+#: The log of the task whose trigger's code runs.
+SINK: ContextVar[LineSink | None] = ContextVar("tidemill_task_log", default=None)
+
+
+class _LevelSink:
+    """What structlog writes to: a method for each level."""
+
+    def __init__(self, sink: LineSink) -> None:
+        self._sink = sink
+
+    def __getattr__(self, level: str) -> Any:
+        return lambda text: self._sink.write(level, text)
+
+
+def make_logger(sink: LineSink, level: int = logging.INFO) -> Any:
+    """Return a structlog logger whose entries go to a sink."""
+    return structlog.wrap_logger(
+        _LevelSink(sink),
+        processors=[structlog.processors.StackInfoRenderer(), structlog.processors.format_exc_info, _render],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        context_class=dict,
+        cache_logger_on_first_use=False,
+    )
+
+
+def _render(logger: WrappedLogger, method: str, event: EventDict) -> str:
+    text, after = (
+        str(event.pop("event", "")),
+        [str(event.pop(name)) for name in ("stack", "exception") if name in event],
+    )
+    about = " ".join(f"{name}={value}" for name, value in event.items())
+    return "\n".join([f"{text} {about}" if about else text, *after])
+
+
+class SinkHandler(logging.Handler):
+    """Sends records of the standard library's `logging` to the task whose trigger logs them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Add a record to the log of its task, if it has one."""
+        sink = SINK.get()
+        if sink is None:
+            return
+        try:
+            text = self.format(record)
+        except Exception as error:  # the arguments of the user do not fit, or their `__str__` raises
+            text = f"{record.msg!r} cannot be formatted: {type(error).__name__}: {error}"
+        sink.write(record.levelname.lower(), text)
+
+
+def _is_nobodys(record: logging.LogRecord) -> bool:
+    return SINK.get() is None
+
+
+class SinkStream(io.TextIOBase):
+    """Sends what is printed to the task whose trigger prints it, line by line.
+
+    Args:
+        stream: Where everything else goes.
+        level: The level of the lines.
+    """
+
+    def __init__(self, stream: TextIO, level: str) -> None:
+        """Hold nothing back yet."""
+        self._stream, self._level = stream, level
+        self._begun: ContextVar[str] = ContextVar("tidemill_begun_line", default="")
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """That of the stream."""
+        return self._stream.encoding
+
+    def fileno(self) -> int:
+        """Return that of the stream."""
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        """Return whether the stream is a terminal."""
+        return self._stream.isatty()
+
+    def writable(self) -> bool:
+        """Return that it is."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Write text; a line without its end waits for that."""
+        sink = SINK.get()
+        if sink is None:
+            return self._stream.write(text)
+        *lines, begun = (self._begun.get() + text).split("\n")
+        self._begun.set(begun)
+        for line in lines:
+            sink.write(self._level, line)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write the begun line."""
+        sink = SINK.get()
+        if sink is None:
+            self._stream.flush()
+        elif begun := self._begun.get():
+            self._begun.set("")
+            sink.write(self._level, begun)
+
+
+@contextlib.contextmanager
+def route_output() -> Iterator[None]:
+    """Send the lines of triggers to their tasks while the block runs."""
+    root, handler = logging.getLogger(), SinkHandler()
+    others = list(root.handlers)
+    for other in others:
+        other.addFilter(_is_nobodys)
+    root.addHandler(handler)
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = SinkStream(before[0], "info"), SinkStream(before[1], "error")
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+        root.removeHandler(handler)
+        for other in others:
+            other.removeFilter(_is_nobodys)

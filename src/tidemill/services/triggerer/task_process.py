@@ -1,0 +1,114 @@
+"""The process that runs the triggers of deferred tasks: `python -m tidemill.services.triggerer.task_process ADDRESS`.
+
+It reaches the store by named calls over a Unix socket, and has no connection to a database. SIGTERM stops it: triggers
+are given up, and run by the next one. It ends with its parent, too, which holds the other end of its standard input.
+
+Invariants: it outlives a store that is away or was started again; no trigger fails because of its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import stat
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import structlog
+
+from tidemill.config.loading import load_settings
+from tidemill.config.settings import Settings
+from tidemill.core.errors import TidemillError
+from tidemill.runtime.exitcode import ExitCode, find_exit_code
+from tidemill.runtime.identity import find_worker_name
+from tidemill.runtime.log import configure
+from tidemill.services.triggerer.folder_code import FolderCode
+from tidemill.services.triggerer.leaving import end_anyway
+from tidemill.services.triggerer.list_lock import read_boot_id
+from tidemill.services.triggerer.signals import Signals
+from tidemill.services.triggerer.task_host import TaskHost
+from tidemill.services.triggerer.task_output import route_output
+from tidemill.store.calls import BeginService
+from tidemill.store.remote import RemoteStore
+
+log = structlog.get_logger(__name__)
+
+#: How long triggers may take to clean up once the parent is gone, and nothing can be stored.
+ORPHAN_SECONDS = 5.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run triggers until a signal, or the end of the parent; return the exit code."""
+    parser = argparse.ArgumentParser(prog="tidemill.services.triggerer.task_process", description=__doc__)
+    parser.add_argument("address", help="the Unix socket of the process that has the store")
+    parser.add_argument("--config", help="the configuration file")
+    parser.add_argument("--folder", default=".", help="the folder of DAGs, whose modules may define triggers")
+    given = parser.parse_args(arguments)
+    signals = Signals()
+    signals.listen()
+    # Ctrl-C reaches all processes of a terminal; the parent says when this one stops.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    runner = asyncio.Runner()
+    code = ExitCode.OK
+    try:
+        settings = load_settings(given.config)
+        name = find_worker_name(settings)
+        # Said in so many words: what triggers write to `sys.stderr` goes to the logs of their tasks.
+        configure(settings.logging, stream=sys.stderr, relayed=True, worker_id=name)
+        with route_output():
+            runner.run(_run(settings, given.address, name, Path(given.folder), signals))
+    except TidemillError as error:
+        code = find_exit_code(error)
+        print(error, file=sys.stderr)
+    finally:
+        timer = end_anyway(code)
+        runner.close()
+        timer.cancel()
+    return code
+
+
+async def _run(settings: Settings, address: str, name: str, folder: Path, signals: Signals) -> None:
+    signals.attach()
+    loop = asyncio.get_running_loop()
+    watch_parent(lambda: loop.call_soon_threadsafe(signals.stop.set))
+    capacity = settings.triggerer.capacity
+    about = BeginService("triggerer", name, socket.gethostname(), read_boot_id(), os.getpid(), (), capacity)
+    store = RemoteStore(Path(address))
+    try:
+        host = TaskHost(store, settings.triggerer, about, FolderCode(folder))
+        await host.run(signals.stop)
+    finally:
+        await store.close()
+    log.info("the triggerer has ended")
+
+
+def watch_parent(on_gone: Callable[[], object]) -> None:
+    """Call this, on a thread, when the other end of the standard input is closed; end the process soon after that.
+
+    Nothing is watched if the standard input is neither a pipe nor a socket.
+    """
+    mode = os.fstat(0).st_mode
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        return
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends already
+            on_gone()
+        timer = threading.Timer(ORPHAN_SECONDS, os._exit, [ExitCode.STOPPED])
+        timer.daemon = True
+        timer.start()
+
+    threading.Thread(target=watch, name="watch of the parent", daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,298 @@
+"""Runs the trigger of one deferred task: until its first event is stored, which resumes the task.
+
+`core.triggers.task_triggers` decides what its end means.
+
+Invariants:
+1. Whatever a trigger does, or its class, is its own failure, and fails its task: nothing leaves `run`.
+2. It is asked for one event, and for no more; until that is stored, its raw event counts as not dealt with.
+3. `cleanup` runs after every run that began, `on_kill` before it when a user cleared, marked or cancelled the task, and
+   never otherwise; both are bounded.
+4. A failure is reported after the trigger has cleaned up, and only if it ended by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import structlog
+
+from tidemill.core.triggers.event_plan import Refused, StoreOutcome
+from tidemill.core.triggers.lifecycle import CancelReason
+from tidemill.core.triggers.task_triggers import ClaimKey, TaskEnd, decide_end
+from tidemill.services.triggerer.loading import TriggerError, create_trigger, encode_payload, read_identity
+from tidemill.services.triggerer.run_ending import RefusedEventError, format_fault, run_step
+from tidemill.services.triggerer.run_services import Events
+from tidemill.services.triggerer.stream_membership import StreamMembership
+from tidemill.services.triggerer.task_logs import TaskLog
+from tidemill.services.triggerer.task_output import SINK, make_logger
+from tidemill.store.calls import ClaimedTrigger
+from tidemill.triggers.base import BaseTrigger
+from tidemill.triggers.shared_stream import SharedStreamManager
+from tidemill.triggers.streams.subscription import AckSubscription
+
+log = structlog.get_logger(__name__)
+
+#: `on_kill`, `cleanup` and the end of the trigger's own generator may take this many seconds, each.
+END_SECONDS = 30.0
+_NO_EVENT = object()
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerTask:
+    """The task that a trigger belongs to: its `task_instance`.
+
+    Attributes:
+        dag_id: The DAG.
+        run_id: The run.
+        task_id: The task.
+        map_index: -1: it is not mapped.
+        try_number: Which try, from 1.
+    """
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int
+    try_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRunServices:
+    """What a run needs of its host.
+
+    Attributes:
+        manager: The shared streams.
+        events: Where events go.
+        is_stopping: Tells whether the host is stopping: then it ends the streams once everything is stored.
+        note_stored: Called with the trigger's name, the outcome and the identity of an event that is stored.
+        report_failure: Called with the claim and the error of a trigger that has failed.
+        note_ended: Called when a run has ended, and cleaned up.
+        open_log: Returns the log of the task of a claim.
+        serve: Lets variables and connections be read in the block.
+    """
+
+    manager: SharedStreamManager
+    events: Events
+    is_stopping: Callable[[], bool]
+    note_stored: Callable[[str, StoreOutcome, str | None], None]
+    report_failure: Callable[[ClaimedTrigger, str], None]
+    note_ended: Callable[[ClaimKey, TaskEnd], None]
+    open_log: Callable[[ClaimedTrigger], TaskLog]
+    serve: Callable[[], AbstractContextManager[None]]
+
+
+class TaskRun:
+    """The trigger of one deferred task, on this host; a `HostedRun`.
+
+    Args:
+        services: What its host offers.
+        claim: The trigger.
+        clock: Seconds, monotonic.
+
+    Attributes:
+        claim: The trigger.
+        key: What identifies the claim.
+        name: A name for people, unique on this host.
+        reason: Why it was cancelled.
+    """
+
+    __slots__ = (
+        "_alive",
+        "_cancelled_at",
+        "_clock",
+        "_context",
+        "_fault",
+        "_interruptible",
+        "_log",
+        "_outcome",
+        "_services",
+        "_stored",
+        "_stream",
+        "_task",
+        "_trigger",
+        "claim",
+        "key",
+        "name",
+        "reason",
+    )
+
+    def __init__(
+        self, services: TaskRunServices, claim: ClaimedTrigger, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Do nothing yet."""
+        self.claim = claim
+        self.key = ClaimKey(claim.id, claim.token)
+        self.name = describe_claim(claim)
+        self.reason: CancelReason | None = None
+        self._services = services
+        self._clock = clock
+        self._log = services.open_log(claim)
+        # Everything of the trigger runs in it, so that what it prints is known to be its own.
+        self._context = contextvars.copy_context()
+        self._context.run(SINK.set, self._log)
+        self._stream = StreamMembership(services.manager, self.name, None)
+        self._trigger: BaseTrigger | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._fault: BaseException | None = None
+        self._stored: asyncio.Future[StoreOutcome] | None = None
+        self._outcome: StoreOutcome | None = None
+        self._alive = True
+        # Where a cancellation may reach it: not before its task has begun, nor while it cleans up.
+        self._interruptible = False
+        self._cancelled_at = 0.0
+
+    # -- from outside -----------------------------------------------------------------------------------------
+
+    def create(self) -> None:
+        """Create the trigger; if that fails, its run ends with the error."""
+        try:
+            self._trigger = self._context.run(self._create)
+        except TriggerError as error:
+            self._fault = error
+
+    def route(self) -> None:
+        """Subscribe it to its stream, if it shares one; synchronous, so that all of a key are there before a poll."""
+        if self._trigger is None or self.reason is not None:
+            return
+        try:
+            self._context.run(self._stream.join, self._trigger)
+        except (Exception, SystemExit) as error:
+            self._fault = error
+
+    def start(self) -> asyncio.Task[None]:
+        """Start running."""
+        loop = asyncio.get_running_loop()
+        self._task = loop.create_task(self._run(), name=self.name, context=self._context)
+        return self._task
+
+    def cancel(self, reason: CancelReason) -> None:
+        """End it; the first reason counts."""
+        if self.reason is None and self._alive:
+            self.reason = reason
+            self._cancelled_at = self._clock()
+            if self._interruptible and self._task is not None:
+                self._task.cancel(reason.value)
+
+    def cancel_again(self, now: float) -> None:
+        """Repeat a cancellation that its own code has ignored for long; `now` is that of its clock."""
+        if self._interruptible and self.reason is not None and now - self._cancelled_at >= END_SECONDS:
+            log.error("a trigger does not end when it is cancelled; it is cancelled again", trigger=self.name)
+            self._cancelled_at = now
+            assert self._task is not None
+            self._task.cancel(self.reason.value)
+
+    # -- its life ---------------------------------------------------------------------------------------------
+
+    def _create(self) -> BaseTrigger:
+        claim = self.claim
+        with self._services.serve():
+            trigger = create_trigger(self.name, claim.classpath, claim.kwargs)
+        trigger.trigger_id = claim.id
+        trigger.task_instance = TriggerTask(
+            claim.dag_id, claim.run_id, claim.task_id, claim.map_index, claim.try_number
+        )
+        trigger._task_log = make_logger(self._log)
+        return trigger
+
+    async def _run(self) -> None:
+        with self._services.serve():
+            self._interruptible = True
+            try:
+                if self.reason is None:
+                    await self._wait_for_event()
+            except BaseException as error:
+                self._fault = self._fault or error
+            self._interruptible = False
+            end = decide_end(self.reason, self._outcome)
+            await self._finish(end)
+        self._alive = False
+        self._services.note_ended(self.key, end)
+
+    async def _wait_for_event(self) -> None:
+        """Let the trigger run until its first event is stored.
+
+        Raises:
+            TriggerError: It fired none, or one that cannot be stored.
+        """
+        if self._fault is not None:
+            raise self._fault
+        routed = self._stream.routed
+        assert routed is not None
+        event = await anext(aiter(routed.events), _NO_EVENT)
+        if event is _NO_EVENT:
+            raise TriggerError("the trigger ended without having fired an event; yield one before it returns")
+        payload, identity = encode_payload(event), read_identity(event)  # type: ignore[arg-type]
+        subscription = routed.subscription
+        seq = subscription.bind() if isinstance(subscription, AckSubscription) else None
+        self._stored = asyncio.get_running_loop().create_future()
+        self._services.events.add(
+            self.claim.id,
+            self.claim.token,
+            payload,
+            identity,
+            lambda outcome: self._settle(seq, identity, outcome),
+        )
+        outcome = await self._stored
+        if isinstance(outcome, Refused):
+            raise RefusedEventError(f"its event is refused by the store: {outcome.reason.value}. {outcome.detail}")
+
+    def _settle(self, seq: int | None, identity: str | None, outcome: StoreOutcome) -> None:
+        """Note that its event is stored, or never will be."""
+        manager = self._services.manager
+        if self._alive and self._interruptible:
+            self._outcome = outcome
+        if not isinstance(outcome, Refused):
+            self._services.note_stored(self.name, outcome, identity)
+            if seq is not None:
+                manager.confirm_persisted((seq,))
+        elif seq is not None:
+            manager.refuse_persisted((seq,), None)
+        if self._stored is not None and not self._stored.done():
+            self._stored.set_result(outcome)
+
+    async def _finish(self, end: TaskEnd) -> None:
+        """Leave its stream, clean up, and report what became of it."""
+        trigger, routed = self._trigger, self._stream.routed
+        self._leave(end)
+        if routed is not None and (close := getattr(routed.events, "aclose", None)) is not None:
+            await run_step(self.name, "the end of its generator", close, END_SECONDS)
+        if trigger is not None and end is TaskEnd.KILLED:
+            await run_step(self.name, "on_kill", trigger.on_kill, END_SECONDS)
+        if trigger is not None:
+            await run_step(self.name, "cleanup", trigger.cleanup, END_SECONDS)
+        self._trigger = self._stream.routed = None
+        if end is TaskEnd.FAILED:
+            error = format_fault(_cut_frames(self._fault or TriggerError("the trigger ended without an event")))
+            self._log.write("error", f"the trigger failed: {error}")
+            log.error("the trigger of a task failed", trigger=self.name, classpath=self.claim.classpath, error=error)
+            self._services.report_failure(self.claim, error)
+        else:
+            about = {} if self.reason is None else {"reason": self.reason.value}
+            log.debug("the trigger of a task ended", trigger=self.name, end=end.value, **about)
+
+    def _leave(self, end: TaskEnd) -> None:
+        """Leave its stream, unless that ends with the host; who runs the trigger next gets its raw event again."""
+        if end is TaskEnd.GIVEN_UP:
+            self._stream.fail_held(None)
+        if not self._services.is_stopping():
+            # Not handed over: that would end the stream for the triggers of other tasks.
+            self._stream.leave()
+
+
+def _cut_frames(fault: BaseException) -> BaseException:
+    """Return an error without the frames of this module at the beginning of its traceback."""
+    place = fault.__traceback__
+    while place is not None and place.tb_frame.f_code.co_filename == __file__:
+        place = place.tb_next
+    return fault.with_traceback(place)
+
+
+def describe_claim(claim: ClaimedTrigger) -> str:
+    """Return a name for people; it has the ids, because an earlier trigger of the task may still clean up."""
+    index = f"[{claim.map_index}]" if claim.map_index >= 0 else ""
+    return f"{claim.dag_id}.{claim.task_id}{index} of {claim.run_id}, trigger {claim.id}/{claim.token}"

@@ -1,0 +1,216 @@
+"""The triggers of deferred tasks, as one triggerer takes them from the store and reports on them.
+
+Theory of operation. Whenever the doorbell rings, something has ended, or two seconds have passed, it claims what there
+is room for, and asks which of the triggers that it runs are to be stopped. The first event of a trigger resumes its
+task as it is stored (`CallEvents`); one that ends without an event is reported as failed, however long the store takes.
+
+Invariants: a failure is reported until the store has answered; once the service has ended in the store, nothing more is
+claimed, and whatever runs is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import structlog
+
+from tidemill.core.errors import RemoteError, TidemillError
+from tidemill.core.triggers.lifecycle import CancelReason
+from tidemill.core.triggers.task_triggers import ClaimKey, TaskEnd, TaskTriggers
+from tidemill.runtime.log import throttle
+from tidemill.services.triggerer.call_events import CallEvents
+from tidemill.services.triggerer.task_logs import TaskLog, TaskLogs
+from tidemill.store.calls import (
+    BeatService,
+    Call,
+    CallRefusedError,
+    ClaimedTrigger,
+    ClaimTriggers,
+    FailTrigger,
+    HeldTriggers,
+    RefusalKind,
+    ReleaseTriggers,
+)
+from tidemill.store.database import Caller
+from tidemill.store.remote import call_patiently
+
+log = structlog.get_logger(__name__)
+
+A = TypeVar("A")
+
+#: A triggerer is presumed dead when its beat has stood still for this long; then others run its triggers.
+LEASE_SECONDS = 30.0
+BEAT_SECONDS = 5.0
+#: How long an event waits for others. Tasks wait for it, and the store batches calls anyway.
+LINGER_SECONDS = 0.002
+#: The most triggers of one claim.
+CLAIM_COUNT = 500
+
+
+class ServiceEndedError(Exception):
+    """The store says that this service has ended: other processes may run its triggers."""
+
+
+class TaskSource:
+    """The triggers of deferred tasks; a `TriggerSource`.
+
+    Args:
+        calls: The store.
+        service: The service that runs them.
+        capacity: How many it runs at once.
+        queues: Whose triggers; empty: all.
+        clock: Seconds, monotonic.
+
+    Attributes:
+        name: What its streams are called upstream.
+        linger_seconds: How long an event waits for others.
+        writer: What stores events.
+        ended: Set once the store has said that the service has ended.
+        freed: Set when a trigger has ended.
+        triggers: Which triggers it runs.
+    """
+
+    name = "tasks"
+    linger_seconds = LINGER_SECONDS
+
+    def __init__(
+        self,
+        calls: Caller,
+        service: int,
+        capacity: int,
+        queues: tuple[str, ...] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Claim nothing yet."""
+        self._calls, self._service, self._queues, self._clock = calls, service, queues, clock
+        self.ended = asyncio.Event()
+        self.freed = asyncio.Event()
+        self.triggers = TaskTriggers(capacity)
+        self.writer = CallEvents(calls, service, self.ended.set)
+        self._logs = TaskLogs(calls)
+        self._request = 0
+        self._repeated = False
+        self._reports: set[asyncio.Task[None]] = set()
+        self._given_up: list[ClaimKey] = []
+        self._confirmed_at = clock()
+        self._confirmation = asyncio.Event()
+
+    # -- claims and stops ---------------------------------------------------------------------------------------
+
+    async def claim(self) -> list[ClaimedTrigger]:
+        """Claim triggers that nobody runs, as many as there is room for, and return those that are to be started.
+
+        Raises:
+            RemoteError: The store cannot be reached; the same claim is repeated by the next call.
+            ServiceEndedError: The service has ended.
+        """
+        room = min(self.triggers.room, CLAIM_COUNT)
+        if not room:
+            return []
+        if not self._repeated:
+            self._request += 1
+        self._repeated = True
+        claimed = await self._ask(ClaimTriggers(self._service, self._request, room, self._queues))
+        self._repeated = False
+        started = set(self.triggers.note_claimed(ClaimKey(one.id, one.token) for one in claimed))
+        return [one for one in claimed if (one.id, one.token) in started]
+
+    async def find_stops(self) -> list[tuple[ClaimKey, CancelReason]]:
+        """Return which triggers are to be cancelled, because their tasks have moved on or others run them, and why.
+
+        Raises:
+            RemoteError: The store cannot be reached.
+            ServiceEndedError: The service has ended.
+        """
+        held = self.triggers.held
+        if not held:
+            return []
+        stops = await self._ask(HeldTriggers(self._service, tuple((key.id, key.token) for key in held)))
+        return self.triggers.note_stops([(ClaimKey(stop.id, stop.token), stop.reason) for stop in stops])
+
+    async def _ask(self, request: Call[A]) -> A:
+        try:
+            return await self._calls.call(request)
+        except CallRefusedError as error:
+            if error.kind is RefusalKind.FENCED:
+                self.ended.set()
+                raise ServiceEndedError from error
+            raise
+
+    def note_ended(self, key: ClaimKey, end: TaskEnd) -> None:
+        """Note that a trigger has ended: there is room for another one; one that was given up is free for others."""
+        self.triggers.note_ended(key)
+        self.freed.set()
+        if end is TaskEnd.GIVEN_UP and not self.ended.is_set():
+            self._given_up.append(key)
+            if len(self._given_up) == 1:
+                self._begin(self._release(), "release of triggers")
+
+    async def _release(self) -> None:
+        """Release what was given up meanwhile; whatever is not released is when the service ends."""
+        given_up, self._given_up = self._given_up, []
+        with contextlib.suppress(TidemillError):
+            await self._calls.call(ReleaseTriggers(self._service, tuple((key.id, key.token) for key in given_up)))
+
+    # -- reports ------------------------------------------------------------------------------------------------
+
+    def open_log(self, claim: ClaimedTrigger) -> TaskLog:
+        """Return the log of the task of a trigger."""
+        return self._logs.open(claim)
+
+    def report_failure(self, claim: ClaimedTrigger, error: str) -> None:
+        """Accept that a trigger has failed; its task is told soon."""
+        self._begin(self._report(claim, error), "failure of a trigger")
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        report = asyncio.get_running_loop().create_task(work, name=name)
+        self._reports.add(report)
+        report.add_done_callback(self._reports.discard)
+
+    async def _report(self, claim: ClaimedTrigger, error: str) -> None:
+        try:
+            await call_patiently(self._calls, FailTrigger(self._service, claim.id, claim.token, error))
+        except TidemillError as refusal:
+            # Its task has moved on, or another triggerer runs it.
+            log.warning("the store does not accept that a trigger failed", trigger=claim.id, error=str(refusal))
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    async def beat(self) -> None:
+        """Beat until the service has ended, or for ever."""
+        pause = BEAT_SECONDS
+        while not self.ended.is_set():
+            began = self._clock()
+            try:
+                if not await self._calls.call(BeatService(self._service)):
+                    self.ended.set()
+                    return
+                self._confirmed_at, pause = began, BEAT_SECONDS
+                self._confirmation.set()
+            except RemoteError as error:
+                throttle(log, 10.0).warning("the beat of the triggerer cannot be stored; retrying", error=str(error))
+                pause = 1.0
+            except CallRefusedError:
+                self.ended.set()
+                return
+            await asyncio.sleep(pause)
+
+    async def wait_confirmed(self) -> None:
+        """Wait until the store has confirmed, less than half a lease ago, that this service lives."""
+        while self.ended.is_set() or self._clock() - self._confirmed_at > LEASE_SECONDS / 2:
+            self._confirmation.clear()
+            await self._confirmation.wait()
+
+    async def close(self, timeout_seconds: float) -> None:
+        """Store the failures and the last lines, within this time at most."""
+        until = self._clock() + timeout_seconds
+        if self._reports:
+            await asyncio.wait(set(self._reports), timeout=timeout_seconds)
+        for report in set(self._reports):
+            report.cancel()
+            log.warning("the store could not be told how a trigger ended; the next triggerer runs it again")
+        await self._logs.close(max(0.1, until - self._clock()))

@@ -1,0 +1,100 @@
+"""What a trigger of a task can ask for while it runs: variables and connections, through the store's calls.
+
+Invariant: the event loop, which all triggers share, never waits for an answer; code of a trigger asks on a thread of
+its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import NoReturn, TypeVar
+
+from tidemill.core.errors import HandlerError, RemoteError
+from tidemill.store.calls import Call, DeleteVariable, GetConnection, GetVariable, SetVariable
+from tidemill.store.database import Caller
+
+A = TypeVar("A")
+
+#: How long an answer may take.
+ANSWER_SECONDS = 30.0
+
+
+class TriggerServices:
+    """What `tidemill.dags.task_services.TaskServices` offers, as far as triggers have it.
+
+    Args:
+        calls: The store; asked on the running loop.
+    """
+
+    def __init__(self, calls: Caller) -> None:
+        """Ask nothing yet."""
+        self._calls = calls
+        self._loop = asyncio.get_running_loop()
+
+    def get_variable(self, key: str) -> str | None:
+        """Return the value of a variable; None: it does not exist."""
+        return self._ask(GetVariable(key), f"Variable.get, {key!r}")
+
+    def set_variable(self, key: str, value: str, description: str | None = None) -> None:
+        """Set a variable."""
+        self._ask(SetVariable(key, value, description), f"Variable.set, {key!r}, VALUE")
+
+    def delete_variable(self, key: str) -> bool:
+        """Delete a variable; False: it did not exist."""
+        return self._ask(DeleteVariable(key), f"Variable.delete, {key!r}")
+
+    def get_connection(self, conn_id: str) -> str | None:
+        """Return a connection, as JSON of the fields of `tidemill.dags.Connection`; None: it does not exist."""
+        found = self._ask(GetConnection(conn_id), f"Connection.get, {conn_id!r}")
+        if found is None:
+            return None
+        fields = {name: getattr(found, name) for name in ("host", "schema", "login", "password", "port", "extra")}
+        return json.dumps({"conn_type": found.kind, "description": found.description} | fields)
+
+    def get_xcom(
+        self, task_ids: tuple[str, ...], key: str, map_index: int = -1, include_prior: bool = False
+    ) -> tuple[str | None, ...]:
+        """Refuse: what a trigger needs is given to it as an argument."""
+        _refuse("XComs")
+
+    def push_xcom(self, key: str, value: str) -> None:
+        """Refuse: what a trigger has found goes into its event."""
+        _refuse("XComs")
+
+    def get_task_state(self, key: str) -> str | None:
+        """Refuse: only attempts keep state."""
+        _refuse("the state of its task")
+
+    def set_task_state(self, key: str, value: str) -> None:
+        """Refuse: only attempts keep state."""
+        _refuse("the state of its task")
+
+    def delete_task_state(self, key: str) -> None:
+        """Refuse: only attempts keep state."""
+        _refuse("the state of its task")
+
+    def clear_task_state(self) -> None:
+        """Refuse: only attempts keep state."""
+        _refuse("the state of its task")
+
+    def _ask(self, request: Call[A], what: str) -> A:
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        if here is self._loop:
+            raise HandlerError(
+                "a trigger may not wait for the store on the event loop, which other triggers need; "
+                f"use `await asyncio.to_thread({what})`"
+            )
+        try:
+            return asyncio.run_coroutine_threadsafe(self._calls.call(request), self._loop).result(ANSWER_SECONDS)
+        except TimeoutError:
+            raise RemoteError(f"the store has not answered for {ANSWER_SECONDS:g} s") from None
+
+
+def _refuse(what: str) -> NoReturn:
+    raise HandlerError(
+        f"a trigger cannot use {what}; give it what it needs as arguments, and put what it finds into its event"
+    )

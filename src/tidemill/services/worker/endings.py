@@ -1,0 +1,56 @@
+"""What is said of an attempt whose process ended without a result."""
+
+from __future__ import annotations
+
+import signal
+
+from tidemill.core.tasks.worker_slots import Why
+from tidemill.services.zygote.messages import Exited
+from tidemill.store.worker_calls import Failure, Loss, Result
+
+#: What the kernel sends to a program that does something impossible.
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
+
+
+def explain_end(why: Why, exited: Exited | None, *, grace_seconds: float, broke_off: bool = False) -> Result | None:
+    """Return what to report.
+
+    Args:
+        why: Why it ended.
+        exited: How the process ended; None: it was never there, or what starts processes died.
+        grace_seconds: How long it had to end by itself.
+        broke_off: Whether it closed its connection, and was killed for that.
+
+    Returns:
+        None if nobody wants to know.
+    """
+    match why:
+        case Why.REPLACED:
+            return None
+        case Why.DRAIN | Why.LOST:
+            return Loss()
+        case Why.TIMEOUT:
+            return Failure(
+                f"TaskTimeout: the attempt took longer than it may, and did not end within {grace_seconds:g} s; it was "
+                "killed"
+            )
+        case Why.IMPORT:
+            return Failure("importing the DAG file took too long; the process was killed")
+        case Why.CRASH:
+            return Loss() if exited is None else Failure(_explain_status(exited.status, broke_off))
+
+
+def _explain_status(status: int, broke_off: bool) -> str:
+    if broke_off:
+        return "the task closed the connection of its process to the worker; the process was killed"
+    if status >= 0:
+        return f"the task ended its process with exit code {status} (os._exit, or a program that took its place)"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    if -status in _CRASHES:
+        return f"the process of the task crashed ({name}): a fault in compiled code, or recursion that is too deep"
+    if -status == signal.SIGKILL:
+        return f"the process of the task was killed ({name}), not by tidemill; the machine may have run out of memory"
+    return f"the process of the task was ended by {name}, which tidemill did not send"

@@ -1,0 +1,175 @@
+"""What a worker and one of its task processes say to each other, over a socket of their own.
+
+A message is its length in four bytes, then itself. What a task process asks the store is the call itself, which the
+worker passes on.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from tidemill.store.call import Call, find_answer_type
+from tidemill.store.task_calls import (
+    ClearTaskState,
+    DeleteTaskState,
+    DeleteVariable,
+    GetConnection,
+    GetTaskState,
+    GetVariable,
+    GetXCom,
+    PushXCom,
+    SetTaskState,
+    SetVariable,
+)
+from tidemill.store.worker_calls import ClaimedAttempt, Result
+
+_LENGTH = struct.Struct("!I")
+#: The largest message; an XCom has at most 1 MiB.
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+
+class Task(msgspec.Struct, frozen=True):
+    """What a task process is forked with.
+
+    Attributes:
+        folder: The folder of DAGs (`dags.folder`), absolute.
+        file: The file that it imports, relative to the folder.
+        level: The lowest level of `logging` that is kept.
+    """
+
+    folder: str
+    file: str
+    level: str = "INFO"
+
+
+class Run(msgspec.Struct, frozen=True, tag=True):
+    """Run an attempt."""
+
+    attempt: ClaimedAttempt
+
+
+class Answered(msgspec.Struct, frozen=True, tag=True):
+    """The answer of the store to a question, by its number: the encoded value."""
+
+    number: int
+    value: bytes
+
+
+class NotAnswered(msgspec.Struct, frozen=True, tag=True):
+    """The store refuses, or cannot be reached. `refused`: repeating it does not help."""
+
+    number: int
+    error: str
+    refused: bool
+
+
+class Leave(msgspec.Struct, frozen=True, tag=True):
+    """There is nothing more to run."""
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """The file is imported. `files`: what was read, below the folder of DAGs, with what tells that it has changed."""
+
+    files: dict[str, tuple[int, ...]]
+
+
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """The attempt asks the store. `number`: identifies the answer."""
+
+    number: int
+    call: (
+        GetXCom
+        | PushXCom
+        | GetVariable
+        | SetVariable
+        | DeleteVariable
+        | GetConnection
+        | GetTaskState
+        | SetTaskState
+        | DeleteTaskState
+        | ClearTaskState
+    )
+
+
+class Finished(msgspec.Struct, frozen=True, tag=True):
+    """The attempt has ended.
+
+    Attributes:
+        result: How; None: it was interrupted because its task has moved on, or the worker ends.
+        xcoms: What was returned and pushed.
+        skip: The tasks directly downstream that are skipped.
+        skip_all_downstream: Whether all downstream are.
+        changed: What of the process is not as it was before the attempt, for people; the process is not used again.
+    """
+
+    result: Result | None
+    xcoms: tuple[tuple[str, str], ...] = ()
+    skip: tuple[str, ...] = ()
+    skip_all_downstream: bool = False
+    changed: tuple[str, ...] = ()
+
+
+Order = Run | Answered | NotAnswered | Leave
+Word = Loaded | Ask | Finished
+
+_encoder = msgspec.msgpack.Encoder()
+_orders = msgspec.msgpack.Decoder(Order)
+_words = msgspec.msgpack.Decoder(Word)
+
+
+def frame(message: Order | Word) -> bytes:
+    """Return a message with its length in front."""
+    data = _encoder.encode(message)
+    return _LENGTH.pack(len(data)) + data
+
+
+def decode_order(data: bytes | bytearray | memoryview) -> Order:
+    """Return what the worker said."""
+    order: Order = _orders.decode(data)
+    return order
+
+
+def decode_word(data: bytes | bytearray | memoryview) -> Word:
+    """Return what the task process said."""
+    word: Word = _words.decode(data)
+    return word
+
+
+def encode_answer(value: object) -> bytes:
+    """Return the answer to a call as it travels."""
+    return _encoder.encode(value)
+
+
+def decode_answer(call: Call[Any], data: bytes) -> Any:
+    """Return the answer to a call."""
+    return msgspec.msgpack.decode(data, type=find_answer_type(type(call)))
+
+
+class Frames:
+    """Cuts a stream into messages."""
+
+    def __init__(self) -> None:
+        """Start with nothing."""
+        self._data = bytearray()
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """Add what was read, and yield each message that is whole.
+
+        Raises:
+            ValueError: What was read is not a message.
+        """
+        self._data += chunk
+        while len(self._data) >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._data)
+            if size > MAX_MESSAGE_BYTES:
+                raise ValueError(f"a message of {size} bytes")
+            end = _LENGTH.size + size
+            if len(self._data) < end:
+                return
+            message = bytes(self._data[_LENGTH.size : end])
+            del self._data[:end]
+            yield message

@@ -1,0 +1,20 @@
+"""What the zygote imports before it forks task processes, so that each of them finds it in memory.
+
+Names, not imports: a worker itself needs none of this.
+"""
+
+from __future__ import annotations
+
+PRELOADS = (
+    "asyncio",
+    "jinja2",
+    "jinja2.sandbox",
+    "multiprocessing.resource_tracker",
+    "zoneinfo",
+    "tidemill.dags",
+    "tidemill.dags.definition",
+    "tidemill.dags.decorators",
+    "tidemill.dags.running",
+    "tidemill.services.worker.task_process",
+    "tidemill.triggers.base",
+)

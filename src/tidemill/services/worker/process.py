@@ -1,0 +1,125 @@
+"""The process of a worker: `python -m tidemill.services.worker.process ADDRESS`.
+
+It reaches the store by named calls over a Unix socket, and has no connection to a database. SIGTERM: it claims nothing
+more, lets its tasks run on for a while, gives back the rest, and ends; a second one ends it at once. It ends with its
+parent, too, which holds the other end of its standard input.
+
+Invariants: it outlives a store that is away, or was started again; nothing that it started outlives it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+
+from tidemill.config.loading import load_settings
+from tidemill.config.settings import Settings
+from tidemill.core.errors import TidemillError
+from tidemill.core.tasks.worker_slots import Limits
+from tidemill.runtime.exitcode import ExitCode, find_exit_code
+from tidemill.runtime.identity import find_worker_name
+from tidemill.runtime.log import configure
+from tidemill.services.triggerer.list_lock import read_boot_id
+from tidemill.services.triggerer.signals import Signals
+from tidemill.services.worker.parent import watch_parent
+from tidemill.services.worker.preloads import PRELOADS
+from tidemill.services.worker.store_link import call_patiently
+from tidemill.services.worker.worker import Worker, WorkerConfig
+from tidemill.services.zygote.client import ZygoteClient
+from tidemill.services.zygote.messages import Setup
+from tidemill.store.remote import RemoteStore
+from tidemill.store.service_calls import BeginService, EndService
+
+log = structlog.get_logger("tidemill.services.worker.process")
+
+#: Beyond the grace: for the processes to be gone, and their reports to be stored.
+_LAST_SECONDS = 10.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run tasks until a signal, or the end of the parent; return the exit code."""
+    parser = argparse.ArgumentParser(prog="tidemill.services.worker.process", description=__doc__)
+    parser.add_argument("address", help="the Unix socket of the process that has the store")
+    parser.add_argument("--config", help="the configuration file")
+    parser.add_argument("--folder", help="the folder of DAGs")
+    given = parser.parse_args(arguments)
+    signals = Signals()
+    signals.listen()
+    # Ctrl-C reaches all processes of a terminal; the parent says when this one stops.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    code = ExitCode.OK
+    try:
+        settings = load_settings(given.config)
+        name = find_worker_name(settings)
+        configure(settings.logging, stream=sys.stderr, relayed=True, worker_id=name)
+        folder = Path(given.folder or settings.dags.folder).resolve()
+        asyncio.run(_run(settings, Path(given.address), folder, name, signals))
+    except TidemillError as error:
+        code = find_exit_code(error)
+        print(error, file=sys.stderr)
+    return code
+
+
+def read_config(settings: Settings, folder: Path) -> WorkerConfig:
+    """Return what the settings tell a worker."""
+    worker = settings.worker
+    limits = Limits(worker.concurrency, worker.recycle_after_tasks, worker.term_grace_seconds)
+    return WorkerConfig(folder, limits, tuple(worker.queues), settings.logs.max_bytes_per_try, settings.logging.level)
+
+
+async def _run(settings: Settings, address: Path, folder: Path, name: str, signals: Signals) -> None:
+    watch_parent()
+    signals.attach()
+    config = read_config(settings, folder)
+    # First of all: it forks no connection of this process, and is ready when the first attempt is claimed.
+    zygote = ZygoteClient(Setup(PRELOADS, tuple(settings.worker.preload), (str(folder),)))
+    await zygote.start()
+    store = RemoteStore(address)
+    try:
+        about = BeginService(
+            "worker", name, socket.gethostname(), read_boot_id(), os.getpid(), config.queues, config.limits.concurrency
+        )
+        service = await call_patiently(store, about)
+        log.info("the worker is ready", folder=str(folder), concurrency=config.limits.concurrency)
+        worker = Worker(service, config, store, store.doorbell, zygote)
+        await _serve(worker, settings.worker.drain_timeout_seconds, config.limits.grace_seconds, signals.stop)
+        await asyncio.wait_for(store.call(EndService(service)), _LAST_SECONDS)
+    finally:
+        await zygote.close()
+        await store.close()
+    log.info("the worker has ended")
+
+
+async def _serve(worker: Worker, drain_seconds: float, grace_seconds: float, stop: asyncio.Event) -> None:
+    """Run the worker until it is told to stop; then let tasks end for a while, and give back the rest."""
+    running = asyncio.ensure_future(worker.run())
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            worker.drain()
+            await asyncio.wait({running}, timeout=drain_seconds)
+        if not running.done():
+            log.warning("tasks that still run are queued again", tasks=worker.running)
+            worker.end_all()
+            await asyncio.wait({running}, timeout=grace_seconds + _LAST_SECONDS)
+        if running.done():
+            running.result()
+        else:
+            log.warning("the store cannot be reached; tasks that were to be queued again are found by the next start")
+    finally:
+        stopping.cancel()
+        running.cancel()
+        await asyncio.wait({running})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

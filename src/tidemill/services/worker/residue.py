@@ -1,0 +1,115 @@
+"""What an attempt leaves behind in its process: an attempt after it must find the process as the one before it did.
+
+Invariant: looking changes nothing but that children which have ended are reaped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+from tidemill.core.wording import format_count
+from tidemill.runtime.processes import read_command
+from tidemill.services.worker.task_output import list_standard
+
+#: How long children that are ending may take.
+_ENDING_SECONDS = 0.3
+_MAX_NAMED = 3
+_SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """What is compared."""
+
+    threads: frozenset[int | None]
+    directory: str
+    environment: dict[str, str]
+    handlers: list[object]
+    umask: int
+    standard: list[tuple[int, int]]
+
+
+def take_state() -> ProcessState:
+    """Return the state of this process."""
+    try:
+        directory = os.getcwd()  # noqa: PTH109
+    except OSError:
+        directory = ""  # it was removed
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return ProcessState(
+        frozenset(thread.ident for thread in threading.enumerate()),
+        directory,
+        dict(os.environ),
+        [signal.getsignal(number) for number in _SIGNALS],
+        umask,
+        list_standard(),
+    )
+
+
+def find_changes(before: ProcessState) -> tuple[str, ...]:
+    """Return what is not as it was, for people."""
+    now = take_state()
+    changes = {
+        f"threads run: {_name_threads(before)}": not now.threads <= before.threads,
+        "the current folder changed": now.directory != before.directory,
+        "the environment changed": now.environment != before.environment,
+        "handlers of signals changed": now.handlers != before.handlers,
+        "the umask changed": now.umask != before.umask,
+        "standard input or output was closed or replaced": now.standard != before.standard,
+    }
+    return tuple(text for text, changed in changes.items() if changed)
+
+
+def find_children_left() -> str:
+    """Wait for children that are ending, and return which are left, for people; empty: none."""
+    deadline = time.monotonic() + _ENDING_SECONDS
+    while left := _list_running():
+        if time.monotonic() > deadline:
+            names = ", ".join(f"{read_command(pid)[:100].strip() or '?'} ({pid})" for pid in left[:_MAX_NAMED])
+            more = f" and {len(left) - _MAX_NAMED} more" if len(left) > _MAX_NAMED else ""
+            return f"{format_count(len(left), 'process')} that it had started: {names}{more}"
+        time.sleep(0.005)
+    return ""
+
+
+def _list_running() -> list[int]:
+    left = []
+    for pid in _list_children():
+        if pid in _helpers():
+            continue
+        with contextlib.suppress(ChildProcessError):
+            if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                left.append(pid)
+    return left
+
+
+def _list_children() -> list[int]:
+    """Return the children of all threads, with those whose own parent ended: this process is a subreaper."""
+    found = []
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children", "rb") as stream:
+            found += [int(pid) for pid in stream.read().split()]
+    return found
+
+
+def _helpers() -> set[int]:
+    """Return Python's own processes, which end with this one."""
+    tracker = sys.modules.get("multiprocessing.resource_tracker")
+    server = sys.modules.get("multiprocessing.forkserver")
+    pids = (
+        getattr(getattr(tracker, "_resource_tracker", None), "_pid", None),
+        getattr(getattr(server, "_forkserver", None), "_forkserver_pid", None),
+    )
+    return {pid for pid in pids if pid is not None}
+
+
+def _name_threads(before: ProcessState) -> str:
+    new = [thread.name for thread in threading.enumerate() if thread.ident not in before.threads]
+    return ", ".join(new[:_MAX_NAMED])

@@ -1,0 +1,295 @@
+"""A task process as its worker sees it: its sockets and pipes, the attempt that it runs, and its end.
+
+Everything happens in callbacks of the worker's loop. Invariants: what a process has written before it reports, or
+ends, is in the log of its attempt by then; each descriptor is closed once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from typing import Protocol
+
+import msgspec
+
+from tidemill.runtime.task_lines import TaskLine
+from tidemill.services.worker.logs import AttemptLog
+from tidemill.services.worker.messages import (
+    Ask,
+    Finished,
+    Frames,
+    Leave,
+    Loaded,
+    Order,
+    Task,
+    decode_word,
+    frame,
+)
+from tidemill.services.zygote.client import ForkedProcess, ZygoteClient, ZygoteError
+from tidemill.services.zygote.messages import Exited
+
+TARGET = "tidemill.services.worker.task_process:main"
+
+_CHUNK_BYTES = 65_536
+_SOCKET_CHUNK_BYTES = 262_144
+#: What is read in one go, so that a process that writes without end does not hold up the others.
+_MAX_ENTRIES = 512
+#: A pipe holds at most 1 MiB unless root says otherwise.
+_DRAIN_CHUNKS = 16
+#: How long a process that has closed its connection may take to end.
+_CLOSED_SECONDS = 1.0
+
+_decode_line = msgspec.msgpack.Decoder(TaskLine).decode
+
+
+class Listener(Protocol):
+    """What hears of task processes; the worker."""
+
+    def on_loaded(self, handle: TaskHandle, loaded: Loaded) -> None:
+        """It has imported its file."""
+
+    def on_ask(self, handle: TaskHandle, ask: Ask) -> None:
+        """Its attempt asks the store."""
+
+    def on_finished(self, handle: TaskHandle, finished: Finished) -> None:
+        """Its attempt has ended."""
+
+    def on_written(self) -> None:
+        """There are lines of logs to store."""
+
+    def on_exited(self, handle: TaskHandle, exited: Exited | None) -> None:
+        """It has ended. `exited`: None, if it was never there, or what starts processes died."""
+
+
+class TaskHandle:
+    """One task process.
+
+    Args:
+        number: Its number in `core.tasks.worker_slots`.
+        task: What it is for.
+        zygote: What forks it.
+        listener: What hears of it.
+    """
+
+    def __init__(self, number: int, task: Task, zygote: ZygoteClient, listener: Listener) -> None:
+        """Start nothing yet."""
+        self.number = number
+        self.task = task
+        self.process: ForkedProcess | None = None
+        self.log: AttemptLog | None = None
+        #: What its file, and what that imports, looked like; None: it is not imported yet.
+        self.files: dict[str, tuple[int, ...]] | None = None
+        #: What its file looked like before it was started.
+        self.began_with: tuple[int, ...] = ()
+        #: It closed its connection without leave.
+        self.broke_off = False
+        self._zygote = zygote
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._frames = Frames()
+        self._unsent = b""
+        self._wanted: list[tuple[int, bool]] = []
+        self._worker: socket.socket | None = None
+        self._lines: socket.socket | None = None
+        self._outputs: dict[str, int] = {}
+        self._ended = False
+        self._starting: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Have it forked; orders may be given at once.
+
+        Raises:
+            OSError: There are no descriptors.
+        """
+        theirs: list[int] = []
+        try:
+            self._worker, worker = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            theirs.append(worker.detach())
+            self._lines, lines = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            theirs.append(lines.detach())
+            for source in ("stdout", "stderr"):
+                self._outputs[source], writer = os.pipe2(os.O_CLOEXEC)
+                theirs.append(writer)
+        except OSError:
+            _close_all(theirs)
+            self._close()
+            raise
+        for each in (self._worker, self._lines):
+            each.setblocking(False)
+        self._loop.add_reader(self._worker, self._read_words)
+        self._loop.add_reader(self._lines, self._read_lines)
+        for source, fd in self._outputs.items():
+            os.set_blocking(fd, False)
+            self._loop.add_reader(fd, self._read_output, source)
+        self._starting = self._loop.create_task(self._fork(theirs), name=f"start of task process {self.number}")
+
+    async def _fork(self, theirs: list[int]) -> None:
+        try:
+            process = await self._zygote.fork(TARGET, msgspec.msgpack.encode(self.task), theirs)
+        except (ZygoteError, OSError):
+            self._end(None)
+            return
+        finally:
+            _close_all(theirs)
+        self.process = process
+        process.ended.add_done_callback(lambda ended: self._end(None if process.lost else ended.result()))
+        for number, group in self._wanted:
+            self._zygote.signal(process, number, group=group)
+
+    # -- orders ----------------------------------------------------------------------------------------------------
+
+    def tell(self, order: Order) -> None:
+        """Say something to it."""
+        if self._worker is None:
+            return
+        self._unsent += frame(order)
+        self._flush()
+
+    def leave(self) -> None:
+        """Tell it to end."""
+        self.tell(Leave())
+
+    def signal(self, number: int, *, group: bool = False) -> None:
+        """Send a signal to it, or to its group; to one that is being started, as soon as it is there."""
+        if self.process is None:
+            self._wanted.append((number, group))
+        else:
+            self._zygote.signal(self.process, number, group=group)
+
+    def _flush(self) -> None:
+        if self._worker is None or not self._unsent:
+            return
+        try:
+            self._unsent = self._unsent[self._worker.send(self._unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent = b""  # it is gone, as reading will tell
+        if self._unsent:
+            self._loop.add_writer(self._worker, self._flush)
+        else:
+            self._loop.remove_writer(self._worker)
+
+    # -- what comes from it ----------------------------------------------------------------------------------------
+
+    def _read_words(self) -> None:
+        if self._worker is None:
+            return
+        try:
+            chunk = self._worker.recv(_SOCKET_CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        try:
+            words = [decode_word(data) for data in self._frames.feed(chunk)] if chunk else []
+        except (ValueError, msgspec.MsgspecError):  # the user's code has written into the socket
+            chunk, words = b"", []
+        for word in words:
+            match word:
+                case Loaded():
+                    self.files = word.files
+                    self._listener.on_loaded(self, word)
+                case Ask():
+                    self._listener.on_ask(self, word)
+                case Finished():
+                    self.drain()
+                    self._listener.on_finished(self, word)
+        if not chunk:
+            self._close_worker()
+            # A process that ends closes its connection a moment before.
+            self._loop.call_later(_CLOSED_SECONDS, self._break_off)
+
+    def _break_off(self) -> None:
+        if not self._ended:
+            self.broke_off = True
+            self.signal(9, group=True)
+
+    def _read_lines(self) -> None:
+        if self._lines is None:
+            return
+        had = self.log is not None and self.log.has_lines
+        for _ in range(_MAX_ENTRIES):
+            try:
+                packet = self._lines.recv(_SOCKET_CHUNK_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                packet = b""
+            if not packet:
+                self._loop.remove_reader(self._lines)
+                break
+            if self.log is not None:
+                with contextlib.suppress(msgspec.MsgspecError):
+                    self.log.add(_decode_line(packet))
+        self._note_written(had)
+
+    def _read_output(self, source: str) -> int:
+        """Read what is there now, and return how much it was."""
+        fd = self._outputs.get(source, -1)
+        if fd < 0:
+            return 0
+        had = self.log is not None and self.log.has_lines
+        try:
+            chunk = os.read(fd, _CHUNK_BYTES)
+        except BlockingIOError:
+            return 0
+        if not chunk:
+            self._loop.remove_reader(fd)
+            os.close(self._outputs.pop(source))
+            return 0
+        if self.log is not None:
+            self.log.add_output(source, chunk, time.time_ns() // 1000)
+            self._note_written(had)
+        return len(chunk)
+
+    def _note_written(self, had: bool) -> None:
+        if not had and self.log is not None and self.log.has_lines:
+            self._listener.on_written()
+
+    def drain(self) -> None:
+        """Read what it has written until now; not more than its pipes and its socket hold, should it go on."""
+        self._read_lines()
+        for source in list(self._outputs):
+            for _ in range(_DRAIN_CHUNKS):
+                if not self._read_output(source):
+                    break
+        self._read_lines()
+
+    # -- its end ---------------------------------------------------------------------------------------------------
+
+    def _end(self, exited: Exited | None) -> None:
+        if self._ended:
+            return
+        self._read_words()
+        self._ended = True
+        self.drain()
+        self._close()
+        self._listener.on_exited(self, exited)
+
+    def _close_worker(self) -> None:
+        if self._worker is not None:
+            self._loop.remove_reader(self._worker)
+            self._loop.remove_writer(self._worker)
+            self._worker.close()
+            self._worker = None
+
+    def _close(self) -> None:
+        self._close_worker()
+        if self._lines is not None:
+            self._loop.remove_reader(self._lines)
+            self._lines.close()
+            self._lines = None
+        for fd in self._outputs.values():
+            self._loop.remove_reader(fd)
+            os.close(fd)
+        self._outputs.clear()
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+    fds.clear()

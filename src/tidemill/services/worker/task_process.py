@@ -1,0 +1,315 @@
+"""A task process: imports one DAG file, and runs attempts of it one after another, as the worker says.
+
+It is forked by the zygote, and talks to nobody but the worker. `dags.running.run_attempt` has all that concerns the
+user's operator; what is around it is here: the connection, the output, interruptions, what an attempt leaves behind.
+
+Invariants:
+- Each `Run` is answered by one `Finished`, unless the process ends.
+- A process that the user's code forks never speaks for this one.
+- An interruption is raised in the user's code, or where it waits for an answer; never in the middle of a message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TypeVar
+
+import msgspec
+
+from tidemill.core.errors import RemoteError, TidemillError, describe_error, escape_surrogates
+from tidemill.dags.exceptions import TaskTimeout
+from tidemill.dags.loading import LoadedFile, load_file
+from tidemill.dags.results import (
+    AttemptDeferred,
+    AttemptFailed,
+    AttemptResult,
+    AttemptSkipped,
+    AttemptSucceeded,
+    Ending,
+)
+from tidemill.dags.running import run_attempt
+from tidemill.services.worker.messages import (
+    Answered,
+    Ask,
+    Finished,
+    Frames,
+    Leave,
+    Loaded,
+    NotAnswered,
+    Run,
+    Task,
+    Word,
+    decode_answer,
+    decode_order,
+    frame,
+)
+from tidemill.services.worker.residue import find_changes, find_children_left, take_state
+from tidemill.services.worker.signatures import sign_file
+from tidemill.services.worker.task_output import Lines, TaskOutput
+from tidemill.services.worker.task_services import StoreServices
+from tidemill.store.call import Call
+from tidemill.store.task_calls import MAX_XCOM_BYTES
+from tidemill.store.worker_calls import ClaimedAttempt, Deferral, Failure, Result, Skip, Success
+
+log = logging.getLogger(__name__)
+
+A = TypeVar("A")
+
+#: What the worker sends to interrupt an attempt; no program uses these by chance.
+TIMEOUT_SIGNAL = signal.SIGRTMIN + 5
+END_SIGNAL = signal.SIGRTMIN + 6
+
+_CHUNK_BYTES = 262_144
+#: How often somebody who waits for an answer looks whether the attempt was interrupted.
+_LOOK_MILLISECONDS = 100
+
+
+class TaskEnded(TaskTimeout):
+    """Raised in a task that is ended from outside: it was cleared, marked or cancelled, or its worker ends."""
+
+
+class WorkerGoneError(Exception):
+    """The worker is gone, and nobody wants a result."""
+
+
+class TaskProcess:
+    """The process.
+
+    Args:
+        task: What it is for.
+        worker: The socket of the worker.
+        output: Where what is printed and logged goes.
+    """
+
+    def __init__(self, task: Task, worker: socket.socket, output: TaskOutput) -> None:
+        """Run nothing yet."""
+        self._task = task
+        self._worker = worker
+        self._output = output
+        self._frames = Frames()
+        self._received: list[bytes] = []
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._number = 0
+        self._loaded: LoadedFile | None = None
+        self._broken: Result | None = None
+        #: What is to be raised, and whether it may be raised anywhere.
+        self._interruption: TaskTimeout | None = None
+        self._armed = False
+
+    def run(self) -> int:
+        """Run what the worker says until it says to leave, or is gone."""
+        signal.signal(TIMEOUT_SIGNAL, self._interrupt)
+        signal.signal(END_SIGNAL, self._interrupt)
+        self._output.attach()
+        try:
+            self._load()
+            while True:
+                match decode_order(self._receive()):
+                    case Run(attempt):
+                        self._tell(self._run(attempt))
+                    case Leave():
+                        return 0
+        except WorkerGoneError:
+            return 0
+
+    # -- the file --------------------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        """Import the file; a process whose file cannot be imported fails the attempt that it gets."""
+        folder = Path(self._task.folder)
+        file = folder / self._task.file
+        files = {self._task.file: sign_file(file)}
+        began_ns = time.time_ns()
+        try:
+            with self._interruptible():
+                self._loaded = load_file(file, folder)
+        except BaseException as error:  # whatever the file raises, `SystemExit` too
+            self._broken = self._explain_import(error)
+        for name in () if self._loaded is None else self._loaded.modules:
+            sign = sign_file(folder / name)
+            # One that was saved while it was imported may be another one than was read.
+            files.setdefault(name, sign if sign[:1] < (began_ns,) else ())
+        self._output.flush()
+        self._tell(Loaded(files))
+
+    def _explain_import(self, error: BaseException) -> Result:
+        if isinstance(error, FileNotFoundError) and not (Path(self._task.folder) / self._task.file).exists():
+            return Failure(f"the DAG file {self._task.file} no longer exists")
+        log.error("%s cannot be imported", self._task.file, exc_info=error)
+        return Failure(f"{self._task.file} cannot be imported: {describe_error(error)}")
+
+    # -- an attempt ------------------------------------------------------------------------------------------------
+
+    def _run(self, attempt: ClaimedAttempt) -> Finished:
+        if self._broken is not None:
+            return Finished(self._broken, changed=("its file cannot be imported",))
+        before = take_state()
+        self._output.attach()
+        finished = self._make_attempt(attempt)
+        if os.getpid() != self._pid:
+            os._exit(1)  # a child that the user's code forked has come back here
+        changed = find_changes(before)
+        if left := find_children_left():
+            changed = (*changed, "processes are left")
+            if not isinstance(finished.result, Failure | None):
+                finished = Finished(Failure(f"the task left {left}; wait for them, or end them, before it returns"))
+        self._output.flush()
+        if finished.result is None or isinstance(finished.result, Failure):
+            changed = (*changed, "the attempt failed")
+        return msgspec.structs.replace(finished, changed=changed)
+
+    def _make_attempt(self, attempt: ClaimedAttempt) -> Finished:
+        assert self._loaded is not None  # for mypy: or it is broken
+        dag = self._loaded.dags.get(attempt.dag_id)
+        if dag is None:
+            return Finished(Failure(f"{attempt.file} no longer defines a DAG {attempt.dag_id!r}"))
+        try:
+            with self._interruptible():
+                result = run_attempt(dag, attempt, StoreServices(attempt, self))
+        except KeyboardInterrupt:
+            return Finished(Failure("a SIGINT, which tidemill did not send, interrupted the task (KeyboardInterrupt)"))
+        except TaskTimeout as error:  # raised just before or after it
+            result = AttemptResult(AttemptFailed(describe_error(error)))
+        if isinstance(self._interruption, TaskEnded):
+            return Finished(None)
+        try:
+            ending = _translate(result.ending)
+        except Exception as error:
+            return Finished(Failure(f"the key of the trigger's shared stream cannot be found: {describe_error(error)}"))
+        for key, value in result.xcoms:
+            if (size := len(value.encode("utf-8", "replace"))) > MAX_XCOM_BYTES:
+                text = f"the XCom {key!r} has {size:,} bytes; at most {MAX_XCOM_BYTES:,} are stored; store a reference"
+                return Finished(Failure(text, may_retry=False))
+        return Finished(ending, result.xcoms, result.skip, result.skip_all_downstream)
+
+    # -- interruptions ---------------------------------------------------------------------------------------------
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:
+            return
+        if number == TIMEOUT_SIGNAL:
+            self._interruption = TaskTimeout("the attempt took longer than it may (execution_timeout)")
+        else:
+            self._interruption = TaskEnded("the attempt is ended: its task has moved on, or its worker ends")
+        if self._armed:
+            self._armed = False
+            raise self._interruption
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        try:
+            self._armed = True
+            if self._interruption is not None:
+                raise self._interruption
+            yield
+        finally:
+            self._armed = False
+
+    # -- the worker ------------------------------------------------------------------------------------------------
+
+    def ask(self, call: Call[A]) -> A:
+        """Return the answer of the store; any thread of the attempt may ask.
+
+        Raises:
+            TidemillError: The store refuses: the attempt has been replaced, say.
+            RemoteError: It cannot be reached.
+            TaskTimeout: The attempt was interrupted meanwhile.
+        """
+        if os.getpid() != self._pid:
+            raise TidemillError("a process that the task forked cannot use the store; do that in the task itself")
+        is_main = threading.current_thread() is threading.main_thread()
+        armed = self._armed
+        if is_main:
+            self._armed = False
+        try:
+            with self._lock:
+                self._number += 1
+                self._tell(Ask(self._number, call))  # type: ignore[arg-type]
+                answer = self._wait_for_answer(self._number, is_main and armed)
+        finally:
+            if is_main:
+                self._armed = armed and self._interruption is None
+        if isinstance(answer, NotAnswered):
+            raise TidemillError(answer.error) if answer.refused else RemoteError(answer.error)
+        found: A = decode_answer(call, answer.value)
+        return found
+
+    def _wait_for_answer(self, number: int, interruptible: bool) -> Answered | NotAnswered:
+        waiting = select.poll()
+        waiting.register(self._worker, select.POLLIN)
+        while True:
+            while not self._received and not waiting.poll(_LOOK_MILLISECONDS):
+                if interruptible and self._interruption is not None:
+                    raise self._interruption
+            answer = decode_order(self._receive())
+            # Somebody who was interrupted has not taken the answer to an earlier question.
+            if isinstance(answer, Answered | NotAnswered) and answer.number == number:
+                if interruptible and self._interruption is not None:
+                    raise self._interruption
+                return answer
+
+    def _receive(self) -> bytes:
+        while not self._received:
+            try:
+                chunk = self._worker.recv(_CHUNK_BYTES)
+            except OSError as error:
+                raise WorkerGoneError from error
+            if not chunk:
+                raise WorkerGoneError
+            self._received += self._frames.feed(chunk)
+        return self._received.pop(0)
+
+    def _tell(self, word: Word) -> None:
+        try:
+            self._worker.sendall(frame(word))
+        except OSError as error:
+            raise WorkerGoneError from error
+
+
+def _translate(ending: Ending) -> Result:
+    match ending:
+        case AttemptSucceeded():
+            return Success()
+        case AttemptFailed(error, may_retry):
+            return Failure(escape_surrogates(error), may_retry)
+        case AttemptSkipped():
+            return Skip()
+        case AttemptDeferred():
+            find_key = getattr(ending.trigger, "shared_stream_key", None)
+            key = None if find_key is None else find_key()
+            return Deferral(
+                ending.classpath,
+                ending.kwargs,
+                ending.method,
+                ending.method_kwargs,
+                ending.timeout_us,
+                None if key is None else repr(key),
+            )
+
+
+def main(request: bytes, fds: list[int]) -> int:
+    """Be a task process; the zygote calls this in a fork.
+
+    Args:
+        request: A `Task`.
+        fds: The sockets of the worker and of the log, and the pipes of standard output and error.
+    """
+    worker, lines, stdout, stderr = fds
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    os.close(stdout)
+    os.close(stderr)
+    task = msgspec.msgpack.decode(request, type=Task)
+    output = TaskOutput(Lines(socket.socket(fileno=lines)), task.level)
+    return TaskProcess(task, socket.socket(fileno=worker), output).run()

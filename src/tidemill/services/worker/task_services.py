@@ -1,0 +1,88 @@
+"""Whom an attempt asks: the store, through the worker of its process."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from tidemill.store.call import Call
+from tidemill.store.task_calls import (
+    ClearTaskState,
+    DeleteTaskState,
+    DeleteVariable,
+    GetConnection,
+    GetTaskState,
+    GetVariable,
+    GetXCom,
+    PushXCom,
+    SetTaskState,
+    SetVariable,
+)
+from tidemill.store.worker_calls import ClaimedAttempt
+
+A = TypeVar("A")
+
+
+class Asker(Protocol):
+    """Asks the worker."""
+
+    def ask(self, call: Call[A]) -> A:
+        """Return the answer of the store."""
+        ...
+
+
+class StoreServices:
+    """The store as an attempt sees it; a `dags.task_services.TaskServices`."""
+
+    def __init__(self, attempt: ClaimedAttempt, asker: Asker) -> None:
+        """Ask nothing yet."""
+        self._attempt = attempt
+        self._asker = asker
+
+    def get_xcom(
+        self, task_ids: tuple[str, ...], key: str, map_index: int = -1, include_prior: bool = False
+    ) -> tuple[str | None, ...]:
+        """Return what tasks of the run pushed under a key, in order; None: nothing."""
+        return self._asker.ask(GetXCom(self._attempt.run, task_ids, key, map_index, include_prior))
+
+    def push_xcom(self, key: str, value: str) -> None:
+        """Store a value of this task."""
+        self._asker.ask(PushXCom(self._attempt.task, self._attempt.epoch, key, value))
+
+    def get_variable(self, key: str) -> str | None:
+        """Return the value of a variable, as it was set; None: it does not exist."""
+        return self._asker.ask(GetVariable(key))
+
+    def set_variable(self, key: str, value: str, description: str | None = None) -> None:
+        """Set a variable."""
+        self._asker.ask(SetVariable(key, value, description))
+
+    def delete_variable(self, key: str) -> bool:
+        """Delete a variable; False: it did not exist."""
+        return self._asker.ask(DeleteVariable(key))
+
+    def get_connection(self, conn_id: str) -> str | None:
+        """Return a connection, as JSON of the fields of `tidemill.dags.Connection`; None: it does not exist."""
+        record = self._asker.ask(GetConnection(conn_id))
+        if record is None:
+            return None
+        names = {"id": "conn_id", "kind": "conn_type"}
+        fields = msgspec.structs.asdict(record)
+        return msgspec.json.encode({names.get(name, name): value for name, value in fields.items()}).decode()
+
+    def get_task_state(self, key: str) -> str | None:
+        """Return what earlier attempts of this task stored; None: nothing."""
+        return self._asker.ask(GetTaskState(self._attempt.task, self._attempt.epoch, key))
+
+    def set_task_state(self, key: str, value: str) -> None:
+        """Store a value that outlives retries."""
+        self._asker.ask(SetTaskState(self._attempt.task, self._attempt.epoch, key, value))
+
+    def delete_task_state(self, key: str) -> None:
+        """Delete such a value."""
+        self._asker.ask(DeleteTaskState(self._attempt.task, self._attempt.epoch, key))
+
+    def clear_task_state(self) -> None:
+        """Delete all such values of this task."""
+        self._asker.ask(ClearTaskState(self._attempt.task, self._attempt.epoch))

@@ -1,0 +1,404 @@
+"""The worker: claims attempts, has task processes run them, and reports how they ended.
+
+The decisions are `core.tasks.worker_slots`; what happens is fed to it, and its effects are carried out here, on one
+loop. Invariants:
+- One turn is under way at a time; it is repeated with the same number until the store answers.
+- A report is kept until the store has it; a running attempt does not notice that the store is away.
+- An attempt is given back (`Loss`) only when its process is gone.
+- Once the store says that the service has ended, nothing of it runs any longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+
+from tidemill.core.errors import RemoteError, TidemillError, describe_error
+from tidemill.core.tasks.worker_slots import (
+    Attempt,
+    Died,
+    Effect,
+    Interrupt,
+    Kill,
+    Limits,
+    Retire,
+    RunAttempt,
+    StartProcess,
+    Why,
+    WorkerSlots,
+)
+from tidemill.services.worker.endings import explain_end
+from tidemill.services.worker.log_store import LogStore
+from tidemill.services.worker.logs import AttemptLog
+from tidemill.services.worker.messages import (
+    Answered,
+    Ask,
+    Finished,
+    Loaded,
+    NotAnswered,
+    Run,
+    Task,
+    encode_answer,
+)
+from tidemill.services.worker.signatures import sign_file
+from tidemill.services.worker.store_link import SCAN_SECONDS, Bell, Calls, beat, call_patiently, listen
+from tidemill.services.worker.task_handle import TaskHandle
+from tidemill.services.zygote.client import ZygoteClient
+from tidemill.services.zygote.messages import Exited
+from tidemill.store.task_calls import ConnectionRecord, GetConnection
+from tidemill.store.worker_calls import (
+    CallbackReport,
+    ClaimedAttempt,
+    Failure,
+    LogPart,
+    Loss,
+    Report,
+    Result,
+    WorkerAnswer,
+    WorkerTurn,
+)
+
+log = structlog.get_logger(__name__)
+
+A = TypeVar("A")
+
+#: What attempts that end at about the same time wait for each other.
+COMPANY_SECONDS = 0.005
+#: Only attempts that are this short do: others do not end at the same time.
+_SHORT_SECONDS = 0.05
+CALLBACK_SECONDS = 60.0
+#: How long the store may be away at the very end.
+_LAST_SECONDS = 10.0
+_MAX_REPORTS = 64
+#: See `task_process`, which is not imported here: it imports everything that tasks need.
+_TIMEOUT_SIGNAL = signal.SIGRTMIN + 5
+_END_SIGNAL = signal.SIGRTMIN + 6
+_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """What a worker is told.
+
+    Attributes:
+        folder: The folder of DAGs.
+        limits: Of processes and attempts.
+        queues: The queues that it serves.
+        max_log_bytes: How much of the log of an attempt is kept.
+        log_level: The lowest level of `logging` in tasks that is kept.
+    """
+
+    folder: Path
+    limits: Limits = _LIMITS
+    queues: tuple[str, ...] = ("default",)
+    max_log_bytes: int = 10 * 1024 * 1024
+    log_level: str = "INFO"
+
+
+@dataclass(slots=True)
+class _Running:
+    """An attempt that runs, or has ended and is not reported yet."""
+
+    claim: ClaimedAttempt
+    log: AttemptLog
+    started: float
+
+
+class Worker:
+    """The worker of one service.
+
+    Args:
+        service: Its number in the store.
+        config: What it is told.
+        calls: The store.
+        bell: What tells of new work.
+        zygote: What forks task processes; started, and closed by the caller.
+    """
+
+    def __init__(self, service: int, config: WorkerConfig, calls: Calls, bell: Bell, zygote: ZygoteClient) -> None:
+        """Claim nothing yet."""
+        self._service, self._config = service, config
+        self._calls, self._bell, self._zygote = calls, bell, zygote
+        self._loop = asyncio.get_running_loop()
+        self._slots = WorkerSlots(config.limits)
+        self._handles: dict[int, TaskHandle] = {}
+        self._running: dict[tuple[int, int], _Running] = {}
+        self._reports: list[Report] = []
+        self._callbacks: list[CallbackReport] = []
+        self._logs = LogStore(calls, lambda: [each.log for each in self._running.values()])
+        self._request = 0
+        self._wanted = True
+        self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._helpers: set[asyncio.Task[None]] = set()
+        self._draining = False
+        self._short = False
+
+    @property
+    def running(self) -> int:
+        """How many attempts run."""
+        return len(self._slots.held)
+
+    @property
+    def pids(self) -> list[int]:
+        """The task processes."""
+        return [handle.process.pid for handle in self._handles.values() if handle.process is not None]
+
+    async def run(self) -> None:
+        """Claim and run attempts until `drain` was called and everything is reported.
+
+        Raises:
+            WorkerFencedError: The store has ended the service.
+        """
+        helpers = [self._loop.create_task(each) for each in (self._listen(), beat(self._calls, self._service))]
+        turns = self._loop.create_task(self._take_turns())
+        try:
+            await asyncio.wait([turns, *helpers], return_when=asyncio.FIRST_COMPLETED)
+            for each in (turns, *helpers):
+                if each.done():
+                    each.result()
+        finally:
+            for each in (turns, *helpers):
+                each.cancel()
+            await asyncio.wait([turns, *helpers])
+            await self._kill_all()
+
+    def drain(self) -> None:
+        """Claim nothing more; `run` ends when all attempts have."""
+        if not self._draining:
+            self._draining = True
+            self._do(self._slots.drain(self._now()))
+            self._wake.set()
+
+    def end_all(self) -> None:
+        """Give back what still runs."""
+        self.drain()
+        self._do(self._slots.end_all(self._now()))
+
+    def _now(self) -> float:
+        return self._loop.time()
+
+    # -- turns -----------------------------------------------------------------------------------------------------
+
+    async def _take_turns(self) -> None:
+        while not (self._draining and not self._slots.held and not self._reports and not self._callbacks):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SCAN_SECONDS):
+                    await self._wake.wait()
+            self._wake.clear()
+            if self._short and self._slots.held:
+                await self._wait_for_company()
+            self._short = False
+            answer = await self._take_turn()
+            if answer.claimed and self._slots.capacity:
+                self._wake.set()  # there may be more
+        await self._logs.close(_LAST_SECONDS)
+
+    async def _wait_for_company(self) -> None:
+        """Wait until every attempt has ended, but not longer than a few milliseconds."""
+        until = self._now() + COMPANY_SECONDS
+        while self._slots.held and (left := until - self._now()) > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._wake.wait()
+            self._wake.clear()
+
+    async def _take_turn(self) -> WorkerAnswer:
+        reports, self._reports = self._reports[:_MAX_REPORTS], self._reports[_MAX_REPORTS:]
+        callbacks, self._callbacks = self._callbacks[:_MAX_REPORTS], self._callbacks[_MAX_REPORTS:]
+        if self._reports or self._callbacks:
+            self._wake.set()
+        self._request += 1
+        turn = WorkerTurn(
+            self._service,
+            self._request,
+            tuple(reports),
+            tuple(callbacks),
+            tuple(attempt.key for attempt in self._slots.held if attempt.key[0] > 0),
+            self._slots.capacity if self._zygote.ready.is_set() else 0,
+            self._config.queues,
+        )
+        answer = await call_patiently(self._calls, turn)
+        for report, outcome in zip(reports, answer.outcomes, strict=True):
+            if outcome.reason:
+                log.warning("the store refuses a report", task=report.task, epoch=report.epoch, reason=outcome.reason)
+        for key in answer.end:
+            self._do(self._slots.end(key, self._now()))
+        for claim in answer.claimed:
+            self._claim(claim, answer.now_us)
+        return answer
+
+    async def _listen(self) -> None:
+        while True:
+            await listen(self._bell)
+            self._wake.set()
+
+    # -- attempts --------------------------------------------------------------------------------------------------
+
+    def _claim(self, claim: ClaimedAttempt, now_us: int) -> None:
+        now = self._now()
+        key, epoch, timeout = (claim.task, claim.epoch), claim.epoch, None
+        if claim.callback is not None:
+            # What identifies it beside attempts, and orders its log among those of others.
+            key, epoch, timeout = (-claim.callback.id, claim.epoch), claim.callback.id, CALLBACK_SECONDS
+        elif claim.deadline_us is not None:
+            timeout = (claim.deadline_us - now_us) / 1e6
+        if key in self._running:
+            return  # the answer to a repeated turn has it again
+        for handle in list(self._handles.values()):
+            if handle.task.file == claim.file and not self._is_fresh(handle):
+                self._do(self._slots.note_stale(handle.number, now))
+        try_number = 0 if claim.callback is not None else claim.try_number
+        attempt_log = AttemptLog(claim.task, try_number, epoch, self._config.max_log_bytes)
+        self._running[key] = _Running(claim, attempt_log, now)
+        self._do(self._slots.claim(Attempt(key, claim.file, None if timeout is None else now + timeout), now))
+
+    def _is_fresh(self, handle: TaskHandle) -> bool:
+        """Tell whether the files of a process are what it has read."""
+        if handle.files is None:  # it reads them now, or has not begun
+            return handle.began_with == sign_file(self._config.folder / handle.task.file)
+        return all(sign and sign_file(self._config.folder / name) == sign for name, sign in handle.files.items())
+
+    def _do(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case StartProcess(number, file):
+                    self._start(number, file)
+                case RunAttempt(number, attempt):
+                    if (handle := self._handles.get(number)) is not None:
+                        handle.log = self._running[attempt.key].log
+                        handle.tell(Run(self._running[attempt.key].claim))
+                case Interrupt(number, why):
+                    self._handles[number].signal(_TIMEOUT_SIGNAL if why is Why.TIMEOUT else _END_SIGNAL)
+                case Retire(number):
+                    self._handles[number].leave()
+                case Kill(number):
+                    self._handles[number].signal(signal.SIGKILL, group=True)
+                case Died(attempt, why):
+                    self._note_died(attempt, why, None, None)
+        self._set_timer()
+
+    def _start(self, number: int, file: str) -> None:
+        task = Task(str(self._config.folder), file, self._config.log_level)
+        handle = self._handles[number] = TaskHandle(number, task, self._zygote, self)
+        handle.began_with = sign_file(self._config.folder / file)
+        try:
+            handle.start()
+        except OSError as error:
+            log.warning("a task process cannot be started", error=str(error))
+            self._loop.call_soon(self.on_exited, handle, None)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if (due := self._slots.next_due) is not None:
+            self._timer = self._loop.call_at(due, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._do(self._slots.tick(self._now()))
+
+    # -- what task processes say -----------------------------------------------------------------------------------
+
+    def on_loaded(self, handle: TaskHandle, loaded: Loaded) -> None:
+        """Note that a process has imported its file."""
+        self._slots.note_loaded(handle.number)
+
+    def on_ask(self, handle: TaskHandle, ask: Ask) -> None:
+        """Ask the store for an attempt."""
+        task = self._loop.create_task(self._answer(handle, ask))
+        self._helpers.add(task)
+        task.add_done_callback(self._helpers.discard)
+
+    async def _answer(self, handle: TaskHandle, ask: Ask) -> None:
+        call: Any = ask.call
+        try:
+            value = await self._calls.call(call)
+        except TidemillError as error:
+            refused = not (isinstance(error, RemoteError) and error.retryable)
+            handle.tell(NotAnswered(ask.number, str(error), refused))
+        except Exception as error:
+            log.exception("a call of a task failed", call=type(call).__name__)
+            handle.tell(NotAnswered(ask.number, describe_error(error), refused=True))
+        else:
+            if isinstance(call, GetConnection) and isinstance(value, ConnectionRecord) and handle.log is not None:
+                handle.log.secrets |= {value.password} if value.password else set()
+            handle.tell(Answered(ask.number, encode_answer(value)))
+
+    def on_written(self) -> None:
+        """Store what tasks write, soon."""
+        self._logs.note_written()
+
+    def on_finished(self, handle: TaskHandle, finished: Finished) -> None:
+        """Report how an attempt ended."""
+        attempt = self._slots.find_attempt(handle.number)
+        if attempt is None:
+            return
+        handle.log = None
+        clean = not finished.changed
+        if finished.changed:
+            log.debug("a task process is replaced", changed=finished.changed, file=handle.task.file)
+        effects = self._slots.note_ended(handle.number, self._now(), clean=clean)
+        result = finished.result
+        if result is None and self._draining:
+            result = Loss()
+        self._report(attempt, result, finished)
+        self._do(effects)
+
+    def on_exited(self, handle: TaskHandle, exited: Exited | None) -> None:
+        """Report what the end of a process means for its attempt."""
+        del self._handles[handle.number]
+        for effect in self._slots.note_exited(handle.number, lost=exited is None):
+            if isinstance(effect, Died):
+                self._note_died(effect.attempt, effect.why, exited, handle)
+        self._set_timer()
+
+    def _note_died(self, attempt: Attempt, why: Why, exited: Exited | None, handle: TaskHandle | None) -> None:
+        broke_off = handle is not None and handle.broke_off
+        grace_seconds = self._config.limits.grace_seconds
+        result = explain_end(why, exited, grace_seconds=grace_seconds, broke_off=broke_off)
+        if isinstance(result, Failure):
+            self._running[attempt.key].log.say("error", result.error)
+        self._report(attempt, result, None)
+
+    def _report(self, attempt: Attempt, result: Result | None, finished: Finished | None) -> None:
+        running = self._running.pop(attempt.key)
+        parts = running.log.finish(time.time_ns() // 1000)
+        self._wake.set()
+        if result is None:
+            self._logs.add(parts)
+            return  # its task has moved on
+        self._logs.add(parts[:-1])
+        log_end: LogPart | None = parts[-1] if parts else None
+        if self._now() - running.started < _SHORT_SECONDS:
+            self._short = True
+        claim = running.claim
+        if claim.callback is not None:
+            error = result.error if isinstance(result, Failure) else None
+            self._callbacks.append(CallbackReport(claim.callback.id, error, isinstance(result, Loss), log_end))
+            return
+        said = finished or Finished(result)
+        self._reports.append(
+            Report(claim.task, claim.epoch, result, said.xcoms, said.skip, said.skip_all_downstream, log_end)
+        )
+
+    async def _kill_all(self) -> None:
+        """End all processes at once, without a report."""
+        for handle in list(self._handles.values()):
+            handle.signal(signal.SIGKILL, group=True)
+        if self._timer is not None:
+            self._timer.cancel()
+        until = self._now() + _LAST_SECONDS
+        while self._handles and self._now() < until:  # noqa: ASYNC110 - the very end
+            await asyncio.sleep(0.005)
+        for helper in self._helpers:
+            helper.cancel()

@@ -1,0 +1,44 @@
+"""What the functions that answer calls are given besides the connection, and what they leave besides rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection, text
+
+from tidemill.core.tasks.inputs import Channel
+from tidemill.store.batches import find_dialect
+from tidemill.store.ciphers import Cipher
+
+_NOW = text("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)")
+
+
+@dataclass(slots=True)
+class CallContext:
+    """A transaction's surroundings.
+
+    Attributes:
+        now_us: The database's time, in UTC microseconds since the epoch.
+        cipher: Encrypts what must not lie readable in the database.
+        bells: Which services have work once the transaction is committed.
+        left: Whether tasks were left to be decided by the scheduler.
+    """
+
+    now_us: int
+    cipher: Cipher
+    bells: set[Channel] = field(default_factory=set)
+    left: bool = False
+
+
+def read_now(connection: Connection) -> int:
+    """Return the database's time in UTC microseconds since the epoch; that of SQLite is that of this machine."""
+    if find_dialect(connection) == "postgresql":
+        return int(connection.execute(_NOW).scalar_one())
+    return time.time_ns() // 1000
+
+
+def build_context(connection: Connection, cipher: Cipher, bells: Collection[Channel] = ()) -> CallContext:
+    """Return the surroundings of a transaction that begins now."""
+    return CallContext(read_now(connection), cipher, set(bells))

@@ -1,0 +1,199 @@
+"""What the store needs of the structure of a DAG, prepared once per version and kept.
+
+Invariants: a plan depends on nothing but the text of the structure, by whose digest it is kept; it is never changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from tidemill.core.tasks.admission import Limits
+from tidemill.core.tasks.attempt import Policy
+from tidemill.core.tasks.dependencies import Outcome, Tally, TriggerRule, Upstream
+from tidemill.core.tasks.structure import DagStructure, TaskStructure
+
+_OUTCOMES = (Outcome.SUCCESS, Outcome.FAILED, Outcome.UPSTREAM_FAILED, Outcome.SKIPPED)
+_INDEX = {outcome: index for index, outcome in enumerate(_OUTCOMES)}
+#: How many plans are kept.
+_KEPT = 256
+
+Counts = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPlan:
+    """A task of a DAG.
+
+    Attributes:
+        number: Its place among the tasks, by id.
+        structure: What its author wrote.
+        policy: What the machine needs of that.
+        rule: Its trigger rule.
+        totals: How many tasks are directly before it, how many of those are setups, how many are in `scope`.
+        successors: Whom a change of its outcome is told, and which of their three tallies it changes.
+    """
+
+    number: int
+    structure: TaskStructure
+    policy: Policy
+    rule: TriggerRule
+    totals: tuple[int, int, int]
+    successors: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+
+    def build_upstream(self, counts: Counts) -> Upstream:
+        """Return the tallies that the machine decides by."""
+        if len(counts) == 4:
+            return Upstream(Tally(self.totals[0], *counts), Tally(self.totals[1]), Tally(self.totals[2]))
+        direct, setups, scope = counts[:4], counts[4:8], counts[8:]
+        return Upstream(Tally(self.totals[0], *direct), Tally(self.totals[1], *setups), Tally(self.totals[2], *scope))
+
+
+@dataclass(frozen=True, slots=True)
+class DagPlan:
+    """A DAG.
+
+    Attributes:
+        structure: What its author wrote.
+        tasks: Its tasks by id.
+        leaves: The tasks that decide how a run has ended.
+        limits: What may be active at once; None: everything.
+        teardowns: Its teardowns.
+        by_past: Whether tasks of a run wait for tasks of the run before.
+    """
+
+    structure: DagStructure
+    tasks: dict[str, TaskPlan]
+    leaves: frozenset[str]
+    limits: Limits | None
+    teardowns: tuple[str, ...]
+    by_past: bool
+
+    def list_downstream(self, ids: Iterable[str], limit: int | None = None) -> list[str]:
+        """Return the tasks after these, nearest first; `limit`: about how many, None: all."""
+        found: dict[str, None] = {}
+        edge = list(ids)
+        while edge and (limit is None or len(found) < limit):
+            after = dict.fromkeys(name for task in edge for name, kinds in self.tasks[task].successors if 0 in kinds)
+            edge = [name for name in after if name not in found]
+            found.update(dict.fromkeys(edge))
+        return list(found)
+
+    def list_skipped(self, task: str) -> list[str]:
+        """Return the tasks that a short circuit skips."""
+        return [name for name in self.list_downstream([task]) if not self.tasks[name].structure.is_teardown]
+
+
+def read_structure(text: str | bytes) -> DagStructure:
+    """Read a structure.
+
+    Raises:
+        msgspec.DecodeError: It is not the text of one.
+    """
+    return msgspec.json.decode(text, type=DagStructure)
+
+
+def compute_digest(structure: bytes) -> str:
+    """Return what two structures have in common if they are the same."""
+    return hashlib.sha256(structure).hexdigest()
+
+
+def build_plan(structure: DagStructure) -> DagPlan:
+    """Prepare a structure."""
+    tasks = {}
+    for number, one in enumerate(structure.tasks):
+        totals = len(one.upstream), len(one.setups), len(one.scope)
+        tasks[one.id] = TaskPlan(number, one, _build_policy(one), TriggerRule(one.rule), totals)
+    for one in structure.tasks:
+        for name in one.upstream:
+            tasks[name].successors.append((one.id, (0, 1) if name in one.setups else (0,)))
+        for name in one.scope:
+            tasks[name].successors.append((one.id, (2,)))
+    by_past = any(one.depends_on_past or one.wait_for_downstream for one in structure.tasks)
+    teardowns = tuple(one.id for one in structure.tasks if one.is_teardown)
+    return DagPlan(structure, tasks, frozenset(_find_leaves(tasks)), _build_limits(structure), teardowns, by_past)
+
+
+def _build_limits(structure: DagStructure) -> Limits | None:
+    per_task = {one.id: one.max_active_per_dag for one in structure.tasks if one.max_active_per_dag is not None}
+    per_run = {one.id: one.max_active_per_run for one in structure.tasks if one.max_active_per_run is not None}
+    if structure.max_active_tasks is None and not per_task and not per_run:
+        return None
+    return Limits(structure.max_active_tasks, per_task, per_run)
+
+
+def _build_policy(task: TaskStructure) -> Policy:
+    return Policy(
+        task.retries,
+        task.retry_delay_us,
+        task.exponential,
+        task.max_retry_delay_us,
+        task.execution_timeout_us,
+        task.soft_fail,
+    )
+
+
+def _find_leaves(tasks: dict[str, TaskPlan]) -> Iterator[str]:
+    """Find the tasks that nothing follows, teardowns left out unless their failure counts."""
+
+    def counts(name: str) -> bool:
+        one = tasks[name].structure
+        return not one.is_teardown or one.fails_run
+
+    def list_after(name: str) -> list[str]:
+        return [after for after, kinds in tasks[name].successors if 0 in kinds]
+
+    leaves = [name for name in tasks if counts(name) and not any(map(counts, list_after(name)))]
+    # A DAG of nothing but teardowns ends as they do.
+    yield from leaves or [name for name in tasks if not list_after(name)]
+
+
+class PlanCache:
+    """The plans that were needed last, by the digest of the structure."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._plans: OrderedDict[str, DagPlan] = OrderedDict()
+
+    def find(self, digest: str, load: Callable[[], str]) -> DagPlan:
+        """Return the plan of a structure; `load` returns its text, and is called if it is not kept."""
+        plan = self._plans.get(digest)
+        if plan is None:
+            plan = self._plans[digest] = build_plan(read_structure(load()))
+            while len(self._plans) > _KEPT:
+                self._plans.popitem(last=False)
+        else:
+            self._plans.move_to_end(digest)
+        return plan
+
+
+def read_counts(text: str) -> Counts:
+    """Read the tallies of a task as they are stored: four counts for `direct`, or twelve for all three."""
+    return tuple(map(int, text.split())) if text else (0, 0, 0, 0)
+
+
+def write_counts(counts: Counts) -> str:
+    """Return the tallies of a task as they are stored."""
+    return " ".join(map(str, counts)) if any(counts) else ""
+
+
+def move_counts(counts: Counts, kinds: tuple[int, ...], before: Outcome | None, after: Outcome | None) -> Counts:
+    """Return the tallies after the outcome of one upstream task has changed.
+
+    Example:
+        >>> move_counts((0, 0, 0, 0), (0,), None, Outcome.SUCCESS)
+        (1, 0, 0, 0)
+    """
+    changed = list(counts)
+    if max(kinds) and len(changed) == 4:
+        changed += [0] * 8
+    for kind in kinds:
+        if before is not None:
+            changed[4 * kind + _INDEX[before]] -= 1
+        if after is not None:
+            changed[4 * kind + _INDEX[after]] += 1
+    return tuple(changed)

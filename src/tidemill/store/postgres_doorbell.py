@@ -1,0 +1,107 @@
+"""The doorbell of stores in PostgreSQL: LISTEN on a connection of its own, NOTIFY in transactions of its own.
+
+Inside the transactions that write, NOTIFY would make their commits wait for one another. The connection has to lead to
+the server itself: behind a pooler of transactions no bell is heard, and services look every two seconds.
+
+Invariants: a bell that cannot be carried is dropped; after each new connection all bells ring once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import asyncpg
+import structlog
+
+from tidemill.core.tasks.inputs import Channel
+from tidemill.runtime.log import throttle
+from tidemill.store.doorbell import SCAN_SECONDS, BellBatches, Doorbell
+
+log = structlog.get_logger(__name__)
+
+_PREFIX = "tidemill_"
+_CONNECT_SECONDS = 5.0
+_FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+
+
+class PostgresDoorbell(Doorbell):
+    """The bells of all processes that use a database; the connection is made when the first one waits or rings.
+
+    Args:
+        url: The database.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Start without a connection."""
+        super().__init__()
+        self._url = url
+        self._pending: set[Channel] = set()
+        self._wanted = asyncio.Event()
+        self._batches = BellBatches(self._send)
+        self._task: asyncio.Task[None] | None = None
+        self.listen(self._carry)
+
+    async def wait(self, channel: Channel, timeout_seconds: float = SCAN_SECONDS) -> bool:
+        """Wait for a bell; see `Doorbell.wait`."""
+        self._start()
+        return await super().wait(channel, timeout_seconds)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        self._batches.close()
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def _carry(self, channel: Channel) -> None:
+        self._start()
+        self._batches.add(channel)
+
+    def _send(self, channels: set[Channel]) -> None:
+        self._pending |= channels
+        self._wanted.set()
+
+    def _start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="doorbell of the store")
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._serve()
+            except _FAILURES as error:
+                throttle(log, 60.0).info(
+                    "the doorbell of the store has no connection; services look for work every two seconds",
+                    error=f"{type(error).__name__}: {error}",
+                )
+            await asyncio.sleep(SCAN_SECONDS)
+
+    async def _serve(self) -> None:
+        settings = {"application_name": "tidemill doorbell"}
+        connection = await asyncpg.connect(self._url, timeout=_CONNECT_SECONDS, server_settings=settings)
+        lost = asyncio.Event()
+
+        def note_lost(_connection: object) -> None:
+            lost.set()
+            self._wanted.set()
+
+        connection.add_termination_listener(note_lost)
+        try:
+            for channel in Channel:
+                await connection.add_listener(_PREFIX + channel.value, self._hear)
+            for channel in Channel:
+                self.ring_here(channel)
+            while not lost.is_set():
+                await self._wanted.wait()
+                self._wanted.clear()
+                pending, self._pending = self._pending, set()
+                for channel in sorted(pending):
+                    await connection.execute(f"NOTIFY {_PREFIX}{channel.value}")
+        finally:
+            with contextlib.suppress(*_FAILURES):
+                connection.terminate()
+
+    def _hear(self, connection: object, process: int, name: str, payload: object) -> None:
+        self.ring_here(Channel(name.removeprefix(_PREFIX)))

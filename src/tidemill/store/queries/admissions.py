@@ -1,0 +1,199 @@
+"""Gives slots to the tasks that wait for them.
+
+Invariants: what is free is counted from the rows that hold slots, under the lock of the pool's row, then those of the
+DAGs that have limits; tasks that another transaction has locked are passed over, and looked at the next time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, and_, bindparam, exists, func, literal_column, select, text, tuple_
+
+from tidemill.core.tasks.admission import Active, Candidate, Limits, admit
+from tidemill.core.tasks.attempt import TaskState
+from tidemill.core.tasks.inputs import Admit
+from tidemill.store.batches import find_dialect
+from tidemill.store.context import CallContext
+from tidemill.store.dag_tables import dag, dag_version, pool, task_instance
+from tidemill.store.queries.board import Board
+from tidemill.store.queries.cursors import IDS, build_id_rows
+from tidemill.store.queries.task_rows import COLUMNS, compute_rank, is_resumed, load_plan
+
+_TASK = task_instance.c
+_SCHEDULED = TaskState.SCHEDULED.value
+_HOLDING = (TaskState.QUEUED.value, TaskState.RUNNING.value)
+#: How many pages of candidates a turn looks at per pool, beyond which those that wait for limits hide the others.
+_PAGES = 20
+
+
+@dataclass(slots=True)
+class Admitted:
+    """What a turn did: how many tasks got slots, and whether there are more to look at."""
+
+    count: int = 0
+    more: bool = False
+
+
+def admit_tasks(connection: Connection, context: CallContext, by: str, limit: int) -> Admitted:
+    """Give slots to tasks, in all pools.
+
+    Args:
+        connection: In a transaction that has locked no tasks.
+        context: The time, and what the transaction leaves besides rows.
+        by: Who does it, for the journal.
+        limit: How many tasks get slots at most, in each pool.
+    """
+    done = Admitted()
+    for one in connection.execute(_build_pools()).all():
+        _admit_pool(connection, context, by, limit, one, done)
+    return done
+
+
+def _admit_pool(
+    connection: Connection, context: CallContext, by: str, limit: int, one: Row[Any], done: Admitted
+) -> None:
+    used = _count_slots(connection, one)
+    after: Row[Any] | None = None
+    for _ in range(_PAGES):
+        free = one.slots - used
+        if free <= 0:
+            return
+        size = min(max(free, 32), limit)
+        rows = _fetch_candidates(connection, one.name, after, size)
+        slots, admitted = _admit_page(connection, context, by, one.slots, used, rows)
+        used += slots
+        done.count += admitted
+        if len(rows) < size:
+            return
+        after = rows[-1]
+        if done.count >= limit:
+            break
+    done.more = True
+
+
+def _count_slots(connection: Connection, one: Row[Any]) -> int:
+    used = connection.execute(_build_slots(), {"pool": one.name}).scalar_one()
+    if one.include_deferred:
+        used += connection.execute(_build_deferred_slots(), {"pool": one.name}).scalar_one()
+    return int(used)
+
+
+@cache
+def _build_pools() -> Select[Any]:
+    waiting = exists().where(and_(_TASK.pool == pool.c.name, _TASK.state == literal_column("'scheduled'")))
+    return select(pool).where(waiting).order_by(pool.c.name).with_for_update()
+
+
+@cache
+def _build_slots() -> Select[Any]:
+    # Written as the index is, so that SQLite sees that it fits.
+    holds = and_(_TASK.pool == bindparam("pool"), text("state IN ('queued', 'running')"))
+    return select(func.coalesce(func.sum(_TASK.pool_slots), 0)).where(holds)
+
+
+@cache
+def _build_deferred_slots() -> Select[Any]:
+    holds = and_(_TASK.pool == bindparam("pool"), text("state = 'deferred'"))
+    return select(func.coalesce(func.sum(_TASK.pool_slots), 0)).where(holds)
+
+
+def _fetch_candidates(connection: Connection, name: str, after: Row[Any] | None, size: int) -> list[Row[Any]]:
+    key = {"rank": -(1 << 62), "since": 0, "id": 0}
+    if after is not None:
+        key = {"rank": after.rank, "since": after.since_us, "id": after.id}
+    return list(connection.execute(_build_candidates(), {"pool": name, "size": size, **key}))
+
+
+@cache
+def _build_candidates() -> Select[Any]:
+    order = (_TASK.rank, _TASK.since_us, _TASK.id)
+    later = tuple_(*order) > tuple_(bindparam("rank"), bindparam("since"), bindparam("id"))
+    return (
+        select(*COLUMNS, _TASK.pool_slots)
+        .where(and_(_TASK.pool == bindparam("pool"), text("state = 'scheduled'"), later))
+        .order_by(*order)
+        .limit(bindparam("size"))
+        .with_for_update(skip_locked=True)
+    )
+
+
+def _admit_page(
+    connection: Connection, context: CallContext, by: str, slots: int, used: int, rows: list[Row[Any]]
+) -> tuple[int, int]:
+    """Admit tasks of one page; return how many slots that took, and how many tasks there were."""
+    limits = _find_limits(connection, rows)
+    active = _count_active(connection, limits) if limits else Active()
+    candidates = [
+        Candidate(
+            row.id,
+            row.dag,
+            row.run,
+            row.task_id,
+            row.pool_slots,
+            is_resumed(row.rank),
+            compute_rank(0, is_resumed(row.rank)) - row.rank,
+            row.since_us,
+        )
+        for row in rows
+    ]
+    admission = admit(candidates, slots, used, limits, active)
+    by_number = {row.id: row for row in rows}
+    board = Board(connection, context)
+    for entry in board.take(by_number[number] for number in admission.admitted):
+        board.give(entry, Admit(entry.row.epoch), by)
+    board.flush()
+    return sum(by_number[number].pool_slots for number in admission.admitted), len(admission.admitted)
+
+
+def _find_limits(connection: Connection, rows: list[Row[Any]]) -> dict[int, Limits]:
+    """Return the limits of the DAGs that have some, as their newest version says, with their rows locked."""
+    numbers = {row.dag for row in rows}
+    if not numbers:
+        return {}
+    dialect = find_dialect(connection)
+    found = {}
+    for row in connection.execute(_build_versions(dialect), IDS.build_parameters(dialect, build_id_rows(numbers))):
+        limits = load_plan(connection, row.version_id, row.digest).limits
+        if limits is not None:
+            found[row.id] = limits
+    if found:
+        connection.execute(select(dag.c.id).where(dag.c.id.in_(sorted(found))).order_by(dag.c.id).with_for_update())
+    return found
+
+
+@cache
+def _build_versions(dialect: str) -> Select[Any]:
+    return (
+        select(dag.c.id, dag.c.version_id, dag_version.c.digest)
+        .join(dag_version, dag_version.c.id == dag.c.version_id)
+        .where(dag.c.id.in_(select(IDS.build_source(dialect).c.id)))
+    )
+
+
+def _count_active(connection: Connection, dags: Iterable[int]) -> Active:
+    """Count what holds slots, is deferred, or waits resumed."""
+    mine = _TASK.dag.in_(sorted(dags))
+    resumed = and_(_TASK.state == _SCHEDULED, _TASK.rank < compute_rank(0, resumed=True) >> 1)
+    counts = Counter[tuple[int, int, str]]()
+    for state in (_TASK.state.in_(_HOLDING), _TASK.state == TaskState.DEFERRED.value, resumed):
+        statement = select(_TASK.dag, _TASK.run, _TASK.task_id, func.count()).where(and_(mine, state))
+        for number, run, task, count in connection.execute(statement.group_by(_TASK.dag, _TASK.run, _TASK.task_id)):
+            counts[number, run, task] += count
+    per_dag, per_task, per_run = Counter[int](), Counter[tuple[int, str]](), Counter[tuple[int, str]]()
+    for (number, run, task), count in counts.items():
+        per_dag[number] += count
+        per_task[number, task] += count
+        per_run[run, task] += count
+    return Active(per_dag, per_task, per_run)
+
+
+def find_unknown_pools(connection: Connection) -> list[str]:
+    """Return the pools that tasks wait for, and that do not exist."""
+    waiting = select(_TASK.pool).where(_TASK.state == _SCHEDULED).distinct().subquery()
+    known = exists().where(pool.c.name == waiting.c.pool)
+    return list(connection.execute(select(waiting.c.pool).where(~known).order_by(waiting.c.pool)).scalars())

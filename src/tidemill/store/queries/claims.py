@@ -1,0 +1,217 @@
+"""What workers claim: queued tasks and callbacks that are due, with everything that an attempt needs to know.
+
+Invariants: a task or callback is claimed by one service; those that another transaction has locked are passed over. A
+claim carries the number of its request, so that who did not get the answer gets the same attempts again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from functools import cache
+from typing import Any
+
+import msgspec
+from sqlalchemy import (
+    BindParameter,
+    CompoundSelect,
+    Connection,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    literal_column,
+    select,
+    text,
+    union_all,
+    update,
+)
+
+from tidemill.core.tasks.attempt import Moved, TaskState
+from tidemill.core.tasks.inputs import Claim
+from tidemill.store.batches import find_dialect
+from tidemill.store.calls import ClaimedAttempt, ClaimedCallback, ResumeWith, WorkerTurn
+from tidemill.store.context import CallContext
+from tidemill.store.dag_plan import DagPlan, TaskPlan
+from tidemill.store.dag_tables import dag, dag_file, dag_run, dag_version, task_callback, task_instance
+from tidemill.store.queries.board import Board
+from tidemill.store.queries.cursors import IDS, build_id_rows
+from tidemill.store.queries.task_rows import COLUMNS, TaskEntry, load_plan
+
+_TASK, _CALLBACK = task_instance.c, task_callback.c
+
+
+def claim_work(connection: Connection, turn: WorkerTurn, context: CallContext) -> tuple[ClaimedAttempt, ...]:
+    """Claim attempts and callbacks for a worker; a repeated request gets what it got before, and nothing else."""
+    board = Board(connection, context)
+    tasks, callbacks = _find_claimed(connection, turn)
+    if tasks or callbacks:
+        board.read(tasks)
+        entries = [board.tasks[task] for task in tasks]
+    else:
+        callbacks = _claim_callbacks(connection, turn)
+        entries = _claim_tasks(board, turn, turn.capacity - len(callbacks))
+    return _build_attempts(board, entries, callbacks)
+
+
+def _find_claimed(connection: Connection, turn: WorkerTurn) -> tuple[list[int], list[int]]:
+    """Return the tasks and callbacks that this request has claimed before."""
+    found = connection.execute(_build_claimed(), {"service": turn.service, "request": turn.request}).all()
+    return [number for kind, number in found if kind == 0], [number for kind, number in found if kind == 1]
+
+
+@cache
+def _build_claimed() -> CompoundSelect[Any]:
+    service: BindParameter[int] = bindparam("service")
+    request: BindParameter[int] = bindparam("request")
+    mine = and_(_TASK.session_id == service, _TASK.claim_request == request)
+    held = and_(_CALLBACK.session_id == service, _CALLBACK.claim_request == request)
+    tasks = select(literal_column("0").label("kind"), _TASK.id.label("number")).where(mine)
+    callbacks = select(literal_column("1"), _CALLBACK.id).where(held)
+    return union_all(tasks, callbacks).order_by("kind", "number")
+
+
+def _claim_callbacks(connection: Connection, turn: WorkerTurn) -> list[int]:
+    if turn.capacity <= 0:
+        return []
+    given = {"queues": turn.queues, "most": turn.capacity}
+    found = list(connection.execute(_build_due_callbacks(), given).scalars())
+    if found:
+        new = {"state": "running", "session_id": turn.service, "claim_request": turn.request}
+        connection.execute(update(task_callback).where(_CALLBACK.id.in_(found)).values(new))
+    return found
+
+
+@cache
+def _build_due_callbacks() -> Select[Any]:
+    due = and_(text("state = 'due'"), _CALLBACK.queue.in_(bindparam("queues", expanding=True)))
+    statement = select(_CALLBACK.id).where(due).order_by(_CALLBACK.id).limit(bindparam("most"))
+    return statement.with_for_update(skip_locked=True)
+
+
+def _claim_tasks(board: Board, turn: WorkerTurn, capacity: int) -> list[TaskEntry]:
+    if capacity <= 0:
+        return []
+    rows = board.connection.execute(_build_queued(), {"queues": turn.queues, "most": capacity}).all()
+    claimed = []
+    for entry in board.take(rows):
+        claim = Claim(entry.row.epoch, turn.service, f"s{turn.service}-{turn.request}")
+        if isinstance(board.give(entry, claim, f"worker {turn.service}"), Moved):
+            entry.claim_request = turn.request
+            claimed.append(entry)
+    board.flush()
+    return claimed
+
+
+@cache
+def _build_queued() -> Select[Any]:
+    queued = and_(text("state = 'queued'"), _TASK.queue.in_(bindparam("queues", expanding=True)))
+    order = (_TASK.rank, _TASK.since_us, _TASK.id)
+    statement = select(*COLUMNS).where(queued).order_by(*order).limit(bindparam("most"))
+    return statement.with_for_update(skip_locked=True)
+
+
+def find_ended(connection: Connection, service: int, held: Collection[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return which attempts, given as task and epoch, a service no longer runs by right."""
+    if not held:
+        return ()
+    numbers = sorted({task for task, _ in held})
+    mine = and_(_TASK.id.in_(numbers), _TASK.session_id == service, _TASK.state == TaskState.RUNNING.value)
+    live = set(connection.execute(select(_TASK.id, _TASK.epoch).where(mine)))
+    return tuple(one for one in held if one not in live)
+
+
+def _build_attempts(board: Board, entries: Sequence[TaskEntry], callbacks: Sequence[int]) -> tuple[ClaimedAttempt, ...]:
+    """Return what is to be run, in the order of the claims: tasks, then callbacks."""
+    found = _fetch_callbacks(board.connection, callbacks)
+    board.read({row.task for row in found if row.task is not None} - board.tasks.keys())
+    runs = _fetch_runs(board.connection, {*(row.run for row in found), *(entry.run.id for entry in entries)})
+    attempts = [_build_attempt(entry, runs[entry.run.id]) for entry in entries]
+    for row in found:
+        entry = None if row.task is None else board.tasks[row.task]
+        attempts.append(_build_callback(row, entry, runs[row.run]))
+    return tuple(attempts)
+
+
+def _fetch_callbacks(connection: Connection, callbacks: Sequence[int]) -> Sequence[Row[Any]]:
+    if not callbacks:
+        return []
+    return connection.execute(select(task_callback).where(_CALLBACK.id.in_(callbacks)).order_by(_CALLBACK.id)).all()
+
+
+class _Run(msgspec.Struct):
+    row: Any
+    params: str
+
+
+def _fetch_runs(connection: Connection, numbers: Collection[int]) -> dict[int, _Run]:
+    if not numbers:
+        return {}
+    dialect = find_dialect(connection)
+    rows = connection.execute(_build_runs(dialect), IDS.build_parameters(dialect, build_id_rows(numbers))).all()
+    return {
+        row.id: _Run(row, build_params(load_plan(connection, row.version_id, row.digest), row.conf)) for row in rows
+    }
+
+
+@cache
+def _build_runs(dialect: str) -> Select[Any]:
+    return (
+        select(dag_run, dag.c.dag_id, dag_file.c.path, dag_version.c.digest)
+        .join(dag, dag.c.id == dag_run.c.dag)
+        .join(dag_file, dag_file.c.id == dag.c.file_id)
+        .join(dag_version, dag_version.c.id == dag_run.c.version_id)
+        .where(dag_run.c.id.in_(select(IDS.build_source(dialect).c.id)))
+    )
+
+
+def build_params(plan: DagPlan, conf: str) -> str:
+    """Return the parameters of a run, encoded: the DAG's defaults, and what the run gives instead."""
+    params = {one.name: msgspec.Raw(one.default.encode()) for one in plan.structure.params if one.default is not None}
+    params |= msgspec.json.decode(conf, type=dict[str, msgspec.Raw])
+    return msgspec.json.encode(params).decode()
+
+
+def _build_attempt(entry: TaskEntry, run: _Run) -> ClaimedAttempt:
+    resume = entry.row.resume
+    resumed = None if resume is None else ResumeWith(resume.method, resume.kwargs, resume.payload or "null")
+    return _build(entry, run, entry.row.deadline_us, resumed, None)
+
+
+def _build_callback(row: Row[Any], entry: TaskEntry | None, run: _Run) -> ClaimedAttempt:
+    return _build(entry, run, None, None, ClaimedCallback(row.id, row.name, row.cause), row)
+
+
+def _build(
+    entry: TaskEntry | None,
+    run: _Run,
+    deadline_us: int | None,
+    resume: ResumeWith | None,
+    callback: ClaimedCallback | None,
+    row: Row[Any] | None = None,
+) -> ClaimedAttempt:
+    plan: TaskPlan | None = None if entry is None else entry.plan
+    found = run.row
+    return ClaimedAttempt(
+        task=0 if entry is None else entry.id,
+        epoch=row.epoch if row is not None else entry.row.epoch if entry is not None else 0,
+        run=found.id,
+        dag_id=found.dag_id,
+        run_id=found.run_id,
+        task_id="" if entry is None else entry.task_id,
+        map_index=-1,
+        try_number=0 if entry is None else entry.row.tries,
+        max_tries=0 if entry is None else entry.row.max_tries,
+        file=found.path,
+        queue=row.queue if row is not None else "" if plan is None else plan.structure.queue,
+        operator="" if plan is None else plan.structure.operator,
+        run_kind=found.kind,
+        run_started_us=found.started_us if found.started_us is not None else found.created_us,
+        logical_us=found.logical_us,
+        interval_start_us=found.interval_start_us,
+        interval_end_us=found.interval_end_us,
+        conf=found.conf,
+        params=run.params,
+        deadline_us=deadline_us,
+        resume=resume,
+        callback=callback,
+    )

@@ -1,0 +1,29 @@
+"""The journal: by which input a task left an epoch, and what happened to it, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Connection, Select, and_, select
+
+from tidemill.store.batches import RowSet, find_dialect
+from tidemill.store.dag_tables import task_journal
+
+_LEFT = RowSet("left_epochs", task=int, epoch=int)
+
+
+def find_left(connection: Connection, epochs: Collection[tuple[int, int]]) -> dict[tuple[int, int], str]:
+    """Return by which inputs tasks left epochs, given as pairs of task and epoch."""
+    dialect = find_dialect(connection)
+    rows = [(task, epoch + 1) for task, epoch in epochs]
+    found = connection.execute(_build_left(dialect), _LEFT.build_parameters(dialect, rows))
+    return {(task, epoch - 1): given for task, epoch, given in found}
+
+
+@cache
+def _build_left(dialect: str) -> Select[Any]:
+    given, journal = _LEFT.build_source(dialect), task_journal.c
+    same = and_(journal.task == given.c.task, journal.epoch == given.c.epoch)
+    return select(journal.task, journal.epoch, journal.given).join(given, same)

@@ -1,0 +1,177 @@
+"""Services: begin, beat, end. What one that has ended held is free again in the same transaction.
+
+Invariants: a service that has ended is never live again; an attempt whose worker has ended is lost, and a trigger whose
+triggerer has ended is claimed by another one.
+"""
+
+from __future__ import annotations
+
+import json
+
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, insert, select, update
+
+from tidemill.core.tasks.attempt import MAX_LOST, TaskState
+from tidemill.core.tasks.inputs import Channel, Lost
+from tidemill.store.batches import find_dialect
+from tidemill.store.call import CallRefusedError, RefusalKind
+from tidemill.store.calls import BeginService, ListServices, LoseOthers, ServiceRecord
+from tidemill.store.context import CallContext
+from tidemill.store.dag_tables import task_callback, task_instance
+from tidemill.store.queries.cursors import IDS, build_id_rows, lock_cursors
+from tidemill.store.queries.sessions import beat_session, end_session, is_session_live
+from tidemill.store.queries.tasks import draw_bits, move_tasks
+from tidemill.store.records import TriggerState
+from tidemill.store.tables import service, trigger, trigger_cursor
+
+_SERVICE, _TASK = service.c, task_instance.c
+
+_TAKE = (
+    select(_SERVICE.id)
+    .where(and_(_SERVICE.id == bindparam("number"), _SERVICE.ended_us.is_(None)))
+    .with_for_update(key_share=True)
+)
+
+
+def begin_service(connection: Connection, request: BeginService, context: CallContext) -> int:
+    """Begin a service; see `BeginService`."""
+    values = {
+        "kind": request.kind,
+        "name": request.name,
+        "host": request.host,
+        "boot_id": request.boot_id,
+        "pid": request.pid,
+        "queues": json.dumps(request.queues),
+        "capacity": request.capacity,
+        "list": "",
+        "lock": "",
+        "digest": "",
+        "started_us": context.now_us,
+        "beat_us": context.now_us,
+    }
+    return int(connection.execute(insert(service).values(values).returning(_SERVICE.id)).scalar_one())
+
+
+def beat_service(connection: Connection, number: int, context: CallContext) -> bool:
+    """Beat; see `BeatService`."""
+    return beat_session(connection, number, context.now_us)
+
+
+def check_service(connection: Connection, number: int) -> None:
+    """Make sure that a service is not ended before the transaction ends.
+
+    Raises:
+        CallRefusedError: It has ended.
+    """
+    if not is_session_live(connection, number):
+        raise CallRefusedError(
+            RefusalKind.FENCED, f"service {number} has been ended; it begins anew under another number"
+        )
+
+
+def take_service(connection: Connection, number: int) -> None:
+    """Make sure that a service is not ended, and says nothing else, before the transaction ends.
+
+    A request that is repeated while the first one is still being answered waits for that, and gets the same answer.
+
+    Raises:
+        CallRefusedError: It has ended.
+    """
+    if connection.execute(_TAKE, {"number": number}).first() is None:
+        raise CallRefusedError(RefusalKind.FENCED, f"service {number} has been ended; begin another one")
+
+
+def end_service(connection: Connection, number: int, by: int | None, context: CallContext) -> bool:
+    """End a service, and free what it holds; see `EndService` and `LoseService`."""
+    if not end_session(connection, number, context.now_us, by):
+        return False
+    _lose_tasks(connection, number, context)
+    _free_callbacks(connection, number, context)
+    _free_triggers(connection, number, context)
+    return True
+
+
+def lose_others(connection: Connection, request: LoseOthers, context: CallContext) -> tuple[int, ...]:
+    """End every live service but some; see `LoseOthers`."""
+    wanted: list[ColumnElement[bool]] = [_SERVICE.ended_us.is_(None), _SERVICE.id.not_in(request.keep)]
+    if request.host is not None:
+        wanted.append(_SERVICE.host == request.host)
+    if request.boot_id is not None:
+        wanted.append(_SERVICE.boot_id == request.boot_id)
+    found = connection.execute(select(_SERVICE.id).where(and_(*wanted)).order_by(_SERVICE.id)).scalars().all()
+    return tuple(number for number in found if end_service(connection, number, None, context))
+
+
+def list_services(connection: Connection, request: ListServices) -> tuple[ServiceRecord, ...]:
+    """Return the services that have not ended; see `ListServices`."""
+    statement = select(service).where(_SERVICE.ended_us.is_(None)).order_by(_SERVICE.id)
+    if request.kind:
+        statement = statement.where(_SERVICE.kind == request.kind)
+    return tuple(
+        ServiceRecord(
+            row.id,
+            row.kind,
+            row.name,
+            row.host,
+            row.boot_id,
+            row.pid,
+            tuple(json.loads(row.queues)),
+            row.capacity,
+            row.beat,
+            row.started_us,
+            row.beat_us,
+        )
+        for row in connection.execute(statement)
+    )
+
+
+def _lose_tasks(connection: Connection, number: int, context: CallContext) -> None:
+    running = and_(_TASK.session_id == number, _TASK.state == TaskState.RUNNING.value)
+    found = connection.execute(select(_TASK.id, _TASK.epoch).where(running)).all()
+    given = [(task, Lost(epoch, draw_bits(), f"s{number}")) for task, epoch in found]
+    move_tasks(connection, given, context, f"service {number}")
+
+
+def _free_callbacks(connection: Connection, number: int, context: CallContext) -> None:
+    held = and_(task_callback.c.session_id == number, task_callback.c.state == "running")
+    connection.execute(update(task_callback).where(held).values(build_lost_callback(context.now_us)))
+    context.bells.add(Channel.WORKER)
+
+
+def build_lost_callback(now_us: int) -> dict[str, object]:
+    """Return what a callback becomes whose worker was lost: it is run again, but not for ever."""
+    lost = task_callback.c.lost
+    hopeless = lost >= MAX_LOST
+    return {
+        "state": case((hopeless, "failed"), else_="due"),
+        "error": case((hopeless, f"it was lost with its worker {MAX_LOST + 1} times"), else_=None),
+        "ended_us": case((hopeless, now_us), else_=None),
+        "lost": lost + 1,
+        "session_id": None,
+        "claim_request": None,
+    }
+
+
+def _free_triggers(connection: Connection, number: int, context: CallContext) -> None:
+    """Free the triggers of tasks; those of lists are claimed anew by whoever runs the list."""
+    held = (
+        select(trigger.c.id)
+        .join(trigger_cursor, trigger_cursor.c.trigger_id == trigger.c.id)
+        .where(and_(trigger_cursor.c.session_id == number, trigger.c.task_id.is_not(None)))
+    )
+    free_triggers(connection, list(connection.execute(held).scalars()), context)
+
+
+def free_triggers(connection: Connection, ids: list[int], context: CallContext) -> None:
+    """Let other triggerers claim triggers of tasks; what their last owner still says about them is refused."""
+    if not ids:
+        return
+    lock_cursors(connection, ids)
+    dialect = find_dialect(connection)
+    given = IDS.build_parameters(dialect, build_id_rows(ids))
+    wanted = select(IDS.build_source(dialect).c.id)
+    new = {"session_id": None, "claim_request": None, "token": trigger_cursor.c.token + 1}
+    connection.execute(update(trigger_cursor).where(trigger_cursor.c.trigger_id.in_(wanted)).values(new), given)
+    running = and_(trigger.c.id.in_(wanted), trigger.c.state == TriggerState.RUNNING.value)
+    state = {"state": TriggerState.REGISTERED.value, "changed_us": context.now_us}
+    connection.execute(update(trigger).where(running).values(state), given)
+    context.bells.add(Channel.TRIGGERER)

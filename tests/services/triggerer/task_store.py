@@ -1,0 +1,217 @@
+"""A store of deferred tasks in memory, for tests of what a triggerer does when its store fails or ends its service."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zlib
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidemill.core.errors import RemoteError
+from tidemill.runtime.codec import decode
+from tidemill.runtime.task_lines import TaskLine, decode_lines
+from tidemill.store.calls import (
+    AppendLog,
+    BeatService,
+    BeginService,
+    CallRefusedError,
+    ClaimedTrigger,
+    ClaimTriggers,
+    EndService,
+    EventOutcome,
+    EventOutcomeKind,
+    FailTrigger,
+    GetVariable,
+    HeldTriggers,
+    LogPart,
+    OutcomeKind,
+    RefusalKind,
+    ReleaseTriggers,
+    StoppedTrigger,
+    StoreEvents,
+)
+
+
+@dataclass
+class Deferred:
+    """The trigger of a deferred task."""
+
+    claim: ClaimedTrigger
+    service: int | None = None
+    token: int = 0
+    stop: str | None = None
+    payload: Any = None
+    error: str | None = None
+    claims: int = 0
+
+    @property
+    def resumed(self) -> bool:
+        return self.stop == "done"
+
+
+@dataclass
+class TaskStore:
+    """Answers the calls of triggerers; a `Calls` and a `Bell`.
+
+    Attributes:
+        deferred: The triggers, by id.
+        live: The services that have not ended.
+        ended: Those that have ended cleanly.
+        fail: Called with each request; what it returns is raised, "before" or "after" the call was carried out.
+        parts: The parts of logs, by task.
+        requests: All requests.
+        variables: The variables.
+    """
+
+    deferred: dict[int, Deferred] = field(default_factory=dict)
+    live: set[int] = field(default_factory=set)
+    ended: list[int] = field(default_factory=list)
+    fail: Callable[[Any], str | None] = lambda request: None
+    parts: dict[int, dict[int, LogPart]] = field(default_factory=lambda: defaultdict(dict))
+    requests: list[Any] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
+    _answers: dict[tuple[type, int], tuple[int, Any]] = field(default_factory=dict)
+    _services: int = 0
+    _rung: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def defer(self, cls: type | str, key: str | None = None, **kwargs: Any) -> Deferred:
+        """Defer a task to a trigger."""
+        number = len(self.deferred) + 1
+        classpath = cls if isinstance(cls, str) else f"tests.services.triggerer.hosted.{cls.__name__}"
+        claim = ClaimedTrigger(
+            number, 0, number, 4, "dag", "run", f"task{number}", -1, 1, classpath, json.dumps(kwargs), key, None
+        )
+        self.deferred[number] = one = Deferred(claim)
+        self.ring()
+        return one
+
+    def stop(self, one: Deferred, reason: str) -> None:
+        """Have the task move on, for a reason."""
+        one.stop = reason
+        self.ring()
+
+    def lose(self, service: int) -> None:
+        """End a service from outside."""
+        self.live.discard(service)
+        for one in self.deferred.values():
+            if one.service == service:
+                one.service = None
+        self.ring()
+
+    def lines(self, one: Deferred) -> list[TaskLine]:
+        """Return what stands in the log of a task."""
+        parts = self.parts[one.claim.task]
+        return [line for number in sorted(parts) for line in decode_lines(zlib.decompress(parts[number].data))]
+
+    label = "in memory"
+
+    @property
+    def doorbell(self) -> Any:
+        return self
+
+    async def close(self) -> None:
+        return
+
+    # -- the bell -----------------------------------------------------------------------------------------------
+
+    def ring(self) -> None:
+        self._rung.set()
+
+    async def wait(self, channel: Any, timeout_seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self._rung.wait(), timeout_seconds)
+        except TimeoutError:
+            return False
+        self._rung.clear()
+        return True
+
+    # -- the calls ----------------------------------------------------------------------------------------------
+
+    async def call(self, request: Any) -> Any:
+        self.requests.append(request)
+        await asyncio.sleep(0)
+        when = self.fail(request)
+        if when == "before":
+            raise RemoteError("the store is away")
+        answer = self._answer(request)
+        if when == "after":
+            raise RemoteError("the answer is lost")
+        return answer
+
+    def _answer(self, request: Any) -> Any:
+        service = getattr(request, "service", None)
+        if service is not None and service not in self.live and not isinstance(request, BeatService):
+            raise CallRefusedError(RefusalKind.FENCED, "the service has ended")
+        number = getattr(request, "request", None)
+        if number is None:
+            return self._carry_out(request)
+        kept = self._answers.get((type(request), request.service))
+        if kept is None or kept[0] != number:
+            kept = self._answers[type(request), request.service] = number, self._carry_out(request)
+        return kept[1]
+
+    def _carry_out(self, request: Any) -> Any:
+        match request:
+            case BeginService():
+                self._services += 1
+                self.live.add(self._services)
+                return self._services
+            case BeatService(service=service):
+                return service in self.live
+            case EndService(service=service):
+                self.lose(service)
+                self.ended.append(service)
+                return True
+            case ClaimTriggers():
+                return self._claim(request)
+            case StoreEvents(events=events):
+                return tuple(self._store(*event) for event in map(_fields, events))
+            case FailTrigger():
+                one = self.deferred[request.trigger]
+                if one.token != request.token or one.stop:
+                    return OutcomeKind.ALREADY if one.error == request.error else OutcomeKind.FENCED
+                one.error, one.stop = request.error, "failed"
+                return OutcomeKind.MOVED
+            case HeldTriggers(service=service, held=held):
+                return tuple(self._compare(service, *key) for key in held if self._compare(service, *key))
+            case GetVariable(key=key):
+                return self.variables.get(key)
+            case ReleaseTriggers(service=service, triggers=released):
+                for number, token in released:
+                    if (self.deferred[number].service, self.deferred[number].token) == (service, token):
+                        self.deferred[number].service = None
+                return len(released)
+            case AppendLog(parts=parts):
+                for part in parts:
+                    self.parts[part.task].setdefault(part.number, part)
+                return None
+        raise AssertionError(request)
+
+    def _claim(self, request: ClaimTriggers) -> tuple[ClaimedTrigger, ...]:
+        free = [one for one in self.deferred.values() if one.service is None and one.stop is None]
+        claimed = []
+        for one in free[: request.capacity]:
+            one.service, one.token, one.claims = request.service, one.token + 1, one.claims + 1
+            fields = {name: getattr(one.claim, name) for name in ClaimedTrigger.__struct_fields__}
+            claimed.append(ClaimedTrigger(**fields | {"token": one.token}))
+        return tuple(claimed)
+
+    def _store(self, trigger: int, token: int, payload: str) -> EventOutcome:
+        one = self.deferred[trigger]
+        if one.token != token or one.stop:
+            return EventOutcome(EventOutcomeKind.FENCED)
+        one.payload, one.stop = decode(payload), "done"
+        return EventOutcome(EventOutcomeKind.STORED, 0)
+
+    def _compare(self, service: int, number: int, token: int) -> StoppedTrigger | None:
+        one = self.deferred[number]
+        if one.token != token or one.service != service:
+            return StoppedTrigger(number, token, "hand-over")
+        return StoppedTrigger(number, token, one.stop) if one.stop else None
+
+
+def _fields(event: Any) -> tuple[int, int, str]:
+    return event.trigger, event.token, event.payload

@@ -1,0 +1,341 @@
+"""What a triggerer does with the triggers of deferred tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tests.services.triggerer import hosted
+from tests.services.triggerer.hosted import DID, UPSTREAMS, Upstream
+from tests.services.triggerer.task_store import TaskStore
+from tests.until import until
+
+from tidemill.config.triggerer_settings import TriggererSettings
+from tidemill.services.triggerer import folder_code, task_source
+from tidemill.services.triggerer import host as host_module
+from tidemill.services.triggerer.task_host import TaskHost
+from tidemill.store.calls import AppendLog, BeginService, ClaimTriggers, FailTrigger, StoreEvents
+from tidemill.triggers.base import BaseTrigger, TriggerEvent
+
+
+class Triggerers:
+    """Triggerers over one store."""
+
+    def __init__(self, folder: Any) -> None:
+        self.store = TaskStore()
+        self.folder = folder
+        self.running: dict[TaskHost, tuple[asyncio.Task[None], asyncio.Event]] = {}
+
+    def start(self, capacity: int = 10_000) -> TaskHost:
+        about = BeginService("triggerer", "t", "here", "boot", 1, (), capacity)
+        host = TaskHost(self.store, TriggererSettings(), about, folder_code.FolderCode(self.folder))
+        stop = asyncio.Event()
+        self.running[host] = asyncio.create_task(host.run(stop)), stop
+        return host
+
+    async def stop(self, host: TaskHost) -> None:
+        task, stop = self.running.pop(host)
+        stop.set()
+        await asyncio.wait_for(task, 30)
+
+
+@pytest.fixture
+async def triggerers(monkeypatch, tmp_path) -> AsyncIterator[Triggerers]:
+    monkeypatch.setattr(host_module, "DRAIN_SECONDS", 0.5)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    DID.clear()
+    UPSTREAMS.clear()
+    made = Triggerers(tmp_path)
+    yield made
+    for host in list(made.running):
+        await made.stop(host)
+    DID.clear()
+
+
+def did(one: Any) -> list[str]:
+    return DID[one.claim.id]
+
+
+async def test_the_first_event_resumes_the_task_and_the_trigger_ends_cleaned_up_and_not_killed(triggerers):
+    one = triggerers.store.defer(hosted.Counting, count=3, then="wait")
+    triggerers.start()
+
+    await until(lambda: did(one)[-1:] == ["cleanup"])
+
+    assert one.payload == {"n": 0}
+    assert did(one) == ["run", "cleanup"]
+    assert [len(r.events) for r in triggerers.store.requests if isinstance(r, StoreEvents)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("cls", "kwargs", "error"),
+    [
+        (hosted.Raising, {}, 'in run\n    raise OSError("the upstream is gone")'),
+        (hosted.Silent, {}, "ended without having fired an event"),
+        (hosted.Undescribable, {}, "the payload of an event cannot be written as JSON"),
+        (hosted.WrongEvent, {}, "must yield TriggerEvents, not dict"),
+        (hosted.Exiting, {}, "SystemExit: 3"),
+        (hosted.Refusing, {}, "ValueError: not today"),
+        (hosted.Nested, {}, "CancelledError"),
+        (hosted.Counting, {"cuont": 1}, "cuont"),
+        ("no.such.Trigger", {}, "no module 'no'"),
+    ],
+)
+async def test_a_trigger_that_ends_without_an_event_fails_its_task_and_no_other(triggerers, cls, kwargs, error):
+    bad = triggerers.store.defer(cls, **kwargs)
+    good = triggerers.store.defer(hosted.Counting)
+    triggerers.start()
+
+    await until(lambda: bad.error and good.resumed)
+
+    assert error in bad.error
+    assert "hunter2secret" not in bad.error
+    await until(lambda: any(error in line.text for line in triggerers.store.lines(bad)))
+    assert "on_kill" not in did(bad)
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("user", ["run", "on_kill", "cleanup"]),
+        ("timeout", ["run", "cleanup"]),
+        ("done", ["run", "cleanup"]),
+        ("failed", ["run", "cleanup"]),
+    ],
+)
+async def test_only_a_user_has_the_work_of_a_trigger_ended(triggerers, reason, told):
+    one = triggerers.store.defer(hosted.Counting, count=0, then="wait")
+    triggerers.start()
+    await until(lambda: did(one) == ["run", "yielded"])
+    did(one).remove("yielded")
+
+    triggerers.store.stop(one, reason)
+
+    await until(lambda: did(one) == told)
+    assert one.error is None
+
+
+async def test_a_stop_gives_triggers_up_and_the_next_triggerer_runs_them(triggerers):
+    one = triggerers.store.defer(hosted.Counting, count=0, then="wait")
+    first = triggerers.start()
+    await until(lambda: "yielded" in did(one))
+
+    await triggerers.stop(first)
+
+    assert did(one) == ["run", "yielded", "cleanup"]
+    assert (one.error, one.stop, one.service) == (None, None, None)
+    assert triggerers.store.ended == [1]
+    triggerers.start()
+    await until(lambda: did(one).count("run") == 2)
+
+
+async def test_a_trigger_that_is_slow_to_clean_up_keeps_no_other_from_the_next_triggerer(triggerers, monkeypatch):
+    gate = asyncio.Event()
+    monkeypatch.setattr(hosted.StubbornKill, "cleanup", lambda self: gate.wait())
+    slow = triggerers.store.defer("tests.services.triggerer.hosted.StubbornKill", count=0, then="wait")
+    other = triggerers.store.defer(hosted.Counting, count=0, then="wait")
+    first = triggerers.start()
+    await until(lambda: "yielded" in did(other) and "yielded" in did(slow))
+
+    stopping = asyncio.create_task(triggerers.stop(first))
+    await until(lambda: other.service is None)
+
+    assert slow.service == 1
+    gate.set()
+    await stopping
+    assert slow.service is None
+
+
+async def test_a_triggerer_whose_service_was_ended_gives_up_what_it_runs_and_begins_another(triggerers, monkeypatch):
+    monkeypatch.setattr(task_source, "BEAT_SECONDS", 0.05)
+    one = triggerers.store.defer(hosted.Counting, count=0, then="wait")
+    triggerers.start()
+    await until(lambda: "yielded" in did(one))
+
+    triggerers.store.lose(1)
+
+    await until(lambda: did(one).count("run") == 2)
+    assert did(one) == ["run", "yielded", "cleanup", "run", *did(one)[4:]]
+    assert (one.service, one.error) == (2, None)
+
+
+async def test_one_trigger_that_another_triggerer_has_taken_is_given_up_alone(triggerers):
+    mine, taken = (triggerers.store.defer(hosted.Counting, count=0, then="wait") for _ in range(2))
+    triggerers.start()
+    await until(lambda: "yielded" in did(mine) and "yielded" in did(taken))
+
+    taken.token, taken.service = 9, 77
+    triggerers.store.ring()
+
+    await until(lambda: did(taken) == ["run", "yielded", "cleanup"])
+    assert did(mine) == ["run", "yielded"]
+
+
+@pytest.mark.parametrize("kind", [ClaimTriggers, StoreEvents, FailTrigger, AppendLog, BeginService])
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_whatever_answer_is_lost_each_task_is_resumed_or_failed_once(triggerers, kind, when):
+    failures: Counter[type] = Counter()
+
+    def fail(request: Any) -> str | None:
+        if isinstance(request, kind) and failures[kind] < 3:
+            failures[kind] += 1
+            return when
+        return None
+
+    triggerers.store.fail = fail
+    good = [triggerers.store.defer(hosted.Counting) for _ in range(5)]
+    bad = [triggerers.store.defer(hosted.Raising) for _ in range(5)]
+    triggerers.start()
+
+    await until(lambda: all(one.resumed for one in good) and all(one.error for one in bad))
+    await until(lambda: failures[kind] == 3 and all(len(triggerers.store.lines(one)) == 1 for one in bad))
+
+    assert all(one.claims == 1 for one in (*good, *bad))
+    assert [did(one).count("run") for one in good] == [1] * 5
+
+
+async def test_no_more_run_at_once_than_there_is_room_for(triggerers):
+    some = [triggerers.store.defer(hosted.Counting, count=0, then="wait") for _ in range(5)]
+    triggerers.start(capacity=2)
+    await until(lambda: sum("yielded" in did(one) for one in some) == 2)
+
+    for one in some[:2]:
+        triggerers.store.stop(one, "user")
+
+    await until(lambda: sum("yielded" in did(one) for one in some) == 4)
+    assert sum(one.service is not None for one in some[2:]) == 2
+
+
+class Talking(BaseTrigger):
+    """Says something in all ways that there are."""
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return "tests.services.triggerer.test_task_host.Talking", {}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        import logging
+
+        self.log.info("about %s", "that", n=1)
+        print("printed\nby", self.task_instance.task_id)
+        logging.getLogger("a.hook").warning("of a hook: %d", 7)
+        await asyncio.to_thread(print, "in a thread")
+        try:
+            raise ValueError("caught, password=hunter2")
+        except ValueError:
+            self.log.exception("it went wrong")
+        yield TriggerEvent(self.task_instance.try_number)
+
+    async def cleanup(self) -> None:
+        self.log.info("cleaned up")
+
+
+async def test_what_a_trigger_says_is_in_the_log_of_its_task_and_in_no_other(triggerers, capsys):
+    from tidemill.services.triggerer.task_output import route_output
+
+    with route_output():
+        some = [triggerers.store.defer("tests.services.triggerer.test_task_host.Talking") for _ in range(2)]
+        triggerers.start()
+        await until(lambda: all(len(triggerers.store.lines(one)) >= 7 for one in some))
+        print("of nobody")
+
+    for one in some:
+        lines = triggerers.store.lines(one)
+        assert [(line.level, line.text) for line in lines[:5]] == [
+            ("info", "about that n=1"),
+            ("info", "printed"),
+            ("info", f"by {one.claim.task_id}"),
+            ("warning", "of a hook: 7"),
+            ("info", "in a thread"),
+        ]
+        assert lines[5].level == "error"
+        assert lines[5].text.startswith("it went wrong\nTraceback")
+        assert "hunter2" not in lines[5].text
+        assert lines[6].text == "cleaned up"
+        assert {line.source for line in lines} == {"trigger"}
+    said = capsys.readouterr().out
+    assert said.endswith("of nobody\n")
+    assert "of a hook" not in said
+    assert "printed" not in said
+
+
+class Asking(BaseTrigger):
+    """Reads a variable, on a thread and on the loop."""
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return "tests.services.triggerer.test_task_host.Asking", {}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        from tidemill.dags.variable import Variable
+
+        found = await asyncio.to_thread(Variable.get, "place")
+        try:
+            Variable.get("place")
+        except Exception as error:
+            yield TriggerEvent([found, str(error)])
+
+
+async def test_a_trigger_reads_variables_on_a_thread_and_is_told_so_where_it_would_block_the_loop(triggerers):
+    triggerers.store.variables["place"] = "here"
+    one = triggerers.store.defer("tests.services.triggerer.test_task_host.Asking")
+    triggerers.start()
+
+    await until(lambda: one.resumed)
+
+    assert one.payload[0] == "here"
+    assert "asyncio.to_thread(Variable.get, 'place')" in one.payload[1]
+
+
+async def test_triggers_with_one_key_share_a_stream_and_what_one_has_taken_is_acknowledged(triggerers):
+    upstream = UPSTREAMS["up"] = Upstream("up")
+    even, third = (triggerers.store.defer(hosted.Sharing, "up", upstream="up", modulo=n) for n in (2, 3))
+    triggerers.start()
+    await until(lambda: DID["up"] == ["open"])
+
+    for n in (1, 2, 3):
+        upstream.items.put_nowait(n)
+
+    await until(lambda: even.resumed and third.resumed)
+    assert (even.payload, third.payload) == (2, 3)
+    await until(lambda: DID["up"] == ["open", "close"])
+    assert [position for position, _ in upstream.advanced][:2] == [1, 2]
+
+
+async def test_a_change_of_the_code_of_triggers_takes_effect_with_the_next_one(triggerers):
+    code = triggerers.folder / "watched_by_triggers.py"
+    text = (
+        "from tidemill.triggers.base import BaseTrigger, TriggerEvent\n"
+        "class Own(BaseTrigger):\n"
+        "    def serialize(self):\n        return 'watched_by_triggers.Own', {}\n"
+        "    async def run(self):\n        yield TriggerEvent('first')\n"
+    )
+    code.write_text(text)
+    triggerers.start()
+    first = triggerers.store.defer("watched_by_triggers.Own")
+    await until(lambda: first.resumed)
+
+    code.write_text(text.replace("first", "the second"))
+    second = triggerers.store.defer("watched_by_triggers.Own")
+
+    await until(lambda: second.resumed)
+    assert (first.payload, second.payload) == ("first", "the second")
+
+
+async def test_a_module_that_takes_long_to_import_keeps_no_other_trigger_waiting(triggerers):
+    gate = triggerers.folder / "gate"
+    (triggerers.folder / "slow_trigger_module.py").write_text(
+        "import os, time\nfrom tests.services.triggerer.hosted import Counting\n"
+        f"while not os.path.exists({str(gate)!r}):\n    time.sleep(0.01)\n"
+        "class Slow(Counting):\n    pass\n"
+    )
+    triggerers.start()
+    slow = triggerers.store.defer("slow_trigger_module.Slow")
+    quick = triggerers.store.defer(hosted.Counting)
+
+    await until(lambda: quick.resumed)
+
+    assert not slow.resumed
+    gate.touch()
+    await until(lambda: slow.resumed)

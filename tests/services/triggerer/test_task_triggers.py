@@ -1,0 +1,269 @@
+"""Tasks that defer, in a real store, and the triggerer that runs their triggers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import zlib
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from tests.services.triggerer import hosted
+from tests.services.triggerer.deferring import Deferring
+from tests.services.triggerer.hosted import DID
+from tests.until import until
+
+from tidemill.config.triggerer_settings import TriggererSettings
+from tidemill.runtime.codec import decode
+from tidemill.runtime.task_lines import decode_lines
+from tidemill.services.triggerer.folder_code import FolderCode
+from tidemill.services.triggerer.task_host import TaskHost
+from tidemill.store.call_server import CallServer
+from tidemill.store.calls import BeginService, CancelRun, ListServices, LoseService, ReadLog
+from tidemill.store.database import Caller, Database
+from tidemill.store.opening import open_store
+
+
+@contextlib.asynccontextmanager
+async def triggerer(store: Caller, folder: Path) -> AsyncIterator[TaskHost]:
+    host = TaskHost(
+        store,
+        TriggererSettings(),
+        BeginService("triggerer", "t", "here", "boot", 1, (), 10_000),
+        FolderCode(folder),
+    )
+    stop = asyncio.Event()
+    running = asyncio.create_task(host.run(stop))
+    yield host
+    stop.set()
+    await asyncio.wait_for(running, 60)
+
+
+def hosted_path(cls: type) -> str:
+    return f"tests.services.triggerer.hosted.{cls.__name__}"
+
+
+async def test_tasks_go_on_with_the_events_of_their_triggers(database: Database, tmp_path: Path):
+    DID.clear()
+    deferring = Deferring(database)
+    await deferring.defer(3, hosted_path(hosted.Counting), count=2, then="wait")
+
+    async with triggerer(database, tmp_path):
+        await deferring.wait_resumed(3)
+
+    assert [decode(one.resume.payload) for one in deferring.resumed.values()] == [{"n": 0}] * 3
+    assert {one.resume.method for one in deferring.resumed.values()} == {"resume"}
+    assert {one.try_number for one in deferring.resumed.values()} == {1}
+
+
+@pytest.mark.parametrize(
+    ("cls", "error"),
+    [
+        (hosted.Undescribable, "the payload of an event cannot be written as JSON"),
+        (hosted.Raising, "OSError: the upstream is gone"),
+        (hosted.Silent, "ended without having fired an event"),
+        (hosted.Refusing, "ValueError: not today"),
+    ],
+)
+async def test_a_trigger_that_cannot_fire_fails_its_task_with_the_error_and_its_log_says_so(
+    database: Database, tmp_path: Path, cls: type, error: str
+):
+    deferring = Deferring(database)
+    await deferring.defer(1, hosted_path(cls))
+
+    async with triggerer(database, tmp_path):
+        async with asyncio.timeout(60):
+            while not (failed := await deferring.failed()):
+                await asyncio.sleep(0.02)
+
+    assert (failed[0].error or "").startswith("TaskDeferralError: ")
+    assert error in (failed[0].error or "")
+    parts = (await database.call(ReadLog("dag", deferring.run.run_id, "t0"))).rows
+    lines = [line for part in parts for line in decode_lines(zlib.decompress(part.data))]
+    assert [(line.level, line.source) for line in lines] == [("error", "trigger")]
+    assert error in lines[0].text
+
+
+async def test_the_trigger_of_a_run_that_a_user_cancels_ends_the_work_outside(database: Database, tmp_path: Path):
+    DID.clear()
+    deferring = Deferring(database)
+    await deferring.defer(1, hosted_path(hosted.Counting), count=0, then="wait")
+    async with triggerer(database, tmp_path):
+        await until(lambda: any("yielded" in told for told in DID.values()))
+
+        await database.call(CancelRun("dag", deferring.run.run_id, by="tester"))
+
+        await until(lambda: ["run", "yielded", "on_kill", "cleanup"] in DID.values())
+
+
+async def test_the_trigger_of_a_task_that_is_too_late_is_stopped_and_its_work_goes_on(
+    database: Database, tmp_path: Path
+):
+    DID.clear()
+    deferring = Deferring(database)
+    await deferring.defer(1, hosted_path(hosted.Counting), timeout_us=300_000, count=0, then="wait")
+    async with triggerer(database, tmp_path):
+        await until(lambda: any("yielded" in told for told in DID.values()))
+        async with asyncio.timeout(60):
+            while not (failed := await deferring.failed()):
+                await deferring.player.schedule()
+                await asyncio.sleep(0.05)
+
+        await until(lambda: ["run", "yielded", "cleanup"] in DID.values())
+
+    assert "TaskDeferralTimeout" in (failed[0].error or "")
+
+
+async def test_many_short_deferrals_are_all_resumed_and_none_fails(database: Database, tmp_path: Path):
+    deferring = Deferring(database)
+    async with triggerer(database, tmp_path):
+        await deferring.defer(200, delta=0.1)
+        await deferring.wait_resumed(200)
+
+
+@pytest.mark.long
+async def test_ten_thousand_deferrals_of_a_tenth_of_a_second_are_all_resumed_and_none_fails(tmp_path: Path):
+    database = await open_store(f"sqlite:///{tmp_path}/dags.db")
+    deferring = Deferring(database)
+    async with triggerer(database, tmp_path):
+        await deferring.defer(10_000, delta=0.1)
+        await deferring.wait_resumed(10_000, 300)
+    await database.close()
+
+
+@pytest.mark.long
+async def test_two_thousand_triggers_that_fire_at_once_resume_all_their_tasks(tmp_path: Path):
+    database = await open_store(f"sqlite:///{tmp_path}/dags.db")
+    deferring = Deferring(database)
+    async with triggerer(database, tmp_path):
+        moment = datetime.now(UTC) + timedelta(seconds=5)
+        await deferring.defer(2_000, "tidemill.triggers.builtin.temporal.DateTimeTrigger", moment=moment)
+        await deferring.wait_resumed(2_000, 120)
+    await database.close()
+
+
+# -- the process -------------------------------------------------------------------------------------------
+
+
+class Process:
+    """A triggerer in a process of its own, over the socket of this one."""
+
+    def __init__(self, address: Path, folder: Path) -> None:
+        self.address, self.folder = address, folder
+        self.process: asyncio.subprocess.Process
+
+    async def start(self) -> Process:
+        module = "tidemill.services.triggerer.task_process"
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            module,
+            str(self.address),
+            "--folder",
+            str(self.folder),
+            stdin=asyncio.subprocess.PIPE,
+            cwd=self.folder,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        )
+        return self
+
+    async def end(self, number: int = signal.SIGTERM) -> int:
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+        return await asyncio.wait_for(self.process.wait(), 60)
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[tuple[Database, CallServer]]:
+    database = await open_store(f"sqlite:///{tmp_path}/dags.db")
+    server = CallServer(database, tmp_path / "s")
+    await server.start()
+    yield database, server
+    await server.close()
+    await database.close()
+
+
+@pytest.fixture
+async def processes(tmp_path: Path) -> AsyncIterator[list[Process]]:
+    made: list[Process] = []
+    yield made
+    for one in made:
+        await one.end(signal.SIGKILL)
+
+
+async def find_triggerers(database: Database) -> list[int]:
+    return [one.id for one in await database.call(ListServices("triggerer"))]
+
+
+async def wait_triggerers(database: Database, count: int) -> list[int]:
+    async with asyncio.timeout(60):
+        while len(found := await find_triggerers(database)) != count:
+            await asyncio.sleep(0.02)
+    return found
+
+
+async def test_a_process_of_its_own_runs_triggers_and_gives_them_up_when_it_is_told_to_stop(
+    served, processes, tmp_path
+):
+    database, server = served
+    deferring = Deferring(database)
+    process = await Process(server.path, tmp_path).start()
+    processes.append(process)
+    await deferring.defer(20, delta=0.1)
+    await deferring.wait_resumed(20)
+    waiting = Deferring(database)
+    await waiting.defer(1, delta=3600)
+    await wait_triggerers(database, 1)
+
+    assert await process.end() == 0
+
+    assert await find_triggerers(database) == []
+    assert not await waiting.failed()
+
+
+async def test_the_triggers_of_a_killed_process_are_run_by_the_next_one_and_no_task_fails(served, processes, tmp_path):
+    database, server = served
+    deferring = Deferring(database)
+    processes.append(first := await Process(server.path, tmp_path).start())
+    await wait_triggerers(database, 1)
+    await deferring.defer(200, delta=2.0)
+    await deferring.wait_resumed(1)
+
+    await first.end(signal.SIGKILL)
+    (dead,) = await find_triggerers(database)
+    await database.call(LoseService(dead))  # what a parent does
+    processes.append(await Process(server.path, tmp_path).start())
+
+    await deferring.wait_resumed(200)
+
+
+async def test_a_process_whose_store_was_started_again_goes_on_with_it(served, processes, tmp_path):
+    database, server = served
+    deferring = Deferring(database)
+    processes.append(await Process(server.path, tmp_path).start())
+    await deferring.defer(50, delta=1.5)
+    (before,) = await wait_triggerers(database, 1)
+
+    await server.close()
+    await database.call(LoseService(before))  # what who opens a store does
+    await server.start()
+
+    await deferring.wait_resumed(50)
+    assert await find_triggerers(database) != [before]
+
+
+async def test_a_process_ends_with_its_parent(served, processes, tmp_path):
+    database, server = served
+    processes.append(process := await Process(server.path, tmp_path).start())
+    await wait_triggerers(database, 1)
+
+    assert process.process.stdin is not None
+    process.process.stdin.close()
+
+    assert await asyncio.wait_for(process.process.wait(), 60) == 0
+    assert await find_triggerers(database) == []

@@ -1,0 +1,139 @@
+"""A store in memory for tests of workers: attempts to claim, and what is said of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any
+
+from tidemill.core.errors import RemoteError
+from tidemill.core.tasks.inputs import Channel
+from tidemill.runtime.task_lines import TaskLine, decode_lines
+from tidemill.store import calls
+from tidemill.store.calls import CallRefusedError, ClaimedAttempt, LogPart, RefusalKind, Report, WorkerAnswer
+
+
+def make_attempt(task: int, task_id: str, **changes: Any) -> ClaimedAttempt:
+    values: dict[str, Any] = {
+        "epoch": 3,
+        "run": 1,
+        "dag_id": "d",
+        "run_id": "r1",
+        "map_index": -1,
+        "try_number": 1,
+        "max_tries": 1,
+        "file": "d.py",
+        "queue": "default",
+        "operator": "",
+        "run_kind": "manual",
+        "run_started_us": 1,
+        "logical_us": 1_700_000_000_000_000,
+        "interval_start_us": None,
+        "interval_end_us": None,
+        "conf": "{}",
+        "params": "{}",
+    }
+    return ClaimedAttempt(task=task, task_id=task_id, **{**values, **changes})
+
+
+class MemoryStore:
+    """Answers the calls of one worker; `bell` rings when there is something to claim."""
+
+    def __init__(self) -> None:
+        self.waiting: list[ClaimedAttempt] = []
+        self.claimed: dict[tuple[int, int], ClaimedAttempt] = {}
+        self.reports: dict[int, Report] = {}
+        self.callbacks: dict[int, calls.CallbackReport] = {}
+        self.parts: dict[tuple[int, int], dict[int, LogPart]] = {}
+        self.appended: list[float] = []
+        self.xcoms: dict[str, str] = {}
+        self.variables: dict[str, str] = {}
+        self.connections: dict[str, calls.ConnectionRecord] = {}
+        self.turns: list[calls.WorkerTurn] = []
+        self.to_end: set[tuple[int, int]] = set()
+        self.away = self.ended = False
+        self._answers: dict[int, WorkerAnswer] = {}
+        self._rung = asyncio.Event()
+        self._changed = asyncio.Event()
+
+    def queue(self, *attempts: ClaimedAttempt) -> None:
+        self.waiting += attempts
+        self._rung.set()
+
+    def end(self, task: int, epoch: int = 3) -> None:
+        """Let the task move on."""
+        self.to_end.add((task, epoch))
+        self._rung.set()
+
+    async def wait(self, channel: Channel, timeout_seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                await self._rung.wait()
+        rung = self._rung.is_set()
+        self._rung.clear()
+        return rung
+
+    async def call(self, request: Any) -> Any:
+        await asyncio.sleep(0)
+        if self.away:
+            raise RemoteError("the store is away")
+        if self.ended:
+            raise CallRefusedError(RefusalKind.FENCED, "the service has ended")
+        match request:
+            case calls.WorkerTurn():
+                return self._turn(request)
+            case calls.BeatService():
+                return True
+            case calls.AppendLog(parts):
+                self.appended.append(time.monotonic())
+                for part in parts:
+                    self._keep(part)
+            case calls.GetXCom(task_ids=ids):
+                return tuple(self.xcoms.get(each) for each in ids)
+            case calls.PushXCom(task, _, key, value):
+                if task < 0:
+                    raise CallRefusedError(RefusalKind.FENCED, "the attempt has been replaced")
+                self.xcoms[key] = value
+            case calls.GetVariable(key):
+                return self.variables.get(key)
+            case calls.GetConnection(id):
+                return self.connections.get(id)
+        return None
+
+    def _turn(self, turn: calls.WorkerTurn) -> WorkerAnswer:
+        self.turns.append(turn)
+        if turn.request in self._answers:
+            return self._answers[turn.request]
+        for report in turn.reports:
+            assert report.task not in self.reports or report.request
+            assert (report.task, report.epoch) in self.claimed
+            self.reports[report.task] = report
+            if report.log_end is not None:
+                self._keep(report.log_end)
+        for callback in turn.callbacks:
+            self.callbacks[callback.id] = callback
+            if callback.log_end is not None:
+                self._keep(callback.log_end)
+        given, self.waiting = self.waiting[: turn.capacity], self.waiting[turn.capacity :]
+        self.claimed |= {(each.task, each.epoch): each for each in given}
+        answer = WorkerAnswer(
+            tuple(calls.ReportOutcome(report.task, calls.OutcomeKind.MOVED) for report in turn.reports),
+            tuple(given),
+            tuple(key for key in turn.held if key in self.to_end),
+            time.time_ns() // 1000,
+        )
+        self._answers[turn.request] = answer
+        return answer
+
+    def _keep(self, part: LogPart) -> None:
+        self.parts.setdefault((part.task, part.try_number), {})[part.number] = part
+
+    def read_log(self, task: int, try_number: int = 1) -> list[TaskLine]:
+        import zlib
+
+        parts = self.parts.get((task, try_number), {})
+        return [line for number in sorted(parts) for line in decode_lines(zlib.decompress(parts[number].data))]
+
+    def text_of(self, task: int, try_number: int = 1) -> str:
+        return "\n".join(line.text for line in self.read_log(task, try_number))

@@ -1,0 +1,325 @@
+"""Attempts in real task processes: how they end, and what is said of it."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from tests.services.worker.conftest import RunningWorker
+from tests.services.worker.memory_store import make_attempt
+from tests.until import until
+
+from tidemill.store.calls import Deferral, Loss, ResumeWith, Skip, Success
+
+#: A DAG whose tasks do what their names say.
+HEAD = """
+import ctypes, os, signal, sys, threading, time, subprocess, logging
+with DAG("d", schedule=None) as dag:
+    @task
+    def run(ti=None):
+        BODY
+    run()
+"""
+
+
+def with_body(body: str) -> str:
+    return HEAD.replace("BODY", body.strip().replace("\n", "\n        "))
+
+
+async def make(worker: RunningWorker, body: str, **changes: object) -> None:
+    worker.write(with_body(body))
+    worker.store.queue(make_attempt(1, "run", **changes))
+
+
+async def test_an_attempt_succeeds_with_what_it_returned(worker: RunningWorker) -> None:
+    await make(worker, "return {'a': 1}")
+    report = await worker.report(1)
+    assert isinstance(report.result, Success)
+    assert report.xcoms == (("return_value", '{"a":1}'),)
+    assert (report.task, report.epoch) == (1, 3)
+
+
+async def test_an_attempt_asks_the_store(worker: RunningWorker) -> None:
+    worker.store.variables["name"] = "Ann"
+    await make(worker, "ti.xcom_push('greeting', 'hello ' + Variable.get('name'))")
+    assert isinstance((await worker.report(1)).result, Success)
+    assert worker.store.xcoms == {"greeting": '"hello Ann"'}
+
+
+async def test_what_the_store_refuses_is_an_error_in_the_task(worker: RunningWorker) -> None:
+    worker.write(with_body("ti.xcom_push('a', 1)"))
+    worker.store.queue(make_attempt(1, "run"))
+    assert isinstance((await worker.report(1)).result, Success)
+    worker.store.queue(make_attempt(-7, "run"))
+    assert "has been replaced" in await worker.error(-7)
+
+
+async def test_an_attempt_that_raises_fails_with_its_traceback_in_the_log(worker: RunningWorker) -> None:
+    await make(worker, "raise ValueError('wrong')")
+    assert await worker.error(1) == "ValueError: wrong"
+    text = worker.store.text_of(1)
+    assert "Traceback" in text
+    assert 'd.py", line' in text
+
+
+async def test_skips_and_failures_without_retry_are_told_apart(worker: RunningWorker) -> None:
+    await make(worker, "raise AirflowSkipException('no')")
+    assert isinstance((await worker.report(1)).result, Skip)
+    worker.write(with_body("raise AirflowFailException('never again')"))
+    worker.store.queue(make_attempt(2, "run"))
+    result = (await worker.report(2)).result
+    assert result.may_retry is False  # type: ignore[union-attr]
+
+
+DEFERRING = """
+from datetime import timedelta
+from tidemill.triggers.builtin.temporal import TimeDeltaTrigger
+class Wait(BaseOperator):
+    def execute(self, context):
+        trigger = TimeDeltaTrigger(timedelta(seconds=5))
+        self.defer(trigger=trigger, method_name="go_on", kwargs={"a": 1}, timeout=timedelta(seconds=9))
+    def go_on(self, context, a, event):
+        return [a, event]
+with DAG("d", schedule=None):
+    Wait(task_id="run")
+"""
+
+
+async def test_an_attempt_defers_and_another_one_continues(worker: RunningWorker) -> None:
+    worker.write(DEFERRING)
+    worker.store.queue(make_attempt(1, "run"))
+    result = (await worker.report(1)).result
+    assert isinstance(result, Deferral), result
+    assert (result.method, result.method_kwargs, result.timeout_us) == ("go_on", '{"a":1}', 9_000_000)
+    worker.store.queue(make_attempt(2, "run", resume=ResumeWith("go_on", '{"a":1}', '"x"')))
+    assert (await worker.report(2)).xcoms == (("return_value", '[1,"x"]'),)
+
+
+async def test_a_file_that_does_not_import_fails_its_attempts(worker: RunningWorker) -> None:
+    worker.write("1 / 0")
+    worker.store.queue(make_attempt(1, "run"))
+    assert await worker.error(1) == "d.py cannot be imported: ZeroDivisionError: division by zero"
+    assert "Traceback" in worker.store.text_of(1)
+    worker.write(with_body("return 1"))
+    worker.store.queue(make_attempt(2, "run"))
+    assert isinstance((await worker.report(2)).result, Success)
+
+
+async def test_a_file_task_or_dag_that_is_gone_is_named(worker: RunningWorker) -> None:
+    worker.store.queue(make_attempt(1, "run"))
+    assert "d.py no longer exists" in await worker.error(1)
+    worker.write(with_body("return 1"))
+    worker.store.queue(make_attempt(2, "other"))
+    assert "no longer has a task 'other'" in await worker.error(2)
+    worker.store.queue(make_attempt(3, "run", dag_id="e"))
+    assert "no longer defines a DAG 'e'" in await worker.error(3)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("os._exit(0)", "ended its process with exit code 0"),
+        ("os._exit(5)", "ended its process with exit code 5"),
+        ("sys.exit(4)", "called sys.exit(4)"),
+        ("os.execvp('true', ['true'])", "ended its process with exit code 0"),
+        ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", "ended by SIGTERM, which tidemill did not send"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "killed (SIGKILL), not by tidemill"),
+        ("os.kill(os.getpid(), signal.SIGINT); time.sleep(60)", "SIGINT"),
+        ("ctypes.string_at(0)", "crashed (SIGSEGV)"),
+        ("f = lambda: f()\nf()", "RecursionError"),
+        ("os.closerange(3, 100); time.sleep(60)", "closed the connection"),
+        ("subprocess.Popen(['sleep', '600'])", "left 1 process that it had started: sleep 600"),
+        ("subprocess.Popen(['setsid', 'sleep', '600'], env={'PATH': os.environ['PATH']}); time.sleep(0.1)", "left 1"),
+        ("return object()", "the returned value"),
+        ("return 'x' * 1_100_000", "at most 1,048,576 are stored"),
+        ("raise ValueError('\\udcff')", "ValueError: \\udcff"),
+    ],
+)
+async def test_what_a_task_does_to_its_process_is_its_own_failure(worker: RunningWorker, body: str, said: str) -> None:
+    await make(worker, body)
+    assert said in await worker.error(1)
+    worker.write(with_body("return os.getpid()"))
+    worker.store.queue(make_attempt(2, "run"))
+    assert isinstance((await worker.report(2)).result, Success)
+
+
+async def test_a_child_that_the_task_forks_does_not_report(worker: RunningWorker) -> None:
+    await make(worker, "pid = os.fork()\nif pid:\n    os.waitpid(pid, 0)\nreturn 'parent' if pid else 'child'")
+    assert (await worker.report(1)).xcoms == (("return_value", '"parent"'),)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+        "os.chdir('/')",
+        "os.environ['SEEN'] = '1'",
+        "signal.signal(signal.SIGUSR1, signal.SIG_IGN)",
+        "os.umask(0o77)",
+        "os.close(1)",
+    ],
+)
+async def test_a_process_that_is_not_as_before_is_not_used_again(worker: RunningWorker, body: str) -> None:
+    pid = "os.getppid() and os.getpid()"
+    await make(worker, f"seen = {pid}\n{body}\nreturn seen")
+    first = (await worker.report(1)).xcoms
+    worker.write(with_body(f"return {pid}"))
+    worker.store.queue(make_attempt(2, "run"))
+    assert (await worker.report(2)).xcoms != first
+
+
+async def test_attempts_of_a_file_run_in_the_same_process_until_it_is_recycled(start_worker) -> None:  # type: ignore[no-untyped-def]
+    from tidemill.core.tasks.worker_slots import Limits
+
+    worker = await start_worker(Limits(concurrency=1, recycle_after=10))
+    worker.write(with_body("return os.getpid()"))
+    worker.store.queue(*(make_attempt(number, "run") for number in range(1, 31)))
+    pids = [(await worker.report(number)).xcoms for number in range(1, 31)]
+    assert len(set(pids)) >= 3
+    assert all(pids.count(pid) <= 10 for pid in pids)
+    assert pids[0] == pids[1]
+
+
+async def test_a_file_that_was_saved_is_imported_again_by_what_it_imports_too(worker: RunningWorker) -> None:
+    (worker.folder / "helper.py").write_text("VALUE = 1")
+    worker.write("import helper\n" + with_body("return helper.VALUE"))
+    worker.store.queue(make_attempt(1, "run"))
+    assert (await worker.report(1)).xcoms == (("return_value", "1"),)
+    (worker.folder / "helper.py").write_text("VALUE = 22")
+    worker.store.queue(make_attempt(2, "run"))
+    assert (await worker.report(2)).xcoms == (("return_value", "22"),)
+
+
+# -- interruptions -----------------------------------------------------------------------------------------------------
+
+KILLABLE = """
+import os, time
+class Sleep(BaseOperator):
+    def execute(self, context):
+        CODE
+    def on_kill(self):
+        print("on_kill was called")
+with DAG("d", schedule=None):
+    Sleep(task_id="run")
+"""
+
+
+def soon() -> int:
+    import time
+
+    return time.time_ns() // 1000 + 700_000
+
+
+async def test_a_task_that_takes_too_long_is_interrupted_and_on_kill_called(worker: RunningWorker) -> None:
+    worker.write(KILLABLE.replace("CODE", "time.sleep(60)"))
+    worker.store.queue(make_attempt(1, "run", deadline_us=soon()))
+    assert (await worker.error(1)).startswith("TaskTimeout: ")
+    assert "on_kill was called" in worker.store.text_of(1)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import collections, itertools; collections.deque(itertools.repeat(1), maxlen=0)",  # with the GIL held
+        "while True:\n            try: time.sleep(60)\n            except BaseException: pass",
+        "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()); time.sleep(60)",
+    ],
+)
+async def test_a_task_that_cannot_be_interrupted_is_killed(worker: RunningWorker, code: str) -> None:
+    worker.write(KILLABLE.replace("CODE", code))
+    worker.store.queue(make_attempt(1, "run", deadline_us=soon()))
+    assert "did not end within 0.5 s; it was killed" in await worker.error(1)
+
+
+async def test_an_import_that_takes_too_long_is_interrupted(worker: RunningWorker) -> None:
+    worker.write("import time; time.sleep(60)")
+    worker.store.queue(make_attempt(1, "run", deadline_us=soon()))
+    assert "TaskTimeout" in await worker.error(1)
+
+
+async def test_an_attempt_whose_task_has_moved_on_is_ended_without_a_report(worker: RunningWorker) -> None:
+    worker.write(KILLABLE.replace("CODE", "print('begun', flush=True); time.sleep(60)"))
+    worker.store.queue(make_attempt(1, "run"))
+    await until(lambda: "begun" in worker.store.text_of(1), what="it has begun")
+    worker.store.end(1)
+    await until(lambda: not worker.worker.running, what="it is ended")
+    await until(lambda: "on_kill was called" in worker.store.text_of(1), what="on_kill was called")
+    assert not worker.store.reports
+
+
+async def test_callbacks_run_in_attempts_of_their_own(worker: RunningWorker) -> None:
+    from tidemill.store.calls import ClaimedCallback
+
+    worker.write(
+        "def told(context): print('it said', context['exception'])\n"
+        + "def wrong(context): raise ValueError('oh')\n"
+        + "with DAG('d', schedule=None):\n"
+        + "    EmptyOperator(task_id='run', on_failure_callback=told, on_success_callback=wrong)\n"
+    )
+    worker.store.queue(make_attempt(1, "run", callback=ClaimedCallback(7, "on_failure", "boom")))
+    worker.store.queue(make_attempt(1, "run", callback=ClaimedCallback(8, "on_success", None)))
+    await until(lambda: len(worker.store.callbacks) == 2, what="both have ended")
+    assert worker.store.callbacks[7].error is None
+    assert "oh" in (worker.store.callbacks[8].error or "")
+    assert "it said boom" in worker.store.text_of(1, 0)
+
+
+# -- the worker --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_worker_that_drains_lets_attempts_end_and_claims_nothing(worker: RunningWorker) -> None:
+    worker.write(KILLABLE.replace("CODE", "print('begun', flush=True); time.sleep(0.5)"))
+    worker.store.queue(make_attempt(1, "run"))
+    await until(lambda: "begun" in worker.store.text_of(1), what="it has begun")
+    worker.worker.drain()
+    worker.store.queue(make_attempt(2, "run"))
+    await worker.running
+    assert isinstance(worker.store.reports[1].result, Success)
+    assert 2 not in worker.store.reports
+    assert worker.store.parts[(1, 1)]
+
+
+async def test_what_still_runs_at_the_end_is_given_back(worker: RunningWorker) -> None:
+    worker.write(KILLABLE.replace("CODE", "print('begun', flush=True); time.sleep(60)"))
+    worker.store.queue(make_attempt(1, "run"))
+    await until(lambda: "begun" in worker.store.text_of(1), what="it has begun")
+    worker.worker.end_all()
+    await worker.running
+    assert isinstance(worker.store.reports[1].result, Loss)
+    assert not worker.worker.pids
+
+
+async def test_attempts_run_on_while_the_store_is_away(worker: RunningWorker) -> None:
+    worker.write(KILLABLE.replace("CODE", "print('begun', flush=True); time.sleep(0.5); return 5"))
+    worker.store.queue(make_attempt(1, "run"))
+    await until(lambda: "begun" in worker.store.text_of(1), what="it has begun")
+    worker.store.away = True
+    await until(lambda: not worker.worker.running, what="it has ended")
+    worker.store.away = False
+    assert (await worker.report(1)).xcoms == (("return_value", "5"),)
+
+
+async def test_a_worker_whose_service_has_ended_ends_everything(worker: RunningWorker) -> None:
+    from tidemill.services.worker.store_link import WorkerFencedError
+
+    worker.write(KILLABLE.replace("CODE", "print('begun', flush=True); time.sleep(60)"))
+    worker.store.queue(make_attempt(1, "run"))
+    await until(lambda: "begun" in worker.store.text_of(1), what="it has begun")
+    worker.store.ended = True
+    with pytest.raises(WorkerFencedError):
+        await worker.running
+    assert not worker.worker.pids
+    assert not worker.store.reports
+
+
+async def test_an_attempt_whose_zygote_dies_is_lost(worker: RunningWorker) -> None:
+    import os
+
+    worker.write(KILLABLE.replace("CODE", "print('begun', flush=True); time.sleep(60)"))
+    worker.store.queue(make_attempt(1, "run"))
+    await until(lambda: "begun" in worker.store.text_of(1), what="it has begun")
+    os.kill(worker.zygote.pid or 0, signal.SIGKILL)
+    assert isinstance((await worker.report(1)).result, Loss)
+    worker.write(with_body("return 2"))
+    worker.store.queue(make_attempt(2, "run"))
+    assert isinstance((await worker.report(2)).result, Success)

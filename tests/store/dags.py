@@ -1,0 +1,119 @@
+"""DAGs for tests of the store, and a driver that plays scheduler and worker by calls."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from tidemill.core.tasks.structure import DagStructure, TaskStructure
+from tidemill.store.calls import (
+    BeginService,
+    ClaimedAttempt,
+    CreateRun,
+    GetRun,
+    ListTasks,
+    Report,
+    ReportOutcome,
+    Result,
+    RunRecord,
+    SchedulerAnswer,
+    SchedulerTurn,
+    StoreFile,
+    Success,
+    TaskRecord,
+    WorkerAnswer,
+    WorkerTurn,
+)
+from tidemill.store.database import Caller
+
+ENDED = ("success", "failed", "skipped", "upstream_failed")
+
+
+def task(id: str, *upstream: str, **details: Any) -> TaskStructure:
+    return TaskStructure(id, "EmptyOperator", upstream=tuple(sorted(upstream)), **details)
+
+
+def dag(*tasks: TaskStructure, id: str = "dag", **details: Any) -> DagStructure:
+    return DagStructure(id, tuple(sorted(tasks, key=lambda one: one.id)), **details)
+
+
+def encode(structure: DagStructure) -> bytes:
+    return msgspec.json.encode(structure, order="sorted")
+
+
+class Player:
+    """Plays scheduler and worker."""
+
+    def __init__(self, store: Caller) -> None:
+        self.store = store
+        self.scheduler = self.worker = 0
+        self.requests = itertools.count(1)
+
+    async def begin(self) -> Player:
+        self.scheduler = await self.begin_service("scheduler")
+        self.worker = await self.begin_service("worker")
+        return self
+
+    async def begin_service(self, kind: str) -> int:
+        return await self.store.call(BeginService(kind, kind, "machine", "boot", 17))
+
+    async def create(self, structure: DagStructure, **details: Any) -> RunRecord:
+        """Store a DAG, and create a run of it."""
+        file = StoreFile(f"{structure.id}.py", "digest", structures=(encode(structure),))
+        (stored,) = await self.store.call(file)
+        assert not stored.refused
+        return await self.store.call(CreateRun(structure.id, by="tester", **details))
+
+    async def schedule(self) -> SchedulerAnswer:
+        """Take turns until there is nothing more to do at once."""
+        while True:
+            answer = await self.store.call(SchedulerTurn(self.scheduler))
+            if not answer.more:
+                return answer
+
+    async def turn(self, *reports: Report, capacity: int = 0, **details: Any) -> WorkerAnswer:
+        turn = WorkerTurn(self.worker, next(self.requests), reports, capacity=capacity, **details)
+        return await self.store.call(turn)
+
+    async def claim(self, capacity: int = 100) -> tuple[ClaimedAttempt, ...]:
+        await self.schedule()
+        return (await self.turn(capacity=capacity)).claimed
+
+    async def claim_one(self) -> ClaimedAttempt:
+        (attempt,) = await self.claim()
+        return attempt
+
+    async def report(self, attempt: ClaimedAttempt, result: Result, **details: Any) -> ReportOutcome:
+        answer = await self.turn(Report(attempt.task, attempt.epoch, result, **details))
+        return answer.outcomes[0]
+
+    async def play(self, results: Callable[[ClaimedAttempt], Result] = lambda _: Success(), rounds: int = 100) -> None:
+        """Run everything until nothing is left to run."""
+        for _ in range(rounds):
+            attempts = await self.claim()
+            if not attempts:
+                return
+            await self.turn(*[Report(one.task, one.epoch, results(one)) for one in attempts if one.callback is None])
+        raise AssertionError("there is always something to run")
+
+    async def run(self, run: RunRecord) -> RunRecord:
+        found = await self.store.call(GetRun(run.dag_id, run.run_id))
+        assert found is not None
+        return found
+
+    async def tasks(self, run: RunRecord) -> dict[str, TaskRecord]:
+        listed = await self.store.call(ListTasks(run.dag_id, run.run_id))
+        return {one.task_id: one for one in listed.rows}
+
+    async def states(self, run: RunRecord) -> dict[str, str]:
+        return {name: one.state for name, one in (await self.tasks(run)).items()}
+
+
+def fail_these(names: Iterable[str]) -> Callable[[ClaimedAttempt], Result]:
+    from tidemill.store.calls import Failure
+
+    bad = set(names)
+    return lambda attempt: Failure("it failed") if attempt.task_id in bad else Success()

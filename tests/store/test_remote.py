@@ -1,0 +1,226 @@
+"""Calls over a socket: batches, failures that stay alone, lost connections, and bells."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.store.dags import Player, dag, encode, task
+
+from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.core.tasks.inputs import Channel
+from tidemill.store import frames
+from tidemill.store.call import CallRefusedError
+from tidemill.store.call_server import CallServer
+from tidemill.store.calls import (
+    CreateRun,
+    GetDag,
+    GetVariable,
+    ListDags,
+    ListVariables,
+    SetVariable,
+    StoreFile,
+)
+from tidemill.store.lock import StoreInUseError
+from tidemill.store.opening import open_caller, open_store
+from tidemill.store.remote import RemoteStore, call_patiently
+from tidemill.store.sqlite import SqliteDatabase, open_sqlite
+
+
+@pytest.fixture
+async def sqlite(tmp_path: Path) -> AsyncIterator[SqliteDatabase]:
+    opened = await open_sqlite(tmp_path / "store.db")
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def server(sqlite: SqliteDatabase, tmp_path: Path) -> AsyncIterator[CallServer]:
+    one = CallServer(sqlite, tmp_path / "calls.sock")
+    await one.start()
+    yield one
+    await one.close()
+
+
+@pytest.fixture
+async def remote(server: CallServer) -> AsyncIterator[RemoteStore]:
+    store = RemoteStore(server.path, connect_seconds=0.3)
+    yield store
+    await store.close()
+
+
+async def test_a_run_is_played_over_the_socket(remote: RemoteStore) -> None:
+    player = await Player(remote).begin()
+    run = await player.create(dag(task("a"), task("b", "a")))
+    await player.play()
+
+    assert await player.states(run) == {"a": "success", "b": "success"}
+
+
+async def test_only_this_user_can_connect(server: CallServer) -> None:
+    assert stat.S_IMODE(server.path.stat().st_mode) == 0o600
+
+
+async def test_calls_that_wait_share_a_transaction_and_one_that_fails_is_undone_alone(
+    sqlite: SqliteDatabase, remote: RemoteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transactions = 0
+    write = sqlite.write
+
+    async def count(work):  # type: ignore[no-untyped-def]
+        nonlocal transactions
+        transactions += 1
+        return await write(work)
+
+    monkeypatch.setattr(sqlite._calls, "_write", count)
+    calls = [remote.call(SetVariable(f"v{number}", "x" if number % 5 else "\0")) for number in range(50)]
+
+    results = await asyncio.gather(*calls, return_exceptions=True)
+
+    assert [isinstance(one, CallRefusedError) for one in results] == [number % 5 == 0 for number in range(50)]
+    assert transactions < 25
+    listed = await remote.call(ListVariables(limit=100))
+    assert {row.key for row in listed.rows} == {f"v{number}" for number in range(50) if number % 5}
+
+
+async def test_what_a_failed_call_had_written_is_undone(sqlite: SqliteDatabase) -> None:
+    good, bad = encode(dag(task("a"), id="good")), encode(dag(task("a"), id="bad"))
+    file = StoreFile("f.py", "digest", structures=(good, bad[:-1]))
+
+    results = await asyncio.gather(sqlite.call(file), sqlite.call(SetVariable("kept", "1")), return_exceptions=True)
+
+    assert isinstance(results[0], Exception)
+    assert await sqlite.call(GetDag("good")) is None
+    assert await sqlite.call(GetVariable("kept")) == "1"
+
+
+async def test_refusals_and_failures_arrive_as_what_they_are(remote: RemoteStore) -> None:
+    with pytest.raises(CallRefusedError, match="there is no DAG 'none'") as refused:
+        await remote.call(CreateRun("none"))
+    assert refused.value.kind == "unknown"
+
+
+async def test_a_lost_connection_fails_what_is_under_way_and_the_next_call_connects_again(
+    sqlite: SqliteDatabase, server: CallServer, remote: RemoteStore
+) -> None:
+    await remote.call(SetVariable("k", "v"))
+    await server.close()
+    with pytest.raises(RemoteError) as failed:
+        await remote.call(GetVariable("k"))
+    assert failed.value.retryable
+    waiting = asyncio.create_task(call_patiently(remote, GetVariable("k"), 0.05))
+    again = CallServer(sqlite, server.path)
+    await again.start()
+
+    assert await asyncio.wait_for(waiting, 20) == "v"
+    await again.close()
+
+
+async def test_bells_ring_in_other_processes_and_once_per_connection(remote: RemoteStore) -> None:
+    await remote.connect()
+    for channel in Channel:
+        assert await remote.doorbell.wait(channel, 5)
+    player = await Player(remote).begin()
+    while await remote.doorbell.wait(Channel.WORKER, 0.05):
+        pass
+
+    await player.create(dag(task("a")))
+    assert await remote.doorbell.wait(Channel.SCHEDULER, 5)
+    await player.schedule()
+    assert await remote.doorbell.wait(Channel.WORKER, 5)
+
+
+async def test_bells_ring_between_processes_of_postgresql(postgres) -> None:  # type: ignore[no-untyped-def]
+    url = await postgres.new_database()
+    one, other = await open_store(url), await open_store(url)
+    while not await other.doorbell.wait(Channel.WORKER, 5):
+        pass
+    player = await Player(one).begin()
+    run = await player.create(dag(task("a")))
+
+    async def heard() -> bool:
+        # The first bells may be those of the new connection.
+        return await other.doorbell.wait(Channel.WORKER, 0.2)
+
+    while await heard():
+        pass
+    for _ in range(50):
+        one.doorbell.ring([Channel.WORKER])
+        if await heard():
+            break
+    else:
+        raise AssertionError("no bell was heard")
+    assert run.state == "running"
+    await one.close()
+    await other.close()
+
+
+async def test_another_version_is_refused_by_name(
+    server: CallServer, remote: RemoteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.store.remote.find_protocol", lambda: "other")
+
+    with pytest.raises(ConfigError, match="another version of tidemill; restart it"):
+        await remote.call(ListDags())
+
+
+async def test_the_command_line_calls_whoever_has_the_file_open(tmp_path: Path) -> None:
+    url, path = f"sqlite:///{tmp_path}/store.db", tmp_path / "calls.sock"
+    host = await open_sqlite(tmp_path / "store.db")
+    with pytest.raises(StoreInUseError):
+        await open_caller(url)
+    server = CallServer(host, path)
+    await server.start()
+    host.publish(str(path))
+
+    store = await open_caller(url)
+    assert isinstance(store, RemoteStore)
+    await store.call(SetVariable("k", "v"))
+    await store.close()
+    await server.close()
+    await host.close()
+    store = await open_caller(url)
+    assert isinstance(store, SqliteDatabase)
+    assert await store.call(GetVariable("k")) == "v"
+    await store.close()
+
+
+async def test_a_client_that_sends_nonsense_harms_nobody(server: CallServer, remote: RemoteStore) -> None:
+    reader, writer = await asyncio.open_unix_connection(server.path)
+    writer.write(b"\0\0\0\5hello")
+    await frames.read_frame(reader)
+    with pytest.raises(asyncio.IncompleteReadError):
+        await frames.read_frame(reader)
+    writer.close()
+    assert await remote.call(GetVariable("k")) is None
+
+
+async def test_many_callers_get_their_own_answers(remote: RemoteStore) -> None:
+    await asyncio.gather(*[remote.call(SetVariable(f"v{number}", str(number))) for number in range(100)])
+
+    answers = await asyncio.gather(*[remote.call(GetVariable(f"v{number}")) for number in range(100)])
+    assert answers == [str(number) for number in range(100)]
+
+
+async def test_a_call_that_is_given_up_disturbs_no_other(remote: RemoteStore) -> None:
+    await remote.connect()
+    given_up = asyncio.create_task(remote.call(SetVariable("a", "1")))
+    await asyncio.wait([given_up], timeout=0)
+    assert remote._waiting
+    given_up.cancel()
+
+    await remote.call(SetVariable("b", "2"))
+    assert await remote.call(GetVariable("b")) == "2"
+
+
+async def test_every_call_can_be_sent_and_is_answered_by_a_function() -> None:
+    from tidemill.store.answers import FUNCTIONS
+
+    assert set(FUNCTIONS) == set(frames.list_kinds())
+    for kind in frames.list_kinds():
+        frames._build_answer_decoder(kind)
+    number, call = frames.decode_call(frames.encode_call(7, SetVariable("k", "v"))[4:])
+    assert (number, call) == (7, SetVariable("k", "v"))
