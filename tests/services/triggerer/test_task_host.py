@@ -31,7 +31,7 @@ class Triggerers:
 
     def start(self, capacity: int = 10_000) -> TaskHost:
         about = BeginService("triggerer", "t", "here", "boot", 1, (), capacity)
-        host = TaskHost(self.store, TriggererSettings(), about, folder_code.FolderCode(self.folder))
+        host = TaskHost(self.store, TriggererSettings(), about, folder_code.FolderCode(self.folder), 65_536)
         stop = asyncio.Event()
         self.running[host] = asyncio.create_task(host.run(stop)), stop
         return host

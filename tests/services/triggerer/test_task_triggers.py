@@ -36,6 +36,7 @@ async def triggerer(store: Caller, folder: Path) -> AsyncIterator[TaskHost]:
         TriggererSettings(),
         BeginService("triggerer", "t", "here", "boot", 1, (), 10_000),
         FolderCode(folder),
+        65_536,
     )
     stop = asyncio.Event()
     running = asyncio.create_task(host.run(stop))

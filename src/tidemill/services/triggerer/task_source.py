@@ -63,6 +63,7 @@ class TaskSource:
         service: The service that runs them.
         capacity: How many it runs at once.
         queues: Whose triggers; empty: all.
+        logs: The logs of their tasks.
         clock: Seconds, monotonic.
 
     Attributes:
@@ -82,7 +83,8 @@ class TaskSource:
         calls: Caller,
         service: int,
         capacity: int,
-        queues: tuple[str, ...] = (),
+        queues: tuple[str, ...],
+        logs: TaskLogs,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Claim nothing yet."""
@@ -91,7 +93,7 @@ class TaskSource:
         self.freed = asyncio.Event()
         self.triggers = TaskTriggers(capacity)
         self.writer = CallEvents(calls, service, self.ended.set)
-        self._logs = TaskLogs(calls)
+        self._logs = logs
         self._request = 0
         self._repeated = False
         self._reports: set[asyncio.Task[None]] = set()

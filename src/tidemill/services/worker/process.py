@@ -24,11 +24,11 @@ from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import TidemillError
 from tidemill.core.tasks.worker_slots import Limits
+from tidemill.runtime.boot import read_boot_id
 from tidemill.runtime.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.log import configure
-from tidemill.services.triggerer.list_lock import read_boot_id
-from tidemill.services.triggerer.signals import Signals
+from tidemill.runtime.service_signals import Signals
 from tidemill.services.worker.parent import watch_parent
 from tidemill.services.worker.preloads import PRELOADS
 from tidemill.services.worker.store_link import call_patiently
