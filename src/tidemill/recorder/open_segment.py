@@ -1,4 +1,4 @@
-"""A segment that is being written: its file, and its rows decoded, for the moment at which it is sealed.
+"""A segment that is being written: its file, and its rows as they came, for the moment at which it is sealed.
 
 Invariant: the file has whole frames only; what a failed write left of one is cut off.
 """
@@ -9,12 +9,13 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemill.recorder.frames import MAGIC, FrameInfo, pack_frame
 from tidemill.recorder.periods import create_file
+from tidemill.recorder.schema import RowTable, decode_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,7 +46,7 @@ class OpenSegment:
         self.rows_bytes = 0
         #: The size of the file.
         self.size_bytes = len(MAGIC)
-        self.batches: list[tuple[FrameInfo, pa.RecordBatch]] = []
+        self._frames: list[tuple[FrameInfo, bytes]] = []
         self._dirty = True
         self._fd = create_file(path)
         try:
@@ -79,10 +80,15 @@ class OpenSegment:
             self._began = self._clock()
         self.size_bytes += len(data)
         self._dirty = True
-        for info, _, batch in frames:
-            self.batches.append((info, batch))
+        for info, body, batch in frames:
+            self._frames.append((info, body))
             self.rows += len(batch)
             self.rows_bytes += batch.nbytes
+
+    def read_batches(self, table: RowTable) -> Iterator[tuple[FrameInfo, pa.RecordBatch]]:
+        """Yield its rows, decoded again: kept so, they would take ten times as much memory until it is sealed."""
+        for info, body in self._frames:
+            yield info, decode_rows(table, body)
 
     def flush(self) -> None:
         """Force what was written to the disk.
@@ -96,7 +102,7 @@ class OpenSegment:
 
     def close(self) -> None:
         """Close the file; it stays as it is."""
-        self.batches = []
+        self._frames = []
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
