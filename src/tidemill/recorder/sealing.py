@@ -6,7 +6,7 @@ file is touched here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,6 +27,9 @@ _WORDS = ("topic", "status", "error", "kind", "engine_id")
 _SEARCHED = ("partition", "offset", "first_offset", "last_offset")
 #: So many values tell whether they repeat.
 _SAMPLE = 1_024
+#: Up to this many batches are joined at a time, or as many as have this many rows.
+_BUNDLE = 64
+_BUNDLE_ROWS = 8_000
 #: What the worker is called, in the metadata of the Parquet file.
 WORKER = b"tidemill.worker"
 
@@ -107,12 +110,12 @@ def _sort_batches(table: RowTable, batches: Iterable[tuple[FrameInfo, pa.RecordB
 
     columns: dict[str, list[pa.Array]] = {}
     schema = None
-    for info, batch in batches:
-        complete = _complete(table, info, batch)
-        for name, column in zip(complete.schema.names, complete.columns, strict=True):
-            columns.setdefault(name, []).append(column)
-        schema = complete.schema
-        del complete, batch
+    for some in _bundle(batches):
+        joined = join_batches(table, some)
+        schema = joined.schema
+        for name, column in zip(schema.names, joined.columns, strict=True):
+            columns.setdefault(name, []).append(column.chunk(0))
+        del joined, some
     first = "offset" if table is RowTable.MESSAGES else "first_offset"
     keys = {name: _combine(columns[name]) for name in ("topic", "partition", first)}
     order = _sort(*keys.values())
@@ -123,6 +126,20 @@ def _sort_batches(table: RowTable, batches: Iterable[tuple[FrameInfo, pa.RecordB
         del chunks
         rows[name] = whole.take(order)
     return pa.table(rows, schema=schema)
+
+
+def _bundle(
+    batches: Iterable[tuple[FrameInfo, pa.RecordBatch]],
+) -> Iterator[list[tuple[FrameInfo, pa.RecordBatch]]]:
+    """Yield batches some at a time: what Arrow keeps for each of many small ones is more than their rows."""
+    some: list[tuple[FrameInfo, pa.RecordBatch]] = []
+    for each in batches:
+        some.append(each)
+        if len(some) == _BUNDLE or sum(len(batch) for _, batch in some) >= _BUNDLE_ROWS:
+            yield some
+            some = []
+    if some:
+        yield some
 
 
 def _combine(chunks: list[pa.Array]) -> pa.Array:
