@@ -32,6 +32,7 @@ from bench.recorder_memory import memory_mb
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.settings import Settings
 from tidemill.recorder.events import EventKind, RecordedEvent
+from tidemill.recorder.memory import use_system_memory
 from tidemill.recorder.reader import Reader
 from tidemill.recorder.schema import RowTable, encode_rows, messages_schema, tasks_schema
 from tidemill.recorder.writer import RecordWriter
@@ -295,6 +296,7 @@ def summarize(took: list[float], used: list[float]) -> dict[str, object]:
 
 async def ask(folder: Path, messages: int) -> None:
     """Ask everything, and count what was recorded; the process that wrote it answers, as a driver does."""
+    use_system_memory()  # as who writes has it
     bare, most = measure_bare(), 0.0
     async for line in ask_api(folder, messages):
         most = max(most, memory_mb() - bare)

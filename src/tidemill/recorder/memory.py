@@ -10,14 +10,22 @@ import functools
 from collections.abc import Callable
 
 
-def use_system_memory() -> None:
-    """Let Arrow take its memory from the C library, which gives large pieces back at once.
+#: `M_ARENA_MAX` of the GNU C library.
+_MAX_HEAPS = -8
 
-    Its own allocator keeps 25 MB more while a segment is sealed, and saves 0.1 µs of CPU time per message.
+
+def use_system_memory() -> None:
+    """Let Arrow take its memory from the C library, which gives large pieces back at once, and that from one heap.
+
+    Arrow's own allocator keeps 25 MB more while a segment is sealed, and saves 0.1 µs of CPU time per message. Heaps for
+    each thread, which requests are answered on, keep 40 MB more.
     """
     import pyarrow as pa
 
     pa.set_memory_pool(pa.system_memory_pool())
+    option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if option is not None:
+        option(_MAX_HEAPS, 1)
 
 
 def release_memory() -> None:

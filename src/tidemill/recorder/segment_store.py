@@ -35,8 +35,8 @@ log = structlog.get_logger(__name__)
 KeyT = TypeVar("KeyT", bound=Hashable)
 ValueT = TypeVar("ValueT")
 
-#: What is known of a Parquet file takes about 100 kB of memory, an index 16 kB; each has a descriptor.
-MAX_FILES = 64
+#: What is known of a Parquet file takes about 300 kB of memory, an index 16 kB; each has a descriptor.
+MAX_FILES = 16
 MAX_INDEXES = 128
 #: A summary takes a few kB.
 MAX_SUMMARIES = 4096
