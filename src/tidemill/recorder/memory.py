@@ -9,7 +9,6 @@ import ctypes
 import functools
 from collections.abc import Callable
 
-
 #: `M_ARENA_MAX` of the GNU C library.
 _MAX_HEAPS = -8
 
@@ -17,8 +16,8 @@ _MAX_HEAPS = -8
 def use_system_memory() -> None:
     """Let Arrow take its memory from the C library, which gives large pieces back at once, and that from one heap.
 
-    Arrow's own allocator keeps 25 MB more while a segment is sealed, and saves 0.1 µs of CPU time per message. Heaps for
-    each thread, which requests are answered on, keep 40 MB more.
+    Arrow's own allocator keeps 25 MB more while a segment is sealed, and saves 0.1 µs of CPU time per message. A heap
+    for each of the threads that answer requests keeps 40 MB more.
     """
     import pyarrow as pa
 
