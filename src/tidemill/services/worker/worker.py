@@ -35,6 +35,7 @@ from tidemill.core.tasks.worker_slots import (
     Why,
     WorkerSlots,
 )
+from tidemill.services.worker.asked_secrets import find_secrets
 from tidemill.services.worker.endings import explain_end
 from tidemill.services.worker.log_store import LogStore
 from tidemill.services.worker.logs import AttemptLog
@@ -53,7 +54,6 @@ from tidemill.services.worker.store_link import SCAN_SECONDS, Bell, Calls, beat,
 from tidemill.services.worker.task_handle import TaskHandle
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.messages import Exited
-from tidemill.store.task_calls import ConnectionRecord, GetConnection
 from tidemill.store.worker_calls import (
     CallbackReport,
     ClaimedAttempt,
@@ -330,8 +330,8 @@ class Worker:
             log.exception("a call of a task failed", call=type(call).__name__)
             handle.tell(NotAnswered(ask.number, describe_error(error), refused=True))
         else:
-            if isinstance(call, GetConnection) and isinstance(value, ConnectionRecord) and handle.log is not None:
-                handle.log.secrets |= {value.password} if value.password else set()
+            if handle.log is not None:
+                handle.log.secrets |= find_secrets(call, value)
             handle.tell(Answered(ask.number, encode_answer(value)))
 
     def on_written(self) -> None:
