@@ -32,7 +32,8 @@ from tidemill.services.triggerer.signals import Signals
 from tidemill.services.worker.parent import watch_parent
 from tidemill.services.worker.preloads import PRELOADS
 from tidemill.services.worker.store_link import call_patiently
-from tidemill.services.worker.worker import Worker, WorkerConfig
+from tidemill.services.worker.worker import Worker
+from tidemill.services.worker.worker_config import WorkerConfig
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.messages import Setup
 from tidemill.store.remote import RemoteStore

@@ -16,7 +16,6 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
@@ -28,7 +27,6 @@ from tidemill.core.tasks.worker_slots import (
     Effect,
     Interrupt,
     Kill,
-    Limits,
     Retire,
     RunAttempt,
     StartProcess,
@@ -52,6 +50,7 @@ from tidemill.services.worker.messages import (
 from tidemill.services.worker.signatures import sign_file
 from tidemill.services.worker.store_link import SCAN_SECONDS, Bell, Calls, beat, call_patiently, listen
 from tidemill.services.worker.task_handle import TaskHandle
+from tidemill.services.worker.worker_config import WorkerConfig
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.messages import Exited
 from tidemill.store.worker_calls import (
@@ -81,26 +80,6 @@ _MAX_REPORTS = 64
 #: See `task_process`, which is not imported here: it imports everything that tasks need.
 _TIMEOUT_SIGNAL = signal.SIGRTMIN + 5
 _END_SIGNAL = signal.SIGRTMIN + 6
-_LIMITS = Limits()
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerConfig:
-    """What a worker is told.
-
-    Attributes:
-        folder: The folder of DAGs.
-        limits: Of processes and attempts.
-        queues: The queues that it serves.
-        max_log_bytes: How much of the log of an attempt is kept.
-        log_level: The lowest level of `logging` in tasks that is kept.
-    """
-
-    folder: Path
-    limits: Limits = _LIMITS
-    queues: tuple[str, ...] = ("default",)
-    max_log_bytes: int = 10 * 1024 * 1024
-    log_level: str = "INFO"
 
 
 @dataclass(slots=True)
