@@ -101,7 +101,8 @@ def find_imports(path: Path, folder: Path) -> dict[str, str]:
     found = {path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name: _digest(_read(path))}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if not isinstance(file, str) or name.startswith(DAG_MODULE):
+        # Most modules are elsewhere, and paths are slow.
+        if not isinstance(file, str) or not file.startswith(f"{folder}/") or name.startswith(DAG_MODULE):
             continue
         place = Path(file)
         if place.is_relative_to(folder) and place != path:

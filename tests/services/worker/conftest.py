@@ -11,7 +11,8 @@ from tests.until import until
 
 from tidemill.core.tasks.worker_slots import Limits
 from tidemill.services.worker.preloads import PRELOADS
-from tidemill.services.worker.worker import Worker, WorkerConfig
+from tidemill.services.worker.worker import Worker
+from tidemill.services.worker.worker_config import WorkerConfig
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.messages import Setup
 from tidemill.store.calls import Failure, Report

@@ -14,7 +14,12 @@ PRELOADS = (
     "tidemill.dags",
     "tidemill.dags.definition",
     "tidemill.dags.decorators",
+    "tidemill.dags.operators.bash",
+    "tidemill.dags.operators.empty",
+    "tidemill.dags.operators.python",
     "tidemill.dags.running",
+    "tidemill.dags.sensors.base",
+    "tidemill.dags.sensors.temporal",
     "tidemill.services.worker.task_process",
     "tidemill.triggers.base",
 )

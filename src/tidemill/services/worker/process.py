@@ -22,7 +22,7 @@ import structlog
 
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
-from tidemill.core.errors import TidemillError
+from tidemill.core.errors import RemoteError, TidemillError, describe_error
 from tidemill.core.tasks.worker_slots import Limits
 from tidemill.runtime.boot import read_boot_id
 from tidemill.runtime.exitcode import ExitCode, find_exit_code
@@ -32,7 +32,8 @@ from tidemill.runtime.service_signals import Signals
 from tidemill.services.worker.parent import watch_parent
 from tidemill.services.worker.preloads import PRELOADS
 from tidemill.services.worker.store_link import call_patiently
-from tidemill.services.worker.worker import Worker, WorkerConfig
+from tidemill.services.worker.worker import Worker
+from tidemill.services.worker.worker_config import WorkerConfig
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.messages import Setup
 from tidemill.store.remote import RemoteStore
@@ -91,7 +92,10 @@ async def _run(settings: Settings, address: Path, folder: Path, name: str, signa
         log.info("the worker is ready", folder=str(folder), concurrency=config.limits.concurrency)
         worker = Worker(service, config, store, store.doorbell, zygote)
         await _serve(worker, settings.worker.drain_timeout_seconds, config.limits.grace_seconds, signals.stop)
-        await asyncio.wait_for(store.call(EndService(service)), _LAST_SECONDS)
+        try:
+            await asyncio.wait_for(store.call(EndService(service)), _LAST_SECONDS)
+        except (TimeoutError, RemoteError) as error:
+            log.warning("the store cannot be told that this worker has ended", error=describe_error(error))
     finally:
         await zygote.close()
         await store.close()

@@ -16,7 +16,6 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
@@ -28,13 +27,13 @@ from tidemill.core.tasks.worker_slots import (
     Effect,
     Interrupt,
     Kill,
-    Limits,
     Retire,
     RunAttempt,
     StartProcess,
     Why,
     WorkerSlots,
 )
+from tidemill.services.worker.asked_secrets import find_secrets
 from tidemill.services.worker.endings import explain_end
 from tidemill.services.worker.log_store import LogStore
 from tidemill.services.worker.logs import AttemptLog
@@ -51,9 +50,9 @@ from tidemill.services.worker.messages import (
 from tidemill.services.worker.signatures import sign_file
 from tidemill.services.worker.store_link import SCAN_SECONDS, Bell, Calls, beat, call_patiently, listen
 from tidemill.services.worker.task_handle import TaskHandle
+from tidemill.services.worker.worker_config import WorkerConfig
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.messages import Exited
-from tidemill.store.task_calls import ConnectionRecord, GetConnection
 from tidemill.store.worker_calls import (
     CallbackReport,
     ClaimedAttempt,
@@ -81,26 +80,6 @@ _MAX_REPORTS = 64
 #: See `task_process`, which is not imported here: it imports everything that tasks need.
 _TIMEOUT_SIGNAL = signal.SIGRTMIN + 5
 _END_SIGNAL = signal.SIGRTMIN + 6
-_LIMITS = Limits()
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerConfig:
-    """What a worker is told.
-
-    Attributes:
-        folder: The folder of DAGs.
-        limits: Of processes and attempts.
-        queues: The queues that it serves.
-        max_log_bytes: How much of the log of an attempt is kept.
-        log_level: The lowest level of `logging` in tasks that is kept.
-    """
-
-    folder: Path
-    limits: Limits = _LIMITS
-    queues: tuple[str, ...] = ("default",)
-    max_log_bytes: int = 10 * 1024 * 1024
-    log_level: str = "INFO"
 
 
 @dataclass(slots=True)
@@ -330,8 +309,8 @@ class Worker:
             log.exception("a call of a task failed", call=type(call).__name__)
             handle.tell(NotAnswered(ask.number, describe_error(error), refused=True))
         else:
-            if isinstance(call, GetConnection) and isinstance(value, ConnectionRecord) and handle.log is not None:
-                handle.log.secrets |= {value.password} if value.password else set()
+            if handle.log is not None:
+                handle.log.secrets |= find_secrets(call, value)
             handle.tell(Answered(ask.number, encode_answer(value)))
 
     def on_written(self) -> None:

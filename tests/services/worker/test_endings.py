@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tidemill.core.tasks.worker_slots import Why
+from tidemill.services.worker.endings import explain_end
+from tidemill.services.zygote.messages import Exited
+from tidemill.store.calls import Failure, Loss, Result
+
+
+def explain(why: Why, status: int | None) -> Result | None:
+    return explain_end(why, None if status is None else Exited(9, status), grace_seconds=5.0)
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (0, "exit code 0"),
+        (-signal.SIGSEGV, "crashed (SIGSEGV)"),
+        (-signal.SIGKILL, "out of memory"),
+        (-signal.SIGTERM, "SIGTERM, which tidemill did not send"),
+        (-signal.SIGRTMIN - 1, "ended by signal 35"),
+    ],
+)
+def test_a_process_that_ends_by_itself_fails_its_attempt(status: int, said: str) -> None:
+    result = explain(Why.CRASH, status)
+    assert isinstance(result, Failure)
+    assert said in result.error
+
+
+def test_what_is_not_the_fault_of_the_task_is_given_back() -> None:
+    assert explain(Why.CRASH, None) == explain(Why.LOST, -9) == explain(Why.DRAIN, -9) == Loss()
+
+
+def test_nobody_is_told_of_an_attempt_that_was_replaced() -> None:
+    assert explain(Why.REPLACED, -9) is None
