@@ -100,9 +100,7 @@ with DAG("a"):
     Waiting(task_id="t", trigger=Own())
 """
     path = write(tmp_path, "file.py", text)
-    with pytest.raises(
-        DagError, match=r"task 't': argument 'trigger': Own is defined in a DAG file"
-    ):
+    with pytest.raises(DagError, match=r"task 't': argument 'trigger': Own is defined in a DAG file"):
         load_file(path, tmp_path)
 
 
