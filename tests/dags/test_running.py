@@ -112,6 +112,9 @@ def test_several_outputs_are_kept_under_their_keys() -> None:
         (SystemExit(0), AttemptFailed("the task called sys.exit(0)")),
         (GeneratorExit(), AttemptFailed("GeneratorExit: ")),
         (ValueError("\ud800"), AttemptFailed("ValueError: \\ud800")),
+        (ValueError("a\0b"), AttemptFailed("ValueError: a\\x00b")),
+        (AirflowSkipException("\ud800\0"), AttemptSkipped("\\ud800\\x00")),
+        (ValueError("x" * 9_000), AttemptFailed(f"ValueError: {'x' * 7_988}...")),
     ],
 )
 def test_what_is_raised_ends_the_attempt(error: BaseException, expected: Any) -> None:
@@ -311,6 +314,15 @@ def test_xcoms_are_pushed_at_once_and_pulled() -> None:
     assert value_of(run(work, services=services)) == [[1], [[1], None], "x", {1: 2}, 5]
     assert services.xcoms["t", "mine"]
     assert isinstance(run(lambda _, context: context["ti"].xcom_pull("a", dag_id="other")).ending, AttemptFailed)
+
+
+@pytest.mark.parametrize("key", ["", "a\0", "\ud800", 5])
+def test_keys_that_no_store_accepts_are_refused(key: Any) -> None:
+    ending = run(lambda _, context: context["ti"].xcom_push(key, 1)).ending
+    assert isinstance(ending, AttemptFailed)
+    assert "xcom_push: key" in ending.error
+    ending = run(lambda *_: {key: 1}, multiple_outputs=True).ending
+    assert isinstance(ending, AttemptFailed)
 
 
 def test_the_state_of_a_task_outlives_its_tries() -> None:

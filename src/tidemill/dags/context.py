@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, Final
 
+from tidemill.dags.arguments import check_text
 from tidemill.dags.connection import ConnectionAccessor
 from tidemill.dags.exceptions import TaskError
 from tidemill.dags.macros import macros
@@ -92,10 +93,10 @@ class TaskInstance:
         """Keep a value for other tasks, at once.
 
         Raises:
+            DagError: The key is not a text that a store accepts.
             EncodingError: The value cannot be written down.
         """
-        if not isinstance(key, str) or not key:
-            raise TypeError(f"the key of an XCom must be a string, got {key!r}")
+        check_text("xcom_push", "key", key)
         self._services.push_xcom(key, encode(value, f"XCom {key!r}"))
 
     def xcom_pull(

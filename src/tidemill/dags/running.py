@@ -12,8 +12,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from tidemill.core.errors import describe_error
-from tidemill.dags.arguments import check_duration
+from tidemill.core.errors import describe_error, escape_surrogates
+from tidemill.dags.arguments import check_duration, check_text
 from tidemill.dags.context import Context, build_context
 from tidemill.dags.current import running
 from tidemill.dags.exceptions import DagError, TaskDeferred, TaskFailed, TaskSkipped, TaskTimeout
@@ -35,6 +35,8 @@ from tidemill.runtime.codec import decode, encode
 log = logging.getLogger(__name__)
 
 _MICROSECONDS: Final = 1_000_000
+#: A longer error is cut; the log has all of it.
+MAX_ERROR: Final = 8_000
 
 
 def run_attempt(dag: Any, claim: Claim, services: TaskServices) -> AttemptResult:
@@ -135,6 +137,7 @@ def _collect_xcoms(task: Any, result: Any) -> tuple[tuple[str, str], ...]:
         for key, value in result.items():
             if not isinstance(key, str):
                 raise TaskFailed(f"multiple_outputs needs a dict with strings as keys; the task returned key {key!r}")
+            check_text("the returned value", "a key of it", key)
             found[key] = encode(value, f"the returned value[{key!r}]")
     found[RETURN_VALUE] = encode(result, "the returned value")
     return tuple(found.items())
@@ -160,15 +163,21 @@ def _classify(error: BaseException, task: Any = None) -> Ending:
     if isinstance(error, TaskSkipped):
         reason = str(error)
         log.info("skipped: %s", reason or "TaskSkipped was raised")
-        return AttemptSkipped(reason)
+        return AttemptSkipped(_shorten(escape_surrogates(reason)))
     if isinstance(error, TaskTimeout) and task is not None:
         kill(task)
     # The frames of this module help nobody.
     shown = error.with_traceback(_skip_own_frames(error))
     log.error("the attempt failed: %s", describe_error(error), exc_info=(type(error), shown, shown.__traceback__))
     if isinstance(error, SystemExit):
-        return AttemptFailed(f"the task called sys.exit({error.code!r})")
-    return AttemptFailed(describe_error(error), may_retry=not isinstance(error, TaskFailed))
+        return AttemptFailed(_shorten(f"the task called sys.exit({error.code!r})"))
+    return AttemptFailed(_shorten(describe_error(error)), may_retry=not isinstance(error, TaskFailed))
+
+
+def _shorten(text: str) -> str:
+    """Return a text that every database accepts: without NUL, and not too long."""
+    text = text.replace("\0", "\\x00")
+    return text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]}..."
 
 
 def _skip_own_frames(error: BaseException) -> Any:

@@ -158,6 +158,7 @@ async def test_an_error_is_kept_with_its_traceback_until_the_file_is_right(folde
             "at most 4,194,304 are allowed",
         ),
         (DAG.format(name="a", task="b") + DAG.format(name="a", task="b"), "the file has two DAGs 'a'"),
+        ("raise ValueError('dag \\ud800 \\0 ' + 'x' * 10_000_000)", "ValueError: dag \\ud800 \\x00 xxx"),
         (
             "import os, time  # dag\nprint('before it hangs', flush=True)\nwhile True: time.sleep(1)",
             "took longer than 1.5 s",
@@ -242,5 +243,12 @@ async def test_files_of_a_folder_that_is_away_are_not_removed(
 async def test_files_that_were_removed_while_nothing_ran_are_removed_at_the_start(folder: Path, store: Store) -> None:
     await store.call(StoreFile("gone.py", ""))
     write(folder, "a.py", DAG.format(name="a", task="one"))
+    async with running(folder, store):
+        assert sorted(store.files) == ["a.py"]
+
+
+async def test_a_file_whose_name_is_not_text_is_left_out(folder: Path, store: Store) -> None:
+    write(folder, "a.py", DAG.format(name="a", task="one"))
+    (folder / os.fsdecode(b"caf\xe9.py")).write_text(DAG.format(name="b", task="two"))
     async with running(folder, store):
         assert sorted(store.files) == ["a.py"]

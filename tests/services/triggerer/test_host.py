@@ -135,7 +135,7 @@ async def test_a_trigger_that_serialized_itself_with_an_absolute_moment_continue
     assert DID["moments"] == ["1005", "1005"]
     assert json.loads((await hosts.record("later")).serialized or "") == [
         "tests.services.triggerer.hosted.Delayed",
-        '{"moment": 1005}',
+        '{"moment":1005}',
     ]
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+from tidemill.core.errors import escape_surrogates
+
 #: A file without this word, in upper or lower case, defines no DAG.
 _WORD: Final = b"dag"
 
@@ -17,7 +19,8 @@ Signature = tuple[tuple[str, int, int, int] | None, ...]
 def find_files(folder: Path) -> list[str]:
     """Return the Python files below a folder in which the word `dag` occurs, relative to it, sorted.
 
-    Hidden folders and files are left out, and so are links to folders.
+    Hidden folders and files are left out, and so are links to folders, and files whose names are not Unicode text:
+    no database accepts them.
 
     Raises:
         FileNotFoundError: There is no such folder.
@@ -42,8 +45,13 @@ def _walk(folder: Path) -> Iterator[Path]:
     for root, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
         for name in files:
-            if name.endswith(".py") and not name.startswith("."):
-                yield Path(root, name)
+            path = Path(root, name)
+            if name.endswith(".py") and not name.startswith(".") and _is_text(str(path)):
+                yield path
+
+
+def _is_text(name: str) -> bool:
+    return escape_surrogates(name) == name
 
 
 def _may_define_dags(path: Path) -> bool:

@@ -16,8 +16,12 @@ from typing import Any
 
 import msgspec
 
+from tidemill.core.errors import escape_surrogates
+
 #: Bytes before the result that tell its length.
 LENGTH_BYTES = 8
+#: Of a longer traceback, begin and end are kept.
+MAX_ERROR = 64 << 10
 
 
 class ParseRequest(msgspec.Struct, frozen=True):
@@ -105,9 +109,12 @@ def describe_failure(error: BaseException) -> str:
         frames = error.__traceback__
         while frames is not None and not _is_users(frames):
             frames = frames.tb_next
-        return "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+        text = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
     except Exception:
         return f"{type(error).__name__}: its text cannot be read"
+    # Databases refuse what is not Unicode text, and NUL.
+    text = escape_surrogates(text).replace("\0", "\\x00")
+    return text if len(text) <= MAX_ERROR else f"{text[: MAX_ERROR // 2]}\n...\n{text[-MAX_ERROR // 2 :]}"
 
 
 def _is_users(frame: Any) -> bool:

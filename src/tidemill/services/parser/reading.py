@@ -79,7 +79,7 @@ async def read_file(forker: Forker, path: Path, folder: Path, timeout_seconds: f
         timed_out = not await _wait(forker, process, timeout_seconds + GRACE_SECONDS)
         exited = await process.ended
         # All of the group is gone: what was written is there to be read.
-        output = output_pipe.read_rest().decode(errors="replace")
+        output = output_pipe.read_rest().decode(errors="replace").replace("\0", "\\x00")
         result = _decode(result_pipe.read_rest())
     finally:
         result_pipe.close()

@@ -17,7 +17,6 @@ from typing import Any
 from tidemill.core.errors import ConfigError, HandlerError, describe_error
 from tidemill.runtime import codec
 from tidemill.runtime.user_code import locate_error
-from tidemill.services.triggerer.trigger_list import encode_kwargs
 from tidemill.store.content import check_identity, check_payload
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 
@@ -173,17 +172,17 @@ def _suggest_module(name: str) -> str:
 
 
 def serialize_trigger(trigger: BaseTrigger) -> tuple[str, str]:
-    """Return the classpath and kwargs (JSON text) from which the same trigger can be created.
+    """Return the classpath and kwargs (text of `runtime.codec`) from which the same trigger can be created.
 
     Raises:
-        TriggerError: `serialize` raised, or returned something that JSON cannot hold.
+        TriggerError: `serialize` raised, or returned something that cannot be written down.
     """
     try:
         classpath, kwargs = trigger.serialize()
-        return str(classpath), encode_kwargs(_copy_kwargs(kwargs))
+        return str(classpath), codec.encode_sorted(_copy_kwargs(kwargs), "kwargs")
     except (Exception, SystemExit) as error:
         raise TriggerError(
-            f"serialize() of {type(trigger).__name__} must return a classpath and kwargs that can be written as JSON: "
+            f"serialize() of {type(trigger).__name__} must return a classpath and kwargs that can be written down: "
             f"{describe_error(error)}"
         ) from error
 

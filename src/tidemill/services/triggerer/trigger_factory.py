@@ -6,6 +6,7 @@ import json
 
 import structlog
 
+from tidemill.runtime import codec
 from tidemill.services.triggerer.loading import TriggerError, create_trigger, serialize_trigger
 from tidemill.store.records import TriggerSpec
 from tidemill.triggers.base import BaseTrigger
@@ -62,7 +63,9 @@ class TriggerFactory:
                 error=str(error),
             )
             return None
-        if found == (self._spec.classpath, self._spec.kwargs):
+        classpath, kwargs = found
+        # The list's own kwargs are plain JSON, written differently.
+        if classpath == self._spec.classpath and codec.decode(kwargs) == codec.decode(self._spec.kwargs):
             return None
         self._serialized = found
         return json.dumps(found)

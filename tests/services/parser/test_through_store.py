@@ -1,0 +1,124 @@
+"""From a DAG file to a run in the store: read, scheduled, claimed, run, reported."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from tests.services.parser.test_manager import running, write
+from tests.store.dags import Player
+
+from tidemill.core.errors import InvariantError
+from tidemill.dags.loading import load_file
+from tidemill.dags.results import AttemptFailed, AttemptResult, AttemptSkipped, AttemptSucceeded
+from tidemill.dags.running import run_attempt
+from tidemill.services.worker.task_services import StoreServices
+from tidemill.store.calls import (
+    ClaimedAttempt,
+    CreateRun,
+    Failure,
+    ListFiles,
+    ListTasks,
+    Report,
+    SchedulerTurn,
+    Skip,
+    Success,
+    WorkerTurn,
+)
+from tidemill.store.opening import open_store
+
+TEXT = """
+from tidemill.dags import DAG, EmptyOperator, Param, TaskGroup, task, setup, teardown
+
+with DAG("all", params={"n": Param(2, type="integer")}, tags=["x"]):
+    @task
+    def count(n):
+        return {"rows": list(range(n))}
+
+    @task.branch
+    def choose(found):
+        return "big" if len(found["rows"]) > 2 else "small"
+
+    @setup
+    def create(): return "c"
+
+    @teardown
+    def remove(name): pass
+
+    found = count(3)
+    chosen = choose(found)
+    big, small = EmptyOperator(task_id="big"), EmptyOperator(task_id="small")
+    chosen >> [big, small]
+    end = EmptyOperator(task_id="end", trigger_rule="none_failed_min_one_success")
+    [big, small] >> end
+    with TaskGroup("scope"):
+        made = create()
+        with remove(made).as_teardown(setups=made):
+            @task
+            def fail(): raise ValueError("no")
+            fail()
+"""
+
+
+class Asker:
+    """Calls the store from the thread of an attempt."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self.loop = asyncio.get_running_loop()
+
+    def ask(self, call: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(self.store.call(call), self.loop).result(60)
+
+
+def report(claim: ClaimedAttempt, result: AttemptResult) -> Report:
+    match result.ending:
+        case AttemptSucceeded():
+            ending: Any = Success()
+        case AttemptFailed(error, may_retry):
+            ending = Failure(error, may_retry)
+        case AttemptSkipped():
+            ending = Skip()
+        case other:
+            raise InvariantError(f"no task of this DAG defers: {other}")
+    return Report(claim.task, claim.epoch, ending, result.xcoms, result.skip, result.skip_all_downstream)
+
+
+async def test_a_dag_file_runs_through_the_store(tmp_path: Path) -> None:
+    folder = tmp_path / "dags"
+    write(folder, "all.py", TEXT)
+    store: Any = await open_store(f"sqlite:///{tmp_path}/dags.db")
+    try:
+        async with running(folder, store):
+            (file,) = await store.call(ListFiles())
+        assert (file.path, file.dags, file.error) == ("all.py", ("all",), None)
+        dag = load_file(folder / "all.py", folder).dags["all"]
+        player = await Player(store).begin()
+        run = await store.call(CreateRun("all", by="test"))
+        reports: tuple[Report, ...] = ()
+        for request in range(1, 50):
+            while (await store.call(SchedulerTurn(player.scheduler))).more:
+                continue
+            answer = await store.call(WorkerTurn(player.worker, request, reports=reports, capacity=4))
+            reports = tuple(
+                [
+                    report(claim, await asyncio.to_thread(run_attempt, dag, claim, StoreServices(claim, Asker(store))))
+                    for claim in answer.claimed
+                ]
+            )
+            if not reports and not answer.outcomes:
+                break
+        tasks = (await store.call(ListTasks(run.dag_id, run.run_id))).rows
+        assert {task.task_id: str(task.state) for task in tasks} == {
+            "count": "success",
+            "choose": "success",
+            "big": "success",
+            "small": "skipped",
+            "end": "success",
+            "scope.create": "success",
+            "scope.fail": "failed",
+            "scope.remove": "success",
+        }
+    finally:
+        await store.close()
