@@ -27,7 +27,6 @@ from tidemill.store.calls import (
     WorkerAnswer,
     WorkerTurn,
 )
-from tidemill.store.database import Caller
 
 ENDED = ("success", "failed", "skipped", "upstream_failed")
 
@@ -47,7 +46,7 @@ def encode(structure: DagStructure) -> bytes:
 class Player:
     """Plays scheduler and worker."""
 
-    def __init__(self, store: Caller) -> None:
+    def __init__(self, store: Any) -> None:
         self.store = store
         self.scheduler = self.worker = 0
         self.requests = itertools.count(1)

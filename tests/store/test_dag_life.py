@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from sqlalchemy import text
 from tests.store.dags import Player, dag, fail_these, task
 
 from tidemill.core.tasks.inputs import Channel
@@ -435,3 +436,17 @@ async def test_what_a_database_refuses_fails_its_own_task_alone(player: Player) 
     tasks = await player.tasks(run)
     assert {name: one.state for name, one in tasks.items()} == dict.fromkeys(names[:3], "failed") | {"good": "success"}
     assert tasks["bad_error"].error == "broken\ufffd?"
+
+
+async def test_a_structure_that_cannot_be_read_keeps_no_other_dag_from_running(player: Player) -> None:
+    bad = await player.create(dag(task("a"), task("b", "a"), id="bad"))
+    (attempt,) = await player.claim()
+    await player.create(dag(task("x"), id="bad2"))
+    broken = "UPDATE dag_version SET structure = '{}', digest = 'unreadable'"
+    await player.store.write(lambda connection: connection.execute(text(broken)))
+
+    good = await player.create(dag(task("a"), id="good"))
+    await player.play()
+    assert (await player.run(good)).state == "success"
+    assert (await player.run(bad)).state == "running"
+    assert (await player.report(attempt, Success())).kind is OutcomeKind.REFUSED

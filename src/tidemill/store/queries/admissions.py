@@ -22,7 +22,13 @@ from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag, dag_version, pool, task_instance
 from tidemill.store.queries.board import Board
 from tidemill.store.queries.cursors import IDS, build_id_rows
-from tidemill.store.queries.task_rows import COLUMNS, compute_rank, is_resumed, load_plan
+from tidemill.store.queries.task_rows import (
+    COLUMNS,
+    UnreadableStructureError,
+    compute_rank,
+    is_resumed,
+    load_plan,
+)
 
 _TASK = task_instance.c
 _SCHEDULED = TaskState.SCHEDULED.value
@@ -147,7 +153,7 @@ def _admit_page(
     for entry in board.take(by_number[number] for number in admission.admitted):
         board.give(entry, Admit(entry.row.epoch), by)
     board.flush()
-    return sum(by_number[number].pool_slots for number in admission.admitted), len(admission.admitted)
+    return sum(by_number[number].pool_slots for number in board.tasks), len(board.tasks)
 
 
 def _find_limits(connection: Connection, rows: list[Row[Any]]) -> dict[int, Limits]:
@@ -158,7 +164,10 @@ def _find_limits(connection: Connection, rows: list[Row[Any]]) -> dict[int, Limi
     dialect = find_dialect(connection)
     found = {}
     for row in connection.execute(_build_versions(dialect), IDS.build_parameters(dialect, build_id_rows(numbers))):
-        limits = load_plan(connection, row.version_id, row.digest).limits
+        try:
+            limits = load_plan(connection, row.version_id, row.digest).limits
+        except UnreadableStructureError:
+            continue  # its runs are left as they are
         if limits is not None:
             found[row.id] = limits
     if found:

@@ -106,7 +106,7 @@ class Board:
         found = list(rows)
         self._read_runs({row.run for row in found})
         self._add(found)
-        return [self.tasks[row.id] for row in found]
+        return [self.tasks[row.id] for row in found if row.id in self.tasks]
 
     def read(self, tasks: Collection[int]) -> None:
         """Add tasks without locking anything: nothing may be fed to them."""
@@ -129,7 +129,7 @@ class Board:
         rows = lock_pending(self.connection, self.runs, self.limit)
         self._add(rows)
         self.left = self.left or len(rows) >= self.limit
-        self.doubt(self.tasks[row.id] for row in rows)
+        self.doubt(self.tasks[row.id] for row in rows if row.id in self.tasks)
 
     def load(self, names: Iterable[tuple[int, str]]) -> None:
         """Lock tasks by run and name, of runs that are locked."""
@@ -139,9 +139,11 @@ class Board:
 
     def _add(self, rows: Iterable[Row[Any]]) -> None:
         for row in rows:
-            entry = TaskEntry(row, self.runs[row.run], self.context.cipher)
-            if entry.id not in self.tasks:
-                self.tasks[entry.id] = self._named[entry.run.id, entry.task_id] = entry
+            run = self.runs.get(row.run)
+            # A run whose structure cannot be read is not there.
+            if run is not None and row.id not in self.tasks:
+                entry = TaskEntry(row, run, self.context.cipher)
+                self.tasks[entry.id] = self._named[run.id, entry.task_id] = entry
 
     def find(self, run: int, task_id: str) -> TaskEntry | None:
         """Return a task that is locked; None: the run has no such task."""
@@ -315,6 +317,7 @@ class Board:
             elif other.row.state is TaskState.NONE:
                 other.pending, other.tallied = 1, True
         mark_pending(self.connection, others)
+        self.context.left = True
         self.context.bells.add(Channel.SCHEDULER)
 
     def _decide(self, entry: TaskEntry) -> int:

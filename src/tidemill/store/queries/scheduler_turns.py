@@ -45,13 +45,15 @@ def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: Ca
     changed = created + started + overdue + stopped + decided + due
     admitted = admit_tasks(connection, context, by, turn.limit) if work.scheduled or changed else Admitted()
     full = max(created, started, overdue, stopped) >= _RUNS or max(decided, due) >= turn.limit
-    if changed or admitted.count:
+    moved = bool(changed or admitted.count)
+    if moved:
         work = _find_work(connection)
     times = [time for time in (work.dags_us, work.runs_us, work.tasks_us) if time is not None]
     return SchedulerAnswer(
         min(times, default=None),
         now_us,
-        full or admitted.more or context.left or bool(work.pending) or any(time <= now_us for time in times),
+        # What is due, but could not be done, is tried again with the next turn, and not at once.
+        full or admitted.more or context.left or (moved and any(time <= now_us for time in times)),
         admitted.count,
         decided + due + admitted.count,
         created,
@@ -111,15 +113,16 @@ def _decide_pending(connection: Connection, context: CallContext, limit: int) ->
     if found:
         board = Board(connection, context, limit=limit)
         board.lock(found)
-        board.doubt(board.tasks[number] for number in found)
+        board.doubt(board.tasks.values())
         close_board(board)
-    return len(found)
+        return len(board.tasks)
+    return 0
 
 
 def _feed_due(connection: Connection, context: CallContext, limit: int, by: str) -> int:
     found = connection.execute(_build_due(), {"now": context.now_us, "most": limit}).all()
-    move_tasks(connection, [(task, Due(epoch, draw_bits())) for task, epoch in found], context, by)
-    return len(found)
+    answers = move_tasks(connection, [(task, Due(epoch, draw_bits())) for task, epoch in found], context, by)
+    return sum(answer is not None for answer in answers)
 
 
 @cache

@@ -9,14 +9,20 @@ from collections.abc import Collection, Iterable
 from functools import cache
 from typing import Any
 
+import msgspec
+import structlog
 from sqlalchemy import Connection, Row, Select, Update, and_, bindparam, literal_column, select, update
 
+from tidemill.core.errors import InvariantError, describe_error
 from tidemill.core.tasks.attempt import Resume, TaskRow, TaskState
+from tidemill.runtime.log import throttle
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.ciphers import Cipher
 from tidemill.store.dag_plan import Counts, DagPlan, PlanCache, TaskPlan, read_counts, write_counts
 from tidemill.store.dag_tables import dag_run, dag_version, task_instance
 from tidemill.store.queries.cursors import IDS, build_id_rows
+
+log = structlog.get_logger(__name__)
 
 #: Structures do not change: one cache for all databases of the process.
 _PLANS = PlanCache()
@@ -39,6 +45,10 @@ _RUNS = RowSet(
 )
 _TASK = task_instance.c
 COLUMNS = [_TASK[name] for name in ("id", "run", "dag", "task_id", "map_index", *_FIELDS)]
+
+
+class UnreadableStructureError(InvariantError):
+    """The structure of a DAG in the store cannot be read: its runs are left as they are, and keep nothing up."""
 
 
 class RunEntry:
@@ -162,18 +172,33 @@ def read_runs(connection: Connection, ids: Collection[int]) -> dict[int, RunEntr
 
 def _read_runs(connection: Connection, ids: Collection[int], statement: Select[Any]) -> dict[int, RunEntry]:
     parameters = IDS.build_parameters(find_dialect(connection), build_id_rows(ids))
-    rows = connection.execute(statement, parameters).all()
-    return {row.id: RunEntry(row, load_plan(connection, row.version_id, row.digest)) for row in rows}
+    found = {}
+    for row in connection.execute(statement, parameters).all():
+        try:
+            found[row.id] = RunEntry(row, load_plan(connection, row.version_id, row.digest))
+        except UnreadableStructureError as error:
+            throttle(log, 60.0).error("a run is left as it is", run=row.run_id, error=str(error))
+    return found
 
 
 def load_plan(connection: Connection, version_id: int, digest: str) -> DagPlan:
-    """Return the plan of a version, which is read only if it is not kept."""
+    """Return the plan of a version, which is read only if it is not kept.
+
+    Raises:
+        UnreadableStructureError: The structure is not one that this version of tidemill knows.
+    """
 
     def load() -> str:
         statement = select(dag_version.c.structure).where(dag_version.c.id == version_id)
         return str(connection.execute(statement).scalar_one())
 
-    return _PLANS.find(digest, load)
+    try:
+        return _PLANS.find(digest, load)
+    except (msgspec.DecodeError, KeyError, ValueError) as error:
+        raise UnreadableStructureError(
+            f"the structure of a DAG cannot be read (version {version_id} in the store); use the version of tidemill "
+            f"that stored it: {describe_error(error)}"
+        ) from error
 
 
 @cache
