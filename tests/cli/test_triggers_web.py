@@ -39,6 +39,8 @@ def test_a_host_says_where_its_web_ui_is_and_leaves_a_recording(site: Site, tmp_
     wait_until(lambda: json.load(opener.open(f"{base}/api/v1/streams", timeout=60))["rows"] != [], 60)
     [stream] = json.load(opener.open(f"{base}/api/v1/streams", timeout=60))["rows"]
     assert (stream["name"], stream["subscribers"]) == ("upstream", 1)
+    series = wait_until(lambda: json.load(opener.open(f"{base}/api/v1/streams/series?stream=upstream", timeout=60)), 60)
+    assert set(series) == {"at", "broadcast", "resolved", "advanced"}
     host.send_signal(signal.SIGTERM)
     assert host.wait(90) == ExitCode.OK
     kinds = [row.event.kind for row in Reader(recordings).find_events(EventQuery(task_id="holds"), None, 10).rows]

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -194,3 +195,19 @@ print(sorted(name for name in sys.modules if name.startswith(names)))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_two_pipelines_of_one_folder_share_the_number_of_a_chosen_port(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    debug = {"enabled": True, "port": port}
+    first, second, other = (
+        ScriptedPipeline({"debug": debug | {"db_dir": str(tmp_path / name)}}).watched() for name in ("a", "a", "b")
+    )
+    with serve_web(first) as one, serve_web(second) as two:
+        assert one is not None
+        assert two is not None
+        assert one.address.startswith(f"http://127.0.0.1:{port}/")
+        assert not two.address.startswith(f"http://127.0.0.1:{port}/")
+        with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 is in use"), serve_web(other):
+            pass

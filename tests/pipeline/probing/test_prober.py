@@ -247,6 +247,29 @@ async def test_attempts_replacements_and_windows_are_told(rig: MakeRig) -> None:
     assert [payload.hook for payload in found.payloads] == ["on_task_complete", "on_window_complete"]
 
 
+@pytest.mark.parametrize(
+    "executor",
+    [{"order_by": "key"}, {"commit": "window"}, {"max_failure_ratio": 0.1}, {"order_by": "key", "max_executors": 1}],
+)
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_probe_ends_whatever_the_engine_waits_for(rig: MakeRig, executor: dict[str, Any], fails: bool) -> None:
+    class Hooked(Cat):
+        async def on_message_complete(self, group: MessageGroup) -> CollectResult | None:
+            return CollectResult(kafka=[KafkaPayload(data={"of": "message"})])
+
+        async def on_window_complete(self, results: Any, messages: Any) -> CollectResult | None:
+            if fails:
+                raise ValueError("broken")
+            return CollectResult(kafka=[KafkaPayload(data={"of": "window"})])
+
+    made, probing = await start(rig, Hooked(), executor=executor)
+    found = await probing.probe(SourceMessage("t", 0, 7, b"key", b"x"), LONG)
+    assert found.status is (ProbeStatus.FAILED if fails else ProbeStatus.DONE), found
+    assert found.sinks == {"sinks.kafka.kafka": 2 if fails else 3}
+    assert made.engine.brake is None or made.engine.brake.describe_stall() is None
+    assert (await made.end()).error is None
+
+
 async def test_a_hook_that_never_returns_is_ended_with_the_time_and_named_with_its_place(rig: MakeRig) -> None:
     ended: list[str] = []
 
