@@ -24,7 +24,7 @@ class ScheduleStructure:
         cron: The expression, if `kind` is `cron`; presets are resolved.
         zone: The IANA name of the time zone in which the expression is read.
         interval_us: The time from one run to the next, if `kind` is `interval`.
-        start_us: The first time that may be due; None: there is none, so nothing is due by itself.
+        start_us: The first time that may be due; None: times count from when the DAG is known.
         end_us: The last time that may be due.
         catchup: Whether times that passed before the DAG was known, or while it was paused, are made up for.
     """
