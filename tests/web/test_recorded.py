@@ -18,11 +18,8 @@ from tests.web.recordings import COUNT, ERROR_CLASS, FAILED, KEY, REFUSED, TOPIC
 from tests.web.scripted_pipeline import SCRIPT, SECRET, ScriptedPipeline
 from tests.web.serving import log_in
 
-<<<<<<< HEAD
 from tidemill.config.debug_settings import DebugSettings
-=======
 from tidemill.pipeline.handler.models import ErrorKind
->>>>>>> rec
 from tidemill.recorder.counts import Counts
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.queries import MessageQuery
