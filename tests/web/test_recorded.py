@@ -19,6 +19,7 @@ from tests.web.scripted_pipeline import SCRIPT, SECRET, ScriptedPipeline
 from tests.web.serving import log_in
 
 from tidemill.config.debug_settings import DebugSettings
+from tidemill.pipeline.handler.models import ErrorKind
 from tidemill.recorder.counts import Counts
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.queries import MessageQuery
@@ -140,6 +141,7 @@ async def test_messages_are_found_by_what_is_known_of_them(
         "offset=x",
         "offset=99999999999999999999999",
         "status=lost",
+        "since=١h",
         "label=tenant",
         "min_seconds=nan",
         "max_seconds=1e13",
@@ -155,6 +157,14 @@ async def test_a_wrong_filter_is_named_and_answered_with_a_problem(pipeline: Scr
     assert answer.status_code == 422
     assert answer.json()["detail"].startswith(f"{query.partition('=')[0]}: ")
     assert page.status_code == (200 if query.startswith("limit") else 422)
+
+
+async def test_a_kind_of_tasks_that_does_not_exist_is_refused(pipeline: ScriptedPipeline) -> None:
+    async with log_in(pipeline) as client:
+        wrong = await client.get("/api/v1/tasks?kind=bogus")
+        known = [(await client.get(f"/api/v1/tasks?kind={kind}")).status_code for kind in ("ok", *ErrorKind)]
+    assert (wrong.status_code, wrong.json()["detail"][:24]) == (422, "kind: expected one of ok")
+    assert known == [200] * (len(ErrorKind) + 1)
 
 
 async def test_a_cursor_of_another_query_is_refused(pipeline: ScriptedPipeline) -> None:

@@ -50,7 +50,7 @@ Text = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
-_AGO = re.compile(r"(\d+)\s*([smhdw])")
+_AGO = re.compile(r"(\d+)\s*([smhdw])", re.ASCII)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 

@@ -79,7 +79,9 @@ class DebugSettings(Section):
         100_000, description="The most events that are kept; the oldest are removed. 0: no limit."
     )
     retention_max_bytes: NonNegativeInt = Field(
-        2 * 1024**3, description="The most that recordings of one worker may take on disk; 0: no limit."
+        2 * 1024**3,
+        description="The most that recordings of one worker may take on disk; 0: no limit. The oldest segments, of "
+        "about 1 MB each, are removed: with less than that, only the segment that is still being written is kept.",
     )
     max_buffer: PositiveInt = Field(
         50_000, description="How many events an engine keeps for a driver that does not take them; older ones are lost."

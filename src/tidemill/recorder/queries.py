@@ -8,6 +8,9 @@ from tidemill.core.recorder.cursor import Key, encode_cursor
 from tidemill.recorder.counts import Counts
 from tidemill.recorder.events import EventKind, RecordedEvent
 
+#: How a try of a task may have ended: well, or why it failed.
+TASK_KINDS = ("ok", "missing", "permission", "exit", "timeout", "output")
+
 
 class MessageQuery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Which finished messages; what is not given matches all.

@@ -16,15 +16,15 @@ from fastapi import Depends, Query
 
 from tidemill.core.recorder.key_text import read_key
 from tidemill.recorder.events import EventKind
-from tidemill.recorder.queries import EventQuery, MessageQuery, TaskQuery
+from tidemill.recorder.queries import TASK_KINDS, EventQuery, MessageQuery, TaskQuery
 from tidemill.recorder.runs import RunFilter
 from tidemill.web.problems import Problem
 
 _MILLION = 1_000_000
-_AGO = re.compile(r"(\d{1,6})(s|m|h|d)")
+_AGO = re.compile(r"(\d{1,6})(s|m|h|d)", re.ASCII)
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 #: A message as logs and pages write it: topic:partition:offset, or with slashes.
-_PLACE = re.compile(r"(?P<topic>[A-Za-z0-9._-]+)[:/](?P<partition>\d{1,9})[:/](?P<offset>\d{1,18})")
+_PLACE = re.compile(r"(?P<topic>[A-Za-z0-9._-]+)[:/](?P<partition>\d{1,9})[:/](?P<offset>\d{1,18})", re.ASCII)
 STATUSES = ("done", "failed", "rejected")
 
 Text = Annotated[str, Query(max_length=1024)]
@@ -146,7 +146,7 @@ def read_tasks(
     offset: Text = "",
     task: Text = "",
     label: Annotated[str, Query(max_length=1024, description="NAME=VALUE")] = "",
-    kind: Annotated[list[str], Query(description="ok, or kinds of errors")] = [],  # noqa: B006 - FastAPI copies it
+    kind: Annotated[list[str], Query(description=", ".join(TASK_KINDS))] = [],  # noqa: B006 - FastAPI copies it
     min_seconds: Annotated[str, Query(max_length=20)] = "",
     max_seconds: Annotated[str, Query(max_length=20)] = "",
     since: Annotated[str, Query(max_length=40, description="2026-05-01T12:00, or 15m, 2h, 1d before now.")] = "",
@@ -163,7 +163,7 @@ def read_tasks(
         offset=_parse_int("offset", offset),
         task_id=task or None,
         label=_check_label(label),
-        kinds=tuple(word for word in kind if word),
+        kinds=_parse_words("kind", kind, TASK_KINDS),
         min_seconds=parse_number("min_seconds", min_seconds, float),
         max_seconds=parse_number("max_seconds", max_seconds, float),
         since_us=parse_time("since", since, now),
