@@ -62,7 +62,7 @@ class WatchedDags:
             RemoteError: The store failed.
             TimeoutError: The store, or the loop, does not answer.
         """
-        return await_on_loop(self.loop, self.store.call(request), STORE_SECONDS)  # type: ignore[arg-type]
+        return await_on_loop(self.loop, self.store.call(request), STORE_SECONDS)
 
     def ask_all(self, requests: list[Call[T]]) -> list[T]:
         """Return the answers to calls that wait together; see `ask`."""

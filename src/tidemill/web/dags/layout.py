@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 WIDTH, HEIGHT = 148, 34
 _GAP_ALONG, _GAP_ACROSS = 44, 14
@@ -105,7 +106,7 @@ def _order(layers: list[list[_Point]], chains: list[tuple[str, str, list[_Point]
     before: dict[_Point, list[_Point]] = {}
     after: dict[_Point, list[_Point]] = {}
     for _, _, points in chains:
-        for one, other in zip(points, points[1:], strict=False):
+        for one, other in pairwise(points):
             after.setdefault(one, []).append(other)
             before.setdefault(other, []).append(one)
     for sweep in range(_SWEEPS):
