@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 WIDTH, HEIGHT = 148, 34
-_GAP_ALONG, _GAP_ACROSS = 44, 14
+_GAP_ALONG, _GAP_ACROSS = 52, 14
 #: The room that an edge takes in a layer that it passes.
 _LANE = 10
 _MARGIN = 8
