@@ -2,32 +2,37 @@
 searches over all of them.
 
 Run: `python -m bench.recorder [--messages N] [--dir DIR]`. JSON lines out: first the writing (CPU time of the process
-per message without what makes the batches, bytes on disk, memory), then each kind of question (milliseconds, p50 and
-p95, elapsed and of CPU). One message in a hundred failed, with an event; keys are all different; everything that was
-recorded is counted again at the end.
+per message, which another one makes; bytes on disk; the most memory while each million was written), then each kind of
+question to the API (milliseconds, p50 and p95, elapsed and of CPU). One message in a hundred failed, with an event and
+a task; keys are all different; everything that was recorded is counted again at the end.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
-import os
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+from bench.recorder_memory import memory_mb
 
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.settings import Settings
 from tidemill.recorder.events import EventKind, RecordedEvent
-from tidemill.recorder.queries import EventQuery, MessageQuery, TaskQuery
+from tidemill.recorder.memory import use_system_memory
 from tidemill.recorder.reader import Reader
 from tidemill.recorder.schema import RowTable, encode_rows, messages_schema, tasks_schema
 from tidemill.recorder.writer import RecordWriter
@@ -130,137 +135,70 @@ def make_tasks(first: int, count: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, schema=tasks_schema())
 
 
-def memory_mb() -> float:
-    """Return the resident memory of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+def feed(messages: int) -> None:
+    """Write what engines would send to standard output: for each batch the rows of messages, the events, the tasks."""
+    rng, encode = random.Random(1), msgspec.msgpack.Encoder().encode
+    for first in range(0, messages, BATCH):
+        parts = encode_rows(make_batch(first, BATCH, rng)), make_events(first, BATCH), make_tasks(first, BATCH)
+        body = encode((parts[0], encode(parts[1]), encode_rows(parts[2])))
+        sys.stdout.buffer.write(len(body).to_bytes(4, "big") + body)
+    sys.stdout.buffer.flush()
+
+
+def measure_bare() -> float:
+    """Return the megabytes of a process that has loaded the settings, as a driver without all of this has."""
+    code = "import bench.recorder_memory as memory, tidemill.config.settings; print(memory.memory_mb())"
+    return float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
 
 
 def record(folder: Path, messages: int) -> Iterator[dict[str, object]]:
-    """Record so many messages; yields what it cost."""
+    """Record so many messages, which another process makes; yields what it cost."""
     settings = DebugSettings(db_dir=str(folder), retention_max_bytes=0, retention_max_events=0)
-    rng = random.Random(1)
-    made = seq = 0
-    spent_here = 0.0
-    memory = {}
-    encode_rows(make_batch(0, 100, rng))
-    before, began = memory_mb(), time.process_time()
-    with RecordWriter(settings, "bench", "host-1") as writer:
-        while made < messages:
-            here = time.thread_time()
-            body = encode_rows(make_batch(made, BATCH, rng))
-            events = make_events(made, BATCH)
-            writer.put_rows("engine", 0, seq + 1, RowTable.MESSAGES, body, BATCH)
-            writer.put_events("engine", 0, seq + 2, events)
-            writer.put_rows("engine", 0, seq + 3, RowTable.TASKS, encode_rows(make_tasks(made, BATCH)))
-            made, seq = made + BATCH, seq + 3
-            spent_here += time.thread_time() - here
-            while made - writer.statistics.rows > 20 * BATCH:
+    taken = seq = 0
+    memory: dict[int, float] = {}
+    bare = measure_bare()
+    command = [sys.executable, "-m", "bench.recorder", "--messages", str(messages), "--feed"]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE) as engine,
+        RecordWriter(settings, "bench", "host-1") as writer,
+    ):
+        assert engine.stdout is not None
+        began = time.process_time()
+        while taken < messages:
+            size = int.from_bytes(engine.stdout.read(4), "big")
+            rows, events, tasks = msgspec.msgpack.decode(engine.stdout.read(size), type=tuple[bytes, bytes, bytes])
+            writer.put_rows("engine", 0, seq + 1, RowTable.MESSAGES, rows, BATCH)
+            writer.put_events("engine", 0, seq + 2, msgspec.msgpack.decode(events, type=list[RecordedEvent]))
+            writer.put_rows("engine", 0, seq + 3, RowTable.TASKS, tasks)
+            taken, seq = taken + BATCH, seq + 3
+            while taken - writer.statistics.rows > 4 * BATCH:
                 time.sleep(0.002)
-            for mark in (1_000_000, 2_000_000, messages):
-                if made >= mark and mark not in memory:
-                    memory[mark] = round(memory_mb() - before, 1)
-    spent = time.process_time() - began - spent_here
+            million = (taken - 1) // 1_000_000 + 1
+            memory[million] = max(memory.get(million, 0.0), round(memory_mb() - bare, 1))
+        writer.add_event(RecordedEvent(START, EventKind.ACTION, text="the end"))
+        while writer.statistics.events <= taken // 100:
+            time.sleep(0.002)
+        spent = time.process_time() - began
     files = [path for path in folder.rglob("*") if path.is_file()]
     segments = sum(path.stat().st_size for path in files if path.name.startswith("messages-"))
     yield {
         "bench": "recorder write",
-        "messages": made,
+        "messages": taken,
         "lost": writer.statistics.lost_rows + writer.statistics.lost_events,
-        "cpu_us_per_message": round(spent / made * 1e6, 3),
-        "bytes_per_message": round(segments / made, 2),
-        "index_bytes_per_message": round(sum(p.stat().st_size for p in files if p.suffix == ".idx") / made, 2),
-        "database_bytes_per_event": round(sum(p.stat().st_size for p in files if p.suffix == ".db") * 100 / made, 1),
-        "memory_mb_above": memory,
+        "cpu_us_per_message": round(spent / taken * 1e6, 3),
+        "bytes_per_message": round(segments / taken, 2),
+        "index_bytes_per_message": round(sum(p.stat().st_size for p in files if p.suffix == ".idx") / taken, 2),
+        "database_bytes_per_event": round(sum(p.stat().st_size for p in files if p.suffix == ".db") * 100 / taken, 1),
+        "all_bytes_per_message": round(sum(path.stat().st_size for path in files) / taken, 2),
+        "memory_mb_above_by_million": memory,
     }
 
 
-def ask(reader: Reader, messages: int) -> Iterator[dict[str, object]]:
-    """Ask each kind of question a few times; what is known to be there has to be found."""
-    rng = random.Random(2)
+async def ask_api(folder: Path, messages: int) -> AsyncIterator[dict[str, object]]:
+    """Ask pages and API, in this process and without a socket; the CPU is that of all its threads.
 
-    def number() -> int:
-        return rng.randrange(messages)
-
-    def at(number: int) -> int:
-        return START + number * GAP
-
-    def count(query: MessageQuery, wanted: Callable[[int], bool], limit: int = 100) -> None:
-        found = len(reader.find_messages(query, limit=limit).rows)
-        assert wanted(found), (query, found)
-
-    def place(number: int) -> MessageQuery:
-        return MessageQuery(topic="orders", partition=number % PARTITIONS, offset=number // PARTITIONS)
-
-    def key(number: int) -> MessageQuery:
-        return MessageQuery(key=f"customer-{number}".encode())
-
-    def page() -> None:
-        first = reader.find_messages(MessageQuery(statuses=("failed",)))
-        assert len(reader.find_messages(MessageQuery(statuses=("failed",)), first.cursor).rows) == 100
-
-    def text(words: str, wanted: int) -> None:
-        assert len(reader.find_events(EventQuery(text=words)).rows) == wanted, words
-
-    def count_tasks(query: TaskQuery, wanted: int) -> None:
-        assert len(reader.find_tasks(query).rows) == wanted, query
-
-    def label_pages() -> None:
-        query = MessageQuery(label=f"tenant=t-{number() % 100}")
-        first = reader.find_messages(query, limit=labelled // 2)
-        assert len(reader.find_messages(query, first.cursor, labelled // 2).rows) == labelled // 2
-
-    labelled = min(100, messages // 10_000)
-    questions: dict[str, Callable[[], object]] = {
-        "offset, hit": lambda: count(place(number()), lambda found: found == 1),
-        "offset, miss": lambda: count(place(messages * 2), lambda found: found == 0),
-        "key, hit": lambda: count(key(number()), lambda found: found == 1),
-        "key, miss": lambda: count(MessageQuery(key=b"nobody-%d" % number()), lambda found: found == 0),
-        "newest": lambda: count(MessageQuery(), lambda found: found == 100),
-        "failed": lambda: count(MessageQuery(statuses=("failed",)), lambda found: found == 100),
-        "failed, two pages": page,
-        "rejected, miss": lambda: count(MessageQuery(statuses=("rejected",)), lambda found: found == 0),
-        "slower than 1 s, miss": lambda: count(MessageQuery(min_seconds=1), lambda found: found == 0),
-        "a second": lambda: count(
-            MessageQuery(since_us=at(middle := number()), until_us=at(middle) + 1_000_000), lambda found: found > 0
-        ),
-        "a partition, failed, a time": lambda: count(
-            MessageQuery(partition=0, statuses=("failed",), until_us=at(number()) + 1_000_000), lambda found: found > 0
-        ),
-        "error text, hit": lambda: text(f"customer {number() // 100 * 100} has", 1),
-        "error text, many": lambda: text("has no address", 100),
-        "error text, miss": lambda: text(f"unknown planet {number()}", 0),
-        "messages by error text": lambda: count(
-            MessageQuery(error=f"customer {number() // 100 * 100} has"), lambda found: found == 1
-        ),
-        "task id, hit": lambda: count_tasks(TaskQuery(task_id=f"task-{number() // 100 * 100}"), 1),
-        "task id, miss": lambda: count_tasks(TaskQuery(task_id=f"nobody-{number()}"), 0),
-        "tasks by label": lambda: count_tasks(TaskQuery(label=f"tenant=t-{number() % 100}"), labelled),
-        "tasks by label, miss": lambda: count_tasks(TaskQuery(label=f"tenant=nobody-{number()}"), 0),
-        "messages by label": lambda: count(
-            MessageQuery(label=f"tenant=t-{number() % 100}"), lambda found: found == labelled
-        ),
-        "messages by label of all": lambda: count(MessageQuery(label="step=invoice"), lambda found: found == 100),
-        "messages by label, second page": label_pages,
-        "messages by task id": lambda: count(
-            MessageQuery(task_id=f"task-{number() // 100 * 100}"), lambda found: found == 1
-        ),
-        "messages by label, miss": lambda: count(MessageQuery(label="tenant=nobody"), lambda found: found == 0),
-        "failures by class": lambda: reader.list_failures(),
-        "trace": lambda: reader.trace("orders", (one := number()) % PARTITIONS, one // PARTITIONS),
-        "recordings": lambda: reader.list_recordings(),
-    }
-    for name, question in questions.items():
-        took, used = [], []
-        for _ in range(QUESTIONS):
-            began, before = time.perf_counter(), time.thread_time()
-            question()
-            took.append((time.perf_counter() - began) * 1000)
-            used.append((time.thread_time() - before) * 1000)
-        yield {"bench": f"recorder find: {name}", **summarize(took, used)}
-
-
-async def ask_api(folder: Path, messages: int) -> list[dict[str, object]]:
-    """Ask pages and API for the same, in this process and without a socket; the CPU is that of all its threads."""
+    What is known to be there has to be found. Of "later pages" each goes on where the one before it ended.
+    """
     rng = random.Random(3)
     settings = Settings.model_validate({"debug": {"tokens": {"bench": {"hash": hash_token("bench")}}}})
     pages = Pages(describe_about(settings, folder))
@@ -268,43 +206,81 @@ async def ask_api(folder: Path, messages: int) -> list[dict[str, object]]:
     logins = Logins(None, {}, settings.debug.tokens)
     app = create_app(sections, pages, logins, Origins("127.0.0.1"), Health(list, list), 0)
     headers = {"Authorization": "Bearer bench", "Accept": "text/html"}
+    labelled = min(100, messages // 10_000)
 
     def number() -> int:
         return rng.randrange(messages)
 
-    paths: dict[str, Callable[[], str]] = {
-        "newest messages": lambda: "/api/v1/messages",
-        "failed messages": lambda: "/api/v1/messages?status=failed",
-        "a message, hit": lambda: f"/api/v1/messages/orders/{(one := number()) % PARTITIONS}/{one // PARTITIONS}",
-        "by key, hit": lambda: f"/api/v1/messages?key=customer-{number()}",
-        "by key, miss": lambda: f"/api/v1/messages?key=nobody-{number()}",
-        "by label": lambda: f"/api/v1/messages?label=tenant%3Dt-{number() % 100}",
-        "by error text": lambda: f"/api/v1/messages?error=customer+{number() // 100 * 100}+has",
-        "newest tasks": lambda: "/api/v1/tasks",
-        "newest events": lambda: "/api/v1/events",
-        "events by text, miss": lambda: f"/api/v1/events?text=planet+{number()}",
-        "failures": lambda: "/api/v1/failures",
-        "recordings": lambda: "/api/v1/recordings",
-        "runs": lambda: "/api/v1/runs",
-        "page of messages": lambda: "/messages",
-        "page of tasks": lambda: "/tasks",
-        "page of runs": lambda: "/runs",
+    def failed() -> int:
+        return number() // 100 * 100
+
+    def second() -> str:
+        at = (START + number() * GAP) // 1_000_000
+        since, until = datetime.fromtimestamp(at, UTC), datetime.fromtimestamp(at + 1, UTC)
+        return f"since={since:%Y-%m-%dT%H:%M:%S}&until={until:%Y-%m-%dT%H:%M:%S}"
+
+    api = "/api/v1"
+    questions: dict[str, tuple[Callable[[], str], int | None]] = {
+        "newest messages": (lambda: f"{api}/messages", 100),
+        "newest messages, later pages": (lambda: f"{api}/messages?", 100),
+        "failed messages": (lambda: f"{api}/messages?status=failed", 100),
+        "failed messages, later pages": (lambda: f"{api}/messages?status=failed&", 100),
+        "rejected messages, miss": (lambda: f"{api}/messages?status=rejected", 0),
+        "messages slower than 1 s, miss": (lambda: f"{api}/messages?min_seconds=1", 0),
+        "messages of a second": (lambda: f"{api}/messages?{second()}", 100),
+        "failed messages of a partition": (lambda: f"{api}/messages?partition=0&status=failed&{second()}", None),
+        "a message, hit": (
+            lambda: f"{api}/messages/orders/{(one := number()) % PARTITIONS}/{one // PARTITIONS}",
+            None,
+        ),
+        "messages by offset, miss": (lambda: f"{api}/messages?topic=orders&partition=1&offset={2 * messages}", 0),
+        "messages by key, hit": (lambda: f"{api}/messages?key=customer-{number()}", 1),
+        "messages by key, miss": (lambda: f"{api}/messages?key=nobody-{number()}", 0),
+        "messages by label": (lambda: f"{api}/messages?label=tenant%3Dt-{number() % 100}", labelled),
+        "messages by label of all": (lambda: f"{api}/messages?label=step%3Dinvoice", 100),
+        "messages by label of all, later pages": (lambda: f"{api}/messages?label=step%3Dinvoice&", 100),
+        "messages by label, miss": (lambda: f"{api}/messages?label=tenant%3Dnobody", 0),
+        "messages by task id, hit": (lambda: f"{api}/messages?task=task-{failed()}", 1),
+        "messages by task id, miss": (lambda: f"{api}/messages?task=nobody-{number()}", 0),
+        "messages by error text, hit": (lambda: f"{api}/messages?error=customer+{failed()}+has", 1),
+        "messages by error text of all, later pages": (lambda: f"{api}/messages?error=has+no+address&", 100),
+        "messages by error text, miss": (lambda: f"{api}/messages?error=planet+{number()}", 0),
+        "newest tasks": (lambda: f"{api}/tasks", 100),
+        "newest tasks, later pages": (lambda: f"{api}/tasks?", 100),
+        "tasks by label": (lambda: f"{api}/tasks?label=tenant%3Dt-{number() % 100}", labelled),
+        "tasks by label, miss": (lambda: f"{api}/tasks?label=tenant%3Dnobody", 0),
+        "tasks by id, hit": (lambda: f"{api}/tasks?task=task-{failed()}", 1),
+        "tasks by id, miss": (lambda: f"{api}/tasks?task=nobody-{number()}", 0),
+        "newest events": (lambda: f"{api}/events", 100),
+        "newest events, later pages": (lambda: f"{api}/events?", 100),
+        "events by text, hit": (lambda: f"{api}/events?text=customer+{failed()}+has", 1),
+        "events by text of all, later pages": (lambda: f"{api}/events?text=has+no+address&", 100),
+        "events by text, miss": (lambda: f"{api}/events?text=planet+{number()}", 0),
+        "failures": (lambda: f"{api}/failures", None),
+        "recordings": (lambda: f"{api}/recordings", None),
+        "runs": (lambda: f"{api}/runs", None),
+        "page of messages": (lambda: "/messages", None),
+        "page of tasks": (lambda: "/tasks", None),
+        "page of runs": (lambda: "/runs", None),
     }
-    lines: list[dict[str, object]] = []
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", headers=headers
     ) as client:
-        for name, path in paths.items():
-            took, used, size = [], [], 0
+        for name, (path, wanted) in questions.items():
+            took, used, size, cursor = [], [], 0, None
             for _ in range(QUESTIONS):
+                address = path() + (f"cursor={cursor}" if cursor else "")
                 began, before = time.perf_counter(), time.process_time()
-                answer = await client.get(path())
+                answer = await client.get(address)
                 took.append((time.perf_counter() - began) * 1000)
                 used.append((time.process_time() - before) * 1000)
                 size = max(size, len(answer.content))
                 assert answer.status_code == 200, (name, answer.text)
-            lines.append({"bench": f"web: {name}", "bytes": size, **summarize(took, used)})
-    return lines
+                if wanted is not None:
+                    found = answer.json()
+                    assert len(found["rows"]) == wanted, (name, address, len(found["rows"]), found["problems"])
+                    cursor = found["cursor"] if "later" in name else None
+            yield {"bench": f"web: {name}", "bytes": size, **summarize(took, used)}
 
 
 def summarize(took: list[float], used: list[float]) -> dict[str, object]:
@@ -318,27 +294,34 @@ def summarize(took: list[float], used: list[float]) -> dict[str, object]:
     }
 
 
+async def ask(folder: Path, messages: int) -> None:
+    """Ask everything, and count what was recorded; the process that wrote it answers, as a driver does."""
+    use_system_memory()  # as who writes has it
+    bare, most = measure_bare(), 0.0
+    async for line in ask_api(folder, messages):
+        most = max(most, memory_mb() - bare)
+        print(json.dumps(line | {"memory_mb_above": round(memory_mb() - bare, 1)}), flush=True)
+    found = sum(info.messages for info in Reader(folder).list_recordings())
+    print(json.dumps({"bench": "recorder reader", "found": found, "memory_mb_above": round(most, 1)}))
+    assert found >= messages
+
+
 def main() -> None:
     """Record, ask, and count what was recorded."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=10_000_000)
-    parser.add_argument("--dir", type=Path)
+    parser.add_argument("--dir", type=Path, help="where to record; kept, and if something is there, asked")
+    parser.add_argument("--feed", action="store_true", help="make what is recorded, and nothing else")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.dir) as name:
-        folder = Path(name)
-        for line in record(folder, options.messages):
-            print(json.dumps(line), flush=True)
-        before = memory_mb()
-        reader = Reader(folder)
-        for line in ask(reader, options.messages):
-            print(json.dumps(line), flush=True)
-        for line in asyncio.run(ask_api(folder, options.messages)):
-            print(json.dumps(line), flush=True)
-        found = sum(info.messages for info in reader.list_recordings())
-        print(
-            json.dumps({"bench": "recorder reader", "found": found, "memory_mb_above": round(memory_mb() - before, 1)})
-        )
-        assert found >= options.messages
+    if options.feed:
+        feed(options.messages)
+        return
+    with contextlib.ExitStack() as stack:
+        folder = options.dir or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if not folder.exists() or not any(folder.iterdir()):
+            for line in record(folder, options.messages):
+                print(json.dumps(line), flush=True)
+        asyncio.run(ask(folder, options.messages))
 
 
 if __name__ == "__main__":

@@ -125,12 +125,41 @@ def look_around(address: str) -> None:
 
         def find_story() -> Any:
             answer = client.get("/api/v1/messages/access-log/2/2224")
-            return answer.json() if answer.status_code == 200 else None
+            # Its letter is known a second before its row.
+            return answer.json() if answer.status_code == 200 and answer.json()["stories"] else None
 
         story = wait_until(find_story)
         assert story["stories"][0]["message"]["status"] == "rejected"
         rows = client.get("/api/v1/messages", params={"topic": "access-log", "limit": 5000}).json()["rows"]
         assert len({(row["partition"], row["offset"]) for row in rows}) == 5000
+        probe_messages(client, base)
+        assert client.get("/api/v1/overview").json()["done"] == 10_000, "probes leave nothing behind"
+        assert len(client.get("/api/v1/letters").json()["rows"]) == 1
+
+
+def probe_messages(client: httpx.Client, base: str) -> None:
+    """Have an engine probe a message that it dead-lettered, and the one before it."""
+    csrf = re.findall(r'data-csrf="([^"]+)"', client.get("/").text)
+    headers = {"X-CSRF-Token": csrf[0], "Origin": base}
+
+    def probe(offset: int) -> dict[str, Any]:
+        order = {"recorded": True, "partition": 2, "offset": offset}
+        answer = client.post("/api/v1/probe", json=order, headers=headers)
+        assert answer.status_code == 202, answer.text
+        wait_until(lambda: client.get("/api/v1/probe").json()["ended_at"] is not None, 60)
+        found: dict[str, Any] = client.get("/api/v1/probe").json()
+        assert found["problem"] == ""
+        report: dict[str, Any] = found["report"]
+        return report
+
+    bad, good = probe(2224), probe(2223)
+    assert (bad["status"], [letter["kind"] for letter in bad["letters"]]) == ("failed", ["parse"])
+    assert "not in the combined log format" in bad["stages"][0]["trace"]["text"]
+    assert good["status"] == "done", good
+    assert [stage["hook"] for stage in good["stages"]][:2] == ["deserialize_message", "arrange"]
+    assert sum(good["sinks"].values()) == len(good["payloads"]) > 0
+    action = client.get("/api/v1/events", params={"kind": "action"})
+    assert action.json()["rows"][0]["text"] == "probe message access-log:2:2223"
 
 
 @contextmanager

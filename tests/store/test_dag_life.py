@@ -416,3 +416,22 @@ async def test_bells_ring_after_a_commit(player: Player) -> None:
     assert await bell.wait(Channel.SCHEDULER, 5)
     await player.schedule()
     assert await bell.wait(Channel.WORKER, 5)
+
+
+async def test_what_a_database_refuses_fails_its_own_task_alone(player: Player) -> None:
+    names = ("bad_key", "bad_deferral", "bad_error", "good")
+    run = await player.create(dag(*[task(name) for name in names]))
+    claimed = {one.task_id: one for one in await player.claim()}
+    results = {
+        "bad_key": Report(claimed["bad_key"].task, 3, Success(), (("k\0", "1"),)),
+        "bad_deferral": Report(claimed["bad_deferral"].task, 3, Deferral("a.B", "{}", "go\0")),
+        "bad_error": Report(claimed["bad_error"].task, 3, Failure("broken\0\ud800")),
+        "good": Report(claimed["good"].task, 3, Success(), (("k", '"\u00e4"'),)),
+    }
+
+    answer = await player.turn(*results.values())
+
+    assert {one.kind for one in answer.outcomes} == {OutcomeKind.MOVED}
+    tasks = await player.tasks(run)
+    assert {name: one.state for name, one in tasks.items()} == dict.fromkeys(names[:3], "failed") | {"good": "success"}
+    assert tasks["bad_error"].error == "broken\ufffd?"

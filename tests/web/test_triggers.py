@@ -16,6 +16,7 @@ from tests.web.scripted_pipeline import SCRIPT, SECRET
 from tests.web.serving import KEY, ORIGIN, PORT
 
 from tidemill.core.triggers.group_commit import Standing
+from tidemill.recorder.counts import Counts, LaneCounts, name_stream_lane
 from tidemill.services.triggerer import web_ui
 from tidemill.services.triggerer.host_view import HostView
 from tidemill.services.triggerer.web_ui import WatchedHost
@@ -24,6 +25,7 @@ from tidemill.web.access.origins import Origins
 from tidemill.web.app import create_app
 from tidemill.web.pages import Pages
 from tidemill.web.sections import Health
+from tidemill.web.triggers.lane_series import LaneSeries, build_lane_series
 from tidemill.web.triggers.start import describe_about, mount_sections
 
 PAGES = [
@@ -208,3 +210,37 @@ async def test_live_pages_begin_with_what_is_now(host: ScriptedHost) -> None:
             assert html.escape(SCRIPT) in parts[name]
         await events.aclose()  # type: ignore[attr-defined]
     assert view.live.clients == 0
+
+
+def test_lanes_are_added_up_over_time_by_stream_and_by_lane() -> None:
+    one, two, other = (name_stream_lane(*place) for place in (("a", "0"), ("a", "1"), ("ab", "0")))
+    points = [
+        Counts(100, 10, lanes={one: LaneCounts(10, 20, 30), two: LaneCounts(1, 2, 3), other: LaneCounts(100, 0, 0)}),
+        Counts(110, 10),
+        Counts(140, 10, lanes={one: LaneCounts(5, 0, 0)}),
+        Counts(150, 10, lanes={one: LaneCounts(7, 7, 7)}),
+    ]
+
+    def build(stream: str | None = None, lane: str | None = None) -> LaneSeries:
+        return build_lane_series(points, 10, 159.0, stream, lane)
+
+    whole = build()
+    assert whole.at == [100.0, 110.0, 120.0, 140.0], "the last step is not over"
+    assert whole.broadcast == [11.1, 0.0, None, 0.5]
+    assert (whole.resolved[0], whole.advanced[0]) == (2.2, 3.3)
+    assert build("a").broadcast == [1.1, 0.0, None, 0.5]
+    assert build("a", "1").advanced == [0.3, 0.0, None, 0.0]
+    assert build("b").broadcast == [0.0, 0.0, None, 0.0]
+    assert build_lane_series([], 10, 159.0, None, None).at == []
+
+
+async def test_pages_of_streams_have_a_chart_of_their_lanes(host: ScriptedHost) -> None:
+    async with log_in(host) as client:
+        streams = (await client.get("/api/v1/streams")).json()["rows"]
+        found = await client.get("/api/v1/streams/series", params={"stream": streams[0]["name"]})
+        lane = await client.get("/api/v1/streams/series?lane=0")
+        pages = [(await client.get(path)).text for path in ("/streams", f"/streams/{streams[0]['id']}")]
+    assert (found.status_code, lane.status_code) == (200, 422)
+    assert set(found.json()) == {"at", "broadcast", "resolved", "advanced"}
+    assert [page.count('data-chart="lanes"') for page in pages] == [1, 1]
+    assert "&stream=" in html.unescape(pages[1])

@@ -19,7 +19,7 @@ ListName = Annotated[str, Field(max_length=200), AfterValidator(_check_printable
 
 
 class StoreSettings(Section):
-    """The database of triggers and their events."""
+    """The database of triggers and their events, and of DAGs and their runs."""
 
     url: str = Field(
         "",
@@ -28,9 +28,9 @@ class StoreSettings(Section):
     )
     encryption_key: str = Field(
         "",
-        description="Fernet keys for variables, connections and deferred arguments of DAGs, separated by commas; the "
-        "first one encrypts, all decrypt. '' means a key file that `tidemill dev` creates beside a SQLite store, and "
-        "no encryption in PostgreSQL.",
+        description="The Fernet key that encrypts variables, connections and what deferred tasks keep. To change it, "
+        "give several, separated by commas: the first one encrypts, all of them decrypt. '' means the key file that "
+        "`tidemill dev` creates next to the store.",
     )
     retention_events_days: NonNegativeFloat = Field(
         0.0, description="Events are removed from the store after this many days; 0 keeps them."
@@ -43,7 +43,7 @@ class StoreSettings(Section):
 
 
 class TriggererSettings(Section):
-    """How a trigger host shares streams, what it warns about, and how many triggers of tasks it takes."""
+    """How a trigger host shares streams, and what it warns about."""
 
     shared_stream_subscriber_queue_size: PositiveInt = Field(
         1024, description="Events that may wait for one subscriber; beyond that, this subscriber fails."

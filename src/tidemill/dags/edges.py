@@ -203,7 +203,7 @@ def _join_modifier(before: Nodes, after: Nodes) -> None:
 
 
 def _listed(nodes: Nodes) -> list[Any]:
-    return [nodes] if isinstance(nodes, Node) else list(nodes)
+    return list(nodes) if isinstance(nodes, list | tuple | set | frozenset) else [nodes]
 
 
 def _flatten(nodes: Iterable[Any], *, leaves: bool) -> list[TaskNode]:

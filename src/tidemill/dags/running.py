@@ -97,11 +97,7 @@ def _execute(task: Any, resume: ResumeClaim | None, context: Context) -> Any:
         task.pre_execute(context)
         result = task.execute(context)
     else:
-        method = getattr(task, resume.method, None)
-        if not callable(method):
-            raise DagError(
-                f"task {task.task_id!r} cannot continue: {type(task).__name__} has no method {resume.method!r}"
-            )
+        method = _find_method(task, resume.method)
         kwargs = {**(decode(resume.kwargs) or {}), "event": decode(resume.payload)}
         if resume.method == "execute" and not _accepts_event(method):
             del kwargs["event"]

@@ -25,11 +25,12 @@ from tidemill.recorder.cleaning import clean_worker, remove_expired
 from tidemill.recorder.events import RecordedEvent
 from tidemill.recorder.events_database import EventsDatabase
 from tidemill.recorder.frames import FrameInfo
+from tidemill.recorder.memory import release_memory
 from tidemill.recorder.open_segment import OpenSegment
 from tidemill.recorder.periods import LOCK, Period, SegmentName, create_period, make_private_folder, name_worker_folder
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.sealed_files import seal_leftovers, seal_open_file, write_sealed
-from tidemill.recorder.sealing import release_memory, seal
+from tidemill.recorder.sealing import seal
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -256,7 +257,7 @@ class DiskRecording:
             return
         segment, name = self._open.pop(table), self._names[table]
         try:
-            row = write_sealed(self._period, name, seal(table, segment.batches, self._worker), time.time())
+            row = write_sealed(self._period, name, seal(table, segment.read_batches(table), self._worker), time.time())
         except BaseException:
             self._unsealed.append(name)
             self._retry_at = time.monotonic() + RETRY_SECONDS

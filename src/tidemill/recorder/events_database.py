@@ -102,8 +102,13 @@ class EventsDatabase:
         known = dict(self._classes)
         try:
             self._db.execute("begin immediate")
-            for event in events:
-                self._add(event)
+            rows = [self._make_row(event) for event in events]
+            self._db.executemany(
+                'insert into events (at_us, kind, topic, "partition", "offset", task_id, sink, text_id, class_id, '
+                "data) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                rows,
+            )
+            self._count(events)
             self._db.execute("commit")
         except BaseException:
             self._classes = known
@@ -111,41 +116,40 @@ class EventsDatabase:
             raise
         self.events += len(events)
 
-    def _add(self, event: RecordedEvent) -> None:
-        text = escape_surrogates(event.text)[:MAX_ERROR_CHARS]
-        class_id = self._find_class(escape_surrogates(event.error_class)) if event.error_class else None
-        self._db.execute(
-            'insert into events (at_us, kind, topic, "partition", "offset", task_id, sink, text_id, class_id, data) '
-            "values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                event.at_us,
-                event.kind.value,
-                event.topic,
-                event.partition,
-                event.offset,
-                None if event.task_id is None else escape_surrogates(event.task_id),
-                event.sink,
-                self._find_text(text) if text else None,
-                class_id,
-                msgspec.msgpack.encode(event.data) if event.data else None,
-            ),
+    def _make_row(self, event: RecordedEvent) -> tuple[object, ...]:
+        text = escape_surrogates(event.text)[:MAX_ERROR_CHARS] if event.text else ""
+        return (
+            event.at_us,
+            event.kind.value,
+            event.topic,
+            event.partition,
+            event.offset,
+            None if event.task_id is None else escape_surrogates(event.task_id),
+            event.sink,
+            self._find_text(text) if text else None,
+            self._find_class(escape_surrogates(event.error_class)) if event.error_class else None,
+            msgspec.msgpack.encode(event.data) if event.data else None,
         )
-        if class_id is not None:
-            self._count(event, class_id)
 
-    def _count(self, event: RecordedEvent, class_id: int) -> None:
-        number = event.data.get("count", 1)
-        self._db.execute(
-            "insert into failures values (?, ?, ?, ?, ?, ?) on conflict do update set count = count + excluded.count, "
-            "first_us = min(first_us, excluded.first_us), last_us = max(last_us, excluded.last_us)",
-            (
-                class_id,
+    def _count(self, events: Sequence[RecordedEvent]) -> None:
+        """Count failures by class, kind and minute; most events of a batch are alike."""
+        counted: dict[tuple[int, str, int], list[int]] = {}
+        for event in events:
+            if not event.error_class:
+                continue
+            number = event.data.get("count", 1)
+            place = (
+                self._find_class(escape_surrogates(event.error_class)),
                 event.kind.value,
                 event.at_us // 1_000_000 // COUNT_SECONDS,
-                number if isinstance(number, int) else 1,
-                event.at_us,
-                event.at_us,
-            ),
+            )
+            known = counted.setdefault(place, [0, event.at_us, event.at_us])
+            known[0] += number if isinstance(number, int) else 1
+            known[1], known[2] = min(known[1], event.at_us), max(known[2], event.at_us)
+        self._db.executemany(
+            "insert into failures values (?, ?, ?, ?, ?, ?) on conflict do update set count = count + excluded.count, "
+            "first_us = min(first_us, excluded.first_us), last_us = max(last_us, excluded.last_us)",
+            [(*place, *count) for place, count in counted.items()],
         )
 
     def _find_class(self, name: str) -> int:

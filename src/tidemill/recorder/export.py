@@ -77,7 +77,8 @@ def _read_all(db_dir: Path, problems: list[str]) -> Iterator[tuple[str, str, pa.
                     if segment.sealed:
                         parts = [store.open_rows(segment).read(use_threads=False)]
                     else:
-                        parts, problem = store.list_parts(segment)
+                        opened, problem = store.list_parts(segment)
+                        parts = (part.read() for part in opened)
                         if problem:
                             problems.append(f"{period.name}: {segment.stem} is damaged from here on: {problem}")
                 except FileNotFoundError:

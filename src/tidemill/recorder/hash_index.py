@@ -21,6 +21,8 @@ _BUCKET_BITS = 12
 _BUCKETS = 1 << _BUCKET_BITS
 _LOW_BITS = 16
 _UNUSED_BITS = 32 - _BUCKET_BITS - _LOW_BITS
+#: So many values are hashed at a time.
+_HASHED = 10_000
 #: A row group's number is one byte.
 MAX_GROUPS = 256
 
@@ -35,7 +37,9 @@ def hash_values(values: pa.Array) -> pa.Array:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    numbers = array.array("I", map(zlib.crc32, pc.fill_null(values, b"").to_pylist()))
+    numbers = array.array("I")
+    for at in range(0, len(values), _HASHED):  # as Python's objects, all of them would take ten times as much memory
+        numbers.extend(map(zlib.crc32, pc.fill_null(values[at : at + _HASHED], b"").to_pylist()))
     hashes = pa.Array.from_buffers(pa.uint32(), len(values), [None, pa.py_buffer(numbers)])
     return pc.if_else(values.is_valid(), hashes, pa.scalar(None, pa.uint32())) if values.null_count else hashes
 

@@ -18,9 +18,10 @@ from tidemill.core.recorder.sealing import SealPolicy
 from tidemill.recorder.events import RecordedEvent
 from tidemill.recorder.events_database import EventsDatabase, SegmentRow
 from tidemill.recorder.frames import FrameInfo
+from tidemill.recorder.memory import release_memory
 from tidemill.recorder.periods import SegmentName
 from tidemill.recorder.schema import RowTable
-from tidemill.recorder.sealing import SealedSegment, release_memory, seal
+from tidemill.recorder.sealing import SealedSegment, seal
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,4 +1,4 @@
-"""A segment that is being written: its file, and its rows decoded, for the moment at which it is sealed.
+"""A segment that is being written: the file, which is read again at the moment at which it is sealed.
 
 Invariant: the file has whole frames only; what a failed write left of one is cut off.
 """
@@ -9,12 +9,13 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidemill.recorder.frames import MAGIC, FrameInfo, pack_frame
+from tidemill.recorder.frames import MAGIC, DamagedSegmentError, FrameInfo, pack_frame, read_frames
 from tidemill.recorder.periods import create_file
+from tidemill.recorder.schema import RowTable, decode_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,7 +46,6 @@ class OpenSegment:
         self.rows_bytes = 0
         #: The size of the file.
         self.size_bytes = len(MAGIC)
-        self.batches: list[tuple[FrameInfo, pa.RecordBatch]] = []
         self._dirty = True
         self._fd = create_file(path)
         try:
@@ -79,10 +79,21 @@ class OpenSegment:
             self._began = self._clock()
         self.size_bytes += len(data)
         self._dirty = True
-        for info, _, batch in frames:
-            self.batches.append((info, batch))
+        for _, _, batch in frames:
             self.rows += len(batch)
             self.rows_bytes += batch.nbytes
+
+    def read_batches(self, table: RowTable) -> Iterator[tuple[FrameInfo, pa.RecordBatch]]:
+        """Yield its rows, read from the file even if that was removed: nobody needs them in memory until then.
+
+        Raises:
+            OSError: The file cannot be read, or is not what was written.
+        """
+        try:
+            for frame in read_frames(_WrittenBytes(self._fd, self.size_bytes)):
+                yield frame.info, decode_rows(table, frame.body)
+        except (DamagedSegmentError, ValueError) as error:
+            raise OSError(f"{self.path} is not what was written: {error}") from error
 
     def flush(self) -> None:
         """Force what was written to the disk.
@@ -96,10 +107,27 @@ class OpenSegment:
 
     def close(self) -> None:
         """Close the file; it stays as it is."""
-        self.batches = []
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+class _WrittenBytes:
+    """What was written to an open file, whether it still has a name or not; a `ByteView`."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self._fd = fd
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, place: slice, /) -> memoryview:
+        start, end, _ = place.indices(self._size)
+        data = os.pread(self._fd, end - start, start)
+        if len(data) < end - start:
+            raise OSError("the file is shorter than it was")
+        return memoryview(data)
 
 
 def _write_all(fd: int, data: bytes) -> None:

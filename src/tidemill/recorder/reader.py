@@ -17,6 +17,7 @@ from tidemill.core.recorder.cursor import Key, decode_cursor, encode_cursor
 from tidemill.recorder import event_search, letter_search, row_search
 from tidemill.recorder.counts import Counts, add_workers
 from tidemill.recorder.linked_search import Place, find_linked, link_events, link_tasks, list_cursor_kinds
+from tidemill.recorder.memory import release_memory
 from tidemill.recorder.memory_recording import MemoryRecording
 from tidemill.recorder.periods import Period, list_periods, list_worker_folders
 from tidemill.recorder.queries import (
@@ -130,6 +131,7 @@ class Reader:
         with self._lock:
             segments = row_search.list_segments(self._list_stores(query), criteria.table, problems)
             found = row_search.search(segments, criteria, limit + 1, problems)
+        release_memory()
         return found[:limit], _next_cursor(text, [each.key for each in found], limit), problems
 
     def _find_linked(self, query: MessageQuery, cursor: str | None, limit: int) -> MessagePage:
@@ -154,6 +156,7 @@ class Reader:
         text = _name_query("messages", query)
         begin = None if cursor is None else decode_cursor(cursor, text, list_cursor_kinds(links))
         found, following, keys = find_linked(links, find_rows, begin, limit)
+        release_memory()
         after = None if following is None else encode_cursor(text, following)
         return MessagePage(_to_rows(found, MessageRow), after, list(dict.fromkeys(problems)), keys, text)
 

@@ -8,14 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
-
 from tidemill.recorder.event_search import ask_database
 from tidemill.recorder.file_view import FileView
 from tidemill.recorder.frames import DamagedSegmentError
 from tidemill.recorder.periods import Period
 from tidemill.recorder.queries import RecordingInfo
-from tidemill.recorder.row_filter import COLUMNS
 from tidemill.recorder.row_search import READ_ERRORS
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.segment_store import DiskStore, SegmentStore
@@ -92,8 +89,8 @@ def _list_segments(store: SegmentStore, problems: list[str]) -> list[tuple[RowTa
             if problem:
                 problems.append(f"{name.stem} is damaged; the rest of it was skipped: {problem}")
             for part in parts:
-                times = pc.min_max(pc.coalesce(part[COLUMNS[name.table].at], 0)).as_py()
-                found.append((name.table, len(part), (times["min"], times["max"])))
+                about = part.summary
+                found.append((name.table, about.rows, (about.first_at, about.last_at)))
         except FileNotFoundError:
             continue
         except READ_ERRORS as error:

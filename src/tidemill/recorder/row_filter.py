@@ -155,20 +155,14 @@ def match_rows(table: pa.Table, criteria: Criteria) -> pa.ChunkedArray | None:
         if criteria.max_us is not None:
             masks.append(pc.less_equal(took, criteria.max_us))
     if criteria.label is not None:
-        name, value = criteria.label
-        masks.append(pc.equal(pc.map_lookup(table["labels"], pa.scalar(name), "first"), value))
+        masks.append(_has_entry(table["labels"], *criteria.label))
     if criteria.places:
         masks.append(_match_places(table, criteria))
     if criteria.offset is not None:
         masks.append(pc.less_equal(table[columns.first], criteria.offset))
         masks.append(pc.greater_equal(table[columns.last], criteria.offset))
         if criteria.table is RowTable.TASKS:
-            within = functools.reduce(pc.and_, masks)
-            has = (
-                maybe and criteria.offset in (offsets or ())
-                for maybe, offsets in zip(within.to_pylist(), table["offsets"].to_pylist(), strict=True)
-            )
-            masks.append(pa.chunked_array([pa.array(list(has), pa.bool_())]))
+            masks.append(_has_any(table["offsets"], pa.array([criteria.offset], pa.int64())))
     return pc.fill_null(functools.reduce(pc.and_kleene, masks), False) if masks else None
 
 
@@ -195,7 +189,28 @@ def _has_any(lists: pa.ChunkedArray, wanted: pa.Array) -> Any:
 
     whole = pa.concat_arrays(lists.chunks) if lists.num_chunks else pa.array([], lists.type)
     rows = pc.list_parent_indices(whole).filter(pc.is_in(pc.list_flatten(whole), wanted))
-    return pc.is_in(pa.array(range(len(whole)), rows.type), rows)
+    return _mark(rows, len(whole))
+
+
+def _has_entry(maps: pa.ChunkedArray, name: str, value: str) -> Any:
+    """Return which maps have an entry: all entries are compared at once, which is quicker than a map at a time."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    whole = pa.concat_arrays(maps.chunks) if maps.num_chunks else pa.array([], maps.type)
+    found = pc.indices_nonzero(pc.and_(pc.equal(whole.keys, name), pc.equal(whole.items, value)))
+    # An entry belongs to the last map that begins at it or before it; others that begin there are empty.
+    starts = whole.offsets.cast(pa.uint64())
+    rows = pc.subtract(pc.search_sorted(starts, found, side="right").cast(pa.int64()), 1)
+    return _mark(rows, len(whole))
+
+
+def _mark(rows: pa.Array, count: int) -> pa.Array:
+    """Return which of this many rows are listed."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.is_in(pa.arange(0, count), rows) if len(rows) else pa.repeat(pa.scalar(False), count)
 
 
 def is_after(table: pa.Table, after: Key, recording: str, columns: Columns) -> Any:

@@ -128,9 +128,10 @@ def _search_segment(
         problems.append(f"{segment.place} is damaged; the rest of it was skipped: {problem}")
     found: list[Found] = []
     for part in parts:
-        rows = _choose(part, criteria, limit)
-        chosen = part if names is None else part.select(names)
-        found += _finish(chosen.take(rows), criteria, segment.store.recording, limit)
+        if criteria.may_be_in(part.summary):
+            rows = _choose(part.read(list_columns(criteria)), criteria, limit)
+            if len(rows):
+                found += _finish(part.read(names).take(rows), criteria, segment.store.recording, limit)
     return found
 
 

@@ -118,8 +118,10 @@ def decode_rows(table: RowTable, body: bytes | memoryview) -> pa.RecordBatch:
     """
     import pyarrow as pa
 
+    # A batch is small: to hand its columns to other threads costs more than to decompress them.
+    options = pa.ipc.IpcReadOptions(use_threads=False)
     try:
-        with pa.ipc.open_stream(pa.py_buffer(body)) as stream:
+        with pa.ipc.open_stream(pa.py_buffer(body), options=options) as stream:
             if not stream.schema.equals(schema_of(table)):
                 raise ValueError(f"not the columns of {table}: {', '.join(stream.schema.names)}")
             batch = stream.read_next_batch()

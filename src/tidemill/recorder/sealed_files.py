@@ -19,9 +19,10 @@ import structlog
 from tidemill.recorder.events_database import SegmentRow, list_in_database
 from tidemill.recorder.file_view import FileView
 from tidemill.recorder.frames import DamagedSegmentError, FrameInfo, read_frames
+from tidemill.recorder.memory import release_memory
 from tidemill.recorder.periods import Period, SegmentName, create_file, list_periods, list_worker_folders
 from tidemill.recorder.schema import decode_rows
-from tidemill.recorder.sealing import SealedSegment, release_memory, seal
+from tidemill.recorder.sealing import SealedSegment, seal
 from tidemill.runtime.lock import HeldError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ file is touched here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,6 +27,9 @@ _WORDS = ("topic", "status", "error", "kind", "engine_id")
 _SEARCHED = ("partition", "offset", "first_offset", "last_offset")
 #: So many values tell whether they repeat.
 _SAMPLE = 1_024
+#: Up to this many batches are joined at a time, or as many as have this many rows.
+_BUNDLE = 64
+_BUNDLE_ROWS = 8_000
 #: What the worker is called, in the metadata of the Parquet file.
 WORKER = b"tidemill.worker"
 
@@ -39,7 +42,7 @@ class SealedSegment(msgspec.Struct, frozen=True):
     index: bytes
 
 
-def seal(table: RowTable, batches: Sequence[tuple[FrameInfo, pa.RecordBatch]], worker: str) -> SealedSegment:
+def seal(table: RowTable, batches: Iterable[tuple[FrameInfo, pa.RecordBatch]], worker: str) -> SealedSegment:
     """Return batches as a sealed segment.
 
     Args:
@@ -47,8 +50,7 @@ def seal(table: RowTable, batches: Sequence[tuple[FrameInfo, pa.RecordBatch]], w
         batches: They, and whose they are.
         worker: The worker's name.
     """
-    rows = join_batches(table, batches)
-    rows = rows.take(_sort(table, rows))
+    rows = _sort_batches(table, batches)
     summary, index = make_index(table, rows)
     return SealedSegment(summary, _write_parquet(rows, worker), index)
 
@@ -61,22 +63,27 @@ def make_index(table: RowTable, rows: pa.Table) -> tuple[SegmentSummary, bytes]:
         rows: All of its rows, at least one, in one chunk and in the order of the file.
     """
     indexes = _index_messages(rows) if table is RowTable.MESSAGES else _index_tasks(rows)
-    summary = _summarize(table, rows)
+    summary = summarize_rows(table, rows)
     return summary, pack_index_file(summary, indexes)
 
 
-def join_batches(table: RowTable, batches: Sequence[tuple[FrameInfo, pa.RecordBatch]]) -> pa.Table:
+def join_batches(table: RowTable, batches: Iterable[tuple[FrameInfo, pa.RecordBatch]]) -> pa.Table:
     """Return batches as one table, with columns that say which engine each row is from."""
     import pyarrow as pa
 
-    parts = []
-    for info, batch in batches:
-        zeros = pa.repeat(pa.scalar(0, pa.int32()), len(batch))
-        engine_ids = pa.DictionaryArray.from_arrays(zeros, pa.array([info.engine_id]))
-        engines = pa.repeat(pa.scalar(info.engine, pa.int32()), len(batch))
-        part = batch.append_column("engine_id", engine_ids).append_column("engine", engines)
-        parts.append(_add_bounds(part) if table is RowTable.TASKS else part)
+    parts = [_complete(table, info, batch) for info, batch in batches]
     return pa.Table.from_batches(parts).unify_dictionaries().combine_chunks()
+
+
+def _complete(table: RowTable, info: FrameInfo, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch with the columns that say which engine its rows are from."""
+    import pyarrow as pa
+
+    zeros = pa.repeat(pa.scalar(0, pa.int32()), len(batch))
+    engine_ids = pa.DictionaryArray.from_arrays(zeros, pa.array([info.engine_id]))
+    engines = pa.repeat(pa.scalar(info.engine, pa.int32()), len(batch))
+    complete = batch.append_column("engine_id", engine_ids).append_column("engine", engines)
+    return _add_bounds(complete) if table is RowTable.TASKS else complete
 
 
 def _add_bounds(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -94,26 +101,68 @@ def _add_bounds(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-def _sort(table: RowTable, rows: pa.Table) -> pa.Array:
+def _sort_batches(table: RowTable, batches: Iterable[tuple[FrameInfo, pa.RecordBatch]]) -> pa.Table:
+    """Return all rows in the order of the file.
+
+    A column at a time: what the batches had of it is let go before the next one, so that all rows are in memory once.
+    """
+    import pyarrow as pa
+
+    columns: dict[str, list[pa.Array]] = {}
+    schema = None
+    for some in _bundle(batches):
+        joined = join_batches(table, some)
+        schema = joined.schema
+        for name, column in zip(schema.names, joined.columns, strict=True):
+            columns.setdefault(name, []).append(column.chunk(0))
+        del joined, some
+    first = "offset" if table is RowTable.MESSAGES else "first_offset"
+    keys = {name: _combine(columns[name]) for name in ("topic", "partition", first)}
+    order = _sort(*keys.values())
+    rows = {}
+    for name in list(columns):
+        chunks = columns.pop(name)
+        whole = keys.pop(name) if name in keys else _combine(chunks)
+        del chunks
+        rows[name] = whole.take(order)
+    return pa.table(rows, schema=schema)
+
+
+def _bundle(
+    batches: Iterable[tuple[FrameInfo, pa.RecordBatch]],
+) -> Iterator[list[tuple[FrameInfo, pa.RecordBatch]]]:
+    """Yield batches some at a time: what Arrow keeps for each of many small ones is more than their rows."""
+    some: list[tuple[FrameInfo, pa.RecordBatch]] = []
+    for each in batches:
+        some.append(each)
+        if len(some) == _BUNDLE or sum(len(batch) for _, batch in some) >= _BUNDLE_ROWS:
+            yield some
+            some = []
+    if some:
+        yield some
+
+
+def _combine(chunks: list[pa.Array]) -> pa.Array:
+    import pyarrow as pa
+
+    whole = pa.chunked_array(chunks).unify_dictionaries().combine_chunks()
+    return whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
+
+
+def _sort(topic: pa.DictionaryArray, partition: pa.Array, offset: pa.Array) -> pa.Array:
+    """Return the order of rows by these columns."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    topic = rows["topic"].chunk(0)
     # Most pipelines read one topic; several are told apart by their names, not by the order in which they came.
     names = topic.dictionary
     ranks = pc.rank(names, sort_keys="ascending") if len(names) > 1 else pa.array([1] * len(names), pa.uint64())
-    keys = pa.table(
-        [
-            ranks.take(topic.indices),
-            rows["partition"],
-            rows["offset" if table is RowTable.MESSAGES else "first_offset"],
-        ],
-        names=["topic", "partition", "offset"],
-    )
+    keys = pa.table([ranks.take(topic.indices), partition, offset], names=["topic", "partition", "offset"])
     return pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in keys.column_names])
 
 
-def _summarize(table: RowTable, rows: pa.Table) -> SegmentSummary:
+def summarize_rows(table: RowTable, rows: pa.Table) -> SegmentSummary:
+    """Return what rows have; at least one."""
     import pyarrow.compute as pc
 
     messages = table is RowTable.MESSAGES
@@ -122,7 +171,8 @@ def _summarize(table: RowTable, rows: pa.Table) -> SegmentSummary:
     times = pc.min_max(pc.coalesce(rows[end], 0)).as_py()
     longest = pc.max(pc.subtract(rows[end], rows[start])).as_py()
     groups = rows.select(["topic", "partition"]).append_column("first", rows[first]).append_column("last", rows[last])
-    spans = groups.group_by(["topic", "partition"]).aggregate([("first", "min"), ("last", "max"), ("first", "count")])
+    grouped = groups.group_by(["topic", "partition"], use_threads=False)
+    spans = grouped.aggregate([("first", "min"), ("last", "max"), ("first", "count")])
     kinds = pc.value_counts(rows["status" if messages else "kind"]).to_pylist()
     return SegmentSummary(
         table,
@@ -196,10 +246,3 @@ def _write_parquet(rows: pa.Table, worker: str) -> pa.Buffer:
         store_schema=False,
     )
     return sink.getvalue()
-
-
-def release_memory() -> None:
-    """Give the memory back that sealing needed for a moment: Arrow would keep it until the next time."""
-    import pyarrow as pa
-
-    pa.default_memory_pool().release_unused()

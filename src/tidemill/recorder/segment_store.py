@@ -10,25 +10,24 @@ import collections
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import structlog
 
 from tidemill.recorder.file_view import ByteView, FileView
-from tidemill.recorder.frames import MAGIC, DamagedSegmentError, FrameInfo, read_frames
+from tidemill.recorder.frames import DamagedSegmentError
 from tidemill.recorder.hash_index import HashIndex
 from tidemill.recorder.memory_recording import MemoryRecording
+from tidemill.recorder.open_rows import OpenPart, OpenRows
 from tidemill.recorder.periods import Period, SegmentName
 from tidemill.recorder.read_database import check_version, open_database
 from tidemill.recorder.row_filter import WORDS
-from tidemill.recorder.schema import decode_rows
 from tidemill.recorder.sealing import SealedSegment, join_batches, make_index
 from tidemill.recorder.summary import SegmentSummary, unpack_index_file
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
 log = structlog.get_logger(__name__)
@@ -36,13 +35,11 @@ log = structlog.get_logger(__name__)
 KeyT = TypeVar("KeyT", bound=Hashable)
 ValueT = TypeVar("ValueT")
 
-#: What is known of a Parquet file takes about 100 kB of memory, an index 16 kB; each has a descriptor.
-MAX_FILES = 64
+#: What is known of a Parquet file takes about 300 kB of memory, an index 16 kB; each has a descriptor.
+MAX_FILES = 16
 MAX_INDEXES = 128
 #: A summary takes a few kB.
 MAX_SUMMARIES = 4096
-#: The rows of an open segment are decoded as they come; this many parts are joined into one.
-_MAX_PARTS = 16
 
 
 class RecentlyUsed(Generic[KeyT, ValueT]):
@@ -91,20 +88,11 @@ class SegmentStore(Protocol):
     def open_rows(self, name: SegmentName) -> pq.ParquetFile:
         """Return the rows of a sealed segment."""
 
-    def list_parts(self, name: SegmentName) -> tuple[list[pa.Table], str]:
+    def list_parts(self, name: SegmentName) -> tuple[Sequence[OpenPart], str]:
         """Return the rows of an open segment, and what is wrong with the rest of it, if anything is."""
 
     def connect(self) -> sqlite3.Connection:
         """Return a connection to the database that cannot write."""
-
-
-class _OpenRows:
-    """The rows of an open segment, as far as they were read."""
-
-    def __init__(self) -> None:
-        self.position = len(MAGIC)
-        self.parts: list[pa.Table] = []
-        self.lock = threading.Lock()
 
 
 class StoreCache:
@@ -115,7 +103,7 @@ class StoreCache:
         self.summaries: RecentlyUsed[Path, SegmentSummary] = RecentlyUsed(MAX_SUMMARIES)
         self.indexes: RecentlyUsed[Path, dict[str, HashIndex]] = RecentlyUsed(MAX_INDEXES)
         self.files: RecentlyUsed[Path, pq.ParquetFile] = RecentlyUsed(MAX_FILES)
-        self.opened: RecentlyUsed[Path, _OpenRows] = RecentlyUsed(8)
+        self.opened: RecentlyUsed[Path, OpenRows] = RecentlyUsed(8)
 
 
 class DiskStore:
@@ -169,24 +157,11 @@ class DiskStore:
         path = self.period.path_of(name, "parquet")
         return self._cache.files.find(path, lambda: _open_file(name, FileView(path)))
 
-    def list_parts(self, name: SegmentName) -> tuple[list[pa.Table], str]:
+    def list_parts(self, name: SegmentName) -> tuple[Sequence[OpenPart], str]:
         """See `SegmentStore`."""
         path = self.period.path_of(name, "open")
-        known = self._cache.opened.find(path, _OpenRows)
-        problem = ""
-        with known.lock:
-            batches: list[tuple[FrameInfo, pa.RecordBatch]] = []
-            try:
-                for frame in read_frames(FileView(path), known.position):
-                    batches.append((frame.info, decode_rows(name.table, frame.body)))
-                    known.position = frame.end
-            except (DamagedSegmentError, ValueError) as error:
-                problem = str(error)  # what precedes it counts
-            if batches:
-                known.parts = [*known.parts, join_batches(name.table, batches)]
-            if len(known.parts) > _MAX_PARTS:
-                known.parts = [_join(known.parts)]
-            return known.parts, problem
+        view = FileView(path)
+        return self._cache.opened.find(path, OpenRows).read_on(name.table, view)
 
     def connect(self) -> sqlite3.Connection:
         """See `SegmentStore`."""
@@ -241,10 +216,10 @@ class MemoryStore:
 
         return self._files.find(name, lambda: _open_parquet(name, pa.BufferReader(self._find(name).parquet)))
 
-    def list_parts(self, name: SegmentName) -> tuple[list[pa.Table], str]:
+    def list_parts(self, name: SegmentName) -> tuple[Sequence[OpenPart], str]:
         """See `SegmentStore`."""
         batches = self._memory.list_batches(name)
-        return ([join_batches(name.table, batches)] if batches else []), ""
+        return ([OpenPart(name.table, join_batches(name.table, batches))] if batches else []), ""
 
     def connect(self) -> sqlite3.Connection:
         """See `SegmentStore`."""
@@ -268,9 +243,3 @@ def _open_parquet(name: SegmentName, source: object) -> pq.ParquetFile:
         return pq.ParquetFile(source, page_checksum_verification=True, read_dictionary=WORDS[name.table])
     except (pa.ArrowException, OSError) as error:
         raise DamagedSegmentError(f"not a Parquet file: {error}") from error
-
-
-def _join(parts: list[pa.Table]) -> pa.Table:
-    import pyarrow as pa
-
-    return pa.concat_tables(parts).unify_dictionaries().combine_chunks()

@@ -25,6 +25,7 @@ from tidemill.recorder.disk_recording import DiskRecording
 from tidemill.recorder.events import RecordedEvent
 from tidemill.recorder.events_database import EventsDatabase
 from tidemill.recorder.frames import FrameInfo
+from tidemill.recorder.memory import use_system_memory
 from tidemill.recorder.memory_recording import MemoryRecording
 from tidemill.recorder.sampling import Sample, Sampler, sample_progress
 from tidemill.recorder.schema import RowTable, decode_rows
@@ -255,6 +256,7 @@ class RecordWriter:
     def _run(self, recording: Recording) -> None:
         """Write until the end."""
         try:
+            self._guard(use_system_memory)
             self._guard(recording.seal_leftovers)
             self._guard(lambda: self._sampler.begin(recording.database, self._config))
             ended = False

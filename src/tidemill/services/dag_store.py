@@ -6,12 +6,11 @@ Invariant: a SQLite file has one writer. Who comes second sends its calls to the
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
-from tidemill.store.ciphers import Cipher, create_key
+from tidemill.store.ciphers import Cipher, build_cipher
 from tidemill.store.database import Caller
 from tidemill.store.lock import StoreInUseError
 from tidemill.store.opening import find_file, open_caller
@@ -48,34 +47,14 @@ def choose_url(settings: Settings, folder: Path) -> str:
     return settings.store.url or f"sqlite:///{folder.parent / DEFAULT_NAME}"
 
 
-def build_cipher(settings: Settings, url: str, *, create: bool = False) -> Cipher:
-    """Return what encrypts secrets: the keys of `store.encryption_key`, else that of the key file beside the store.
-
-    Args:
-        settings: `store.encryption_key` is read.
-        url: The store.
-        create: Whether a key file is created where there is neither.
+def choose_cipher(settings: Settings, url: str) -> Cipher:
+    """Return what encrypts secrets: the keys of `store.encryption_key`, else that of a key file beside the store.
 
     Raises:
         ConfigError: A key is wrong, or the file cannot be used.
     """
-    if settings.store.encryption_key:
-        return Cipher([key.strip() for key in settings.store.encryption_key.split(",")])
     path = find_file(url)
-    if path is None:
-        return Cipher()
-    key_file = path.with_name(f"{path.name}.key")
-    try:
-        if create and not key_file.exists():
-            descriptor = os.open(key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(f"{create_key()}\n")
-        return Cipher(key_file.read_text().split() if key_file.exists() else ())
-    except OSError as error:
-        raise ConfigError(
-            f"the key file {key_file} cannot be used: {error.strerror}; correct its permissions, or set "
-            "store.encryption_key"
-        ) from error
+    return build_cipher(settings.store.encryption_key, None if path is None else path.with_name(f"{path.name}.key"))
 
 
 async def open_dag_store(settings: Settings, folder: Path, *, create: bool = False) -> Caller:
@@ -99,7 +78,7 @@ async def open_dag_store(settings: Settings, folder: Path, *, create: bool = Fal
     deadline = asyncio.get_running_loop().time() + _BUSY_SECONDS
     while True:
         try:
-            return await open_caller(url, build_cipher(settings, url, create=create))
+            return await open_caller(url, choose_cipher(settings, url))
         except StoreInUseError:
             # Another command has it open for a moment, or `dev` begins and has not said yet where it answers.
             if asyncio.get_running_loop().time() >= deadline:

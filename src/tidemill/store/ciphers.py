@@ -6,7 +6,10 @@ key, stay readable; the first key encrypts, all of them decrypt; without a key n
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from tidemill.core.errors import ConfigError
 
@@ -75,3 +78,35 @@ def create_key() -> str:
     from cryptography.fernet import Fernet
 
     return Fernet.generate_key().decode()
+
+
+def build_cipher(configured: str, key_file: Path | None = None) -> Cipher:
+    """Return the cipher of a store.
+
+    Args:
+        configured: `store.encryption_key`.
+        key_file: Where the key is if none is configured; created if it is missing. None: nothing is encrypted then.
+
+    Raises:
+        ConfigError: A key is not one, or the file cannot be used.
+    """
+    keys = [key.strip() for key in configured.split(",") if key.strip()]
+    if not keys and key_file is not None:
+        keys = [_read_key_file(key_file)]
+    return Cipher(keys)
+
+
+def _read_key_file(path: Path) -> str:
+    """Return the key of a file that only this user can read; create it if it is missing."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(create_key() + "\n")
+                file.flush()
+                os.fsync(descriptor)
+        return path.read_text().strip()
+    except OSError as error:
+        raise ConfigError(
+            f"the key file {path} cannot be used: {error.strerror}; set store.encryption_key, or make the file readable"
+        ) from error

@@ -65,6 +65,11 @@ def choose_step(seconds: int) -> int:
     return step if step < _MINUTE else -(-step // _MINUTE) * _MINUTE
 
 
+def find_finished(counts: Sequence[Counts], step_seconds: int, now: float) -> list[Counts]:
+    """Return the steps that are over; see `build_series`."""
+    return [point for point in counts if point.at + step_seconds + _LATE_SECONDS <= now]
+
+
 def build_series(counts: Sequence[Counts], step_seconds: int, now: float) -> Series:
     """Return counts as numbers per second; where a step is missing, nothing is known.
 
@@ -75,7 +80,7 @@ def build_series(counts: Sequence[Counts], step_seconds: int, now: float) -> Ser
         step_seconds: The time of each.
         now: Seconds since the epoch.
     """
-    over = [point for point in counts if point.at + step_seconds + _LATE_SECONDS <= now]
+    over = find_finished(counts, step_seconds, now)
     columns: dict[str, list[float | None]] = {name: [] for name in Series.model_fields}
     before: int | None = None
     for point in over:

@@ -39,7 +39,7 @@ def add(writer: HistoryWriter, offset: int, **changed: Any) -> None:
         "finished_at": MOMENT + 2,
         "error": None,
     }
-    writer.add(HistoryRows([[value] for value in (row | changed).values()]))
+    writer.add(HistoryRows.from_columns([[value] for value in (row | changed).values()]))
 
 
 def parts(path: Path) -> list[Path]:
@@ -150,12 +150,11 @@ async def test_a_disk_that_continues_refusing_costs_rows_but_bounded_memory_and_
 
 async def test_rows_that_no_part_can_hold_do_not_hold_up_the_others(tmp_path: Path) -> None:
     writer = HistoryWriter(tmp_path, IDENTITY, max_rows=2)
-    add(writer, 2**70)
-    add(writer, 1)
-    await until(lambda: writer.dropped, what="the part is given up")
-    add(writer, 2)
+    messages = [SourceMessage("t", 0, offset) for offset in (0, 2**70, 2)]
+    writer.take(FinishedBatch([(message, (), NO_WINDOW, time.time_ns(), None) for message in messages]))
     await writer.close()
-    assert [row["offset"] for row in read(tmp_path)] == [2]
+    assert [row["offset"] for row in read(tmp_path)] == [0, 2]
+    assert writer.dropped == 1
 
 
 class FakeRun:

@@ -29,6 +29,7 @@ from tidemill.store.calls import (
     LogPart,
     OutcomeKind,
     RefusalKind,
+    ReleaseTriggers,
     StoppedTrigger,
     StoreEvents,
 )
@@ -178,6 +179,11 @@ class TaskStore:
                 return tuple(self._compare(service, *key) for key in held if self._compare(service, *key))
             case GetVariable(key=key):
                 return self.variables.get(key)
+            case ReleaseTriggers(service=service, triggers=released):
+                for number, token in released:
+                    if (self.deferred[number].service, self.deferred[number].token) == (service, token):
+                        self.deferred[number].service = None
+                return len(released)
             case AppendLog(parts=parts):
                 for part in parts:
                     self.parts[part.task].setdefault(part.number, part)

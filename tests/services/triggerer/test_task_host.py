@@ -31,7 +31,7 @@ class Triggerers:
 
     def start(self, capacity: int = 10_000) -> TaskHost:
         about = BeginService("triggerer", "t", "here", "boot", 1, (), capacity)
-        host = TaskHost(self.store, TriggererSettings(), about, folder_code.FolderCode(self.folder))
+        host = TaskHost(self.store, TriggererSettings(), about, folder_code.FolderCode(self.folder), 65_536)
         stop = asyncio.Event()
         self.running[host] = asyncio.create_task(host.run(stop)), stop
         return host
@@ -130,6 +130,23 @@ async def test_a_stop_gives_triggers_up_and_the_next_triggerer_runs_them(trigger
     assert triggerers.store.ended == [1]
     triggerers.start()
     await until(lambda: did(one).count("run") == 2)
+
+
+async def test_a_trigger_that_is_slow_to_clean_up_keeps_no_other_from_the_next_triggerer(triggerers, monkeypatch):
+    gate = asyncio.Event()
+    monkeypatch.setattr(hosted.StubbornKill, "cleanup", lambda self: gate.wait())
+    slow = triggerers.store.defer("tests.services.triggerer.hosted.StubbornKill", count=0, then="wait")
+    other = triggerers.store.defer(hosted.Counting, count=0, then="wait")
+    first = triggerers.start()
+    await until(lambda: "yielded" in did(other) and "yielded" in did(slow))
+
+    stopping = asyncio.create_task(triggerers.stop(first))
+    await until(lambda: other.service is None)
+
+    assert slow.service == 1
+    gate.set()
+    await stopping
+    assert slow.service is None
 
 
 async def test_a_triggerer_whose_service_was_ended_gives_up_what_it_runs_and_begins_another(triggerers, monkeypatch):

@@ -9,6 +9,7 @@ import signal
 import sys
 import zlib
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ async def triggerer(store: Caller, folder: Path) -> AsyncIterator[TaskHost]:
         TriggererSettings(),
         BeginService("triggerer", "t", "here", "boot", 1, (), 10_000),
         FolderCode(folder),
+        65_536,
     )
     stop = asyncio.Event()
     running = asyncio.create_task(host.run(stop))
@@ -132,6 +134,17 @@ async def test_ten_thousand_deferrals_of_a_tenth_of_a_second_are_all_resumed_and
     async with triggerer(database, tmp_path):
         await deferring.defer(10_000, delta=0.1)
         await deferring.wait_resumed(10_000, 300)
+    await database.close()
+
+
+@pytest.mark.long
+async def test_two_thousand_triggers_that_fire_at_once_resume_all_their_tasks(tmp_path: Path):
+    database = await open_store(f"sqlite:///{tmp_path}/dags.db")
+    deferring = Deferring(database)
+    async with triggerer(database, tmp_path):
+        moment = datetime.now(UTC) + timedelta(seconds=5)
+        await deferring.defer(2_000, "tidemill.triggers.builtin.temporal.DateTimeTrigger", moment=moment)
+        await deferring.wait_resumed(2_000, 120)
     await database.close()
 
 

@@ -29,14 +29,14 @@ class Settings:
             case DeleteVariable(key=key):
                 return self.variables.pop(key, None) is not None
             case GetConnection(id="db"):
-                return ConnectionRecord("db", "postgres", host="there", port=5432, extra='{"a": 1}')
+                return ConnectionRecord("db", "postgres", host="there", password="p@ss", port=5432, extra='{"a": 1}')
             case GetConnection():
                 return None
         raise AssertionError(request)
 
 
 async def test_a_thread_of_a_trigger_reads_and_sets_variables():
-    services = TriggerServices(Settings())
+    services = TriggerServices(Settings(), set())
 
     assert await asyncio.to_thread(services.get_variable, "a") is None
     await asyncio.to_thread(services.set_variable, "a", "1")
@@ -44,17 +44,19 @@ async def test_a_thread_of_a_trigger_reads_and_sets_variables():
     assert await asyncio.to_thread(services.delete_variable, "a")
 
 
-async def test_a_connection_is_what_the_dags_read():
-    services = TriggerServices(Settings())
+async def test_a_connection_is_what_the_dags_read_and_its_password_is_kept_out_of_logs():
+    secrets: set[str] = set()
+    services = TriggerServices(Settings(), secrets)
 
     found = json.loads(await asyncio.to_thread(services.get_connection, "db") or "")
 
     assert (found["conn_type"], found["host"], found["port"], found["extra"]) == ("postgres", "there", 5432, '{"a": 1}')
+    assert secrets == {"p@ss"}
     assert await asyncio.to_thread(services.get_connection, "none") is None
 
 
 async def test_the_event_loop_does_not_wait_for_the_store_and_the_message_says_what_to_do():
-    services = TriggerServices(Settings())
+    services = TriggerServices(Settings(), set())
 
     with pytest.raises(HandlerError, match=r"await asyncio\.to_thread\(Variable\.get, 'a'\)"):
         services.get_variable("a")
@@ -73,4 +75,4 @@ async def test_the_event_loop_does_not_wait_for_the_store_and_the_message_says_w
 )
 async def test_a_trigger_has_neither_xcoms_nor_state(name, given):
     with pytest.raises(HandlerError, match="put what it finds into its event"):
-        getattr(TriggerServices(Settings()), name)(*given)
+        getattr(TriggerServices(Settings(), set()), name)(*given)

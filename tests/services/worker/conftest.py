@@ -16,6 +16,9 @@ from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.messages import Setup
 from tidemill.store.calls import Failure, Report
 
+IMPORTS = """
+from tidemill.dags import DAG, AirflowFailException, AirflowSkipException, BaseOperator, EmptyOperator, Variable, task
+"""
 LIMITS = Limits(concurrency=4, recycle_after=100, grace_seconds=0.5)
 
 
@@ -27,10 +30,7 @@ class RunningWorker:
         self.running = asyncio.ensure_future(worker.run())
 
     def write(self, text: str, name: str = "d.py") -> None:
-        (self.folder / name).write_text(
-            "from tidemill.dags import DAG, BaseOperator, EmptyOperator, Variable, task\nfrom tidemill.dags import AirflowFailException, AirflowSkipException\n"
-            + text
-        )
+        (self.folder / name).write_text(IMPORTS + text)
 
     async def report(self, task: int) -> Report:
         """Return the report of a task."""

@@ -76,7 +76,8 @@ from datetime import timedelta
 from tidemill.triggers.builtin.temporal import TimeDeltaTrigger
 class Wait(BaseOperator):
     def execute(self, context):
-        self.defer(trigger=TimeDeltaTrigger(timedelta(seconds=5)), method_name="go_on", kwargs={"a": 1}, timeout=timedelta(seconds=9))
+        trigger = TimeDeltaTrigger(timedelta(seconds=5))
+        self.defer(trigger=trigger, method_name="go_on", kwargs={"a": 1}, timeout=timedelta(seconds=9))
     def go_on(self, context, a, event):
         return [a, event]
 with DAG("d", schedule=None):

@@ -391,7 +391,7 @@ def test_spark_sql_reads_the_history_while_it_grows(spark: Spark, tmp_path: Path
         for offset in range(5):
             status = HistoryStatus.FAILED if offset == 3 else HistoryStatus.DONE
             row = ("t", 0, offset, b"k", status, 1, 1, None, 1_700_000_000_000_000, 1_700_000_001_500_000, None)
-            writer.add(HistoryRows([[value] for value in row]))
+            writer.add(HistoryRows.from_columns([[value] for value in row]))
         await writer.close()
 
     asyncio.run(write())

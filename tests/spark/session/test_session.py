@@ -18,7 +18,7 @@ from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.progress import EngineProgress, SinkStats
 from tidemill.spark.preflight import choose_engine_count
 from tidemill.spark.progress import sum_progress
-from tidemill.spark.session.conf import spark_conf
+from tidemill.spark.session.conf import place_sockets, spark_conf
 from tidemill.spark.session.jvm import standard_error_pipe
 from tidemill.spark.session.packaging import _package_zip
 from tidemill.spark.session.session import Spark
@@ -187,3 +187,25 @@ def test_what_happened_at_a_sink_is_added_up_and_the_last_error_is_the_latest() 
 
 def test_python_workers_run_this_interpreter() -> None:
     assert spark_conf(SparkSettings(), "app", 1)["spark.pyspark.python"] == sys.executable
+
+
+def test_the_sockets_of_workers_are_in_the_folder_that_ends_with_spark() -> None:
+    spark = Spark(SparkSettings(), "test", 1)
+    spark.start()
+    try:
+        folder = str(spark._folder.path)
+        with pytest.raises(Exception, match="Worker"):
+            spark.context.parallelize([1], 1).foreach(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        (found,) = spark.context.parallelize([1], 1).map(lambda _: os.listdir(folder)).collect()
+    finally:
+        spark.stop()
+    assert [name for name in found if name.endswith(".sock")]
+    assert not Path(folder).exists()
+
+
+def test_sockets_are_where_the_user_says_and_where_their_names_fit() -> None:
+    conf = spark_conf(SparkSettings(conf={"spark.python.unix.domain.socket.dir": "/mine"}), "app", 1)
+    assert place_sockets(conf, Path("/tmp/x")) == {}
+    local = spark_conf(SparkSettings(), "app", 1)
+    assert place_sockets(local, Path(f"/tmp/{'x' * 60}")) == {}
+    assert list(place_sockets(local, Path(f"/tmp/{'x' * 59}"))) == ["spark.python.unix.domain.socket.dir"]

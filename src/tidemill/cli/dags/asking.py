@@ -5,7 +5,6 @@ A process that has the store open answers over its socket; otherwise the command
 
 from __future__ import annotations
 
-import asyncio
 import getpass
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 if TYPE_CHECKING:
+    import asyncio
+
     from tidemill.store.call import Call, Listed
 
 T = TypeVar("T")
@@ -48,10 +49,16 @@ class Asker:
         """Return the answer to a call.
 
         Raises:
-            CallRefusedError: The store refuses it.
+            ConfigError: The store refuses it.
             RemoteError: The store failed.
         """
-        answer: T = self._runner.run(self._store.call(call))
+        from tidemill.core.errors import ConfigError
+        from tidemill.store.call import CallRefusedError
+
+        try:
+            answer: T = self._runner.run(self._store.call(call))
+        except CallRefusedError as error:
+            raise ConfigError(str(error)) from error
         return answer
 
     def ask_pages(self, build: Callable[[str | None], Call[Listed[T]]]) -> Iterator[tuple[T, ...]]:
@@ -70,19 +77,26 @@ class Asker:
 
 
 @contextmanager
-def asking(config: Path | None, folder: Path | None) -> Iterator[Asker]:
+def asking(config: Path | None, folder: Path | None, *, create: bool = False) -> Iterator[Asker]:
     """Open the store of a folder of DAGs for the block.
+
+    Args:
+        config: The file with settings.
+        folder: The folder.
+        create: Whether the store is created if it does not exist.
 
     Raises:
         ConfigError: There is none, or it cannot be used.
         RemoteError: It cannot be reached.
     """
+    import asyncio
+
     from tidemill.config.loading import load_settings
     from tidemill.services.dag_store import choose_folder, open_dag_store
 
     settings = load_settings(config)
     with asyncio.Runner() as runner:
-        store = runner.run(open_dag_store(settings, choose_folder(settings, folder)))
+        store = runner.run(open_dag_store(settings, choose_folder(settings, folder), create=create))
         try:
             yield Asker(runner, store)
         finally:

@@ -78,7 +78,7 @@ def set_pool(
     with reporting():
         from tidemill.store.setting_calls import SetPool
 
-        with asking(config, folder) as store:
+        with asking(config, folder, create=True) as store:
             store.ask(SetPool(name, slots, description or "", include_deferred))
 
 
@@ -131,7 +131,7 @@ def set_variable(
     with reporting():
         from tidemill.store.task_calls import SetVariable
 
-        with asking(config, folder) as store:
+        with asking(config, folder, create=True) as store:
             store.ask(SetVariable(key, _read_secret(value), description))
 
 
@@ -198,7 +198,7 @@ def set_connection(
         _check_extra(extra)
         secret = None if password is None else _read_secret(password)
         call = SetConnection(name, kind, host, schema, login, secret, port, extra, description)
-        with asking(config, folder) as store:
+        with asking(config, folder, create=True) as store:
             store.ask(call)
 
 
@@ -234,6 +234,6 @@ def migrate(config: Config = None, folder: Folder = None) -> None:
     with reporting():
         from tidemill.store.service_calls import ListServices
 
-        with asking(config, folder) as store:
+        with asking(config, folder, create=True) as store:
             store.ask(ListServices())
         typer.echo("the database is up to date")

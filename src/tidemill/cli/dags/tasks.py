@@ -17,7 +17,7 @@ from tidemill.core.wording import format_count
 app = App(help="Look at the tasks of a run, and change what becomes of them.")
 
 TaskId = Annotated[str, typer.Argument(metavar="TASK", help="The id of the task.")]
-TaskIds = Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help="The ids of the tasks; default: all.")]
+TaskIds = Annotated[list[str] | None, typer.Argument(metavar="TASK", help="The ids of the tasks; default: all.")]
 _STATES = (
     *("none", "scheduled", "queued", "running", "deferred", "up_for_retry"),
     *("success", "failed", "skipped", "upstream_failed"),
@@ -150,7 +150,7 @@ def clear(
 @app.command()
 def mark(
     dag: DagId,
-    tasks: Annotated[list[str], typer.Argument(metavar="TASK...", help="The ids of the tasks.")],
+    tasks: Annotated[list[str], typer.Argument(metavar="TASK", help="The ids of the tasks.")],
     state: Annotated[str, typer.Option("--as", metavar="STATE", help="success, failed or skipped.")],
     run: RunId = None,
     config: Config = None,

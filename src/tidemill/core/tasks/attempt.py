@@ -234,9 +234,8 @@ def _refuse(task: TaskRow, given: Input) -> Refused:
 
 def _move(task: TaskRow, state: TaskState, *effects: Effect | None) -> Moved:
     """Return the task in another state, with what holds for every change."""
-    moved = replace(task, state=state, epoch=task.epoch + 1)
-    if state is not TaskState.RUNNING:
-        moved = replace(moved, session=None)
+    session = task.session if state is TaskState.RUNNING else None
+    moved = replace(task, state=state, epoch=task.epoch + 1, session=session)
     all_effects = [effect for effect in effects if effect is not None]
     if moved.outcome is not task.outcome:
         all_effects += [TellSuccessors(task.outcome, moved.outcome), Ring(Channel.SCHEDULER)]

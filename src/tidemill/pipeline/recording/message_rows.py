@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidemill.core.recorder.commit_times import CommitTimes
-from tidemill.pipeline.recording.columns import encode_words, pack_counts, pack_longs
 from tidemill.pipeline.recording.texts import describe_failure
-from tidemill.pipeline.reports.report import MAX_TIMESTAMP, FinishedBatch, WindowTimes
+from tidemill.pipeline.reports.columns import convert_timestamps, encode_words, pack_counts, pack_longs
+from tidemill.pipeline.reports.report import FinishedBatch, WindowTimes
 from tidemill.recorder.schema import MAX_KEY_BYTES, messages_schema
 from tidemill.recorder.texts import classify_error, clean_name
 from tidemill.sources.base import TopicPartition
@@ -96,7 +96,7 @@ class TakenRows:
         joined: dict[str, Any] = {
             name: pa.concat_arrays([block.arrays[name] for block in self._blocks]) for name in self._blocks[0].arrays
         }
-        joined["record_at"] = _convert_timestamps(joined["record_at"])
+        joined["record_at"] = convert_timestamps(joined["record_at"])
         joined["resolved_at"] = pc.divide(joined["resolved_at"], 1000)
         joined["committed_at"] = pack_longs(self._committed_at)
         return pa.record_batch([joined[name] for name in schema.names], schema=schema)
@@ -127,18 +127,18 @@ class _Block:
         self.arrays: dict[str, Any] = {
             "topic": encode_words(topics),
             "partition": pack_counts(_spread([(place[1], end - start) for place, _, start, end in stretches])),
-            "offset": pack_longs(offsets),
-            "key": _cut_keys([message.key for message in messages]),
-            "record_at": pack_longs([message.timestamp for message in messages]),
+            "offset": batch.packed.offset,
+            "key": _cut_keys(batch.packed.key),
+            "record_at": batch.packed.record_at,
             "consumed_at": pack_longs(consumed if all(consumed) else [at or None for at in consumed]),
             "arranged_at": arranged_at,
             "tasks_done_at": arranged_at if ends is None else pack_longs(ends),
-            "resolved_at": pack_longs(batch.resolved_ns),
+            "resolved_at": batch.packed.resolved_ns,
             "window": pack_longs(_spread([(window.number, end - start) for _, window, start, end in stretches])),
-            "status": encode_words(batch.statuses),
-            "tasks": pack_counts(batch.tasks),
+            "status": batch.packed.status,
+            "tasks": batch.packed.tasks,
             "precomputed": pack_counts(_count_precomputed(batch)),
-            "attempts": pack_counts(batch.attempts),
+            "attempts": batch.packed.attempts,
             "payloads": pack_counts(_count_payloads(batch, stretches)),
             "error": encode_words(_classify(batch)),
         }
@@ -172,28 +172,13 @@ def _spread(values: Iterable[tuple[ValueT, int]]) -> list[ValueT]:
     return spread
 
 
-def _cut_keys(keys: Sequence[bytes | None]) -> pa.Array:
-    import pyarrow as pa
+def _cut_keys(keys: pa.Array) -> pa.Array:
     import pyarrow.compute as pc
 
-    if keys[0] is None and keys.count(None) == len(keys):
-        return pa.nulls(len(keys), pa.binary())
-    column = pa.array(keys, pa.binary())
-    longest = pc.max(pc.binary_length(column)).as_py()
-    return column if longest <= MAX_KEY_BYTES else pc.binary_slice(column, 0, MAX_KEY_BYTES)
-
-
-def _convert_timestamps(column: pa.Array) -> pa.Array:
-    """Return milliseconds as microseconds; null where there is none, or it is absurd."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    bounds = pc.min_max(column).as_py()
-    converted = pc.multiply(column, 1000)
-    if bounds["min"] >= 0 and bounds["max"] < MAX_TIMESTAMP:
-        return converted
-    is_real = pc.and_(pc.greater_equal(column, 0), pc.less(column, MAX_TIMESTAMP))
-    return pc.if_else(is_real, converted, pa.scalar(None, pa.int64()))
+    if keys.null_count == len(keys):
+        return keys
+    longest = pc.max(pc.binary_length(keys)).as_py()
+    return keys if longest <= MAX_KEY_BYTES else pc.binary_slice(keys, 0, MAX_KEY_BYTES)
 
 
 def _classify(batch: FinishedBatch) -> Sequence[str | None]:

@@ -13,8 +13,8 @@ from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.redaction import redact_text
 from tidemill.core.recorder.failure_sample import FailureSample
 from tidemill.pipeline.handler.models import ExecutorError, ExecutorTask
-from tidemill.pipeline.recording.columns import encode_words
 from tidemill.pipeline.recording.texts import MAX_LABELS, clean_args, describe_failure
+from tidemill.pipeline.reports.columns import encode_words
 from tidemill.pipeline.tasks.pool import TaskRun
 from tidemill.pipeline.tasks.process import ProcessOutcome
 from tidemill.recorder.schema import tasks_schema

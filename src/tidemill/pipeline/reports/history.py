@@ -12,18 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from tidemill.pipeline.handler.models import ExecutorError
+from tidemill.pipeline.reports.columns import convert_timestamps, encode_words, pack_counts, pack_longs
 from tidemill.pipeline.reports.report import FinishedBatch
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.log import throttle
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 log = structlog.get_logger(__name__)
 
@@ -32,6 +35,12 @@ MAX_ROWS = 50_000
 MAX_AGE_SECONDS = 60.0
 #: The columns that differ from row to row; what follows them is the same for all rows of an engine.
 _OWN_COLUMNS = 11
+#: Columns with few different values; to look for repeated ones in the others takes longer than to write them.
+WORDS = ["topic", "partition", "status", "tasks", "attempts", "error", "worker", "engine", "engine_id"]
+#: A batch that cannot be reported as a whole is split, this often; what is left then is lost.
+MAX_SPLITS = 50
+#: Numbers that differ little from row to row.
+ENCODINGS = dict.fromkeys(("offset", "arrived_at", "started_at", "finished_at"), "DELTA_BINARY_PACKED")
 #: How many parts' worth of rows wait while the disk refuses them; the oldest beyond that are dropped, and counted.
 KEPT_PARTS = 4
 MAX_ERROR_CHARS = 4096
@@ -45,42 +54,75 @@ def __getattr__(name: str) -> Any:
 
 
 class HistoryRows:
-    """Rows of the history, as columns.
+    """Rows of the history, as Arrow columns: as lists of Python's objects they would take ten times as much memory.
 
     Args:
-        columns: The columns of `SCHEMA` up to `error`, in its order, all of one length.
+        tables: Tables with the columns of `SCHEMA` up to `error`, in its order; words may be dictionaries.
     """
 
-    __slots__ = ("columns",)
+    __slots__ = ("_tables", "count")
 
-    def __init__(self, columns: Sequence[list[Any]] | None = None) -> None:
-        """Keep the columns; without any, start empty."""
-        self.columns: Sequence[list[Any]] = columns if columns is not None else [[] for _ in range(_OWN_COLUMNS)]
+    def __init__(self, tables: Sequence[pa.Table] = ()) -> None:
+        """Keep the tables."""
+        self._tables = [table for table in tables if len(table)]
+        self.count = sum(len(table) for table in self._tables)
+
+    @classmethod
+    def from_columns(cls, columns: Sequence[Sequence[Any]]) -> HistoryRows:
+        """Return rows of the columns of `SCHEMA` up to `error`, in its order, all of one length."""
+        import pyarrow as pa
+
+        fields = list(_build_schema())[:_OWN_COLUMNS]
+        arrays = [pa.array(column, type=field.type) for column, field in zip(columns, fields, strict=True)]
+        return cls([pa.Table.from_arrays(arrays, names=[field.name for field in fields])])
 
     def __len__(self) -> int:
         """Return how many rows there are."""
-        return len(self.columns[0])
+        return self.count
 
     @property
     def offsets(self) -> list[int]:
         """The offset of each row."""
-        return self.columns[2]
+        return [offset for table in self._tables for offset in table["offset"].to_pylist()]
 
     def extend(self, rows: HistoryRows) -> None:
         """Append rows."""
-        for mine, theirs in zip(self.columns, rows.columns, strict=True):
-            mine += theirs
+        self._tables += rows._tables
+        self.count += rows.count
 
     def split_off(self, count: int) -> HistoryRows:
         """Remove the first rows, and return them."""
-        first = HistoryRows([column[:count] for column in self.columns])
-        for column in self.columns:
-            del column[:count]
-        return first
+        first: list[pa.Table] = []
+        left = min(count, self.count)
+        while left:
+            table = self._tables.pop(0)
+            first.append(table[:left])
+            if len(table) > left:
+                self._tables.insert(0, table[left:])
+            left -= len(first[-1])
+        found = HistoryRows(first)
+        self.count -= found.count
+        return found
 
     def select(self, wanted: Sequence[bool]) -> HistoryRows:
         """Return some of the rows."""
-        return HistoryRows([list(itertools.compress(column, wanted)) for column in self.columns])
+        import pyarrow as pa
+
+        parts, start = [], 0
+        for table in self._tables:
+            parts.append(table.filter(pa.array(wanted[start : start + len(table)], pa.bool_())))
+            start += len(table)
+        return HistoryRows(parts)
+
+    def join(self, schema: pa.Schema) -> pa.Table:
+        """Return all rows as one table with columns of these types."""
+        import pyarrow as pa
+
+        columns = []
+        for field in schema:
+            chunks = [chunk.cast(field.type) for table in self._tables for chunk in table[field.name].chunks]
+            columns.append(pa.chunked_array(chunks, field.type).combine_chunks())
+        return pa.Table.from_arrays(columns, schema=schema)
 
 
 class HistoryWriter:
@@ -117,7 +159,19 @@ class HistoryWriter:
 
     def take(self, batch: FinishedBatch) -> None:
         """Take messages that left the pipeline."""
-        self.add(make_rows(batch))
+        batches, failures = [batch], 0
+        while batches:
+            part = batches.pop()
+            try:
+                rows = make_rows(part)
+            except Exception as error:  # a message can have values that no column holds; the others are reported
+                failures += 1
+                if len(part) == 1 or failures > MAX_SPLITS:
+                    self._drop(len(part), error)
+                else:
+                    batches += reversed(part.split())
+            else:
+                self.add(rows)
 
     def add(self, rows: HistoryRows) -> None:
         """Add rows."""
@@ -195,27 +249,31 @@ class HistoryWriter:
 
 def make_rows(batch: FinishedBatch) -> HistoryRows:
     """Return the rows of messages that left the pipeline."""
-    messages, errors = batch.messages, list(batch.rejected)
-    for index, run in batch.failed.items():
-        if run.error is not None:
-            errors[index] = _describe(run.error)
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    messages, packed, errors = batch.messages, batch.packed, batch.rejected
+    if batch.failed:
+        errors = list(errors)
+        for index, run in batch.failed.items():
+            if run.error is not None:
+                errors[index] = _describe(run.error)
     if errors.count(None) < len(errors):
         errors = [_clip(error) for error in errors]
-    return HistoryRows(
-        [
-            [message.topic for message in messages],
-            [message.partition for message in messages],
-            [message.offset for message in messages],
-            [message.key for message in messages],
-            batch.statuses,
-            batch.tasks,
-            batch.attempts,
-            batch.record_at,
-            [window.started_at for window in batch.windows],
-            batch.resolved_at,
-            errors,
-        ]
-    )
+    columns = {
+        "topic": encode_words([message.topic for message in messages]),
+        "partition": pack_counts([message.partition for message in messages]),
+        "offset": packed.offset,
+        "key": packed.key,
+        "status": packed.status,
+        "tasks": packed.tasks,
+        "attempts": packed.attempts,
+        "arrived_at": convert_timestamps(packed.record_at),
+        "started_at": pack_longs([window.started_at for window in batch.windows]),
+        "finished_at": pc.divide(packed.resolved_ns, 1000),
+        "error": encode_words(errors),
+    }
+    return HistoryRows([pa.table(columns)])
 
 
 def _clip(error: str | None) -> str | None:
@@ -256,9 +314,12 @@ def make_table(rows: HistoryRows, identity: Identity) -> Any:
     import pyarrow as pa
 
     schema = _build_schema()
-    columns = [*rows.columns, *([value] * len(rows) for value in _list_constants(identity))]
-    arrays = [pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=schema)
+    table = rows.join(pa.schema(list(schema)[:_OWN_COLUMNS]))
+    constants = [
+        pa.repeat(pa.scalar(value, field.type), len(rows))
+        for value, field in zip(_list_constants(identity), list(schema)[_OWN_COLUMNS:], strict=True)
+    ]
+    return pa.Table.from_arrays([*table.columns, *constants], schema=schema)
 
 
 def _write_part(path: Path, name: str, rows: HistoryRows, identity: Identity) -> None:
@@ -268,7 +329,7 @@ def _write_part(path: Path, name: str, rows: HistoryRows, identity: Identity) ->
     path.mkdir(parents=True, exist_ok=True)
     unfinished = path / f"_{name}"
     try:
-        pq.write_table(table, unfinished, compression="zstd")
+        pq.write_table(table, unfinished, compression="zstd", use_dictionary=WORDS, column_encoding=ENCODINGS)
         unfinished.replace(path / name)
     except BaseException:
         unfinished.unlink(missing_ok=True)

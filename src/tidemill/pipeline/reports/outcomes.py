@@ -168,7 +168,11 @@ class Outcomes:
 
     def take(self, batch: FinishedBatch) -> None:
         """Take messages that left the pipeline."""
-        rows = make_rows(batch)
+        try:
+            rows = make_rows(batch)
+        except Exception as error:  # without these rows, nothing may be published
+            self._failed(error)
+            return
         if self._whole is not None:
             self._add(self._whole, rows, None)
         else:

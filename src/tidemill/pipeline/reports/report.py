@@ -8,11 +8,16 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
+from tidemill.pipeline.reports.columns import encode_words, pack_counts, pack_keys, pack_longs
 from tidemill.pipeline.tasks.pool import TaskRun
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.messages import SourceMessage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class HistoryStatus(enum.StrEnum):
@@ -51,14 +56,25 @@ class WindowTimes:
         self.payloads[offset] = self.payloads.get(offset, 0) + count
 
 
-#: A producer can set any time; one that does not fit into microseconds is not one.
-MAX_TIMESTAMP = 2**63 // 1000
 #: Of messages that were dead-lettered before they had any task.
 NO_WINDOW = WindowTimes(None, None, None)
 
 #: A message, its tasks, its window, when it left the pipeline (UTC, in nanoseconds), and why it was dead-lettered
 #: before it had any task, if it was.
 FinishedItem = tuple[SourceMessage, Sequence[TaskRun], WindowTimes, int, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedColumns:
+    """Columns of a batch that several reports keep, as Arrow has them; `record_at` is in milliseconds, as it came."""
+
+    offset: pa.Array
+    key: pa.Array
+    record_at: pa.Array
+    resolved_ns: pa.Array
+    status: pa.DictionaryArray
+    tasks: pa.Array
+    attempts: pa.Array
 
 
 class FinishedBatch:
@@ -87,11 +103,6 @@ class FinishedBatch:
     def __len__(self) -> int:
         """Return how many messages there are."""
         return len(self.messages)
-
-    @functools.cached_property
-    def resolved_at(self) -> list[int]:
-        """When each left the pipeline, in UTC microseconds since the epoch."""
-        return [at // 1000 for at in self.resolved_ns]
 
     @functools.cached_property
     def tasks(self) -> list[int]:
@@ -139,10 +150,17 @@ class FinishedBatch:
         return statuses
 
     @functools.cached_property
-    def record_at(self) -> list[int | None]:
-        """The time of each record, in UTC microseconds since the epoch; None if there is none, or it is absurd."""
-        times = [message.timestamp for message in self.messages]
-        return [time * 1000 if 0 <= time < MAX_TIMESTAMP else None for time in times]
+    def packed(self) -> PackedColumns:
+        """What several reports keep, as Arrow columns."""
+        return PackedColumns(
+            offset=pack_longs([message.offset for message in self.messages]),
+            key=pack_keys([message.key for message in self.messages]),
+            record_at=pack_longs([message.timestamp for message in self.messages]),
+            resolved_ns=pack_longs(self.resolved_ns),
+            status=encode_words(self.statuses),
+            tasks=pack_counts(self.tasks),
+            attempts=pack_counts(self.attempts),
+        )
 
     def split(self) -> tuple[FinishedBatch, FinishedBatch]:
         """Return both halves of the messages, to find the one that a report cannot take."""

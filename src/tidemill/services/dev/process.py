@@ -23,14 +23,14 @@ import structlog
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.runtime.boot import read_boot_id
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.identity import find_worker_name
-from tidemill.services.dag_store import build_cipher, choose_url
+from tidemill.services.dag_store import choose_cipher, choose_url
 from tidemill.services.dev.child import Child
 from tidemill.services.parser.manager import ParserManager
 from tidemill.services.parser.reading import PRELOAD
 from tidemill.services.scheduler.scheduler import Scheduler
-from tidemill.services.triggerer.list_lock import read_boot_id
 from tidemill.services.triggerer.signals import Signals
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.messages import Setup
@@ -107,7 +107,7 @@ async def _run(about: DevFolder, signals: Signals, on_ready: Callable[[Dev], Awa
 
 async def _open(url: str, settings: Settings) -> Database:
     deadline = asyncio.get_running_loop().time() + _BUSY_SECONDS
-    cipher = build_cipher(settings, url, create=True)
+    cipher = choose_cipher(settings, url)
     while True:
         try:
             return await open_store(url, cipher)

@@ -122,7 +122,8 @@ class TriggerHost(Generic[R]):
         )
         # An outage has to be noticed long before it makes a subscriber too late.
         stall_seconds = min(STALL_SECONDS, settings.shared_stream_ack_timeout / 4)
-        self.events = EventStore(source.writer, self._on_standing, CommitLimits(stall_seconds=stall_seconds))
+        limits = CommitLimits(linger_seconds=source.linger_seconds, stall_seconds=stall_seconds)
+        self.events = EventStore(source.writer, self._on_standing, limits)
         self.event_log = EventLog(clock())
         self.runs: dict[str, R] = {}
         self.stopping = False

@@ -14,17 +14,8 @@ import os
 from pathlib import Path
 
 from tidemill.core.errors import ConfigError
+from tidemill.runtime.boot import read_boot_id
 from tidemill.runtime.lock import HeldError, lock_file, private_directory, refuse_foreign
-
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-def read_boot_id() -> str:
-    """Return the id of the current boot of this machine; empty where the kernel has none."""
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
 
 
 class ListLock:

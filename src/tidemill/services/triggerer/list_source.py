@@ -25,6 +25,10 @@ from tidemill.store.records import TriggerRecord, TriggerSpec
 log = structlog.get_logger(__name__)
 
 
+#: How long an event waits for others: half of the 20 ms within which it should be stored.
+LINGER_SECONDS = 0.01
+
+
 class ListSource:
     """The triggers of a list.
 
@@ -34,9 +38,12 @@ class ListSource:
 
     Attributes:
         name: The list's name.
+        linger_seconds: How long an event waits for others.
         writer: What stores events.
         disowned: Whether the store has reported that another process owns triggers of this list.
     """
+
+    linger_seconds = LINGER_SECONDS
 
     def __init__(self, database: Database, ownership: Ownership) -> None:
         """Register nothing yet."""

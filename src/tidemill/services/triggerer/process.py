@@ -21,6 +21,7 @@ from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.wording import format_count
 from tidemill.runtime.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.identity import find_worker_name
+from tidemill.runtime.service_signals import Signals
 from tidemill.services.triggerer.checking import add_import_folders, read_checked
 from tidemill.services.triggerer.control import control_server
 from tidemill.services.triggerer.leaving import end_anyway
@@ -30,7 +31,6 @@ from tidemill.services.triggerer.monitoring import HostMonitor
 from tidemill.services.triggerer.recording import record_host
 from tidemill.services.triggerer.replica import Replica
 from tidemill.services.triggerer.sessions import Ownership, Pace
-from tidemill.services.triggerer.signals import Signals
 from tidemill.services.triggerer.stream_keys import describe_key
 from tidemill.services.triggerer.web_ui import serve_host_web
 from tidemill.store.database import Database

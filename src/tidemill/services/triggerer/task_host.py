@@ -29,6 +29,7 @@ from tidemill.dags.current import serving
 from tidemill.runtime.log import throttle
 from tidemill.services.triggerer.folder_code import FolderCode
 from tidemill.services.triggerer.host import TriggerHost
+from tidemill.services.triggerer.task_logs import TaskLogs
 from tidemill.services.triggerer.task_run import TaskRun, TaskRunServices
 from tidemill.services.triggerer.task_source import CLAIM_COUNT, ServiceEndedError, TaskSource
 from tidemill.services.triggerer.trigger_services import TriggerServices
@@ -56,6 +57,7 @@ class TaskHost:
         settings: `triggerer`.
         about: What it says of itself when it begins a service: queues and capacity, too.
         code: The folder that the classes of triggers may be in.
+        log_bytes: How much of each trigger's log is kept.
         clock: Seconds, monotonic.
 
     Attributes:
@@ -68,11 +70,12 @@ class TaskHost:
         settings: TriggererSettings,
         about: BeginService,
         code: FolderCode,
+        log_bytes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Run nothing yet."""
         self._calls, self._settings, self._about, self._code = calls, settings, about, code
-        self._clock = clock
+        self._clock, self._log_bytes = clock, log_bytes
         self.host: TriggerHost[TaskRun] | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -95,12 +98,14 @@ class TaskHost:
 
     async def _serve(self, service: int, stopping: asyncio.Task[Any]) -> None:
         """Run triggers in one service, until it ends."""
-        source = TaskSource(self._calls, service, self._about.capacity, self._about.queues, self._clock)
+        secrets: set[str] = set()
+        logs = TaskLogs(self._calls, self._log_bytes, secrets)
+        source = TaskSource(self._calls, service, self._about.capacity, self._about.queues, logs, self._clock)
         self.host = host = TriggerHost[TaskRun](source, self._settings, clock=self._clock)
         host.start()
         host.book.is_started = True
         log.info("the triggerer runs the triggers of tasks", service=service)
-        answers = TriggerServices(self._calls)
+        answers = TriggerServices(self._calls, secrets)
         turns = _Turns(source, host, self._calls.doorbell, self._code, lambda: serving(answers), self._clock)
         tasks = {asyncio.create_task(one) for one in (turns.run(), source.beat(), _wait(source.ended))}
         try:
@@ -241,7 +246,7 @@ class _Turns:
 
     def _note_ended(self, key: ClaimKey, end: TaskEnd) -> None:
         self._runs.pop(key, None)
-        self._source.note_ended(key)
+        self._source.note_ended(key, end)
 
 
 async def _wait(event: asyncio.Event) -> None:

@@ -1,8 +1,8 @@
 """The logs of the tasks whose triggers run here: kept for a moment, then stored in compressed parts.
 
 Invariants: a line is stored within half a second while the store can be reached; the parts of a deferral come after
-those of the attempt before it and before those of the next one; one trigger keeps at most MAX_LOG_BYTES waiting, and
-what is left out is counted.
+those of the attempt before it and before those of the next one; what one trigger may write is limited as for an
+attempt; secrets are masked.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import asyncio
 import contextlib
 import threading
 import time
-import zlib
 from collections.abc import Iterable
 
 import structlog
 
-from tidemill.config.redaction import redact_text
 from tidemill.core.errors import TidemillError
-from tidemill.runtime.task_lines import encode_line
+from tidemill.runtime.task_lines import TaskLine
+from tidemill.services.worker.logs import AttemptLog
 from tidemill.store.calls import AppendLog, ClaimedTrigger, LogPart
 from tidemill.store.database import Caller
 from tidemill.store.remote import call_patiently
@@ -27,14 +26,8 @@ log = structlog.get_logger(__name__)
 
 #: How long lines wait for others.
 FLUSH_SECONDS = 0.4
-#: The most bytes of lines in a part.
-PART_BYTES = 64 * 1024
-#: The most bytes of lines of one trigger that wait to be stored.
-MAX_LOG_BYTES = 1024 * 1024
 #: The most parts of one call.
 _CALL_PARTS = 64
-#: Parts are numbered from the epoch of their attempt or deferral times this.
-PART_BASE = 1 << 20
 
 
 class TaskLog:
@@ -45,46 +38,31 @@ class TaskLog:
         logs: All logs.
     """
 
-    __slots__ = ("_bytes", "_claim", "_first_us", "_left_out", "_lines", "_lock", "_logs", "_number")
+    __slots__ = ("_lock", "_log", "_logs")
 
     def __init__(self, claim: ClaimedTrigger, logs: TaskLogs) -> None:
         """Start without lines."""
-        self._claim, self._logs = claim, logs
-        self._number = claim.epoch * PART_BASE
-        self._lock = threading.Lock()
-        self._lines: list[bytes] = []
-        self._bytes = self._first_us = self._left_out = 0
+        self._logs = logs
+        self._lock = threading.Lock()  # triggers may write from threads
+        self._log = AttemptLog(claim.task, claim.try_number, claim.epoch, logs.max_bytes)
+        self._log.secrets = logs.secrets
 
     def write(self, level: str, text: str) -> None:
         """Add an entry; see `LineSink`."""
-        now_us = time.time_ns() // 1000
-        line = encode_line(now_us, level, "trigger", redact_text(text))
         with self._lock:
-            if self._bytes + len(line) > MAX_LOG_BYTES:
-                self._left_out += 1
-                return
-            if not self._lines:
-                self._first_us = now_us
-            self._lines.append(line)
-            self._bytes += len(line)
+            self._log.add(TaskLine(_now_us(), level, "trigger", text))
         self._logs.note_written(self)
 
     def take_parts(self) -> list[LogPart]:
         """Return what has been written since the last call."""
         with self._lock:
-            lines, self._lines, self._bytes = self._lines, [], 0
-            left_out, self._left_out = self._left_out, 0
-        now_us = time.time_ns() // 1000
-        if left_out:
-            text = f"{left_out} lines of the trigger are left out: they came faster than they could be stored"
-            lines.append(encode_line(now_us, "warning", "trigger", text))
-        return [self._build_part(chunk) for chunk in _cut(lines)]
+            return self._log.take(_now_us())
 
-    def _build_part(self, lines: list[bytes]) -> LogPart:
-        number, self._number = self._number, self._number + 1
-        claim = self._claim
-        data = zlib.compress(b"".join(lines), 1)
-        return LogPart(claim.task, claim.try_number, number, self._first_us, data, len(lines))
+    def finish(self) -> None:
+        """Store the rest: the trigger has ended."""
+        with self._lock:
+            parts = self._log.finish(_now_us())
+        self._logs.add(parts)
 
 
 class TaskLogs:
@@ -92,12 +70,20 @@ class TaskLogs:
 
     Args:
         calls: The store.
+        max_bytes: How much of each trigger's log is kept.
+        secrets: Values that must not appear, such as the passwords of connections that triggers asked for.
+
+    Attributes:
+        max_bytes: How much of each trigger's log is kept.
+        secrets: Values that must not appear.
     """
 
-    def __init__(self, calls: Caller) -> None:
+    def __init__(self, calls: Caller, max_bytes: int, secrets: set[str]) -> None:
         """Store nothing yet."""
+        self.max_bytes, self.secrets = max_bytes, secrets
         self._calls = calls
         self._written: dict[TaskLog, None] = {}
+        self._parts: list[LogPart] = []
         self._loop = asyncio.get_running_loop()
         self._flushing: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
@@ -111,10 +97,11 @@ class TaskLogs:
         with contextlib.suppress(RuntimeError):  # a thread of a trigger has outlived the loop
             self._loop.call_soon_threadsafe(self._note_written, written)
 
-    def _note_written(self, written: TaskLog) -> None:
-        self._written[written] = None
-        if self._flushing is None:
-            self._flushing = self._loop.create_task(self._flush(), name="logs of tasks")
+    def add(self, parts: Iterable[LogPart]) -> None:
+        """Store these, too."""
+        self._parts += parts
+        if self._parts:
+            self._begin()
 
     async def close(self, timeout_seconds: float) -> None:
         """Store what is left, within this time at most; later lines are stored at once."""
@@ -129,13 +116,24 @@ class TaskLogs:
             if self._flushing is not None:
                 self._flushing.cancel()
 
+    def _note_written(self, written: TaskLog) -> None:
+        self._written[written] = None
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._flushing is None:
+            self._flushing = self._loop.create_task(self._flush(), name="logs of tasks")
+
     async def _flush(self) -> None:
         try:
-            while self._written:
+            while self._written or self._parts:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._hurry.wait(), FLUSH_SECONDS)
                 written, self._written = self._written, {}
-                await self._store([part for one in written for part in one.take_parts()])
+                for one in written:
+                    self._parts += one.take_parts()
+                parts, self._parts = self._parts, []
+                await self._store(parts)
         finally:
             self._flushing = None
 
@@ -147,14 +145,5 @@ class TaskLogs:
                 log.exception("the store refuses lines of triggers; they are dropped")
 
 
-def _cut(lines: Iterable[bytes]) -> list[list[bytes]]:
-    """Return lines in chunks of at most PART_BYTES; a longer line has one of its own."""
-    chunks: list[list[bytes]] = []
-    size = 0
-    for line in lines:
-        if not chunks or size + len(line) > PART_BYTES:
-            chunks.append([])
-            size = 0
-        chunks[-1].append(line)
-        size += len(line)
-    return chunks
+def _now_us() -> int:
+    return time.time_ns() // 1000

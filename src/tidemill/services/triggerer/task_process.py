@@ -25,13 +25,13 @@ import structlog
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import TidemillError
+from tidemill.runtime.boot import read_boot_id
 from tidemill.runtime.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.log import configure
+from tidemill.runtime.service_signals import Signals
 from tidemill.services.triggerer.folder_code import FolderCode
 from tidemill.services.triggerer.leaving import end_anyway
-from tidemill.services.triggerer.list_lock import read_boot_id
-from tidemill.services.triggerer.signals import Signals
 from tidemill.services.triggerer.task_host import TaskHost
 from tidemill.services.triggerer.task_output import route_output
 from tidemill.store.calls import BeginService
@@ -81,7 +81,8 @@ async def _run(settings: Settings, address: str, name: str, folder: Path, signal
     about = BeginService("triggerer", name, socket.gethostname(), read_boot_id(), os.getpid(), (), capacity)
     store = RemoteStore(Path(address))
     try:
-        host = TaskHost(store, settings.triggerer, about, FolderCode(folder))
+        log_bytes = settings.logs.max_bytes_per_try
+        host = TaskHost(store, settings.triggerer, about, FolderCode(folder), log_bytes)
         await host.run(signals.stop)
     finally:
         await store.close()

@@ -211,6 +211,7 @@ class TaskRun:
             end = decide_end(self.reason, self._outcome)
             await self._finish(end)
         self._alive = False
+        self._log.finish()
         self._services.note_ended(self.key, end)
 
     async def _wait_for_event(self) -> None:

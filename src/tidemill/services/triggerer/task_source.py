@@ -11,15 +11,16 @@ claimed, and whatever runs is given up.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import structlog
 
 from tidemill.core.errors import RemoteError, TidemillError
 from tidemill.core.triggers.lifecycle import CancelReason
-from tidemill.core.triggers.task_triggers import ClaimKey, TaskTriggers
+from tidemill.core.triggers.task_triggers import ClaimKey, TaskEnd, TaskTriggers
 from tidemill.runtime.log import throttle
 from tidemill.services.triggerer.call_events import CallEvents
 from tidemill.services.triggerer.task_logs import TaskLog, TaskLogs
@@ -32,6 +33,7 @@ from tidemill.store.calls import (
     FailTrigger,
     HeldTriggers,
     RefusalKind,
+    ReleaseTriggers,
 )
 from tidemill.store.database import Caller
 from tidemill.store.remote import call_patiently
@@ -43,6 +45,8 @@ A = TypeVar("A")
 #: A triggerer is presumed dead when its beat has stood still for this long; then others run its triggers.
 LEASE_SECONDS = 30.0
 BEAT_SECONDS = 5.0
+#: How long an event waits for others. Tasks wait for it, and the store batches calls anyway.
+LINGER_SECONDS = 0.002
 #: The most triggers of one claim.
 CLAIM_COUNT = 500
 
@@ -59,10 +63,12 @@ class TaskSource:
         service: The service that runs them.
         capacity: How many it runs at once.
         queues: Whose triggers; empty: all.
+        logs: The logs of their tasks.
         clock: Seconds, monotonic.
 
     Attributes:
         name: What its streams are called upstream.
+        linger_seconds: How long an event waits for others.
         writer: What stores events.
         ended: Set once the store has said that the service has ended.
         freed: Set when a trigger has ended.
@@ -70,13 +76,15 @@ class TaskSource:
     """
 
     name = "tasks"
+    linger_seconds = LINGER_SECONDS
 
     def __init__(
         self,
         calls: Caller,
         service: int,
         capacity: int,
-        queues: tuple[str, ...] = (),
+        queues: tuple[str, ...],
+        logs: TaskLogs,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Claim nothing yet."""
@@ -85,10 +93,11 @@ class TaskSource:
         self.freed = asyncio.Event()
         self.triggers = TaskTriggers(capacity)
         self.writer = CallEvents(calls, service, self.ended.set)
-        self._logs = TaskLogs(calls)
+        self._logs = logs
         self._request = 0
         self._repeated = False
         self._reports: set[asyncio.Task[None]] = set()
+        self._given_up: list[ClaimKey] = []
         self._confirmed_at = clock()
         self._confirmation = asyncio.Event()
 
@@ -134,10 +143,20 @@ class TaskSource:
                 raise ServiceEndedError from error
             raise
 
-    def note_ended(self, key: ClaimKey) -> None:
-        """Note that a trigger has ended: there is room for another one."""
+    def note_ended(self, key: ClaimKey, end: TaskEnd) -> None:
+        """Note that a trigger has ended: there is room for another one; one that was given up is free for others."""
         self.triggers.note_ended(key)
         self.freed.set()
+        if end is TaskEnd.GIVEN_UP and not self.ended.is_set():
+            self._given_up.append(key)
+            if len(self._given_up) == 1:
+                self._begin(self._release(), "release of triggers")
+
+    async def _release(self) -> None:
+        """Release what was given up meanwhile; whatever is not released is when the service ends."""
+        given_up, self._given_up = self._given_up, []
+        with contextlib.suppress(TidemillError):
+            await self._calls.call(ReleaseTriggers(self._service, tuple((key.id, key.token) for key in given_up)))
 
     # -- reports ------------------------------------------------------------------------------------------------
 
@@ -147,7 +166,10 @@ class TaskSource:
 
     def report_failure(self, claim: ClaimedTrigger, error: str) -> None:
         """Accept that a trigger has failed; its task is told soon."""
-        report = asyncio.get_running_loop().create_task(self._report(claim, error), name="failure of a trigger")
+        self._begin(self._report(claim, error), "failure of a trigger")
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        report = asyncio.get_running_loop().create_task(work, name=name)
         self._reports.add(report)
         report.add_done_callback(self._reports.discard)
 
@@ -192,5 +214,5 @@ class TaskSource:
             await asyncio.wait(set(self._reports), timeout=timeout_seconds)
         for report in set(self._reports):
             report.cancel()
-            log.warning("the store could not be told that a trigger failed; the next triggerer runs it again")
+            log.warning("the store could not be told how a trigger ended; the next triggerer runs it again")
         await self._logs.close(max(0.1, until - self._clock()))

@@ -25,10 +25,12 @@ class TriggerServices:
 
     Args:
         calls: The store; asked on the running loop.
+        secrets: Passwords of connections are added, because logs must not show them.
     """
 
-    def __init__(self, calls: Caller) -> None:
+    def __init__(self, calls: Caller, secrets: set[str]) -> None:
         """Ask nothing yet."""
+        self._secrets = secrets
         self._calls = calls
         self._loop = asyncio.get_running_loop()
 
@@ -49,6 +51,8 @@ class TriggerServices:
         found = self._ask(GetConnection(conn_id), f"Connection.get, {conn_id!r}")
         if found is None:
             return None
+        if found.password:
+            self._secrets.add(found.password)
         fields = {name: getattr(found, name) for name in ("host", "schema", "login", "password", "port", "extra")}
         return json.dumps({"conn_type": found.kind, "description": found.description} | fields)
 

@@ -15,6 +15,10 @@ class TriggerSource(Protocol):
         """The name under which their streams keep their place upstream."""
 
     @property
+    def linger_seconds(self) -> float:
+        """How long an event may wait for others before it is stored."""
+
+    @property
     def writer(self) -> EventWriter:
         """What stores their events."""
 

@@ -24,11 +24,11 @@ from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import TidemillError
 from tidemill.core.tasks.worker_slots import Limits
+from tidemill.runtime.boot import read_boot_id
 from tidemill.runtime.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.log import configure
-from tidemill.services.triggerer.list_lock import read_boot_id
-from tidemill.services.triggerer.signals import Signals
+from tidemill.runtime.service_signals import Signals
 from tidemill.services.worker.parent import watch_parent
 from tidemill.services.worker.preloads import PRELOADS
 from tidemill.services.worker.store_link import call_patiently
@@ -38,7 +38,7 @@ from tidemill.services.zygote.messages import Setup
 from tidemill.store.remote import RemoteStore
 from tidemill.store.service_calls import BeginService, EndService
 
-log = structlog.get_logger(__name__)
+log = structlog.get_logger("tidemill.services.worker.process")
 
 #: Beyond the grace: for the processes to be gone, and their reports to be stored.
 _LAST_SECONDS = 10.0

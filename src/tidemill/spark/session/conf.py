@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 PACKAGE_ZIP = "tidemill.zip"
 #: How many times Spark starts a failing task of a bounded run, the first time included.
 TASK_ATTEMPTS = 4
+_SOCKET_FOLDER = "spark.python.unix.domain.socket.dir"
+#: Of a socket's whole name, with the byte that ends it; and of its last part, a UUID.
+_MAX_SOCKET_BYTES = 107
+_SOCKET_NAME_BYTES = len("/.00000000-0000-0000-0000-000000000000.sock")
 _EXECUTOR_PATH = "spark.executorEnv.PYTHONPATH"
 _LOCAL_CORES = re.compile(r"local\[(\d+|\*)\]")
 
@@ -97,6 +102,27 @@ def spark_conf(settings: SparkSettings, app_name: str, engines: int) -> dict[str
         option = shlex.quote(f"-Dlog4j2.configurationFile={log4j.as_uri()}")
         conf["spark.driver.extraJavaOptions"] = f"{options} {option}".strip()
     return conf
+
+
+def place_sockets(conf: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Return where a local Spark has its sockets, if the user has not said so: in the folder that ends with it.
+
+    Spark leaves the socket of a Python worker that was killed behind, by default in the folder for temporary files.
+
+    Args:
+        conf: Spark's whole configuration.
+        folder: The folder of this Spark.
+
+    Example:
+        >>> place_sockets({"spark.master": "local[2]"}, Path("/tmp/x"))
+        {'spark.python.unix.domain.socket.dir': '/tmp/x'}
+        >>> place_sockets({"spark.master": "spark://host:7077"}, Path("/tmp/x"))
+        {}
+    """
+    is_here = is_local(SparkSettings(master=conf["spark.master"]))
+    # The system takes no longer names of sockets than this.
+    fits = len(os.fsencode(folder)) + _SOCKET_NAME_BYTES <= _MAX_SOCKET_BYTES
+    return {_SOCKET_FOLDER: str(folder)} if is_here and fits and _SOCKET_FOLDER not in conf else {}
 
 
 def _choose_jvm_options(settings: SparkSettings) -> str:

@@ -24,7 +24,7 @@ import structlog
 from tidemill.config.settings import SparkSettings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.folders import OwnedFolder
-from tidemill.spark.session.conf import is_local, spark_conf
+from tidemill.spark.session.conf import is_local, place_sockets, spark_conf
 from tidemill.spark.session.jvm import JvmEndedError, close_stdin, end, keep_signal_handlers, kill_launch
 from tidemill.spark.session.launching import JvmLaunch
 from tidemill.spark.session.process_tree import Descendants, kill_below
@@ -154,7 +154,7 @@ class Spark:
         # Python threads have JVM threads of their own, with their own job group and pool.
         os.environ["PYSPARK_PIN_THREAD"] = "true"
         conf = SparkConf(loadDefaults=False)
-        for key, value in self._conf.items():
+        for key, value in (self._conf | place_sockets(self._conf, self._folder.path)).items():
             conf.set(key, value)
         gateway = self._launch.open_gateway()
         with keep_signal_handlers():

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, and_, bindparam, exists, func, select, text, tuple_
+from sqlalchemy import Connection, Row, Select, and_, bindparam, exists, func, literal_column, select, text, tuple_
 
 from tidemill.core.tasks.admission import Active, Candidate, Limits, admit
 from tidemill.core.tasks.attempt import TaskState
@@ -85,7 +85,7 @@ def _count_slots(connection: Connection, one: Row[Any]) -> int:
 
 @cache
 def _build_pools() -> Select[Any]:
-    waiting = exists().where(and_(_TASK.pool == pool.c.name, _TASK.state == _SCHEDULED))
+    waiting = exists().where(and_(_TASK.pool == pool.c.name, _TASK.state == literal_column("'scheduled'")))
     return select(pool).where(waiting).order_by(pool.c.name).with_for_update()
 
 

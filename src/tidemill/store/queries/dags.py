@@ -74,6 +74,11 @@ def _store_file_row(connection: Connection, request: StoreFile, now_us: int) -> 
 def _store_dag(
     connection: Connection, file: int, structure: DagStructure, text: bytes, paused: bool, context: CallContext
 ) -> StoredDag:
+    for name in (structure.id, *(one.id for one in structure.tasks)):
+        if make_storable(name) != name:
+            return StoredDag(
+                structure.id, refused=f"the id {name!r} has a NUL character or a lone surrogate; rename it"
+            )
     known = connection.execute(select(dag).where(_DAG.dag_id == structure.id).with_for_update()).first()
     if known is None:
         _insert_dag(connection, file, structure, text, paused, context)

@@ -1,7 +1,8 @@
 """Tasks that wait for the run before: `depends_on_past` and `wait_for_downstream`.
 
-The run before is the one with the latest earlier logical date; a run without one waits for none. Its rows are read
-without locks: if they change at this moment, the transaction that changes them marks the tasks here (`mark_pending`).
+The run before is the one with the latest earlier logical date; a run without one waits for none. Its row is locked
+while its tasks are read. When one of them ends, the transaction that ends it marks what waited for it in the run after
+(`mark_pending`), and the scheduler decides that again.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ def _find_before(connection: Connection, run: RunEntry) -> int | None:
         return None
     earlier = and_(_RUN.dag == run.dag, _RUN.logical_us < run.logical_us)
     statement: Select[Any] = select(_RUN.id).where(earlier).order_by(_RUN.logical_us.desc()).limit(1)
+    # Locked, so that a task that ends there at this moment is seen, or sees this run.
+    statement = statement.with_for_update(read=True)
     found = connection.execute(statement).scalar()
     return None if found is None else int(found)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, ScalarSelect, and_, func, select, update
+from sqlalchemy import ColumnElement, Connection, ScalarSelect, and_, func, literal_column, select, update
 
 from tidemill.core.tasks.structure import ScheduleStructure
 from tidemill.core.tasks.timetable import next_time
@@ -18,7 +18,7 @@ from tidemill.store.calls import CreateRun
 from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import read_structure
 from tidemill.store.dag_tables import dag, dag_run, dag_version
-from tidemill.store.queries.runs import create_run
+from tidemill.store.queries.runs import IS_QUEUED, IS_RUNNING, create_run
 
 _DAG, _RUN = dag.c, dag_run.c
 
@@ -49,9 +49,18 @@ def select_next_due() -> ScalarSelect[int | None]:
 
 
 def _is_scheduled() -> ColumnElement[bool]:
-    active = and_(_RUN.dag == _DAG.id, _RUN.state.in_(("queued", "running")))
-    runs = select(func.count()).where(active).correlate(dag).scalar_subquery()
-    return and_(_DAG.next_us.is_not(None), _DAG.active == 1, _DAG.paused == 0, runs < _DAG.max_active_runs)
+    of_dag = _RUN.dag == _DAG.id
+    queued, running = (
+        select(func.count()).where(and_(of_dag, state)).correlate(dag).scalar_subquery()
+        for state in (IS_QUEUED, IS_RUNNING)
+    )
+    runs = queued + running
+    return and_(
+        _DAG.next_us.is_not(None),
+        _DAG.active == literal_column("1"),
+        _DAG.paused == literal_column("0"),
+        runs < _DAG.max_active_runs,
+    )
 
 
 def _create_due_run(connection: Connection, number: int, context: CallContext) -> bool:

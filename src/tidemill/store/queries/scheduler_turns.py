@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, bindparam, exists, func, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, bindparam, exists, func, literal_column, select
 
 from tidemill.core.tasks.inputs import Due
 from tidemill.store.calls import SchedulerAnswer, SchedulerTurn
@@ -18,7 +18,7 @@ from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag_run, task_instance
 from tidemill.store.queries.admissions import Admitted, admit_tasks
 from tidemill.store.queries.board import Board
-from tidemill.store.queries.runs import start_waiting_runs, stop_runs
+from tidemill.store.queries.runs import IS_QUEUED, IS_RUNNING, start_waiting_runs, stop_runs
 from tidemill.store.queries.schedule import create_due_runs, select_next_due
 from tidemill.store.queries.services import check_service
 from tidemill.store.queries.tasks import close_board, draw_bits, move_tasks
@@ -26,8 +26,8 @@ from tidemill.store.queries.tasks import close_board, draw_bits, move_tasks
 _RUN, _TASK = dag_run.c, task_instance.c
 #: Runs that one turn creates, starts or stops.
 _RUNS = 50
-_PENDING = and_(_TASK.pending == 1, _RUN.state == "running")
-_OPEN = and_(_RUN.deadline_us.is_not(None), _RUN.state == "running")
+_PENDING = and_(_TASK.pending == literal_column("1"), IS_RUNNING)
+_OPEN = and_(_RUN.deadline_us.is_not(None), IS_RUNNING)
 
 
 def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: CallContext) -> SchedulerAnswer:
@@ -51,7 +51,7 @@ def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: Ca
     return SchedulerAnswer(
         min(times, default=None),
         now_us,
-        full or admitted.more or context.left or bool(work.pending),
+        full or admitted.more or context.left or bool(work.pending) or any(time <= now_us for time in times),
         admitted.count,
         decided + due + admitted.count,
         created,
@@ -77,10 +77,10 @@ def _build_work() -> Select[Any]:
         select_next_due().label("dags_us"),
         runs.label("runs_us"),
         tasks.label("tasks_us"),
-        exists().where(_RUN.state == "queued").label("queued"),
+        exists().where(IS_QUEUED).label("queued"),
         exists().where(_RUN.stop.is_not(None)).label("stops"),
         pending.label("pending"),
-        exists().where(_TASK.state == "scheduled").label("scheduled"),
+        exists().where(_TASK.state == literal_column("'scheduled'")).label("scheduled"),
     )
 
 

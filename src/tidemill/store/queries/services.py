@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from sqlalchemy import ColumnElement, Connection, and_, case, insert, select, update
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, insert, select, update
 
 from tidemill.core.tasks.attempt import MAX_LOST, TaskState
 from tidemill.core.tasks.inputs import Channel, Lost
@@ -24,6 +24,12 @@ from tidemill.store.records import TriggerState
 from tidemill.store.tables import service, trigger, trigger_cursor
 
 _SERVICE, _TASK = service.c, task_instance.c
+
+_TAKE = (
+    select(_SERVICE.id)
+    .where(and_(_SERVICE.id == bindparam("number"), _SERVICE.ended_us.is_(None)))
+    .with_for_update(key_share=True)
+)
 
 
 def begin_service(connection: Connection, request: BeginService, context: CallContext) -> int:
@@ -62,14 +68,30 @@ def check_service(connection: Connection, number: int) -> None:
         )
 
 
+def take_service(connection: Connection, number: int) -> None:
+    """Make sure that a service is not ended, and says nothing else, before the transaction ends.
+
+    A request that is repeated while the first one is still being answered waits for that, and gets the same answer.
+
+    Raises:
+        CallRefusedError: It has ended.
+    """
+    if connection.execute(_TAKE, {"number": number}).first() is None:
+        raise CallRefusedError(RefusalKind.FENCED, f"service {number} has been ended; begin another one")
+
+
 def end_service(connection: Connection, number: int, by: int | None, context: CallContext) -> bool:
     """End a service, and free what it holds; see `EndService` and `LoseService`."""
     if not end_session(connection, number, context.now_us, by):
         return False
+    _free_all(connection, number, context)
+    return True
+
+
+def _free_all(connection: Connection, number: int, context: CallContext) -> None:
     _lose_tasks(connection, number, context)
     _free_callbacks(connection, number, context)
     _free_triggers(connection, number, context)
-    return True
 
 
 def lose_others(connection: Connection, request: LoseOthers, context: CallContext) -> tuple[int, ...]:
@@ -80,7 +102,11 @@ def lose_others(connection: Connection, request: LoseOthers, context: CallContex
     if request.boot_id is not None:
         wanted.append(_SERVICE.boot_id == request.boot_id)
     found = connection.execute(select(_SERVICE.id).where(and_(*wanted)).order_by(_SERVICE.id)).scalars().all()
-    return tuple(number for number in found if end_service(connection, number, None, context))
+    # First the rows of services, then those of tasks, as everywhere.
+    ended = tuple(number for number in found if end_session(connection, number, context.now_us, None))
+    for number in ended:
+        _free_all(connection, number, context)
+    return ended
 
 
 def list_services(connection: Connection, request: ListServices) -> tuple[ServiceRecord, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row, Select, and_, exists, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, exists, literal_column, or_, select, update
 
 from tidemill.core.tasks.attempt import Already, Answer, Fenced, Moved
 from tidemill.core.tasks.inputs import Input, TriggerFailed, TriggerFired
@@ -33,7 +33,7 @@ from tidemill.store.dag_tables import dag, dag_run, task_instance
 from tidemill.store.queries.board import Board
 from tidemill.store.queries.cursors import IDS, build_id_rows
 from tidemill.store.queries.events import store_events
-from tidemill.store.queries.services import check_service, free_triggers
+from tidemill.store.queries.services import check_service, free_triggers, take_service
 from tidemill.store.queries.tasks import close_board, draw_bits
 from tidemill.store.queries.triggers import make_storable
 from tidemill.store.records import TriggerState
@@ -50,7 +50,7 @@ def claim_task_triggers(
     connection: Connection, request: ClaimTriggers, context: CallContext
 ) -> tuple[ClaimedTrigger, ...]:
     """Claim triggers that nobody runs; see `ClaimTriggers`."""
-    check_service(connection, request.service)
+    take_service(connection, request.service)
     mine = and_(_CURSOR.session_id == request.service, _CURSOR.claim_request == request.request)
     again = list(connection.execute(select(_CURSOR.trigger_id).where(mine)).scalars())
     found = again or _take_free(connection, request, context)
@@ -70,7 +70,11 @@ def _take_free(connection: Connection, request: ClaimTriggers, context: CallCont
             )
         )
     )
-    free = [_TRIGGER.task_id.is_not(None), _TRIGGER.state == TriggerState.REGISTERED.value]
+    free: list[ColumnElement[bool]] = [
+        _TRIGGER.task_id.is_not(None),
+        _TRIGGER.state == literal_column("'registered'"),
+        _CURSOR.session_id.is_(None),
+    ]
     free.append(or_(_TRIGGER.stream_key.is_(None), ~elsewhere))
     if request.queues:
         free.append(_TRIGGER.queue.in_(request.queues))
@@ -86,6 +90,10 @@ def _take_free(connection: Connection, request: ClaimTriggers, context: CallCont
     if found:
         dialect = find_dialect(connection)
         wanted, given = select(IDS.build_source(dialect).c.id), IDS.build_parameters(dialect, build_id_rows(found))
+        # Read anew now that the cursors are locked: the wide rows may have changed while they were not.
+        still = select(_TRIGGER.id).where(and_(_TRIGGER.id.in_(wanted), free[1])).order_by(_TRIGGER.id)
+        found = list(connection.execute(still, given).scalars())
+        given = IDS.build_parameters(dialect, build_id_rows(found))
         new = {"token": _CURSOR.token + 1, "session_id": request.service, "claim_request": request.request}
         connection.execute(update(trigger_cursor).where(_CURSOR.trigger_id.in_(wanted)).values(new), given)
         state = {"state": _RUNNING, "reason": None, "changed_us": context.now_us}
@@ -139,7 +147,7 @@ def _build_claimed(row: Row[Any], context: CallContext) -> ClaimedTrigger:
 
 def store_task_events(connection: Connection, request: StoreEvents, context: CallContext) -> tuple[EventOutcome, ...]:
     """Store events, and resume the tasks that waited for them; see `StoreEvents`."""
-    check_service(connection, request.service)
+    take_service(connection, request.service)
     last = select(service.c.events_request, service.c.events_answer).where(service.c.id == request.service)
     number, answer = connection.execute(last).one()
     if number == request.request:

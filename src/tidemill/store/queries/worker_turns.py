@@ -27,7 +27,7 @@ from tidemill.store.dag_tables import task_callback
 from tidemill.store.queries.board import Board
 from tidemill.store.queries.claims import claim_work, find_ended
 from tidemill.store.queries.effects import PackedTrigger, pack_trigger
-from tidemill.store.queries.services import build_lost_callback, check_service
+from tidemill.store.queries.services import build_lost_callback, take_service
 from tidemill.store.queries.task_logs import append_logs
 from tidemill.store.queries.tasks import close_board, draw_bits
 from tidemill.store.queries.triggers import make_storable
@@ -43,7 +43,7 @@ _KINDS = {
 
 def take_worker_turn(connection: Connection, turn: WorkerTurn, context: CallContext) -> WorkerAnswer:
     """Store what ended, and claim what is next; see `WorkerTurn`."""
-    check_service(connection, turn.service)
+    take_service(connection, turn.service)
     outcomes = _store_reports(connection, turn, context)
     _store_callbacks(connection, turn, context)
     ends = [one.log_end for one in turn.reports] + [one.log_end for one in turn.callbacks]
@@ -81,14 +81,29 @@ def _build_input(report: Report) -> Input:
         case Skip():
             return Skipped(epoch, request)
         case Deferral() as deferral:
+            fault = _find_fault(deferral)
+            if fault is not None:
+                return Failed(epoch, fault, may_retry=False, bits=draw_bits(), request=request)
             return _build_deferred(epoch, deferral, request)
         case _:
             return Lost(epoch, draw_bits(), request)
 
 
+def _find_fault(deferral: Deferral) -> str | None:
+    """Return why a deferral cannot be stored; None: it can."""
+    fields = ("classpath", "kwargs", "method", "method_kwargs", "queue", "stream_key")
+    for name in fields:
+        text = getattr(deferral, name)
+        if text is not None and make_storable(text) != text:
+            return (
+                f"TaskDeferralError: the {name} of the deferral has characters that databases refuse: a NUL character "
+                "or a lone surrogate"
+            )
+    return None
+
+
 def _build_deferred(epoch: int, deferral: Deferral, request: str) -> Deferred:
-    key = make_storable(deferral.stream_key)
-    packed = pack_trigger(PackedTrigger(deferral.classpath, deferral.kwargs, deferral.queue, key))
+    packed = pack_trigger(PackedTrigger(deferral.classpath, deferral.kwargs, deferral.queue, deferral.stream_key))
     return Deferred(epoch, packed, deferral.method, deferral.method_kwargs, deferral.timeout_us, request)
 
 

@@ -4,7 +4,7 @@
   if (!holder || !window.uPlot) return;
   const KEPT = 900;
   const range = Number(holder.dataset.range);
-  const isFollowed = Boolean(document.querySelector("[data-live]"));
+  const isFollowed = !("polled" in holder.dataset) && Boolean(document.querySelector("[data-live]"));
   const isLive = isFollowed && range <= KEPT; // others are asked for again now and then
   const short = (value) => {
     if (value == null) return "–";
@@ -34,6 +34,7 @@
     lag: { format: short, lines: [["lag", "lag", 1], ["in_flight", "in flight", 2]] },
     tasks: { format: duration, lines: [["task_p50", "p50", 1], ["task_p95", "p95", 2], ["task_p99", "p99", 3]] },
     failures: { format: short, lines: [["failed", "failed", 3], ["retried", "retried", 4], ["letters", "dead letters", 5]] },
+    lanes: { format: short, lines: [["broadcast", "broadcast", 2], ["resolved", "resolved", 4], ["advanced", "advanced", 1]] },
   };
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   let columns = null;

@@ -17,9 +17,11 @@ from tidemill.web.problems import Problem
 from tidemill.web.recorded.filters import change_address
 from tidemill.web.sections import Link, Section
 from tidemill.web.triggers import models
+from tidemill.web.triggers.lane_series import LaneSeries
 from tidemill.web.triggers.view import PAGE_ROWS, TriggersView
 from tidemill.web.workers import BlockingRoute
 
+MAX_SERIES_SECONDS = 7 * 86_400
 _PING_SECONDS = 15
 _SEND_SECONDS = 30.0
 STATES = [phase.value for phase in Phase]
@@ -134,6 +136,20 @@ def _build_api(view: TriggersView) -> APIRouter:
     @router.get("/streams", summary="The shared streams, by name")
     def list_streams(cursor: Cursor = "", limit: Limit = PAGE_ROWS) -> models.StreamPage:
         return view.list_streams(cursor, limit)
+
+    @router.get(
+        "/streams/series",
+        summary="Events of lanes over time, for charts",
+        description="From the recording; with debug.store_state off there is nothing.",
+    )
+    def read_series(
+        seconds: Annotated[int, Query(ge=1, le=MAX_SERIES_SECONDS, description="How far back.")] = 900,
+        stream: Annotated[str | None, Query(max_length=1024, description="Of one stream, by its name.")] = None,
+        lane: Annotated[str | None, Query(max_length=1024, description="Of one lane of it.")] = None,
+    ) -> LaneSeries:
+        if lane is not None and stream is None:
+            raise Problem(422, "lane: of which stream? give its name as well")
+        return view.read_series(seconds, stream, lane)
 
     @router.get("/streams/{stream}", summary="A shared stream: what each lane waits for, and who holds it")
     def find_stream(stream: StreamId, after: LaneCursor = "", limit: Limit = PAGE_ROWS) -> models.StreamDetails:

@@ -49,7 +49,7 @@ def open_archive(watched: WatchedHost) -> Archive:
 def mount_sections(pages: Pages, watched: WatchedHost) -> tuple[TriggersView, list[Section]]:
     """Return the sections, and the view that they show."""
     archive = open_archive(watched)
-    view = TriggersView(watched, pages, archive.max_rows)
+    view = TriggersView(watched, pages, archive)
     recorded = build_recorded_section(archive, pages)
     links = [link for link in recorded.links if link.title not in _LEFT_OUT]
     return view, [build_section(view, pages), replace(recorded, links=links)]

@@ -12,12 +12,15 @@ from urllib.parse import urlencode
 
 import structlog
 
+from tidemill.recorder.periods import name_list_folder
 from tidemill.services.triggerer.host_view import HostView
 from tidemill.services.triggerer.web_ui import WatchedHost
 from tidemill.web.live import LiveUpdates
 from tidemill.web.pages import Pages
 from tidemill.web.problems import Problem
+from tidemill.web.recorded.archive import Archive
 from tidemill.web.triggers import models
+from tidemill.web.triggers.lane_series import LaneSeries, read_lane_series
 from tidemill.web.workers import Workers
 
 log = structlog.get_logger(__name__)
@@ -34,14 +37,16 @@ class TriggersView:
     Args:
         watched: The host.
         pages: Renders parts of pages.
-        max_rows: The most rows of an answer.
+        archive: What was recorded.
     """
 
-    def __init__(self, watched: WatchedHost, pages: Pages, max_rows: int) -> None:
+    def __init__(self, watched: WatchedHost, pages: Pages, archive: Archive) -> None:
         """Ask nothing yet."""
         self.watched = watched
+        self._archive = archive
+        self._recording = name_list_folder(watched.list_name)
         self._pages = pages
-        self._max_rows = max_rows
+        self._max_rows = archive.max_rows
         self._parts: dict[str, Mapping[str, str]] = {"host": {}, "triggers": {}, "streams": {}}
         self.live = LiveUpdates({name: lambda name=name: self._parts[name] for name in self._parts})  # type: ignore[misc]
         self._workers = Workers(threads=1)
@@ -99,6 +104,10 @@ class TriggersView:
             lanes=rows,
             cursor=str(rows[-1].head) if more else None,
         )
+
+    def read_series(self, seconds: int, stream: str | None, lane: str | None) -> LaneSeries:
+        """Return what happened in lanes over time; blocks."""
+        return read_lane_series(self._archive, self._recording, seconds, stream, lane)
 
     def _limit(self, limit: int) -> int:
         return max(1, min(limit, self._max_rows))

@@ -9,6 +9,9 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+#: A producer can set any time; one that does not fit into microseconds is not one.
+MAX_TIMESTAMP = 2**63 // 1000
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -34,6 +37,28 @@ def pack_counts(values: Sequence[int]) -> pa.Array:
     if _is_constant(values):
         return pa.repeat(pa.scalar(int(values[0]), pa.int32()), len(values))
     return pa.array(values, pa.int32())
+
+
+def pack_keys(keys: Sequence[bytes | None]) -> pa.Array:
+    """Return bytes as a column."""
+    import pyarrow as pa
+
+    if keys[0] is None and keys.count(None) == len(keys):
+        return pa.nulls(len(keys), pa.binary())
+    return pa.array(keys, pa.binary())
+
+
+def convert_timestamps(column: pa.Array) -> pa.Array:
+    """Return milliseconds as microseconds; null where there is none, or it is absurd."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    bounds = pc.min_max(column).as_py()
+    converted = pc.multiply(column, 1000)
+    if bounds["min"] >= 0 and bounds["max"] < MAX_TIMESTAMP:
+        return converted
+    is_real = pc.and_(pc.greater_equal(column, 0), pc.less(column, MAX_TIMESTAMP))
+    return pc.if_else(is_real, converted, pa.scalar(None, pa.int64()))
 
 
 def _is_constant(values: Sequence[object]) -> bool:

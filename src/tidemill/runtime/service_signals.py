@@ -1,9 +1,9 @@
-"""The signals of a trigger host, from its first moment on.
+"""The signals of a service, from its first moment on.
 
-SIGTERM and SIGINT stop gracefully, a second one at once; SIGHUP reloads the list.
+SIGTERM and SIGINT stop gracefully, a second one at once; SIGHUP reloads what it runs.
 
-Invariants: a signal that comes before there is an event loop is kept for it; a second signal to stop works even if a
-trigger blocks the loop.
+Invariants: a signal that comes before there is an event loop is kept for it; a second signal to stop works even if
+something blocks the loop.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Signals:
 
     def listen(self) -> None:
         """Handle signals from now on; call it in the main thread, with or without a loop."""
-        # Not the loop's own handlers: a second signal is needed just when a trigger blocks the loop.
+        # Not the loop's own handlers: a second signal is needed just when something blocks the loop.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._end)
         signal.signal(signal.SIGHUP, self._hang_up)
@@ -45,13 +45,13 @@ class Signals:
             self._stop()
 
     def on_hangup(self, read_again: Callable[[], None]) -> None:
-        """Call this on the loop when the list is to be reloaded; at once, if a SIGHUP came earlier."""
+        """Call this on the loop when it is to reload; at once, if a SIGHUP came earlier."""
         self._on_hangup = read_again
         self._read_again()
 
     @staticmethod
     def close() -> None:
-        """Ignore SIGHUP from now on: there is no list any more, and by default it would end the process."""
+        """Ignore SIGHUP from now on: nothing can be reloaded any more, and by default it would end the process."""
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def _end(self, number: int, frame: object) -> None:

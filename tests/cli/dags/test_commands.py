@@ -1,0 +1,79 @@
+"""Commands over a store that no process has open."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tidemill.runtime.exitcode import ExitCode
+
+
+@pytest.fixture
+def store(dev):
+    assert dev.run("db", "migrate").returncode == 0
+    return dev
+
+
+def test_without_a_store_a_command_says_how_to_get_one(dev):
+    done = dev.run("dags", "list")
+
+    assert done.returncode == ExitCode.CONFIG
+    assert "there is no store" in done.stderr
+    assert "tidemill dev" in done.stderr
+
+
+def test_pools_variables_and_connections_are_set_listed_and_deleted(store):
+    assert store.run("pools", "set", "few", "2", "--description", "for a slow database").returncode == 0
+    assert [(row["pool"], row["slots"]) for row in store.rows("pools", "list")] == [("default_pool", 128), ("few", 2)]
+    assert store.run("pools", "delete", "few").returncode == 0
+    assert store.run("pools", "delete", "few").returncode == ExitCode.CONFIG
+
+    assert store.run("variables", "set", "city", "Köln").returncode == 0
+    assert "value" not in store.rows("variables", "list")[0]
+    assert store.rows("variables", "list", "--values")[0]["value"] == "Köln"
+    assert store.run("variables", "delete", "city").returncode == 0
+
+    done = store.run("connections", "set", "db", "--type", "postgres", "--password", "hunter2", "--port", "5432")
+    assert done.returncode == 0, done.stderr
+    done = store.run("connections", "list", "--json")
+    assert json.loads(done.stdout)["port"] == 5432
+    assert "hunter2" not in done.stdout
+    for path in store.folder.glob("dags.db*"):
+        assert b"hunter2" not in path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (("dags", "show", "nope"), "there is no DAG 'nope'"),
+        (("runs", "show", "nope"), "there is no DAG 'nope'"),
+        (("dags", "trigger", "nope"), "nope"),
+        (("dags", "pause", "nope"), "nope"),
+        (("dags", "trigger", "nope", "--conf", "[1]"), "must be a JSON object"),
+        (("dags", "trigger", "nope", "--conf", "{"), "is not JSON"),
+        (("dags", "trigger", "nope", "--logical-date", "tomorrow"), "not a time"),
+        (("runs", "list", "--state", "done"), "use queued, running, success, failed"),
+        (("tasks", "mark", "nope", "a", "--as", "done"), "success, failed or skipped"),
+        (("connections", "set", "a", "--type", "http", "--extra", "1"), "must be a JSON object"),
+        (("variables", "delete", "nope"), "there is no variable 'nope'"),
+        (("dags", "test", "nope"), "no file in"),
+    ],
+)
+def test_a_mistake_is_named_in_one_line(store, words, advice):
+    done = store.run(*words)
+
+    assert done.returncode == ExitCode.CONFIG, done.stderr
+    assert advice in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_dag_runs_in_one_process_with_variables_of_the_store(store):
+    store.run("variables", "set", "seconds", "0")
+
+    done = store.run("dags", "test", "story")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "story: success")
+    assert store.run("dags", "test", "fails").returncode == ExitCode.REMOTE
+    assert store.run("dags", "test", "long").returncode == 0
+    assert store.rows("runs", "list") == []

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from tests.until import wait_until
+
+from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.processes import find_descendants, is_running, read_command
+
+
+def find_process(root: int, text: str) -> int:
+    found = [pid for pid in find_descendants(root) if text in read_command(pid)]
+    assert len(found) == 1, [read_command(pid) for pid in find_descendants(root)]
+    return found[0]
+
+
+def test_a_run_with_a_retry_and_a_deferral_succeeds_and_everything_about_it_can_be_read(dev):
+    process = dev.start()
+
+    assert {row["dag"] for row in dev.rows("dags", "list")} == {"story", "fails", "long"}
+    run = dev.rows("dags", "trigger", "story", "--conf", '{"rows": 7}', "--wait")[0]
+    assert run["state"] == "success"
+    assert dev.states("story") == {"first": "success", "second": "success", "waits": "success"}
+    assert [row["text"] for row in dev.rows("tasks", "logs", "story", "first")] == ["the first task"]
+    assert "ValueError: not at once" in dev.run("tasks", "logs", "story", "second", "--try", "1").stdout
+    changes = [row["to"] for row in dev.rows("tasks", "history", "story", "waits")]
+    assert changes == ["scheduled", "queued", "running", "deferred", "scheduled", "queued", "running", "success"]
+    xcoms = {row["task"]: row["value"] for row in dev.rows("tasks", "xcoms", "story")}
+    assert xcoms == {"first": 7, "second": 8, "waits": "resumed"}
+
+    tree = find_descendants(process.pid)
+    assert dev.stop() == ExitCode.OK
+    wait_until(lambda: not any(map(is_running, tree)), 10, what="the end of all processes")
+    # Without `dev` the store is read by the command itself.
+    assert dev.rows("runs", "list", "story")[0]["state"] == "success"
+
+
+def test_a_failed_run_can_be_cleared_marked_and_cancelled(dev):
+    dev.start()
+
+    done = dev.run("dags", "trigger", "fails", "--wait")
+    assert done.returncode == ExitCode.REMOTE
+    assert dev.states("fails") == {"fails": "failed", "after": "upstream_failed"}
+    assert "RuntimeError: it is broken" in dev.rows("tasks", "states", "fails", "--state", "failed")[0]["error"]
+    assert dev.rows("tasks", "clear", "fails", "--failed", "--dry-run") == [{"tasks": ["after", "fails"]}]
+    (dev.folder / "dags" / "example.py").write_text(
+        (dev.folder / "dags" / "example.py").read_text().replace('raise RuntimeError("it is broken")', "return 1")
+    )
+    dev.run("tasks", "clear", "fails", "fails", "--downstream")
+    wait_until(lambda: dev.rows("runs", "list", "fails")[0]["state"] == "success", what=lambda: dev.log)
+
+    dev.run("dags", "trigger", "long")
+    wait_until(lambda: "sleeping" in dev.run("tasks", "logs", "long", "sleeps").stdout, what=lambda: dev.log)
+    assert dev.run("runs", "cancel", "long").returncode == 0
+    wait_until(lambda: dev.states("long") == {"sleeps": "failed"}, what=lambda: dev.log)
+
+    dev.run("dags", "trigger", "long")
+    wait_until(lambda: dev.states("long") == {"sleeps": "running"}, what=lambda: dev.log)
+    assert dev.rows("tasks", "mark", "long", "sleeps", "--as", "success") == [{"tasks": ["sleeps"]}]
+    assert dev.rows("runs", "list", "long")[0]["state"] == "success"
+    history = dev.rows("tasks", "history", "long", "sleeps")
+    assert "(command line)" in history[-1]["by"]
+
+
+def test_a_process_of_the_tree_that_is_killed_comes_back_and_its_task_is_run_again(dev):
+    process = dev.start()
+    dev.run("variables", "set", "seconds", "2")
+    dev.run("dags", "trigger", "long")
+    wait_until(lambda: dev.states("long") == {"sleeps": "running"}, what=lambda: dev.log)
+
+    os.kill(find_process(process.pid, "services.worker.process"), signal.SIGKILL)
+
+    wait_until(lambda: dev.rows("runs", "list", "long")[0]["state"] == "success", what=lambda: dev.log)
+    row = dev.rows("tasks", "states", "long")[0]
+    assert row["try"] == 1, "a lost attempt uses up no retry"
+    assert "lost" in [row["input"].split()[0] for row in dev.rows("tasks", "history", "long", "sleeps")]
+
+
+def test_a_killed_tree_leaves_nothing_and_the_next_start_continues(dev):
+    process = dev.start()
+    dev.run("variables", "set", "seconds", "1")
+    dev.run("dags", "trigger", "long")
+    wait_until(lambda: dev.states("long") == {"sleeps": "running"}, what=lambda: dev.log)
+    tree = find_descendants(process.pid)
+
+    process.kill()
+    process.wait()
+
+    began = time.monotonic()
+    wait_until(lambda: not any(map(is_running, tree)), 30, what=lambda: [read_command(pid) for pid in tree])
+    assert time.monotonic() - began < 15
+    dev.start()
+    wait_until(lambda: dev.rows("runs", "list", "long")[0]["state"] == "success", what=lambda: dev.log)
+
+
+def test_a_second_dev_over_the_same_store_is_refused_and_names_the_first(dev):
+    process = dev.start()
+
+    done = dev.run("dev")
+
+    assert done.returncode == ExitCode.CONFIG
+    assert f"in use by process {process.pid}" in done.stderr
+
+
+def test_a_file_that_breaks_is_named_and_its_dags_stay(dev):
+    dev.start()
+
+    (dev.folder / "dags" / "example.py").write_text("from tidemill.dags import DAG\nraise ValueError('half a file')\n")
+
+    wait_until(lambda: dev.rows("dags", "errors"), what=lambda: dev.log)
+    assert "ValueError: half a file" in dev.rows("dags", "errors")[0]["error"]
+    assert {row["dag"] for row in dev.rows("dags", "list")} == {"story", "fails", "long"}
+
+
+def test_a_folder_that_is_not_there_is_an_error_that_says_what_to_do(tidemill, tmp_path: Path):
+    done = tidemill("dev", "nowhere")
+
+    assert done.returncode == ExitCode.CONFIG
+    assert "there is no folder nowhere" in done.stderr
+    assert "tidemill init" in done.stderr

@@ -1,0 +1,114 @@
+"""Makes attempts of tasks without processes and without a store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidemill.dags.results import AttemptDeferred, AttemptResult, AttemptSucceeded
+from tidemill.dags.running import run_attempt
+from tidemill.runtime.codec import decode, encode
+
+LOGICAL_US = 1_767_225_600_000_000  # 2026-01-01
+
+
+@dataclass(frozen=True)
+class Resume:
+    method: str
+    kwargs: str
+    payload: str
+
+
+@dataclass(frozen=True)
+class Callback:
+    name: str
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Claim:
+    dag_id: str
+    task_id: str
+    task: int = 7
+    epoch: int = 3
+    run_id: str = "run"
+    map_index: int = -1
+    try_number: int = 1
+    max_tries: int = 3
+    file: str = "file.py"
+    queue: str = "default"
+    run_kind: str = "manual"
+    run_started_us: int = LOGICAL_US + 5
+    logical_us: int | None = LOGICAL_US
+    interval_start_us: int | None = LOGICAL_US
+    interval_end_us: int | None = LOGICAL_US
+    conf: str = "{}"
+    params: str = "{}"
+    deadline_us: int | None = None
+    resume: Resume | None = None
+    callback: Callback | None = None
+
+
+@dataclass
+class Services:
+    """A store in memory."""
+
+    task_id: str = ""
+    xcoms: dict[tuple[str, str], str] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
+    connections: dict[str, str] = field(default_factory=dict)
+    state: dict[str, str] = field(default_factory=dict)
+
+    def get_xcom(
+        self, task_ids: tuple[str, ...], key: str, map_index: int = -1, include_prior: bool = False
+    ) -> tuple[str | None, ...]:
+        return tuple(self.xcoms.get((task_id, key)) for task_id in task_ids)
+
+    def push_xcom(self, key: str, value: str) -> None:
+        self.xcoms[self.task_id, key] = value
+
+    def get_variable(self, key: str) -> str | None:
+        return self.variables.get(key)
+
+    def set_variable(self, key: str, value: str, description: str | None = None) -> None:
+        self.variables[key] = value
+
+    def delete_variable(self, key: str) -> bool:
+        return self.variables.pop(key, None) is not None
+
+    def get_connection(self, conn_id: str) -> str | None:
+        return self.connections.get(conn_id)
+
+    def get_task_state(self, key: str) -> str | None:
+        return self.state.get(key)
+
+    def set_task_state(self, key: str, value: str) -> None:
+        self.state[key] = value
+
+    def delete_task_state(self, key: str) -> None:
+        self.state.pop(key, None)
+
+    def clear_task_state(self) -> None:
+        self.state.clear()
+
+
+def attempt(dag: Any, task_id: str, services: Services | None = None, **claim: Any) -> AttemptResult:
+    """Make an attempt, and keep what it returns."""
+    services = services or Services()
+    services.task_id = task_id
+    result = run_attempt(dag, Claim(dag.dag_id, task_id, **claim), services)
+    services.xcoms.update({(task_id, key): value for key, value in result.xcoms})
+    return result
+
+
+def resume(dag: Any, task_id: str, deferred: AttemptResult, event: Any, **more: Any) -> AttemptResult:
+    """Continue an attempt that was deferred."""
+    ending = deferred.ending
+    assert isinstance(ending, AttemptDeferred)
+    return attempt(dag, task_id, resume=Resume(ending.method, ending.method_kwargs, encode(event)), **more)
+
+
+def value_of(result: AttemptResult) -> Any:
+    """Return what an attempt returned."""
+    assert isinstance(result.ending, AttemptSucceeded), result
+    return decode(dict(result.xcoms).get("return_value", "null"))

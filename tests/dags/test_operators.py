@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.dags.attempts import attempt, value_of
+from tests.until import wait_until
+
+from tidemill.dags import (
+    DAG,
+    BashOperator,
+    DagError,
+    EmptyOperator,
+    HttpOperator,
+    SubprocessOperator,
+    TaskTimeout,
+    task,
+)
+from tidemill.dags.results import AttemptFailed, AttemptSkipped, AttemptSucceeded
+
+
+def bash(command: str, **arguments: Any) -> Any:
+    with DAG("d") as dag:
+        BashOperator(task_id="t", bash_command=command, **arguments)
+    return attempt(dag, "t")
+
+
+def program(*args: str, **arguments: Any) -> Any:
+    with DAG("d") as dag:
+        SubprocessOperator(task_id="t", args=args, **arguments)
+    return attempt(dag, "t")
+
+
+def test_an_empty_task_does_nothing() -> None:
+    with DAG("d") as dag:
+        EmptyOperator(task_id="t")
+    assert attempt(dag, "t").ending == AttemptSucceeded()
+
+
+def test_a_command_returns_its_last_line_and_logs_all(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert value_of(bash("echo one; echo two >&2; printf three")) == "three"
+    assert [record.getMessage() for record in caplog.records] == ["one", "two", "three"]
+    assert value_of(bash("true")) == ""
+    assert value_of(bash(r"printf '\xff\n'")) == r"\xff"
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "expected"),
+    [
+        ("exit 3", {}, AttemptFailed("TaskError: the command ended with exit code 3")),
+        ("exit 99", {}, AttemptSkipped("the command ended with exit code 99")),
+        ("exit 99", {"skip_on_exit_code": None}, AttemptFailed("TaskError: the command ended with exit code 99")),
+        ("exit 4", {"skip_on_exit_code": [4, 5]}, AttemptSkipped("the command ended with exit code 4")),
+        ("kill -9 $$", {}, AttemptFailed("TaskError: the command was killed by SIGKILL")),
+        (" ", {}, AttemptFailed("TaskFailed: the command must be a string that is not empty, got ' '", False)),
+    ],
+)
+def test_how_a_command_ends_is_how_the_task_ends(command: str, arguments: Any, expected: Any) -> None:
+    assert bash(command, **arguments).ending == expected
+
+
+def test_the_environment_and_folder_of_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTER", "o")
+    assert value_of(bash("echo $OUTER$INNER", env={"INNER": "{{ ds }}"})) == "2026-01-01"
+    assert value_of(bash("echo $OUTER$INNER", env={"INNER": "i"}, append_env=True)) == "oi"
+    assert value_of(bash("pwd", cwd=str(tmp_path))) == str(tmp_path)
+    folder = value_of(bash("pwd"))
+    assert folder != os.getcwd()
+    assert not Path(folder).exists()
+    assert "cannot be started" in str(bash("pwd", cwd=f"{tmp_path}/missing").ending)
+
+
+def test_a_command_leaves_nothing_behind(tmp_path: Path) -> None:
+    assert value_of(bash(f"sleep 1000 >/dev/null 2>&1 & echo $! > {tmp_path}/pid; echo done")) == "done"
+    pid = int((tmp_path / "pid").read_text())
+    wait_until(lambda: not is_alive(pid))
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("kind", ["bash", "program"])
+def test_a_timeout_ends_the_command(tmp_path: Path, kind: str) -> None:
+    script = f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; sleep 1000"
+
+    def interrupt() -> None:
+        wait_until((tmp_path / "pid").exists)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    def raise_timeout(*_: Any) -> None:
+        raise TaskTimeout("too long")
+
+    before = signal.signal(signal.SIGUSR1, raise_timeout)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        result = bash(script) if kind == "bash" else program("bash", "-c", script)
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert result.ending == AttemptFailed("TaskTimeout: too long")
+    pid = int((tmp_path / "pid").read_text())
+    wait_until(lambda: not is_alive(pid))
+
+
+def test_a_function_may_return_the_command() -> None:
+    with DAG("d") as dag:
+
+        @task.bash(env={"A": "b"})
+        def t(n: int, ds: str = "") -> str:
+            return f"echo {n} {ds} $A"
+
+        t(3)
+        with pytest.raises(DagError, match=r"@task\.bash runs what the function returns; leave bash_command out"):
+            task.bash(bash_command="x")(lambda: "")()
+    assert value_of(attempt(dag, "t")) == "3 2026-01-01 b"
+
+
+def test_a_program_gets_its_input_and_returns_its_output() -> None:
+    assert value_of(program("cat", stdin="a\nü {{ ds }}")) == "a\nü 2026-01-01"
+    assert value_of(program("printf", r"\xff")) == b"\xff"
+    assert value_of(program("sh", "-c", "echo $A; cat", stdin=b"\0", env={"A": "1"})) == "1\n\0"
+
+
+@pytest.mark.parametrize(
+    ("args", "arguments", "message"),
+    [
+        (("sh", "-c", "echo no >&2; exit 3"), {}, "'sh' failed (exit"),
+        (("no-such-program",), {}, "no program 'no-such-program' in PATH"),
+        (("sleep", "1000"), {"timeout": 0.1}, "'sleep' failed (timeout"),
+        (("head", "-c", "2000", "/dev/zero"), {"max_output_bytes": 1000}, "'head' failed (output"),
+    ],
+)
+def test_a_program_that_fails_is_named(args: tuple[str, ...], arguments: Any, message: str) -> None:
+    ending = program(*args, **arguments).ending
+    assert isinstance(ending, AttemptFailed)
+    assert message in ending.error
+
+
+def test_a_program_may_skip_and_is_given_as_a_list() -> None:
+    assert program("sh", "-c", "exit 99").ending == AttemptSkipped("the program ended with exit code 99")
+    with DAG("d"), pytest.raises(DagError, match="task 't': args must be a list of the program and its arguments"):
+        SubprocessOperator(task_id="t", args="ls -l")
+
+
+class Answers(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        status = int(self.path.rpartition("/")[2].partition("?")[0] or 200)
+        self.send_response(status)
+        self.send_header("content-type", "application/json; charset=utf-8" if status == 200 else "text/plain")
+        self.end_headers()
+        self.wfile.write(body or self.path.encode())
+
+    def log_message(self, *_: Any) -> None:
+        return
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), Answers)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def request(address: str, **arguments: Any) -> Any:
+    with DAG("d") as dag:
+        HttpOperator(task_id="t", url=address, method="POST", **arguments)
+    return attempt(dag, "t")
+
+
+def test_a_request_returns_the_answer(url: str) -> None:
+    assert value_of(request(f"{url}/200", json={"a": "{{ ds }}"})) == {"a": "2026-01-01"}
+    assert value_of(request(f"{url}/201", query={"q": "{{ run_id }}"})) == "/201?q=run"
+    assert value_of(request(f"{url}/201", data="x", response_filter=lambda answer: answer.status_code)) == 201
+
+
+def test_a_request_that_fails_names_the_address_without_its_secrets(url: str) -> None:
+    secret = url.replace("//", "//me:hunter2@")
+    for ending in (
+        request(f"{secret}/503?token=hunter2").ending,
+        request("http://me:hunter2@127.0.0.1:1/?token=hunter2").ending,
+        request(f"{secret}/200", json=1, response_check=lambda answer: False).ending,
+    ):
+        assert isinstance(ending, AttemptFailed)
+        assert "http://127.0.0.1" in ending.error
+        assert "hunter2" not in ending.error.replace("/503?token=hunter2", "")
+    with DAG("d"), pytest.raises(DagError, match="task 't': json and data cannot both be given"):
+        HttpOperator(task_id="t", url=url, json=1, data="x")

@@ -1,0 +1,569 @@
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import pytest
+from tests.dags.attempts import Callback, Claim, Resume, Services, attempt, resume, value_of
+
+from tidemill.dags import (
+    DAG,
+    AirflowFailException,
+    AirflowSkipException,
+    BaseHook,
+    BaseOperator,
+    BashOperator,
+    Connection,
+    EmptyOperator,
+    Param,
+    TaskDeferred,
+    TaskGroup,
+    TaskTimeout,
+    Variable,
+    get_current_context,
+    literal,
+    task,
+)
+from tidemill.dags.current import NotRunningError, get_current_operator, serving
+from tidemill.dags.exceptions import NotFoundError
+from tidemill.dags.results import (
+    AttemptDeferred,
+    AttemptFailed,
+    AttemptResult,
+    AttemptSkipped,
+    AttemptSucceeded,
+)
+from tidemill.dags.running import run_attempt
+from tidemill.triggers.base import BaseTrigger
+from tidemill.triggers.builtin.temporal import DateTimeTrigger
+
+MOMENT = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+class Call(BaseOperator):
+    """Calls a function with itself and the context."""
+
+    template_fields = ("value",)
+
+    def __init__(self, *, function: Any = None, value: Any = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.function = function
+        self.value = value
+        self.killed = False
+
+    def execute(self, context: Any) -> Any:
+        return self.function(self, context) if self.function else self.value
+
+    def resumed(self, context: Any, event: Any = None, more: Any = None) -> Any:
+        return {"event": event, "more": more, "try": context["ti"].try_number}
+
+    def on_kill(self) -> None:
+        self.killed = True
+        KILLED.append(self.task_id)
+
+
+KILLED: list[str] = []
+
+
+def run(
+    function: Any = None, *, services: Services | None = None, claim: Any = None, **arguments: Any
+) -> AttemptResult:
+    with DAG("d") as dag:
+        Call(task_id="t", function=function, **arguments)
+    return attempt(dag, "t", services, **(claim or {}))
+
+
+def raising(error: BaseException) -> Any:
+    def raise_it(*_: Any) -> None:
+        raise error
+
+    return raise_it
+
+
+# -- how attempts end --------------------------------------------------------------------------------------------------
+
+
+def test_what_is_returned_is_kept() -> None:
+    assert run(lambda *_: {"a": (1, date(2026, 1, 1))}).ending == AttemptSucceeded()
+    assert value_of(run(lambda *_: {"a": (1, date(2026, 1, 1))})) == {"a": (1, date(2026, 1, 1))}
+    assert run(lambda *_: None).xcoms == ()
+    assert run(lambda *_: 5, do_xcom_push=False).xcoms == ()
+
+
+def test_several_outputs_are_kept_under_their_keys() -> None:
+    result = run(lambda *_: {"a": 1, "b": None}, multiple_outputs=True)
+    assert dict(result.xcoms) == {"a": "1", "b": "null", "return_value": '{"a":1,"b":null}'}
+    for value in ([1], {1: 2}):
+        ending = run(lambda *_, value=value: value, multiple_outputs=True).ending
+        assert isinstance(ending, AttemptFailed)
+        assert "multiple_outputs needs a dict" in ending.error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError("no"), AttemptFailed("ValueError: no")),
+        (AirflowFailException("never"), AttemptFailed("TaskFailed: never", may_retry=False)),
+        (AirflowSkipException("not today"), AttemptSkipped("not today")),
+        (SystemExit(3), AttemptFailed("the task called sys.exit(3)")),
+        (SystemExit(0), AttemptFailed("the task called sys.exit(0)")),
+        (GeneratorExit(), AttemptFailed("GeneratorExit: ")),
+        (ValueError("\ud800"), AttemptFailed("ValueError: \\ud800")),
+    ],
+)
+def test_what_is_raised_ends_the_attempt(error: BaseException, expected: Any) -> None:
+    assert run(raising(error)).ending == expected
+
+
+def test_ctrl_c_goes_through() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(raising(KeyboardInterrupt()))
+
+
+def test_a_timeout_calls_on_kill() -> None:
+    KILLED.clear()
+    assert run(raising(TaskTimeout("too long"))).ending == AttemptFailed("TaskTimeout: too long")
+    assert KILLED == ["t"]
+
+
+def test_the_traceback_is_logged_from_the_users_code_on(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        run(raising(ValueError("no")))
+    text = caplog.text
+    assert "the attempt failed: ValueError: no" in text
+    assert "raise_it" in text
+    assert 'dags/running.py", line' not in text.replace("test_running", "")
+
+
+def test_a_value_that_cannot_be_written_down_is_named() -> None:
+    ending = run(lambda *_: {"a": [float("nan")]}).ending
+    assert ending == AttemptFailed(
+        "EncodingError: the returned value['a'][0] is nan, which JSON cannot hold; use None, or a text"
+    )
+
+
+def test_a_task_that_is_gone_fails_by_name() -> None:
+    ending = run_attempt(DAG("d"), Claim("d", "gone"), Services()).ending
+    assert ending == AttemptFailed("DAG 'd' no longer has a task 'gone' (file.py)")
+
+
+def test_each_attempt_has_its_own_operator() -> None:
+    with DAG("d") as dag:
+        Call(task_id="t", function=lambda self, _: (setattr(self, "seen", True), self.value)[1], value="{{ ds }}")
+    assert value_of(attempt(dag, "t")) == "2026-01-01"
+    original: Any = dag.get_task("t")
+    assert original.value == "{{ ds }}"
+    assert not hasattr(original, "seen")
+
+
+# -- deferral ----------------------------------------------------------------------------------------------------------
+
+
+def defer(**arguments: Any) -> Any:
+    given = {"trigger": DateTimeTrigger(MOMENT), "method_name": "resumed", **arguments}
+    return lambda self, _: self.defer(**given)
+
+
+def test_a_task_defers_and_continues_as_a_new_instance() -> None:
+    with DAG("d") as dag:
+        Call(task_id="t", function=defer(kwargs={"more": (1, MOMENT)}, timeout=timedelta(seconds=1.5)))
+    result = attempt(dag, "t")
+    ending = result.ending
+    assert isinstance(ending, AttemptDeferred)
+    assert ending.classpath == "tidemill.triggers.builtin.temporal.DateTimeTrigger"
+    assert ending.kwargs == '{"moment":"2030-01-01T00:00:00+00:00"}'
+    assert (ending.method, ending.timeout_us) == ("resumed", 1_500_000)
+    assert isinstance(ending.trigger, DateTimeTrigger)
+    assert value_of(resume(dag, "t", result, [1, {2}])) == {"event": [1, {2}], "more": (1, MOMENT), "try": 1}
+
+
+def test_a_deferral_goes_through_except_exception_at_any_depth() -> None:
+    def deep(self: Any, _: Any) -> None:
+        try:
+            raise TaskDeferred(trigger=DateTimeTrigger(MOMENT), method_name="resumed")
+        except Exception:
+            raise AssertionError from None
+
+    assert isinstance(run(deep).ending, AttemptDeferred)
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+def test_execute_may_continue_itself(accepts: bool) -> None:
+    class Again(BaseOperator):
+        def execute(self, context: Any, event: Any = None) -> Any:
+            return event or self.defer(trigger=DateTimeTrigger(MOMENT), method_name="execute")
+
+    class Plain(BaseOperator):
+        def execute(self, context: Any) -> Any:
+            return "again" if context["ti"].try_number == 2 else None
+
+    with DAG("d") as dag:
+        (Again if accepts else Plain)(task_id="t")
+    if accepts:
+        assert value_of(resume(dag, "t", attempt(dag, "t"), "fired")) == "fired"
+    else:
+        assert value_of(attempt(dag, "t", resume=Resume("execute", "{}", "1"), try_number=2)) == "again"
+
+
+class Local(BaseTrigger):
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return "nowhere.Local", {}
+
+    async def run(self) -> Any:
+        yield None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"method_name": "missing"}, "task 't': Call has no method 'missing' to continue with"),
+        ({"method_name": None}, "task 't': Call has no method None to continue with"),
+        ({"kwargs": {"a": object()}}, "kwargs of the deferral['a'] is of type builtins.object"),
+        ({"timeout": -1}, "task 't': timeout of the deferral must be positive"),
+        ({"timeout": "1h"}, "task 't': timeout of the deferral must be a timedelta or a number of seconds"),
+        ({"trigger": "later"}, "'later' is not a trigger"),
+        ({"trigger": Local()}, "Local cannot be imported as 'nowhere.Local'"),
+    ],
+)
+def test_a_wrong_deferral_fails_the_attempt_at_once(arguments: dict[str, Any], message: str) -> None:
+    ending = run(defer(**arguments)).ending
+    assert isinstance(ending, AttemptFailed)
+    assert message in ending.error
+
+
+def test_a_method_that_is_gone_fails_the_attempt() -> None:
+    ending = run(claim={"resume": Resume("gone", "{}", "null")}).ending
+    assert ending == AttemptFailed("DagError: task 't': Call has no method 'gone' to continue with")
+
+
+def test_a_function_cannot_defer() -> None:
+    with DAG("d") as dag:
+
+        @task
+        def wait() -> None:
+            raise TaskDeferred(trigger=DateTimeTrigger(MOMENT), method_name="resumed")
+
+        wait()
+    ending = attempt(dag, "wait").ending
+    assert isinstance(ending, AttemptFailed)
+    assert "a @task function cannot defer" in ending.error
+    assert not ending.may_retry
+
+
+# -- the context -------------------------------------------------------------------------------------------------------
+
+
+def test_the_context_has_the_keys_of_airflow() -> None:
+    seen: dict[str, Any] = {}
+    run(lambda self, context: seen.update(context, current=get_current_context(), operator=get_current_operator()))
+    assert seen["ds"] == "2026-01-01"
+    assert seen["ts"] == "2026-01-01T00:00:00+00:00"
+    assert (seen["ds_nodash"], seen["ts_nodash"]) == ("20260101", "20260101T000000")
+    assert seen["ts_nodash_with_tz"] == "20260101T000000+0000"
+    assert seen["logical_date"] == seen["data_interval_start"] == datetime(2026, 1, 1, tzinfo=UTC)
+    assert seen["run_id"] == seen["dag_run"].run_id == seen["ti"].run_id == "run"
+    assert seen["fencing_token"] == seen["ti"].fencing_token == 3
+    assert seen["ti"] is seen["task_instance"]
+    assert seen["task"] is seen["operator"] is seen["current"]["task"]
+    assert (seen["ti"].try_number, seen["ti"].max_tries, seen["ti"].map_index) == (1, 2, -1)
+    assert {"conn", "var", "macros", "params", "task_state_store", "dag", "test_mode"} <= set(seen)
+    assert get_current_operator() is None
+    with pytest.raises(NotRunningError, match="while no task runs; call it inside a task"):
+        get_current_context()
+
+
+def test_a_run_without_logical_date_has_no_texts_of_it() -> None:
+    seen: dict[str, Any] = {}
+    claim = {"logical_us": None, "interval_start_us": None, "interval_end_us": None}
+    run(lambda self, context: seen.update(context), claim=claim)
+    assert seen["logical_date"] is None
+    assert "ds" not in seen
+
+
+def test_threads_of_a_task_see_its_context() -> None:
+    def start(self: Any, context: Any) -> list[str]:
+        found: list[str] = []
+        thread = threading.Thread(target=lambda: found.append(get_current_context()["run_id"] + Variable.get("v")))
+        thread.start()
+        thread.join()
+        return found
+
+    assert value_of(run(start, services=Services(variables={"v": "1"}))) == ["run1"]
+
+
+def test_xcoms_are_pushed_at_once_and_pulled() -> None:
+    services = Services(xcoms={("a", "return_value"): "[1]", ("b", "k"): '"x"'})
+
+    def work(self: Any, context: Any) -> list[Any]:
+        ti = context["ti"]
+        ti.xcom_push("mine", {1: 2})
+        return [
+            ti.xcom_pull("a"),
+            ti.xcom_pull(["a", "missing"]),
+            ti.xcom_pull("b", key="k"),
+            ti.xcom_pull(key="mine"),
+            ti.xcom_pull("missing", default=5),
+        ]
+
+    assert value_of(run(work, services=services)) == [[1], [[1], None], "x", {1: 2}, 5]
+    assert services.xcoms["t", "mine"]
+    assert isinstance(run(lambda _, context: context["ti"].xcom_pull("a", dag_id="other")).ending, AttemptFailed)
+
+
+def test_the_state_of_a_task_outlives_its_tries() -> None:
+    services = Services()
+
+    def work(self: Any, context: Any) -> Any:
+        store = context["task_state_store"]
+        found = store.get("n", 0)
+        store.set("n", found + 1)
+        store.set("other", {1})
+        store.delete("other")
+        store.delete("never")
+        return found
+
+    assert [value_of(run(work, services=services)) for _ in range(3)] == [0, 1, 2]
+    run(lambda _, context: context["task_state_store"].clear(), services=services)
+    assert services.state == {}
+
+
+def test_variables_and_connections_are_asked_for() -> None:
+    services = Services(
+        variables={"plain": "text", "json": '{"a": 1}'},
+        connections={
+            "db": '{"conn_type": "pg", "host": "h", "login": "me", "password": "p/w", "port": 5, "extra": "{}"}'
+        },
+    )
+
+    def work(self: Any, context: Any) -> list[Any]:
+        Variable.set("new", {"b": 2}, serialize_json=True)
+        Variable.delete("plain")
+        assert "p/w" not in repr(BaseHook.get_connection("db"))
+        return [
+            Variable.get("json", deserialize_json=True),
+            Variable.get("missing", None),
+            context["var"].json.new,
+            context["var"].value.get("missing", "default"),
+            Connection.get("db").get_uri(),
+            context["conn"].db.port,
+            context["conn"].get("missing"),
+        ]
+
+    assert value_of(run(work, services=services)) == [
+        *({"a": 1}, None, {"b": 2}, "default", "pg://me:p%2Fw@h:5", 5, None)
+    ]
+    ending = run(lambda *_: Variable.get("missing"), services=services).ending
+    assert ending == AttemptFailed(
+        "NotFoundError: variable 'missing' does not exist; set it with `tidemill variables set missing VALUE`"
+    )
+    with pytest.raises(NotRunningError, match="variable 'v' is available only while a task or trigger runs"):
+        Variable.get("v")
+    with serving(services), pytest.raises(NotFoundError, match="connection 'c' does not exist"):
+        Connection.get("c")
+
+
+@pytest.mark.parametrize("uri", ["pg://me:p%2Fw@h:5/db?a=1", "http://h", "my-kind://u@h/s"])
+def test_connections_are_written_as_addresses(uri: str) -> None:
+    connection = Connection.from_uri("c", uri)
+    assert connection.get_uri() == uri
+    assert Connection.from_json("c", connection.to_json()) == connection
+    assert Connection("c", extra="[").extra_dejson == {}
+
+
+# -- templates and params ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("{{ ds }} {{ params.n }}", "2026-01-01 4"),
+        (["{{ run_id }}", {"{{ ds }}": ("{{ ts }}", 5)}], ["run", {"2026-01-01": ("2026-01-01T00:00:00+00:00", 5)}]),
+        ("{{ macros.ds_add(ds, 5) }}", "2026-01-06"),
+        ("{{ macros.ds_format(ds, '%Y-%m-%d', '%d.%m.') }}", "01.01."),
+        ("{{ logical_date | ds_nodash }} {{ logical_date | ts }}", "20260101 2026-01-01T00:00:00+00:00"),
+        ("{{ var.value.v }} {{ conn.c.host }}", "text host"),
+        ("{# comment #}x", "x"),
+        ("no { template", "no { template"),
+        (literal("{{ ds }}"), "{{ ds }}"),
+        ("<&>", "<&>"),
+    ],
+)
+def test_template_fields_are_rendered(value: Any, expected: Any) -> None:
+    services = Services(variables={"v": "text"}, connections={"c": '{"host": "host"}'})
+    assert value_of(run(value=value, services=services, claim={"params": '{"n":4}'})) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("{{ missing }}", "ValueError: the template field 'value' cannot be rendered: 'missing' is undefined"),
+        ("{{ 1 + }}", "ValueError: the template field 'value' cannot be rendered: unexpected 'end of print"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_wrong_template_fails_the_attempt_by_name(value: str, message: str) -> None:
+    ending = run(value=value).ending
+    assert isinstance(ending, AttemptFailed)
+    assert ending.error.startswith(message)
+
+
+def test_templates_use_what_the_dag_defines() -> None:
+    with DAG(
+        "d", user_defined_macros={"twice": lambda x: 2 * x}, user_defined_filters={"up": str.upper},
+        render_template_as_native_obj=True,
+    ) as dag:  # fmt: skip
+        Call(task_id="t", value="{{ twice([1]) }}")
+        Call(task_id="u", value="{{ 'a' | up }}")
+    assert value_of(attempt(dag, "t")) == [1, 1]
+    assert value_of(attempt(dag, "u")) == "A"
+
+
+def test_a_file_is_a_template(tmp_path: Any) -> None:
+    (tmp_path / "script.sh").write_text("echo {{ ds }} $((1 + 1))")
+    with DAG("d", template_searchpath=str(tmp_path)) as dag:
+        BashOperator(task_id="t", bash_command="script.sh")
+        BashOperator(task_id="u", bash_command="missing.sh")
+    assert value_of(attempt(dag, "t")) == "2026-01-01 2"
+    assert attempt(dag, "u").ending == AttemptFailed(
+        "ValueError: the file 'missing.sh' of the template field 'bash_command' was not found"
+    )
+
+
+def test_outputs_are_passed_to_tasks_that_wait_for_them() -> None:
+    services = Services()
+    with DAG("d", params={"n": 3}) as dag:
+
+        @task
+        def several() -> dict[str, int]:
+            return {"a": 1, "b": 2}
+
+        @task
+        async def use(x: Any, y: Any, *, z: Any, ti: Any = None, **context: Any) -> Any:
+            return [x, y, z, ti.task_id, context["run_id"]]
+
+        found = several()
+        used = use(found["a"], [found["b"], {"k": found}], z=dag.param("n"))
+        BashOperator(task_id="bash", bash_command=f"echo got {found['b']}")
+        used >> EmptyOperator(task_id="end")
+    assert dag.get_task("use").upstream_task_ids == {"several"}
+    attempt(dag, "several", services)
+    result = attempt(dag, "use", services, params='{"n":4}')
+    assert value_of(result) == [1, [2, {"k": {"a": 1, "b": 2}}], 4, "use", "run"]
+    assert value_of(attempt(dag, "bash", services)) == "got 2"
+    with pytest.raises(TypeError, match="is not known while the file is read"):
+        list(found)
+    with pytest.raises(TypeError, match="is not known while the file is read"):
+        bool(found)
+    with pytest.raises(TypeError, match="so it has no item 0"):
+        found[0]
+
+
+def test_params_of_a_task_hold_unless_the_run_gives_them() -> None:
+    params = {"n": Param(5), "m": 6}
+    claim = {"params": '{"n":1,"m":2}', "conf": '{"m":2}'}
+    assert value_of(run(value="{{ params.n }} {{ params.m }}", params=params, claim=claim)) == "5 2"
+
+
+# -- branches ----------------------------------------------------------------------------------------------------------
+
+
+def branching(returned: Any, kind: str = "branch", **arguments: Any) -> tuple[DAG, AttemptResult]:
+    with DAG("d") as dag:
+        decide = getattr(task, kind)(task_id="decide", **arguments)(lambda: returned)
+        a, b, c, join = (EmptyOperator(task_id=name) for name in ("a", "b", "c", "join"))
+        with TaskGroup("g") as group:
+            EmptyOperator(task_id="x")
+        decide() >> [a, b, group] >> join
+        a >> c
+        dag.get_task("decide") >> c
+    return dag, attempt(dag, "decide")
+
+
+@pytest.mark.parametrize(
+    ("returned", "skipped"),
+    [
+        ("a", ("b", "g.x")),
+        (["a", "b"], ("c", "g.x")),
+        (None, ("a", "b", "c", "g.x")),
+        ([], ("a", "b", "c", "g.x")),
+        ("g", ("a", "b", "c")),
+        ("g.x", ("a", "b", "c")),
+        ("join", ("a", "b", "c", "g.x")),
+    ],
+)
+def test_a_branch_skips_what_it_does_not_choose(returned: Any, skipped: tuple[str, ...]) -> None:
+    _, result = branching(returned)
+    # What comes after a chosen task is not skipped, although it comes after the branch directly.
+    expected = tuple(name for name in skipped if not (name == "c" and "a" in (returned or ())))
+    assert result.skip == expected
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ("nowhere", "the branch returned 'nowhere', which is not a task or group of DAG 'd'"),
+        (5, "must return the id of"),
+    ],
+)
+def test_a_wrong_branch_fails_without_retries(returned: Any, message: str) -> None:
+    ending = branching(returned)[1].ending
+    assert isinstance(ending, AttemptFailed)
+    assert message in ending.error
+    assert not ending.may_retry
+
+
+def test_a_short_circuit_skips_what_comes_after() -> None:
+    assert branching(False, "short_circuit")[1].skip_all_downstream
+    assert not branching([1], "short_circuit")[1].skip_all_downstream
+    result = branching(0, "short_circuit", ignore_downstream_trigger_rules=False)[1]
+    assert (result.skip, result.skip_all_downstream) == (("a", "b", "c", "g.x"), False)
+
+
+# -- callbacks ---------------------------------------------------------------------------------------------------------
+
+
+def test_callbacks_get_the_context_and_the_error() -> None:
+    seen: list[Any] = []
+
+    def note(context: Any) -> None:
+        seen.append((context["task"].task_id, context.get("exception"), context["ti"].try_number))
+
+    with DAG("d", on_failure_callback=lambda context: seen.append((context["reason"], context["run_id"]))) as dag:
+        Call(task_id="t", on_failure_callback=[raising(ValueError("x")), note], on_execute_callback=note, value=1)
+    assert value_of(attempt(dag, "t")) == 1
+    assert seen.pop() == ("t", None, 1)
+    result = attempt(dag, "t", callback=Callback("on_failure", "boom"))
+    assert result.ending == AttemptFailed("the on_failure callback failed: ValueError: x", may_retry=False)
+    assert seen.pop() == ("t", "boom", 1)
+    assert attempt(dag, "", callback=Callback("on_failure", "boom")).ending == AttemptSucceeded()
+    assert seen.pop() == ("boom", "run")
+    assert attempt(dag, "t", callback=Callback("on_success")).ending == AttemptSucceeded()
+
+
+def test_an_execute_callback_that_raises_stops_nothing_and_is_not_called_at_a_resume() -> None:
+    seen: list[int] = []
+    with DAG("d") as dag:
+        Call(task_id="t", on_execute_callback=[raising(ValueError()), lambda _: seen.append(1)], function=defer())
+    result = attempt(dag, "t")
+    resume(dag, "t", result, None)
+    assert seen == [1]
+
+
+def test_a_function_that_is_a_generator_or_exits_is_named() -> None:
+    with DAG("d") as dag:
+
+        @task
+        def generate() -> Any:
+            yield 1
+
+        @task
+        def leave() -> None:
+            sys.exit("bye")
+
+        generate()
+        leave()
+    assert "is a generator; return a list instead" in str(attempt(dag, "generate").ending)
+    assert attempt(dag, "leave").ending == AttemptFailed("the task called sys.exit('bye')")

@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from datetime import UTC, datetime, time, timedelta
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from tests.dags.attempts import LOGICAL_US, Services, attempt, resume, value_of
+
+from tidemill.dags import (
+    DAG,
+    BaseSensorOperator,
+    DagError,
+    DateTimeSensor,
+    DateTimeSensorAsync,
+    FileSensor,
+    HttpSensor,
+    PokeReturnValue,
+    ProcessExitSensor,
+    TaskFailed,
+    TaskSkipped,
+    TimeDeltaSensor,
+    TimeDeltaSensorAsync,
+    TimeSensor,
+    TimeSensorAsync,
+    task,
+)
+from tidemill.dags.building import build_structure
+from tidemill.dags.results import AttemptDeferred, AttemptFailed, AttemptSkipped, AttemptSucceeded
+from tidemill.runtime.codec import decode
+from tidemill.triggers.base import BaseTrigger
+
+
+def sense(function: Any, **arguments: Any) -> DAG:
+    with DAG("d") as dag:
+        task.sensor(task_id="t", **arguments)(function)()
+    return dag
+
+
+def trigger_of(result: Any) -> BaseTrigger:
+    assert isinstance(result.ending, AttemptDeferred), result
+    found: BaseTrigger = result.ending.trigger
+    return found
+
+
+def test_a_sensor_defers_between_looks_until_it_is_done() -> None:
+    answers = iter([False, False, PokeReturnValue(True, {"rows": 3})])
+    dag = sense(lambda: next(answers), poke_interval=10, mode="reschedule")
+    before = datetime.now(UTC)
+    result = attempt(dag, "t")
+    moment: Any = trigger_of(result).moment  # type: ignore[attr-defined]
+    assert before + timedelta(seconds=10) <= moment <= datetime.now(UTC) + timedelta(seconds=10)
+    result = resume(dag, "t", result, "later")
+    assert trigger_of(result)
+    assert value_of(resume(dag, "t", result, "later")) == {"rows": 3}
+
+
+def test_the_timeout_counts_from_the_first_look() -> None:
+    dag = sense(lambda: False, timeout=3600)
+    result = attempt(dag, "t")
+    kwargs = decode(result.ending.method_kwargs)  # type: ignore[union-attr]
+    assert kwargs["looks"] == 1
+    long_ago = datetime.now(UTC) - timedelta(hours=2)
+    sensor: Any = dag.get_task("t")
+    with pytest.raises(TaskFailed, match=r"the sensor waited for 2:00:00.*, longer than its timeout of 1:00:00"):
+        sensor.look_again({}, started=long_ago, looks=5)
+    ending = attempt(sense(lambda: False, timeout=0), "t").ending
+    assert isinstance(ending, AttemptFailed)
+    assert ending.error.startswith("SensorTimeout: ")
+    assert not ending.may_retry
+
+
+def test_the_last_wait_ends_with_the_timeout() -> None:
+    result = attempt(sense(lambda: False, timeout=5, poke_interval=60), "t")
+    assert trigger_of(result).moment <= datetime.now(UTC) + timedelta(seconds=5)  # type: ignore[attr-defined]
+
+
+def test_waits_may_double() -> None:
+    dag = sense(lambda: False, poke_interval=10, exponential_backoff=True, max_wait=60)
+    sensor: Any = dag.get_task("t")
+    assert [sensor._find_pause(looks) for looks in (1, 2, 3, 4, 1000)] == [10, 20, 40, 60, 60]
+
+
+def raise_it(error: Exception) -> Any:
+    def poke() -> bool:
+        raise error
+
+    return poke
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "expected"),
+    [
+        ({}, ValueError("x"), AttemptFailed("ValueError: x")),
+        ({"soft_fail": True}, ValueError("x"), AttemptFailed("ValueError: x")),
+        ({"soft_fail": True}, TaskFailed("x"), AttemptSkipped("the sensor raised TaskFailed: x")),
+        ({"never_fail": True}, ValueError("x"), AttemptSkipped("the sensor raised ValueError: x")),
+        ({}, TaskSkipped("x"), AttemptSkipped("x")),
+    ],
+)
+def test_what_looking_raises_fails_or_skips(arguments: Any, error: Exception, expected: Any) -> None:
+    assert attempt(sense(raise_it(error), **arguments), "t").ending == expected
+
+
+@pytest.mark.parametrize("argument", ["soft_fail", "never_fail"])
+def test_a_sensor_that_may_not_fail_is_skipped_after_its_timeout(argument: str) -> None:
+    dag = sense(lambda: False, timeout=0, **{argument: True})
+    assert isinstance(attempt(dag, "t").ending, AttemptSkipped)
+    # Its trigger may fail while nothing of it runs: so the machine has to know.
+    assert build_structure(dag).tasks[0].soft_fail
+    assert build_structure(dag).tasks[0].is_sensor
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mode": "poll"}, "task 't': mode is 'poll'; use one of poke, reschedule|did you mean"),
+        ({"poke_interval": 0}, "task 't': poke_interval must be positive"),
+        ({"timeout": -1}, "task 't': timeout must not be negative"),
+        ({"soft_fail": True, "never_fail": True}, "task 't': soft_fail and never_fail cannot both be True"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: Any, message: str) -> None:
+    with pytest.raises(DagError, match=message):
+        sense(lambda: True, **arguments)
+
+
+def test_a_sensor_without_poke_says_so() -> None:
+    with DAG("d") as dag:
+        BaseSensorOperator(task_id="t")
+    assert "does not define poke" in str(attempt(dag, "t").ending)
+
+
+@pytest.mark.parametrize("kind", [DateTimeSensor, DateTimeSensorAsync])
+@pytest.mark.parametrize(
+    ("target", "moment"),
+    [
+        ("{{ macros.ds_add(ds, 36500) }}T12:00", datetime(2125, 12, 8, 12, tzinfo=UTC)),
+        (datetime(2100, 1, 1, tzinfo=ZoneInfo("Europe/Vienna")), datetime(2099, 12, 31, 23, tzinfo=UTC)),
+    ],
+)
+def test_date_time_sensors_defer_until_their_moment(kind: Any, target: Any, moment: datetime) -> None:
+    with DAG("d") as dag:
+        kind(task_id="t", target_time=target)
+        kind(task_id="past", target_time="2020-01-01")
+    result = attempt(dag, "t")
+    assert trigger_of(result).moment == moment  # type: ignore[attr-defined]
+    assert result.ending.timeout_us == 7 * 86_400_000_000  # type: ignore[union-attr]
+    assert resume(dag, "t", result, "x").ending == AttemptSucceeded()
+    assert attempt(dag, "past").ending == AttemptSucceeded()
+
+
+@pytest.mark.parametrize("kind", [TimeDeltaSensor, TimeDeltaSensorAsync])
+def test_delta_sensors_count_from_the_logical_date(kind: Any) -> None:
+    with DAG("d") as dag:
+        kind(task_id="t", delta=timedelta(days=36_500))
+        kind(task_id="past", delta=60)
+    expected = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=36_500)
+    assert trigger_of(attempt(dag, "t")).moment == expected  # type: ignore[attr-defined]
+    assert attempt(dag, "past").ending == AttemptSucceeded()
+    claim = {"logical_us": None, "interval_end_us": None, "run_started_us": LOGICAL_US}
+    assert trigger_of(attempt(dag, "t", **claim)).moment == expected  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", [TimeSensor, TimeSensorAsync])
+def test_time_sensors_wait_for_a_time_of_the_day_in_the_zone_of_the_dag(kind: Any) -> None:
+    zone = ZoneInfo("Pacific/Auckland")
+    with DAG("d", schedule="@daily", start_date=datetime(2026, 1, 1, tzinfo=zone)) as dag:
+        kind(task_id="t", target_time=time(23, 59, 59, 999_999))
+        kind(task_id="past", target_time=time(0))
+    moment = trigger_of(attempt(dag, "t")).moment.astimezone(zone)  # type: ignore[attr-defined]
+    assert (moment.time(), moment.date()) == (time(23, 59, 59, 999_999), datetime.now(zone).date())
+    assert attempt(dag, "past").ending == AttemptSucceeded()
+    with DAG("e"), pytest.raises(DagError, match=r"task 't': target_time must be a datetime\.time, got '12:00'"):
+        kind(task_id="t", target_time="12:00")
+
+
+async def fire(trigger: BaseTrigger) -> Any:
+    """Return the payload of the first event of a trigger."""
+    events: Any = trigger.run()
+    event = await anext(events)
+    await events.aclose()
+    return event.payload
+
+
+def test_a_file_sensor_returns_the_file(tmp_path: Path) -> None:
+    with DAG("d") as dag:
+        FileSensor(task_id="t", filepath=f"{tmp_path}/{{{{ ds }}}}", poke_interval=0.01)
+        FileSensor(task_id="empty", filepath="")
+    (tmp_path / "2026-01-01").write_text("abc")
+    result = attempt(dag, "t")
+    event = asyncio.run(fire(trigger_of(result)))
+    assert value_of(resume(dag, "t", result, event))["size_bytes"] == 3
+    assert "filepath is empty" in str(attempt(dag, "empty").ending)
+
+
+def test_a_process_sensor_waits_for_its_end() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with DAG("d") as dag:
+        ProcessExitSensor(task_id="t", pid=str(process.pid))
+    result = attempt(dag, "t")
+    process.communicate(b"\n")
+    event = asyncio.run(fire(trigger_of(result)))
+    assert value_of(resume(dag, "t", result, event)) == {"pid": process.pid, "found": False}
+
+
+def test_an_http_sensor_polls_its_url() -> None:
+    with DAG("d") as dag:
+        HttpSensor(
+            task_id="t",
+            url="http://127.0.0.1/{{ ds }}",
+            query={"a": "{{ run_id }}", "key": {"env": "KEY"}},
+            status=[200, 204],
+            poke_interval=5,
+        )
+        HttpSensor(task_id="wrong", url="ftp://x")
+    _, kwargs = trigger_of(attempt(dag, "t")).serialize()
+    assert kwargs["url"] == "http://127.0.0.1/2026-01-01"
+    assert kwargs["params"] == {"a": "run", "key": {"env": "KEY"}}
+    assert (kwargs["poll_seconds"], kwargs["status"]) == (5.0, [200, 204])
+    assert "url must begin with http" in str(attempt(dag, "wrong").ending)
+
+
+def test_a_sensor_function_gets_outputs_and_context() -> None:
+    services = Services(xcoms={("a", "return_value"): "5"})
+    with DAG("d") as dag:
+
+        @task
+        def a() -> int:
+            return 5
+
+        @task.sensor(poke_interval=1)
+        def enough(n: int, run_id: str = "") -> bool:
+            return n == 5 and run_id == "run"
+
+        enough(a())
+    assert dag.get_task("enough").upstream_task_ids == {"a"}
+    assert attempt(dag, "enough", services).ending == AttemptSucceeded()

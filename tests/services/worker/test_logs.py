@@ -1,0 +1,171 @@
+"""The logs of attempts: what is kept, in which order, and what is masked."""
+
+from __future__ import annotations
+
+import time
+import zlib
+
+import pytest
+from tests.services.worker.conftest import RunningWorker
+from tests.services.worker.memory_store import make_attempt
+from tests.services.worker.test_attempts import make, with_body
+from tests.until import until
+
+from tidemill.runtime.task_lines import TaskLine, decode_lines
+from tidemill.services.worker.logs import PART_BASE, PART_BYTES, AttemptLog
+from tidemill.store.calls import ConnectionRecord, LogPart
+
+
+def read(parts: list[LogPart]) -> list[TaskLine]:
+    return [line for part in parts for line in decode_lines(zlib.decompress(part.data))]
+
+
+def texts(parts: list[LogPart]) -> list[str]:
+    return [line.text for line in read(parts)]
+
+
+def make_log(max_bytes: int = 1_000_000) -> AttemptLog:
+    return AttemptLog(5, 2, 7, max_bytes)
+
+
+def test_entries_and_output_are_in_the_order_of_their_times() -> None:
+    log = make_log()
+    log.add_output("stderr", b"two\n", 2)
+    log.add(TaskLine(1, "info", "stdout", "one"))
+    log.add(TaskLine(3, "error", "my.logger", "three\nlines"))
+    (part,) = log.take(9)
+    assert read([part]) == [
+        TaskLine(1, "info", "stdout", "one"),
+        TaskLine(2, "warning", "stderr", "two"),
+        TaskLine(3, "error", "my.logger", "three\nlines"),
+    ]
+    assert (part.task, part.try_number, part.number, part.first_us, part.lines) == (5, 2, 7 * PART_BASE, 1, 3)
+    assert not part.last
+    assert not log.has_lines
+    assert log.take(9) == []
+
+
+def test_a_line_that_has_begun_is_shown_and_one_without_end_is_cut() -> None:
+    log = make_log()
+    log.add_output("stdout", b"caf\xc3", 1)
+    log.add_output("stdout", b"\xa9\nwait", 1)
+    assert log.has_lines
+    assert texts(log.take(2)) == ["café", "wait"]
+    log.add_output("stdout", b"x" * 50_000, 3)
+    assert [len(text) for text in texts(log.finish(4))] == [16_384, 16_384, 16_384, 848]
+
+
+def test_parts_are_small_and_numbered_and_the_last_one_says_so() -> None:
+    log = make_log()
+    for number in range(3000):
+        log.add(TaskLine(number, "info", "stdout", f"line {number} " + "x" * 40))
+    parts = log.finish(9)
+    assert len(parts) > 2
+    assert [part.number for part in parts] == [7 * PART_BASE + at for at in range(len(parts))]
+    assert all(len(zlib.decompress(part.data)) <= PART_BYTES for part in parts)
+    assert [part.last for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert len(read(parts)) == 3000
+
+
+@pytest.mark.parametrize("as_output", [False, True])
+def test_beyond_the_limit_the_beginning_and_the_end_stay(as_output: bool) -> None:
+    log = make_log(200_000)
+    seen = []
+    for number in range(20_000):
+        if as_output:
+            log.add_output("stdout", b"line %d\n" % number, number)
+        else:
+            log.add(TaskLine(number, "info", "stdout", f"line {number}"))
+        if number % 1000 == 0:
+            seen += log.take(number)
+    lines = texts(seen + log.finish(20_000))
+    assert lines[0] == "line 0"
+    assert lines[-1] == "line 19999"
+    notes = [line for line in lines if "logs.max_bytes_per_try" in line]
+    assert "has written" in notes[0]
+    assert "bytes are left out here" in notes[1]
+    assert 30_000 < sum(map(len, lines)) < 250_000
+
+
+def test_what_tidemill_says_of_an_attempt_is_kept_beyond_the_limit() -> None:
+    log = make_log(1000)
+    log.add_output("stdout", b"x" * 10_000, 1)
+    log.say("error", "the process was killed")
+    assert texts(log.finish(2))[-1] == "the process was killed"
+
+
+def test_secrets_are_masked_also_over_lines() -> None:
+    log = make_log()
+    log.secrets.add("hunter2")
+    log.add(TaskLine(1, "info", "stdout", "password=abc\nand hunter2"))
+    log.add(TaskLine(2, "info", "stdout", "plain"))
+    for line in ("-----BEGIN PRIVATE KEY-----", "MIIEvQ", "-----END PRIVATE KEY-----"):
+        log.add(TaskLine(3, "info", "stderr", line))
+    found = texts(log.finish(4))
+    assert found[:2] == ["password=***\nand ***", "plain"]
+    assert not any("MIIEvQ" in text for text in found)
+
+
+async def test_everything_that_a_task_writes_is_in_its_log(worker: RunningWorker) -> None:
+    await make(
+        worker,
+        """
+print("one")
+logging.getLogger("mine").warning("two %s", "2")
+print("three", file=sys.stderr)
+os.write(1, b"raw\\n")
+subprocess.run(["sh", "-c", "echo from a program; echo its errors >&2"])
+ctypes.CDLL(None).printf(b"from C\\n")
+logging.getLogger("mine").info("%d", "not a number")
+sys.stdout.buffer.write(b"bytes\\n")
+print("no end", end="")
+""",
+    )
+    await worker.report(1)
+    await until(lambda: "no end" in worker.store.text_of(1), what="all is stored")
+    lines = worker.store.read_log(1)
+    found = {line.text: (line.level, line.source) for line in lines}
+    assert found["two 2"] == ("warning", "mine")
+    assert found["three"] == ("warning", "stderr")
+    for text in ("one", "raw", "from a program", "from C", "bytes", "no end"):
+        assert found[text] == ("info", "stdout"), text
+    assert found["its errors"] == ("warning", "stderr")
+    python = [line.text for line in lines if line.text in ("one", "two 2", "three")]
+    assert python == ["one", "two 2", "three"]
+    assert abs(lines[0].time_us / 1e6 - time.time()) < 60
+
+
+async def test_lines_are_stored_while_the_task_runs(worker: RunningWorker) -> None:
+    await make(worker, "print('begun')\nwhile not os.path.exists('%s'):\n    time.sleep(0.01)" % (worker.folder / "go"))
+    await until(lambda: "begun" in worker.store.text_of(1), what="the first line is stored")
+    assert not worker.store.reports
+    (worker.folder / "go").touch()
+    await worker.report(1)
+
+
+async def test_a_task_that_writes_without_end_holds_up_nobody(start_worker) -> None:  # type: ignore[no-untyped-def]
+    worker = await start_worker(max_log_bytes=200_000)
+    worker.write(with_body("subprocess.run('yes | head -c 100000000', shell=True)"), "flood.py")
+    worker.write(with_body("return 1"))
+    worker.store.queue(make_attempt(1, "run", file="flood.py"), make_attempt(2, "run"))
+    await worker.report(2)
+    await worker.report(1)
+    await until(lambda: "left out here" in worker.store.text_of(1), what="the end of the log is stored")
+    assert len(worker.store.text_of(1)) < 400_000
+
+
+async def test_the_log_of_one_attempt_has_nothing_of_the_one_before(worker: RunningWorker) -> None:
+    worker.write(with_body("print('try', ti.try_number)"))
+    for number in (1, 2):
+        worker.store.queue(make_attempt(number, "run", try_number=number))
+        await worker.report(number)
+    assert worker.store.text_of(1, 1) == "try 1"
+    assert worker.store.text_of(2, 2) == "try 2"
+
+
+async def test_passwords_of_connections_that_a_task_uses_are_masked(worker: RunningWorker) -> None:
+    worker.store.connections["db"] = ConnectionRecord("db", "postgres", password="s3cr3t-word")
+    worker.write("from tidemill.dags import Connection\n" + with_body("print('it is', Connection.get('db').password)"))
+    worker.store.queue(make_attempt(1, "run"))
+    await worker.report(1)
+    assert worker.store.text_of(1) == "it is ***"

@@ -1,0 +1,129 @@
+"""Two connections at once on PostgreSQL: claims, admissions and ends of tasks do not get in each other's way."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.store.dags import Player, dag, task
+from tests.store.server import PostgresServer
+
+from tidemill.store.calls import (
+    ClaimTriggers,
+    ClearTasks,
+    CreateRun,
+    Deferral,
+    ListPools,
+    OutcomeKind,
+    Report,
+    SchedulerTurn,
+    SetPool,
+    Success,
+    WorkerTurn,
+)
+from tidemill.store.opening import open_store
+
+
+@pytest.fixture
+async def players(postgres: PostgresServer):  # type: ignore[no-untyped-def]
+    url = await postgres.new_database()
+    stores = [await open_store(url) for _ in range(3)]
+    yield [await Player(store).begin() for store in stores]
+    for store in stores:
+        await store.close()
+
+
+async def test_workers_that_claim_at_once_get_different_tasks(players: list[Player]) -> None:
+    run = await players[0].create(dag(*[task(f"t{number:02}") for number in range(60)]))
+    await players[0].schedule()
+
+    turns = [one.turn(capacity=3) for one in players for _ in range(8)]
+    claimed = [attempt.task_id for answer in await asyncio.gather(*turns) for attempt in answer.claimed]
+
+    assert len(claimed) == len(set(claimed))
+    rest = await players[0].turn(capacity=100)
+    assert len(claimed) + len(rest.claimed) == 60
+    assert set((await players[1].states(run)).values()) == {"running"}
+
+
+async def test_schedulers_that_admit_at_once_never_give_more_slots_than_there_are(players: list[Player]) -> None:
+    await players[0].store.call(SetPool("small", 5))
+    await players[0].create(dag(*[task(f"t{number:02}", pool="small") for number in range(40)]))
+    done = 0
+    while done < 40:
+        await asyncio.gather(*[one.store.call(SchedulerTurn(one.scheduler)) for one in players for _ in range(3)])
+        pool = next(one for one in await players[0].store.call(ListPools()) if one.name == "small")
+        assert pool.used == min(5, 40 - done)
+        claimed = (await players[0].turn(capacity=10)).claimed
+        await players[0].turn(*[Report(one.task, one.epoch, Success()) for one in claimed])
+        done += len(claimed)
+
+
+async def test_tasks_that_end_at_once_count_all_for_what_follows_them(players: list[Player]) -> None:
+    names = [f"t{number:02}" for number in range(30)]
+    run = await players[0].create(dag(*[task(name) for name in names], task("z", *names)))
+    claims = await asyncio.gather(*[one.claim(10) for one in players])
+    attempts = [(players[number], attempt) for number, claimed in enumerate(claims) for attempt in claimed]
+    assert len(attempts) == 30
+
+    outcomes = await asyncio.gather(*[player.report(attempt, Success()) for player, attempt in attempts])
+
+    assert {one.kind for one in outcomes} == {OutcomeKind.MOVED}
+    assert (await players[0].states(run))["z"] == "scheduled"
+
+
+async def test_reports_clears_claims_and_turns_at_once_leave_nothing_stuck(players: list[Player]) -> None:
+    names = [f"t{number:02}" for number in range(20)]
+    tasks = [task(name, *names[max(0, number - 3) : number]) for number, name in enumerate(names)]
+    run = await players[0].create(dag(*tasks))
+
+    async def work(player: Player, number: int) -> None:
+        for _ in range(12):
+            claimed = (await player.turn(capacity=2)).claimed
+            await player.turn(*[Report(one.task, one.epoch, Success()) for one in claimed])
+            await player.store.call(SchedulerTurn(player.scheduler))
+            if number == 1:
+                clear = ClearTasks(run.dag_id, run.run_id, (names[number],), "tester", downstream=True)
+                await player.store.call(clear)
+
+    await asyncio.gather(*[work(player, number) for number, player in enumerate(players)])
+    await players[0].play()
+
+    assert set((await players[0].states(run)).values()) == {"success"}
+    assert (await players[0].run(run)).state == "success"
+
+
+async def test_triggerers_that_claim_at_once_get_different_triggers(players: list[Player]) -> None:
+    await players[0].create(dag(*[task(f"t{number:02}") for number in range(20)]))
+    claimed = await players[0].claim()
+    await players[0].turn(*[Report(one.task, one.epoch, Deferral("a.B", "{}", "go")) for one in claimed])
+    triggerers = [await one.begin_service("triggerer") for one in players]
+
+    calls = [one.store.call(ClaimTriggers(number, 1, 8)) for one, number in zip(players, triggerers, strict=True)]
+    found = [trigger.id for answer in await asyncio.gather(*calls) for trigger in answer]
+
+    assert len(found) == len(set(found))
+    rest = await players[0].store.call(ClaimTriggers(triggerers[0], 2, 100))
+    assert len(found) + len(rest) == 20
+
+
+async def test_a_request_that_is_sent_twice_at_once_claims_once(players: list[Player]) -> None:
+    await players[0].create(dag(*[task(f"t{number}") for number in range(4)]))
+    await players[0].schedule()
+    turn = WorkerTurn(players[0].worker, 1, capacity=2)
+
+    first, second = await asyncio.gather(players[0].store.call(turn), players[1].store.call(turn))
+
+    assert first.claimed == second.claimed
+
+
+async def test_a_run_that_is_created_while_the_one_before_ends_is_not_forgotten(players: list[Player]) -> None:
+    structure = dag(task("a", depends_on_past=True), max_active_runs=100)
+    run = await players[0].create(structure, logical_us=1)
+    for number in range(2, 12):
+        (attempt,) = await players[0].claim()
+        report, create = players[0].report(attempt, Success()), CreateRun("dag", logical_us=number)
+        _, run = await asyncio.gather(report, players[1].store.call(create))
+    await players[0].play()
+
+    assert (await players[0].run(run)).state == "success"

@@ -1,0 +1,154 @@
+"""Files of DAGs, their versions, and the runs that their schedules create, on both databases."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+import pytest
+from tests.store.dags import Player, dag, encode, task
+
+from tidemill.core.tasks.structure import ScheduleStructure
+from tidemill.store.call import CallRefusedError
+from tidemill.store.calls import (
+    CreateRun,
+    GetDag,
+    ListDags,
+    ListFiles,
+    ListRuns,
+    PauseDag,
+    RemoveFile,
+    StoredDag,
+    StoreFile,
+    Success,
+)
+from tidemill.store.database import Database
+
+HOUR_US = 3_600_000_000
+
+
+@pytest.fixture
+async def player(database: Database) -> Player:
+    return await Player(database).begin()
+
+
+def every(interval_us: int, *, start_us: int, catchup: bool = False) -> ScheduleStructure:
+    return ScheduleStructure("interval", interval_us=interval_us, start_us=start_us, catchup=catchup)
+
+
+async def test_a_new_version_exists_only_where_the_structure_has_changed(player: Player) -> None:
+    store, first, second = player.store, dag(task("a")), dag(task("a"), task("b", "a"))
+
+    for structure, changed in ((first, True), (first, False), (second, True), (first, True)):
+        (stored,) = await store.call(StoreFile("dag.py", "digest", structures=(encode(structure),)))
+        assert stored == StoredDag("dag", changed)
+    found = await store.call(GetDag("dag"))
+    assert found is not None
+    assert (found.dag.version, found.structure) == (3, encode(first))
+    old = await store.call(GetDag("dag", version=2))
+    assert old is not None
+    assert old.structure == encode(second)
+
+
+async def test_a_run_keeps_its_structure(player: Player) -> None:
+    run = await player.create(dag(task("a"), task("b", "a")))
+    await player.store.call(StoreFile("dag.py", "other", structures=(encode(dag(task("a"))),)))
+    await player.play()
+
+    assert await player.states(run) == {"a": "success", "b": "success"}
+
+
+async def test_an_id_that_another_file_has_is_refused_and_free_when_that_file_is_gone(player: Player) -> None:
+    store, text = player.store, encode(dag(task("a")))
+    await store.call(StoreFile("one.py", "digest", structures=(text,)))
+
+    (refused,) = await store.call(StoreFile("two.py", "digest", structures=(text,)))
+    assert refused.refused == "one.py already defines a DAG 'dag'; give one of them another id"
+    assert await store.call(RemoveFile("one.py"))
+    assert not await store.call(RemoveFile("one.py"))
+    with pytest.raises(CallRefusedError, match="its file no longer defines it"):
+        await store.call(CreateRun("dag"))
+    (stored,) = await store.call(StoreFile("two.py", "digest", structures=(text,)))
+    assert not stored.refused
+    assert [one.file for one in (await store.call(ListDags())).rows] == ["two.py"]
+
+
+async def test_a_file_that_is_broken_keeps_its_dags_and_says_why(player: Player) -> None:
+    store = player.store
+    await store.call(StoreFile("dag.py", "good", {"lib.py": "1"}, structures=(encode(dag(task("a"))),)))
+    await store.call(StoreFile("dag.py", "bad", error="Traceback\0"))
+
+    (file,) = await store.call(ListFiles(broken=True))
+    assert (file.digest, file.error, file.dags) == ("bad", "Traceback\ufffd", ("dag",))
+    await store.call(StoreFile("dag.py", "good", structures=()))
+    assert (await store.call(ListDags())).rows == ()
+    assert len((await store.call(ListDags(inactive=True))).rows) == 1
+
+
+async def test_a_schedule_creates_a_run_for_the_last_time_that_has_passed(player: Player) -> None:
+    now_us = time.time_ns() // 1000
+    schedule = every(HOUR_US, start_us=now_us - 5 * HOUR_US + 1_000_000, catchup=True)
+    await player.store.call(StoreFile("dag.py", "d", structures=(encode(dag(task("a"), schedule=schedule)),)))
+
+    answer = await player.schedule()
+    runs = (await player.store.call(ListRuns("dag"))).rows
+    assert [run.logical_us for run in reversed(runs)] == [
+        now_us - number * HOUR_US + 1_000_000 for number in (5, 4, 3, 2, 1)
+    ]
+    assert {run.kind for run in runs} == {"scheduled"}
+    assert answer.next_due_us == now_us + 1_000_000
+    assert (await player.schedule()).created == 0
+
+
+async def test_runs_that_are_made_up_for_wait_in_the_schedule_and_not_as_rows(player: Player) -> None:
+    now_us = time.time_ns() // 1000
+    schedule = every(HOUR_US, start_us=now_us - 50 * HOUR_US, catchup=True)
+    structure = dag(task("a"), schedule=schedule, max_active_runs=2)
+    await player.store.call(StoreFile("dag.py", "d", structures=(encode(structure),)))
+
+    answer = await player.schedule()
+    assert len((await player.store.call(ListRuns("dag"))).rows) == 2
+    assert answer.next_due_us is None
+    await player.report((await player.claim())[0], Success())
+    await player.schedule()
+    assert len((await player.store.call(ListRuns("dag"))).rows) == 3
+
+
+async def test_a_paused_dag_creates_no_runs_and_leaves_out_what_passed_meanwhile(player: Player) -> None:
+    now_us = time.time_ns() // 1000
+    structure = dag(task("a"), schedule=every(HOUR_US, start_us=now_us - 3 * HOUR_US - 1))
+    await player.store.call(StoreFile("dag.py", "d", structures=(encode(structure),), paused=True))
+    assert (await player.schedule()).created == 0
+    waiting = await player.store.call(CreateRun("dag"))
+    assert waiting.state == "queued"
+
+    assert await player.store.call(PauseDag("dag", False, "tester"))
+    assert not await player.store.call(PauseDag("dag", False, "tester"))
+    await player.schedule()
+    assert [run.id for run in (await player.store.call(ListRuns("dag"))).rows] == [waiting.id]
+    assert (await player.run(waiting)).state == "running"
+
+
+async def test_lists_are_read_in_pages(player: Player) -> None:
+    structures = [dag(task("a"), id=f"dag{number}", tags=("even",) * (number % 2 == 0)) for number in range(5)]
+    await player.store.call(StoreFile("dag.py", "d", structures=tuple(encode(one) for one in structures)))
+    seen, after = [], None
+    while True:
+        page = await player.store.call(ListDags(after=after, limit=2))
+        seen += [one.dag_id for one in page.rows]
+        after = page.next
+        if after is None:
+            break
+    assert seen == [f"dag{number}" for number in range(5)]
+    tagged = await player.store.call(ListDags(tag="even"))
+    assert [one.dag_id for one in tagged.rows] == ["dag0", "dag2", "dag4"]
+
+
+async def test_the_params_of_a_run_are_the_defaults_with_its_configuration_over_them(player: Player) -> None:
+    from tidemill.core.tasks.structure import ParamStructure
+
+    params = (ParamStructure("a", '{"$tidemill":"tuple","value":[1]}'), ParamStructure("b", "2"), ParamStructure("c"))
+    await player.create(dag(task("a"), params=params), conf='{"b": 3, "d": null}')
+
+    attempt = await player.claim_one()
+    assert msgspec.json.decode(attempt.params) == {"a": {"$tidemill": "tuple", "value": [1]}, "b": 3, "d": None}
