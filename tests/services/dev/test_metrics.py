@@ -7,11 +7,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from prometheus_client import Metric
 from tests.store.dags import Player, dag, task
 
+from tidemill.config.settings import Settings
 from tidemill.services.dev.metrics import DEFINITIONS, CallMeter, DagMetrics, MeasuredStore, find_delay
+from tidemill.services.dev.web_ui import serve_dags_metrics
 from tidemill.store.calls import (
     BeginService,
     ClaimTriggers,
@@ -85,3 +88,13 @@ def test_the_delay_is_that_of_the_oldest_run_that_is_due() -> None:
     dags = [record("a", 3_000_000), record("b", None), record("c", 1_000_000, paused=True), record("d", 99_000_000)]
     assert find_delay(dags, 5_000_000) == 2.0
     assert find_delay(dags[1:], 5_000_000) == 0.0
+
+
+async def test_metrics_are_served_without_blocking_the_loop(database: Any) -> None:
+    settings = Settings.model_validate({"metrics": {"enabled": True, "port": 0}})
+    metrics = DagMetrics(database, asyncio.get_running_loop(), CallMeter(), ("worker-1", "0"))
+    with serve_dags_metrics(settings, metrics) as address:
+        assert address is not None
+        async with httpx.AsyncClient() as client:
+            answer = await client.get(f"{address}/metrics")
+    assert 'tidemill_pool_slots{pool="default_pool",state="free"} 128.0' in answer.text

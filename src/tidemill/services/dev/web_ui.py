@@ -11,20 +11,25 @@ import importlib
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
 from tidemill.config.settings import Settings
 from tidemill.runtime.listening import is_port_chosen, listen
 from tidemill.runtime.loop_calls import await_on_loop
+from tidemill.runtime.port_owners import PortOwners
 from tidemill.runtime.web_thread import WEB, WebThread
 from tidemill.services.call_store import CallStore
 from tidemill.store.call import Call
 
+if TYPE_CHECKING:
+    from tidemill.services.dev.metrics import DagMetrics
+
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
+Check = Callable[[], list[str]]
 _BUILDER = "tidemill.web.dags.start"
 #: A store that does not answer for this long is taken for unreachable.
 STORE_SECONDS = 10.0
@@ -86,19 +91,59 @@ def serve_dags_web(watched: WatchedDags) -> Iterator[WebThread | None]:
         ConfigError: The address cannot be listened on.
     """
     debug = watched.settings.debug
-    listener = listen(debug, is_chosen=is_port_chosen(debug, debug), purpose=WEB) if debug.enabled else None
-    if listener is None:
+    if not debug.enabled:
         yield None
         return
+    with PortOwners(debug.db_dir) as owners:
+        listener = listen(debug, is_chosen=is_port_chosen(debug, debug), purpose=WEB, owners=owners)
+        if listener is None:
+            yield None
+            return
+        with _serve(listener, watched) as web:
+            yield web
 
+
+@contextlib.contextmanager
+def _serve(listener: socket.socket, watched: WatchedDags) -> Iterator[WebThread]:
     def build(listener: socket.socket, key: str | None) -> Any:
         builder: Any = importlib.import_module(_BUILDER)
         return builder.build_server(listener, key, watched)
 
-    web = WebThread(listener, debug, build, "process")
+    web = WebThread(listener, watched.settings.debug, build, "process")
     try:
         log.info("the web UI is served", web=web.address)
         web.begin()
         yield web
     finally:
         web.close()
+
+
+@contextlib.contextmanager
+def serve_dags_metrics(
+    settings: Settings, metrics: DagMetrics, find_dead: Check = list, find_unready: Check = list
+) -> Iterator[str | None]:
+    """Serve metrics and health while the block runs; yields the URL, or None if they are off.
+
+    Args:
+        settings: `metrics` says whether and where.
+        metrics: What is served.
+        find_dead: Why the process should be restarted.
+        find_unready: Why it is not ready.
+
+    Raises:
+        ConfigError: The address cannot be listened on.
+    """
+    if not settings.metrics.enabled:
+        yield None
+        return
+    from tidemill.runtime.metrics.endpoint import MetricsEndpoint
+
+    with PortOwners(settings.debug.db_dir) as owners:
+        chosen = is_port_chosen(settings.metrics, settings.metrics)
+        listener = listen(settings.metrics, is_chosen=chosen, owners=owners)
+        if listener is None:
+            yield None
+            return
+        with MetricsEndpoint(listener, metrics.collect, find_dead, find_unready) as endpoint:
+            log.info("metrics and health are served", metrics=f"{endpoint.address}/metrics")
+            yield endpoint.address
