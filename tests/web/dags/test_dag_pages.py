@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,9 @@ from tests.web.dags.played import DAG, RUN, PlayedStore, played_store
 from tests.web.scripted_pipeline import SCRIPT, SECRET
 from tests.web.serving import KEY, ORIGIN, PORT
 
+from tidemill.services.dev import web_ui
 from tidemill.store.calls import TaskHistory
+from tidemill.web.access.hashes import hash_token
 from tidemill.web.access.logins import Logins
 from tidemill.web.access.origins import Origins
 from tidemill.web.app import create_app
@@ -213,3 +216,37 @@ async def test_the_state_of_a_run_is_sent_only_if_it_changed(store: PlayedStore)
         changed = await client.get(address)
     assert (same.status_code, changed.status_code) == (204, 200)
     assert "state-skipped" in changed.text
+
+
+async def test_who_may_only_read_changes_nothing(tmp_path: Path) -> None:
+    token = "t" * 40
+    tokens = {"reader": {"hash": hash_token(token), "role": "read"}}
+    with played_store(tmp_path, tokens=tokens) as store:
+        async with log_in(store) as client:
+            client.cookies.clear()
+            client.headers["Authorization"] = f"Bearer {token}"
+            seen = await client.get(f"/api/v1{BASE}")
+            changes = {
+                f"{BASE}/clear": {},
+                f"{BASE}/mark": {"tasks": ["load"], "state": "failed"},
+                f"{BASE}/cancel": None,
+                f"/dags/{DAG}/pause": {"paused": True},
+                f"/dags/{DAG}/runs": {},
+            }
+            refused = [await client.post(f"/api/v1{path}", json=body) for path, body in changes.items()]
+    assert seen.status_code == 200
+    assert [answer.status_code for answer in refused] == [403] * 5
+
+
+async def test_a_store_that_does_not_answer_is_a_problem_and_not_a_hanging_page(
+    store: PlayedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with log_in(store) as client:
+        monkeypatch.setattr(web_ui, "STORE_SECONDS", 0.2)
+        blocked = threading.Event()
+        store.loop.call_soon_threadsafe(blocked.wait, 60)
+        try:
+            answer = await client.get("/api/v1/dags")
+        finally:
+            blocked.set()
+    assert (answer.status_code, "does not answer" in answer.json()["detail"]) == (503, True)
