@@ -26,12 +26,12 @@ from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.boot import read_boot_id
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.identity import find_worker_name
+from tidemill.runtime.service_signals import Signals
 from tidemill.services.dag_store import choose_cipher, choose_url
 from tidemill.services.dev.child import Child
 from tidemill.services.parser.manager import ParserManager
 from tidemill.services.parser.reading import PRELOAD
 from tidemill.services.scheduler.scheduler import Scheduler
-from tidemill.services.triggerer.signals import Signals
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.messages import Setup
 from tidemill.store.call_server import CallServer
