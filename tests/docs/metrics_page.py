@@ -8,11 +8,16 @@ from collections.abc import Sequence
 from tests.docs.snippets import ROOT
 
 from tidemill.runtime.metrics.definitions import Definition
+from tidemill.services.dev import metrics as dag_metrics
 from tidemill.services.triggerer import host_metrics
 from tidemill.spark.live import pipeline_metrics
 
 PAGE = ROOT / "docs/reference/metrics.md"
-TABLES = {"Pipelines": pipeline_metrics.DEFINITIONS, "Trigger hosts": host_metrics.DEFINITIONS}
+TABLES = {
+    "Pipelines": pipeline_metrics.DEFINITIONS,
+    "Trigger hosts": host_metrics.DEFINITIONS,
+    "DAGs": dag_metrics.DEFINITIONS,
+}
 
 
 def draw_table(definitions: Sequence[Definition]) -> str:

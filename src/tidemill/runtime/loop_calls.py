@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -34,6 +34,29 @@ def call_on_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], T], sec
     try:
         loop.call_soon_threadsafe(call)
     except RuntimeError:
+        raise TimeoutError from None
+    try:
+        return answer.result(seconds)
+    except TimeoutError:
+        answer.cancel()
+        raise
+
+
+def await_on_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], seconds: float) -> T:
+    """Return what a coroutine returns on a loop; it is cancelled if that takes too long.
+
+    Args:
+        loop: The loop; not that of the calling thread.
+        work: What it raises is raised here.
+        seconds: How long to wait.
+
+    Raises:
+        TimeoutError: It takes too long, or the loop has ended.
+    """
+    try:
+        answer = asyncio.run_coroutine_threadsafe(work, loop)
+    except RuntimeError:
+        work.close()
         raise TimeoutError from None
     try:
         return answer.result(seconds)

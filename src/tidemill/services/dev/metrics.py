@@ -1,0 +1,184 @@
+"""The metrics of DAGs: what the store counts, and what passes through the process that answers the calls.
+
+`MeasuredStore` stands before the store and sees the calls of all services; what it counts begins with its process.
+
+Invariants: names of DAGs, runs and tasks are in no label; what is remembered of events is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from prometheus_client import Metric
+
+from tidemill.runtime.durations import DURATION_BOUNDS
+from tidemill.runtime.loop_calls import await_on_loop
+from tidemill.runtime.metrics.definitions import Definition, Kind
+from tidemill.runtime.metrics.families import Distribution, build_family
+from tidemill.services.call_store import CallStore
+from tidemill.store.call import Call
+from tidemill.store.people_calls import CountStore, DagRecord, ListDags, StoreCounts
+from tidemill.store.setting_calls import ListPools, PoolRecord
+from tidemill.store.trigger_calls import ClaimTriggers, EventOutcomeKind, StoreEvents
+from tidemill.store.worker_calls import OutcomeKind, WorkerTurn
+
+T = TypeVar("T")
+
+WORKER = Definition("worker_info", Kind.INFO, "The worker: the value is always 1.", ("worker_id", "version"))
+TASKS = Definition("tasks", Kind.GAUGE, "Tasks of runs that have not ended, by state.", ("state",))
+RUNS = Definition("dag_runs", Kind.GAUGE, "Runs that have not ended, by state.", ("state",))
+ATTEMPTS = Definition("attempts_total", Kind.COUNTER, "Attempts of tasks that ended, by outcome.", ("outcome",))
+POOLS = Definition("pool_slots", Kind.GAUGE, "Slots of pools: held and free.", ("pool", "state"))
+DELAY = Definition("schedule_delay_seconds", Kind.GAUGE, "For how long the oldest scheduled run has been due.")
+RESUME = Definition(
+    "resume_seconds", Kind.HISTOGRAM, "The time from a stored event to the claim of the task that it resumes."
+)
+BROKEN = Definition("parse_errors", Kind.GAUGE, "Files of DAGs that cannot be parsed.")
+
+#: All metrics of DAGs.
+DEFINITIONS: tuple[Definition, ...] = (WORKER, TASKS, RUNS, ATTEMPTS, POOLS, DELAY, RESUME, BROKEN)
+
+OUTCOMES = ("success", "failure", "skip", "deferral", "loss")
+_STATES = ("none", "scheduled", "queued", "running", "deferred", "up_for_retry")
+#: The most triggers, and resumed tasks, that are remembered.
+MAX_REMEMBERED = 50_000
+_SECONDS = 5.0
+_PAGE = 500
+
+
+class CallMeter:
+    """Counts what calls and their answers tell. Used on the loop of the store; read from any thread."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        """Begin at zero."""
+        self._now = now
+        self._lock = threading.Lock()
+        self._attempts = dict.fromkeys(OUTCOMES, 0)
+        self._resumes = [0] * (len(DURATION_BOUNDS) + 1)
+        self._resume_seconds = 0.0
+        self._tasks: OrderedDict[int, int] = OrderedDict()  # the task of each trigger
+        self._fired: OrderedDict[int, float] = OrderedDict()  # when a task was resumed
+
+    def note(self, request: Call[Any], answer: Any) -> None:
+        """Note a call that was answered."""
+        match request:
+            case WorkerTurn():
+                with self._lock:
+                    self._note_turn(request, answer)
+            case ClaimTriggers():
+                for trigger in answer:
+                    _remember(self._tasks, trigger.id, trigger.task)
+            case StoreEvents():
+                for event, outcome in zip(request.events, answer, strict=True):
+                    task = self._tasks.pop(event.trigger, None)
+                    if task is not None and outcome.kind is EventOutcomeKind.STORED:
+                        _remember(self._fired, task, self._now())
+            case _:
+                pass
+
+    def _note_turn(self, request: WorkerTurn, answer: Any) -> None:
+        for report, outcome in zip(request.reports, answer.outcomes, strict=True):
+            if outcome.kind is OutcomeKind.MOVED:
+                self._attempts[type(report.result).__name__.lower()] += 1
+        for attempt in answer.claimed:
+            fired = self._fired.pop(attempt.task, None)
+            if fired is not None and attempt.resume is not None:
+                seconds = self._now() - fired
+                self._resumes[bisect.bisect_left(DURATION_BOUNDS, seconds)] += 1
+                self._resume_seconds += seconds
+
+    def read(self) -> tuple[dict[str, int], Distribution]:
+        """Return how many attempts ended how, and how long tasks took to be resumed."""
+        with self._lock:
+            return dict(self._attempts), Distribution(DURATION_BOUNDS, list(self._resumes), self._resume_seconds)
+
+
+def _remember(known: OrderedDict[int, T], key: int, value: T) -> None:
+    known[key] = value
+    if len(known) > MAX_REMEMBERED:
+        known.popitem(last=False)
+
+
+class MeasuredStore:
+    """A store whose calls are counted.
+
+    Args:
+        store: Answers the calls.
+        meter: Counts them.
+    """
+
+    def __init__(self, store: CallStore, meter: CallMeter) -> None:
+        """Pass nothing on yet."""
+        self._store = store
+        self._meter = meter
+
+    async def call(self, request: Call[T]) -> T:
+        """Return the answer to a call; see `CallStore.call`."""
+        answer = await self._store.call(request)
+        self._meter.note(request, answer)
+        return answer
+
+
+def find_delay(dags: list[DagRecord], now_us: int) -> float:
+    """Return for how long the oldest scheduled run has been due, in seconds; 0: none is."""
+    due = [dag.next_us for dag in dags if dag.active and not dag.paused and dag.next_us is not None]
+    return max(0, now_us - min(due, default=now_us)) / 1_000_000
+
+
+class DagMetrics:
+    """Collects the metrics of DAGs for a scrape, on any thread but the loop's.
+
+    Args:
+        store: Answers calls, on the loop only.
+        loop: That loop.
+        meter: What has counted the calls.
+        worker: The values of the labels of `worker_info`.
+    """
+
+    def __init__(
+        self, store: CallStore, loop: asyncio.AbstractEventLoop, meter: CallMeter, worker: tuple[str, str]
+    ) -> None:
+        """Ask nothing yet."""
+        self._store = store
+        self._loop = loop
+        self._meter = meter
+        self._worker = worker
+
+    def collect(self) -> list[Metric]:
+        """Return the metrics of this moment.
+
+        Raises:
+            RemoteError: The store failed.
+            TimeoutError: The store does not answer.
+        """
+        counts, pools, dags = await_on_loop(self._loop, self._ask(), _SECONDS)
+        return list(self._build(counts, pools, find_delay(dags, time.time_ns() // 1000)))
+
+    async def _ask(self) -> tuple[StoreCounts, tuple[PoolRecord, ...], list[DagRecord]]:
+        dags: list[DagRecord] = []
+        after = None
+        while True:
+            page = await self._store.call(ListDags(after, _PAGE))
+            dags += page.rows
+            if (after := page.next) is None:
+                break
+        return await self._store.call(CountStore()), await self._store.call(ListPools()), dags
+
+    def _build(self, counts: StoreCounts, pools: tuple[PoolRecord, ...], delay: float) -> Iterator[Metric]:
+        attempts, resumes = self._meter.read()
+        yield build_family(WORKER, [(self._worker, 1)])
+        yield build_family(TASKS, [((state,), counts.tasks.get(state, 0)) for state in _STATES])
+        yield build_family(RUNS, [((state,), counts.runs.get(state, 0)) for state in ("queued", "running")])
+        yield build_family(ATTEMPTS, [((outcome,), number) for outcome, number in attempts.items()])
+        slots = [((pool.name, "held"), pool.used) for pool in pools]
+        slots += [((pool.name, "free"), max(0, pool.slots - pool.used)) for pool in pools]
+        yield build_family(POOLS, slots)
+        yield build_family(DELAY, [((), delay)])
+        yield build_family(RESUME, [((), resumes)])
+        yield build_family(BROKEN, [((), counts.broken_files)])

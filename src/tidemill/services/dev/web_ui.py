@@ -1,0 +1,149 @@
+"""Opens the web UI of DAGs, unless it is off: then nothing of it is imported.
+
+The store belongs to the event loop of the process: the threads of the web UI send their calls to that loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import structlog
+
+from tidemill.config.settings import Settings
+from tidemill.runtime.listening import is_port_chosen, listen
+from tidemill.runtime.loop_calls import await_on_loop
+from tidemill.runtime.port_owners import PortOwners
+from tidemill.runtime.web_thread import WEB, WebThread
+from tidemill.services.call_store import CallStore
+from tidemill.store.call import Call
+
+if TYPE_CHECKING:
+    from tidemill.services.dev.metrics import DagMetrics
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+Check = Callable[[], list[str]]
+_BUILDER = "tidemill.web.dags.start"
+#: A store that does not answer for this long is taken for unreachable.
+STORE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedDags:
+    """What the web UI shows of the DAGs of a store, from its own threads.
+
+    Attributes:
+        settings: As they were read.
+        worker: The worker's name.
+        name: What runs here, for the head of every page: the folder of DAGs.
+        store: Answers calls, on the loop only.
+        loop: That loop.
+        find_dead: Why the process should be restarted.
+        find_unready: Why it is not ready.
+        metrics_address: The URL of the metrics; None: there is none.
+    """
+
+    settings: Settings
+    worker: str
+    name: str
+    store: CallStore
+    loop: asyncio.AbstractEventLoop
+    find_dead: Callable[[], list[str]] = field(default=list)
+    find_unready: Callable[[], list[str]] = field(default=list)
+    metrics_address: str | None = None
+
+    def ask(self, request: Call[T]) -> T:
+        """Return the answer to a call; blocks.
+
+        Raises:
+            CallRefusedError: The store refuses it.
+            RemoteError: The store failed.
+            TimeoutError: The store, or the loop, does not answer.
+        """
+        return await_on_loop(self.loop, self.store.call(request), STORE_SECONDS)
+
+    def ask_all(self, requests: list[Call[T]]) -> list[T]:
+        """Return the answers to calls that wait together; see `ask`."""
+
+        async def call_all() -> list[T]:
+            return list(await asyncio.gather(*map(self.store.call, requests)))
+
+        return await_on_loop(self.loop, call_all(), STORE_SECONDS)
+
+
+@contextlib.contextmanager
+def serve_dags_web(watched: WatchedDags) -> Iterator[WebThread | None]:
+    """Serve while the block runs; yields None if there is no web UI.
+
+    The caller is on the loop of the process; nothing here blocks it for long.
+
+    Args:
+        watched: What is shown; `debug` of its settings says where, and who may use it.
+
+    Raises:
+        ConfigError: The address cannot be listened on.
+    """
+    debug = watched.settings.debug
+    if not debug.enabled:
+        yield None
+        return
+    with PortOwners(debug.db_dir) as owners:
+        listener = listen(debug, is_chosen=is_port_chosen(debug, debug), purpose=WEB, owners=owners)
+        if listener is None:
+            yield None
+            return
+        with _serve(listener, watched) as web:
+            yield web
+
+
+@contextlib.contextmanager
+def _serve(listener: socket.socket, watched: WatchedDags) -> Iterator[WebThread]:
+    def build(listener: socket.socket, key: str | None) -> Any:
+        builder: Any = importlib.import_module(_BUILDER)
+        return builder.build_server(listener, key, watched)
+
+    web = WebThread(listener, watched.settings.debug, build, "process")
+    try:
+        log.info("the web UI is served", web=web.address)
+        web.begin()
+        yield web
+    finally:
+        web.close()
+
+
+@contextlib.contextmanager
+def serve_dags_metrics(
+    settings: Settings, metrics: DagMetrics, find_dead: Check = list, find_unready: Check = list
+) -> Iterator[str | None]:
+    """Serve metrics and health while the block runs; yields the URL, or None if they are off.
+
+    Args:
+        settings: `metrics` says whether and where.
+        metrics: What is served.
+        find_dead: Why the process should be restarted.
+        find_unready: Why it is not ready.
+
+    Raises:
+        ConfigError: The address cannot be listened on.
+    """
+    if not settings.metrics.enabled:
+        yield None
+        return
+    from tidemill.runtime.metrics.endpoint import MetricsEndpoint
+
+    with PortOwners(settings.debug.db_dir) as owners:
+        chosen = is_port_chosen(settings.metrics, settings.metrics)
+        listener = listen(settings.metrics, is_chosen=chosen, owners=owners)
+        if listener is None:
+            yield None
+            return
+        with MetricsEndpoint(listener, metrics.collect, find_dead, find_unready) as endpoint:
+            log.info("metrics and health are served", metrics=f"{endpoint.address}/metrics")
+            yield endpoint.address

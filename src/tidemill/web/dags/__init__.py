@@ -1,0 +1,1 @@
+"""The web UI of DAGs: their runs, tasks, tries and logs, and what people change."""

@@ -1,0 +1,198 @@
+"""The REST API of DAGs; the guard has checked role, token and origin before a change is made here."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Path, Query
+from starlette.requests import Request
+
+from tidemill.core.wording import format_count
+from tidemill.runtime.codec import EncodingError, encode
+from tidemill.store.people_calls import CancelRun, ClearTasks, CreateRun, MarkTasks, PauseDag
+from tidemill.web.dags import models
+from tidemill.web.dags.desk import PAGE_ROWS, Desk, describe_run
+from tidemill.web.problems import Problem
+from tidemill.web.workers import BlockingRoute
+
+RUN_STATES = ("queued", "running", "success", "failed")
+TASK_STATES = (
+    *("none", "scheduled", "queued", "running", "deferred", "up_for_retry"),
+    *("success", "failed", "skipped", "upstream_failed"),
+)
+Cursor = Annotated[str, Query(max_length=2100, description="From the page before.")]
+Limit = Annotated[int, Query(ge=1, description="The most rows; at most debug.max_ui_rows.")]
+RunState = Annotated[list[str], Query(description=", ".join(RUN_STATES))]
+TaskState = Annotated[list[str], Query(description=", ".join(TASK_STATES))]
+Tag = Annotated[str, Query(max_length=250, description="Only DAGs with this tag.")]
+DagId = Annotated[str, Path(max_length=250)]
+RunId = Annotated[str, Path(max_length=250)]
+TaskId = Annotated[str, Path(max_length=2000)]
+MapIndex = Annotated[int, Query(ge=-1, le=2**31 - 1, description="-1: the task is not mapped.")]
+Try = Annotated[int | None, Query(alias="try", ge=0, le=10**6, description="The last one, if it is left out.")]
+_BASE = "/dags/{dag_id}/runs/{run_id}"
+_TASK = f"{_BASE}/tasks/{{task_id}}"
+
+
+def check_states(states: list[str], known: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the states that an address asks for.
+
+    Raises:
+        Problem: One of them does not exist.
+    """
+    chosen = tuple(state for state in states if state)
+    for state in chosen:
+        if state not in known:
+            raise Problem(422, f"state: expected one of {', '.join(known)}, and not {state!r}")
+    return chosen
+
+
+def build_api(desk: Desk) -> APIRouter:
+    """Return the routes."""
+    router = APIRouter(route_class=BlockingRoute)
+    _add_dags(router, desk)
+    _add_tasks(router, desk)
+    _add_changes(router, desk)
+    _add_task_changes(router, desk)
+    return router
+
+
+def _add_dags(router: APIRouter, desk: Desk) -> None:
+    @router.get("/dags", tags=["dags"], summary="The DAGs, by id")
+    def list_dags(
+        tag: Tag = "", inactive: bool = False, cursor: Cursor = "", limit: Limit = PAGE_ROWS
+    ) -> models.DagPage:
+        return desk.list_dags(cursor, limit, tag, inactive=inactive)
+
+    @router.get("/dag-files", tags=["dags"], summary="The files of DAGs, and why some cannot be parsed")
+    def list_files(broken: bool = False) -> list[models.File]:
+        return desk.list_files(broken=broken)
+
+    @router.get("/pools", tags=["dags"], summary="The pools of slots")
+    def list_pools() -> list[models.Pool]:
+        return desk.list_pools()
+
+    @router.get("/dags/{dag_id}", tags=["dags"], summary="A DAG with its structure")
+    def read_dag(dag_id: DagId) -> models.DagDetails:
+        dag, structure = desk.get_dag(dag_id)
+        return models.DagDetails(dag=dag, structure=msgspec.to_builtins(structure))
+
+    @router.get("/dag-runs", tags=["dags"], summary="The runs of all DAGs, the newest first")
+    def list_all_runs(
+        state: RunState = [],  # noqa: B006 - FastAPI copies it
+        cursor: Cursor = "",
+        limit: Limit = PAGE_ROWS,
+    ) -> models.RunPage:
+        return desk.list_runs(None, cursor, limit, check_states(state, RUN_STATES))
+
+    @router.get("/dags/{dag_id}/runs", tags=["dags"], summary="The runs of a DAG, the newest first")
+    def list_runs(
+        dag_id: DagId,
+        state: RunState = [],  # noqa: B006
+        cursor: Cursor = "",
+        limit: Limit = PAGE_ROWS,
+    ) -> models.RunPage:
+        desk.get_dag(dag_id)
+        return desk.list_runs(dag_id, cursor, limit, check_states(state, RUN_STATES))
+
+    @router.get(_BASE, tags=["dags"], summary="A run")
+    def read_run(dag_id: DagId, run_id: RunId) -> models.Run:
+        return describe_run(desk.find_run(dag_id, run_id))
+
+
+def _add_tasks(router: APIRouter, desk: Desk) -> None:
+    @router.get(f"{_BASE}/tasks", tags=["dags"], summary="The tasks of a run, and what each waits for")
+    def list_tasks(
+        dag_id: DagId,
+        run_id: RunId,
+        state: TaskState = [],  # noqa: B006
+        cursor: Cursor = "",
+        limit: Limit = PAGE_ROWS,
+    ) -> models.TaskPage:
+        return desk.list_tasks(dag_id, run_id, cursor, limit, check_states(state, TASK_STATES))[2]
+
+    @router.get(_TASK, tags=["dags"], summary="A task, and what it waits for")
+    def read_task(dag_id: DagId, run_id: RunId, task_id: TaskId, map_index: MapIndex = -1) -> models.Task:
+        return desk.find_task(dag_id, run_id, task_id, map_index)[1]
+
+    @router.get(f"{_TASK}/history", tags=["dags"], summary="What happened to a task, the oldest first")
+    def read_history(
+        dag_id: DagId,
+        run_id: RunId,
+        task_id: TaskId,
+        map_index: MapIndex = -1,
+        cursor: Cursor = "",
+        limit: Limit = PAGE_ROWS,
+    ) -> models.ChangePage:
+        return desk.list_history(dag_id, run_id, task_id, map_index, cursor, limit)
+
+    @router.get(
+        f"{_TASK}/log",
+        tags=["dags"],
+        summary="The log of a try",
+        description="`cursor` also leads on where a log is still written: ask again with it.",
+    )
+    def read_log(
+        dag_id: DagId,
+        run_id: RunId,
+        task_id: TaskId,
+        map_index: MapIndex = -1,
+        try_number: Try = None,
+        cursor: Cursor = "",
+    ) -> models.LogPage:
+        return desk.read_log(dag_id, run_id, task_id, map_index, try_number, cursor)
+
+    @router.get(f"{_BASE}/xcoms", tags=["dags"], summary="The XComs of a run, by task and key")
+    def list_xcoms(
+        dag_id: DagId,
+        run_id: RunId,
+        task: Annotated[str, Query(max_length=2000, description="Only those of this task.")] = "",
+        cursor: Cursor = "",
+        limit: Limit = PAGE_ROWS,
+    ) -> models.XComPage:
+        return desk.list_xcoms(dag_id, run_id, task or None, cursor, limit)
+
+
+def _add_changes(router: APIRouter, desk: Desk) -> None:
+    @router.post("/dags/{dag_id}/pause", tags=["dags"], summary="Pause a DAG, or let it go on")
+    def pause(request: Request, dag_id: DagId, order: models.PauseDagOrder) -> models.Done:
+        changed = desk.ask(PauseDag(dag_id, order.paused, request.state.identity.name))
+        state = "paused" if order.paused else "active"
+        return models.Done(text=f"{dag_id} is {state}." if changed else f"{dag_id} was {state} already.")
+
+    @router.post("/dags/{dag_id}/runs", status_code=201, tags=["dags"], summary="Trigger a DAG: create a run")
+    def create_run(request: Request, dag_id: DagId, order: models.RunOrder) -> models.Created:
+        try:
+            conf = encode(order.conf, "conf")
+        except EncodingError as error:
+            raise Problem(422, str(error)) from error
+        moment = order.logical_date
+        logical_us = None if moment is None else round(moment.timestamp() * 1e6)
+        by = request.state.identity.name
+        run = desk.ask(CreateRun(dag_id, order.run_id, logical_us, conf, by=by, request=order.request))
+        return models.Created(text=f"Created the run {run.run_id}.", run=describe_run(run))
+
+    @router.post(f"{_BASE}/cancel", tags=["dags"], summary="Cancel a run: what has not ended fails, or is skipped")
+    def cancel_run(request: Request, dag_id: DagId, run_id: RunId) -> models.Created:
+        if desk.find_run(dag_id, run_id).ended_us is not None:
+            raise Problem(409, f"the run {run_id!r} has ended")
+        run = desk.ask(CancelRun(dag_id, run_id, request.state.identity.name))
+        return models.Created(text=f"Cancelled the run {run_id}.", run=describe_run(run))
+
+
+def _add_task_changes(router: APIRouter, desk: Desk) -> None:
+    @router.post(f"{_BASE}/clear", tags=["dags"], summary="Let tasks run again; their XComs are deleted")
+    def clear(request: Request, dag_id: DagId, run_id: RunId, order: models.ClearOrder) -> models.Changed:
+        by = request.state.identity.name
+        call = ClearTasks(dag_id, run_id, tuple(order.tasks), by, order.downstream, order.failed, order.dry_run)
+        names = list(desk.ask(call))
+        if order.dry_run:
+            return models.Changed(text=f"{format_count(len(names), 'task')} would be cleared.", tasks=names)
+        return models.Changed(text=f"Cleared {format_count(len(names), 'task')}.", tasks=names)
+
+    @router.post(f"{_BASE}/mark", tags=["dags"], summary="Decide how tasks have ended")
+    def mark(request: Request, dag_id: DagId, run_id: RunId, order: models.MarkOrder) -> models.Changed:
+        by = request.state.identity.name
+        names = list(desk.ask(MarkTasks(dag_id, run_id, tuple(order.tasks), order.state, by)))
+        return models.Changed(text=f"Marked {format_count(len(names), 'task')} as {order.state}.", tasks=names)

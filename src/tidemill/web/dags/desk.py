@@ -1,0 +1,274 @@
+"""Asks the store for what pages and API show of DAGs, on the threads of the workers; every answer is bounded."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from tidemill.core.errors import RemoteError
+from tidemill.core.tasks.structure import DagStructure
+from tidemill.runtime.task_lines import decode_lines
+from tidemill.services.dev.web_ui import WatchedDags
+from tidemill.store.call import Call, CallRefusedError, Listed, RefusalKind
+from tidemill.store.people_calls import (
+    DagRecord,
+    GetDag,
+    GetRun,
+    HistoryRecord,
+    ListDags,
+    ListRuns,
+    ListTasks,
+    ListXComs,
+    ReadLog,
+    RunRecord,
+    TaskHistory,
+    TaskRecord,
+)
+from tidemill.store.service_calls import ListFiles
+from tidemill.store.setting_calls import ListPools, PoolRecord
+from tidemill.web.dags import models
+from tidemill.web.dags.waiting import describe_wait
+from tidemill.web.problems import Problem
+
+T = TypeVar("T")
+PAGE_ROWS = 50
+#: The runs that a bar or a column shows.
+LATEST_RUNS = 16
+MAX_TASKS = 1000
+_LOG_PARTS = 8
+_MICRO = 1_000_000
+_XCOM_CURSOR = re.compile(r"\d{1,18}:", re.ASCII)
+_STATUS = {RefusalKind.UNKNOWN: 404, RefusalKind.INVALID: 422, RefusalKind.CONFLICT: 409, RefusalKind.FENCED: 409}
+_SILENT = "the store does not answer; see the log of the process"
+
+
+def to_seconds(value_us: int | None) -> float | None:
+    """Return microseconds as seconds."""
+    return None if value_us is None else value_us / _MICRO
+
+
+def describe_dag(dag: DagRecord) -> models.Dag:
+    """Return a DAG as the API says it."""
+    fields = {name: getattr(dag, name) for name in models.Dag.model_fields if name not in ("next_at", "tags")}
+    return models.Dag(**fields, next_at=to_seconds(dag.next_us), tags=list(dag.tags))
+
+
+def describe_run(run: RunRecord) -> models.Run:
+    """Return a run as the API says it."""
+    plain = ("dag_id", "run_id", "kind", "state", "reason", "version", "conf", "by")
+    return models.Run(
+        **{name: getattr(run, name) for name in plain},
+        logical_at=to_seconds(run.logical_us),
+        created_at=run.created_us / _MICRO,
+        started_at=to_seconds(run.started_us),
+        ended_at=to_seconds(run.ended_us),
+    )
+
+
+def _describe_task(task: TaskRecord, wait: models.Wait | None) -> models.Task:
+    plain = ("task_id", "map_index", "state", "operator", "tries", "max_tries", "pool", "pool_slots", "queue")
+    return models.Task(
+        **{name: getattr(task, name) for name in (*plain, "priority", "trigger", "error")},
+        since=task.since_us / _MICRO,
+        started_at=to_seconds(task.started_us),
+        ended_at=to_seconds(task.ended_us),
+        worker=task.service,
+        waits_for=wait,
+    )
+
+
+class Desk:
+    """What is shown of DAGs.
+
+    Args:
+        watched: The DAGs.
+        max_rows: The most rows of an answer.
+    """
+
+    def __init__(self, watched: WatchedDags, max_rows: int) -> None:
+        """Ask nothing yet."""
+        self.watched = watched
+        self._max_rows = max_rows
+
+    def limit(self, rows: int) -> int:
+        """Return how many rows an answer has."""
+        return max(1, min(rows, self._max_rows))
+
+    def ask(self, request: Call[T]) -> T:
+        """Return the store's answer; blocks.
+
+        Raises:
+            Problem: It refuses, has failed, or does not answer.
+        """
+        return self.ask_all([request])[0]
+
+    def ask_all(self, requests: list[Call[T]]) -> list[T]:
+        """Return the store's answers to several calls; see `ask`."""
+        try:
+            return self.watched.ask_all(requests)
+        except CallRefusedError as error:
+            raise Problem(_STATUS[error.kind], str(error)) from error
+        except RemoteError as error:
+            raise Problem(503, str(error), {"Retry-After": "5"}) from error
+        except TimeoutError:
+            raise Problem(503, _SILENT, {"Retry-After": "5"}) from None
+
+    # -- DAGs ----------------------------------------------------------------------------------------------------------
+
+    def list_dags(self, cursor: str, limit: int, tag: str, *, inactive: bool) -> models.DagPage:
+        """Return a page of DAGs."""
+        found = self.ask(ListDags(cursor or None, self.limit(limit), inactive, tag or None))
+        return models.DagPage(rows=[describe_dag(dag) for dag in found.rows], cursor=found.next)
+
+    def list_latest(self, dags: Sequence[models.Dag], count: int = LATEST_RUNS) -> dict[str, list[models.Run]]:
+        """Return the latest runs of each DAG, the oldest first."""
+        if not dags:
+            return {}
+        calls: list[Call[Listed[RunRecord]]] = [ListRuns(dag.dag_id, limit=count) for dag in dags]
+        answers = self.ask_all(calls)
+        latest = ([describe_run(run) for run in reversed(answer.rows)] for answer in answers)
+        return {dag.dag_id: runs for dag, runs in zip(dags, latest, strict=True)}
+
+    def list_files(self, *, broken: bool = False) -> list[models.File]:
+        """Return the files of DAGs."""
+        return [
+            models.File(path=file.path, error=file.error, parsed_at=file.parsed_us / _MICRO, dags=list(file.dags))
+            for file in self.ask(ListFiles(broken))
+        ]
+
+    def list_pools(self) -> list[models.Pool]:
+        """Return the pools."""
+        return [models.Pool(**msgspec.structs.asdict(pool)) for pool in self.ask(ListPools())]
+
+    def get_dag(self, dag_id: str, version: int | None = None) -> tuple[models.Dag, DagStructure]:
+        """Return a DAG and its structure.
+
+        Raises:
+            Problem: There is no such DAG.
+        """
+        found = self.ask(GetDag(dag_id, version))
+        if found is None:
+            raise Problem(404, f"there is no DAG {dag_id!r}")
+        return describe_dag(found.dag), msgspec.json.decode(found.structure, type=DagStructure)
+
+    # -- runs ----------------------------------------------------------------------------------------------------------
+
+    def list_runs(self, dag_id: str | None, cursor: str, limit: int, states: tuple[str, ...]) -> models.RunPage:
+        """Return a page of runs."""
+        _check_number(cursor)
+        found = self.ask(ListRuns(dag_id, states, cursor or None, self.limit(limit)))
+        return models.RunPage(rows=[describe_run(run) for run in found.rows], cursor=found.next)
+
+    def find_run(self, dag_id: str, run_id: str) -> RunRecord:
+        """Return a run.
+
+        Raises:
+            Problem: There is no such run.
+        """
+        found = self.ask(GetRun(dag_id, run_id))
+        if found is None:
+            raise Problem(404, f"DAG {dag_id!r} has no run {run_id!r}")
+        return found
+
+    def list_tasks(
+        self, dag_id: str, run_id: str, cursor: str = "", limit: int = MAX_TASKS, states: tuple[str, ...] = ()
+    ) -> tuple[RunRecord, DagStructure, models.TaskPage]:
+        """Return a run, its structure, and a page of its tasks with what each waits for."""
+        _check_number(cursor)
+        run = self.find_run(dag_id, run_id)
+        _, structure = self.get_dag(dag_id, run.version)
+        every = self.ask(ListTasks(dag_id, run_id, limit=MAX_TASKS))
+        found = every
+        if cursor or states or limit != MAX_TASKS:
+            found = self.ask(ListTasks(dag_id, run_id, states, cursor or None, self.limit(limit)))
+        state_of = {task.task_id: task.state for task in every.rows}
+        pools = {pool.name: pool for pool in self.ask(ListPools())}
+        plans = {task.id: task for task in structure.tasks}
+
+        def describe(task: TaskRecord) -> models.Task:
+            pool: PoolRecord | None = pools.get(task.pool)
+            return _describe_task(task, describe_wait(task, plans.get(task.task_id), state_of, run, pool))
+
+        return run, structure, models.TaskPage(rows=[describe(task) for task in found.rows], cursor=found.next)
+
+    def find_task(self, dag_id: str, run_id: str, task_id: str, map_index: int) -> tuple[RunRecord, models.Task]:
+        """Return a task.
+
+        Raises:
+            Problem: There is no such task.
+        """
+        cursor = ""
+        while True:
+            run, _, page = self.list_tasks(dag_id, run_id, cursor)
+            for task in page.rows:
+                if (task.task_id, task.map_index) == (task_id, map_index):
+                    return run, task
+            if page.cursor is None:
+                raise Problem(404, f"run {run_id!r} has no task {task_id!r}")
+            cursor = page.cursor
+
+    def list_grid(self, dag_id: str, count: int) -> tuple[list[models.Run], dict[str, dict[str, str]]]:
+        """Return the latest runs, the oldest first, and the states of their tasks by task and run."""
+        runs = [describe_run(run) for run in reversed(self.ask(ListRuns(dag_id, limit=count)).rows)]
+        calls: list[Call[Listed[TaskRecord]]] = [ListTasks(dag_id, run.run_id, limit=MAX_TASKS) for run in runs]
+        states: dict[str, dict[str, str]] = {}
+        for run, answer in zip(runs, self.ask_all(calls) if calls else (), strict=True):
+            for task in answer.rows:
+                states.setdefault(task.task_id, {})[run.run_id] = task.state
+        return runs, states
+
+    # -- a task --------------------------------------------------------------------------------------------------------
+
+    def list_history(
+        self, dag_id: str, run_id: str, task_id: str, map_index: int, cursor: str, limit: int
+    ) -> models.ChangePage:
+        """Return a page of a task's journal."""
+        _check_number(cursor)
+        found = self.ask(TaskHistory(dag_id, run_id, task_id, map_index, cursor or None, self.limit(limit)))
+        return models.ChangePage(rows=[_describe_change(change) for change in found.rows], cursor=found.next)
+
+    def read_log(
+        self, dag_id: str, run_id: str, task_id: str, map_index: int, try_number: int | None, cursor: str
+    ) -> models.LogPage:
+        """Return the next lines of a log. A cursor leads on for as long as it is written."""
+        _check_number(cursor)
+        call = ReadLog(dag_id, run_id, task_id, map_index, try_number, cursor or None, _LOG_PARTS)
+        found = self.ask(call)
+        lines = [
+            models.Line(at=line.time_us / _MICRO, level=line.level, source=line.source, text=line.text)
+            for part in found.rows
+            for line in decode_lines(zlib.decompress(part.data))
+        ]
+        following = str(found.rows[-1].number) if found.rows else (cursor or None)
+        return models.LogPage(rows=lines, cursor=following, ended=found.next is None)
+
+    def list_xcoms(self, dag_id: str, run_id: str, task_id: str | None, cursor: str, limit: int) -> models.XComPage:
+        """Return a page of XComs."""
+        if cursor and not _XCOM_CURSOR.match(cursor):
+            raise Problem(422, "cursor: expected the cursor of the page before")
+        found = self.ask(ListXComs(dag_id, run_id, task_id, cursor or None, self.limit(limit)))
+        rows = [
+            models.XCom(
+                task_id=one.task_id,
+                map_index=one.map_index,
+                key=one.key,
+                value=one.value,
+                created_at=one.created_us / _MICRO,
+            )
+            for one in found.rows
+        ]
+        return models.XComPage(rows=rows, cursor=found.next)
+
+
+def _check_number(cursor: str) -> None:
+    if cursor and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 19):
+        raise Problem(422, "cursor: expected the cursor of the page before")
+
+
+def _describe_change(change: HistoryRecord) -> models.Change:
+    fields = {name: getattr(change, name) for name in ("epoch", "before", "after", "given", "by", "detail")}
+    return models.Change(**fields, at=change.at_us / _MICRO)

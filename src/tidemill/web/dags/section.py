@@ -1,0 +1,187 @@
+"""The pages of DAGs: the list, a DAG, a run, a task with its tries."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query
+from fastapi.responses import RedirectResponse, Response
+from starlette.requests import Request
+
+from tidemill.core.tasks.structure import DagStructure
+from tidemill.web.dags import models
+from tidemill.web.dags.api import (
+    RUN_STATES,
+    Cursor,
+    DagId,
+    MapIndex,
+    RunId,
+    RunState,
+    Tag,
+    TaskId,
+    Try,
+    build_api,
+    check_states,
+)
+from tidemill.web.dags.desk import LATEST_RUNS, PAGE_ROWS, Desk, describe_run
+from tidemill.web.dags.layout import HEIGHT, WIDTH, Picture, draw
+from tidemill.web.dags.params import build_field
+from tidemill.web.pages import Pages
+from tidemill.web.recorded.filters import change_address
+from tidemill.web.sections import Link, Section
+from tidemill.web.workers import BlockingRoute
+
+_RUN = "/dags/{dag_id}/runs/{run_id}"
+Seen = Annotated[str, Query(max_length=64)]
+_BAR_HEIGHT = 26
+_MAX_HISTORY = 200
+
+
+def build_section(desk: Desk, pages: Pages) -> Section:
+    """Return the section of DAGs."""
+    pages.add_filter("seg", lambda text: quote(str(text), safe=""))
+    pages.add_filter("state_tone", find_tone)
+    pages.add_filter("bars", measure_bars)
+    links = [Link("DAGs", "/dags"), Link("Runs", "/dag-runs"), Link("Pools", "/pools")]
+    return Section(links, _build_pages(desk, pages), build_api(desk))
+
+
+def find_tone(state: str) -> str:
+    """Return the tone of a chip of a state.
+
+    Example:
+        >>> find_tone("upstream_failed"), find_tone("running")
+        ('bad', 'info')
+    """
+    tones = {"success": "good", "running": "info", "failed": "bad", "upstream_failed": "bad"}
+    return tones.get(state, "warn" if state in ("up_for_retry", "queued", "scheduled") else "")
+
+
+def measure_bars(runs: list[models.Run]) -> list[tuple[models.Run, int]]:
+    """Return runs with the heights of their bars, by how long each took."""
+    took = [(run.ended_at or run.created_at) - (run.started_at or run.created_at) for run in runs]
+    longest = max([*took, 0.001])
+    return [(run, 6 + round((_BAR_HEIGHT - 6) * seconds / longest)) for run, seconds in zip(runs, took, strict=True)]
+
+
+def _draw_both(structure: DagStructure) -> list[Picture]:
+    upstream = {task.id: task.upstream for task in structure.tasks}
+    pictures = (draw(upstream, down=down) for down in (False, True))
+    return [picture for picture in pictures if picture is not None]
+
+
+def _describe_graph(structure: DagStructure, states: dict[str, str] | None) -> dict[str, Any]:
+    plans = {task.id: task for task in structure.tasks}
+    labels = {(task.id, after): text for task in structure.tasks for after, text in task.edge_labels.items()}
+    pictures = _draw_both(structure)
+    return {"pictures": pictures, "plans": plans, "states": states, "labels": labels, "node": (WIDTH, HEIGHT)}
+
+
+def _digest(*parts: Any) -> str:
+    text = json.dumps([part.model_dump() for part in parts], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _build_pages(desk: Desk, pages: Pages) -> APIRouter:
+    router = APIRouter(route_class=BlockingRoute)
+
+    def link_more(request: Request, cursor: str | None) -> str:
+        given = {name: request.query_params.getlist(name) for name in request.query_params}
+        return "" if cursor is None else pages.url(f"{request.url.path}?{change_address(given, cursor=cursor)}")
+
+    @router.get("/")
+    def lead_to_first() -> Response:
+        return RedirectResponse(pages.url("/dags"), 303)
+
+    @router.get("/dags")
+    def show_dags(request: Request, tag: Tag = "", inactive: bool = False, cursor: Cursor = "") -> Response:
+        page = desk.list_dags(cursor, PAGE_ROWS, tag, inactive=inactive)
+        values: dict[str, Any] = {"page": page, "latest": desk.list_latest(page.rows), "tag": tag}
+        values |= {"inactive": inactive, "broken": desk.list_files(broken=True), "query": request.url.query}
+        return pages.answer(request, "dags/dags.html", more=link_more(request, page.cursor), **values)
+
+    @router.get("/pools")
+    def show_pools(request: Request) -> Response:
+        return pages.answer(request, "dags/pools.html", pools=desk.list_pools())
+
+    @router.get("/dag-runs")
+    def show_runs(
+        request: Request,
+        state: RunState = [],  # noqa: B006 - FastAPI copies it
+        cursor: Cursor = "",
+    ) -> Response:
+        states = check_states(state, RUN_STATES)
+        page = desk.list_runs(None, cursor, PAGE_ROWS, states)
+        values: dict[str, Any] = {"page": page, "states": RUN_STATES, "state": states[0] if states else ""}
+        return pages.answer(request, "dags/runs.html", more=link_more(request, page.cursor), **values)
+
+    @router.get("/dags/{dag_id}")
+    def show_dag(request: Request, dag_id: DagId, cursor: Cursor = "") -> Response:
+        dag, structure = desk.get_dag(dag_id)
+        page = desk.list_runs(dag_id, cursor, PAGE_ROWS, ())
+        values: dict[str, Any] = {"dag": dag, "structure": structure, "page": page, "run": None}
+        values |= {"fields": [build_field(param) for param in structure.params]}
+        values |= {"broken": [file for file in desk.list_files(broken=True) if file.path == dag.file]}
+        values |= _describe_graph(structure, None) | _describe_grid(dag_id)
+        return pages.answer(request, "dags/dag.html", more=link_more(request, page.cursor), **values)
+
+    def _describe_grid(dag_id: str) -> dict[str, Any]:
+        runs, grid = desk.list_grid(dag_id, LATEST_RUNS)
+        return {"grid_runs": runs, "grid": grid}
+
+    def describe_state(dag_id: str, run_id: str, cursor: str = "") -> dict[str, Any]:
+        found, structure, page = desk.list_tasks(dag_id, run_id, cursor)
+        run = describe_run(found)
+        states = {task.task_id: task.state for task in page.rows}
+        values = {"run": run, "page": page, "seen": _digest(run, page), "dag_id": dag_id, "structure": structure}
+        return values | _describe_graph(structure, states)
+
+    @router.get(_RUN)
+    def show_run(request: Request, dag_id: DagId, run_id: RunId, cursor: Cursor = "") -> Response:
+        values = describe_state(dag_id, run_id, cursor) | _describe_grid(dag_id)
+        more = link_more(request, values["page"].cursor)
+        return pages.answer(request, "dags/run.html", more=more, is_first=not cursor, **values)
+
+    @router.get(f"{_RUN}/state")
+    def show_run_state(request: Request, dag_id: DagId, run_id: RunId, seen: Seen = "") -> Response:
+        values = describe_state(dag_id, run_id)
+        if seen == values["seen"]:
+            return Response(status_code=204)
+        more = values["page"].cursor
+        path = pages.url(
+            f"/dags/{quote(dag_id, safe='')}/runs/{quote(run_id, safe='')}?{change_address({}, cursor=more)}"
+        )
+        return pages.answer(request, "dags/run_state.html", more=path if more else "", is_first=True, **values)
+
+    def describe_task(dag_id: str, run_id: str, task_id: str, map_index: int) -> dict[str, Any]:
+        found, task = desk.find_task(dag_id, run_id, task_id, map_index)
+        history = desk.list_history(dag_id, run_id, task_id, map_index, "", _MAX_HISTORY)
+        values = {"run": describe_run(found), "task": task, "history": history, "seen": _digest(task, history)}
+        return values | {"dag_id": dag_id, "xcoms": desk.list_xcoms(dag_id, run_id, task_id, "", PAGE_ROWS)}
+
+    @router.get(f"{_RUN}/tasks/{{task_id}}")
+    def show_task(
+        request: Request,
+        dag_id: DagId,
+        run_id: RunId,
+        task_id: TaskId,
+        map_index: MapIndex = -1,
+        try_number: Try = None,
+    ) -> Response:
+        values = describe_task(dag_id, run_id, task_id, map_index)
+        shown = values["task"].tries if try_number is None else try_number
+        return pages.answer(request, "dags/task.html", shown=shown, **values)
+
+    @router.get(f"{_RUN}/tasks/{{task_id}}/state")
+    def show_task_state(
+        request: Request, dag_id: DagId, run_id: RunId, task_id: TaskId, map_index: MapIndex = -1, seen: Seen = ""
+    ) -> Response:
+        values = describe_task(dag_id, run_id, task_id, map_index)
+        if seen == values["seen"]:
+            return Response(status_code=204)
+        return pages.answer(request, "dags/task_state.html", **values)
+
+    return router

@@ -1,0 +1,44 @@
+"""Builds the web UI of DAGs; `services.dev.web_ui` finds it by its name."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from tidemill.runtime.log import version
+from tidemill.services.dev.web_ui import WatchedDags
+from tidemill.web.dags.desk import Desk
+from tidemill.web.dags.section import build_section
+from tidemill.web.pages import Pages
+from tidemill.web.sections import About, Health, Section
+from tidemill.web.server import WebServer
+
+
+def describe_about(watched: WatchedDags) -> About:
+    """Return what the head of every page says."""
+    settings = watched.settings
+    links = [(link.name, link.url) for link in settings.debug.custom_links]
+    if watched.metrics_address is not None:
+        links.append(("Metrics", f"{watched.metrics_address}/metrics"))
+    return About("DAGs", watched.name, watched.worker, version(), links, settings.cluster_name)
+
+
+def mount_sections(pages: Pages, watched: WatchedDags) -> list[Section]:
+    """Return the sections."""
+    return [build_section(Desk(watched, watched.settings.debug.max_ui_rows), pages)]
+
+
+def build_server(listener: socket.socket, key: str | None, watched: WatchedDags) -> WebServer:
+    """Return the server.
+
+    Args:
+        listener: A listening socket.
+        key: Of the address; None: there are users or tokens.
+        watched: The DAGs.
+    """
+
+    def mount(pages: Pages) -> Sequence[Section]:
+        return mount_sections(pages, watched)
+
+    health = Health(find_dead=watched.find_dead, find_unready=watched.find_unready)
+    return WebServer(listener, watched.settings.debug, key, describe_about(watched), health, mount)

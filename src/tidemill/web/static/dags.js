@@ -1,0 +1,103 @@
+// Pages of DAGs: the form that triggers a run, and the log that follows its task. Text is only ever set as text.
+(() => {
+  const root = document.documentElement;
+
+  const form = document.querySelector("[data-trigger]");
+  const openForm = () => { if (location.hash === "#trigger") document.getElementById("trigger")?.setAttribute("open", ""); };
+  openForm();
+  addEventListener("hashchange", openForm);
+
+  const readConf = () => {
+    const conf = {};
+    for (const field of form.querySelectorAll("[data-param]")) {
+      // What is left as it was is not sent: then the DAG's own default holds, whatever its type.
+      if (field.value === field.dataset.start) continue;
+      const name = field.dataset.param;
+      try {
+        conf[name] = field.dataset.kind === "json" ? JSON.parse(field.value) : field.value;
+      } catch {
+        throw new Error(`${name} is not valid JSON`);
+      }
+    }
+    let more = {};
+    try { more = JSON.parse(form.elements.conf.value || "{}"); } catch { throw new Error("the configuration is not valid JSON"); }
+    if (more === null || typeof more !== "object" || Array.isArray(more)) throw new Error("the configuration has to be a JSON object");
+    return { ...conf, ...more };
+  };
+
+  const readDate = () => {
+    const text = form.elements.logical.value.trim().replace(" ", "T");
+    return text ? `${text.includes("T") ? text : `${text}T00:00`}Z` : null;
+  };
+
+  form?.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const button = form.querySelector("button");
+    button.disabled = true;
+    try {
+      const order = { conf: readConf(), logical_date: readDate(), run_id: form.elements.run_id.value.trim() || null, request: crypto.getRandomValues(new Uint32Array(4)).join("-") };
+      const response = await fetch(root.dataset.prefix + form.dataset.trigger, {
+        method: "POST", body: JSON.stringify(order),
+        headers: { "X-CSRF-Token": root.dataset.csrf || "", "Content-Type": "application/json" },
+      });
+      const answer = await response.json();
+      if (response.ok) {
+        location.assign(root.dataset.prefix + form.dataset.runs + encodeURIComponent(answer.run.run_id));
+        return;
+      }
+      tidemill.toast(answer.detail, "bad");
+    } catch (error) {
+      tidemill.toast(error instanceof TypeError ? "The server does not answer." : error.message, "bad");
+    }
+    button.disabled = false;
+  });
+
+  const log = document.querySelector("[data-log]");
+  if (!log) return;
+  const MOST_LINES = 20000;
+  const state = document.getElementById("log-state");
+  let cursor = "";
+
+  const append = (rows) => {
+    const follows = log.scrollHeight - log.scrollTop - log.clientHeight < 30;
+    const part = document.createDocumentFragment();
+    for (const row of rows) {
+      const line = document.createElement("span");
+      line.className = `line level-${row.level}`;
+      const time = document.createElement("time");
+      time.textContent = new Date(row.at * 1000).toISOString().slice(11, 23);
+      time.title = new Date(row.at * 1000).toISOString();
+      const source = document.createElement("i");
+      source.textContent = row.source;
+      line.append(time, " ", source, " ", row.text, "\n");
+      part.append(line);
+    }
+    log.append(part);
+    while (log.childElementCount > MOST_LINES) log.firstElementChild.remove();
+    if (follows) log.scrollTop = log.scrollHeight;
+  };
+
+  const follow = async () => {
+    let pause = 1000;
+    if (!document.hidden) {
+      try {
+        const response = await fetch(log.dataset.log + (cursor ? `&cursor=${encodeURIComponent(cursor)}` : ""));
+        const answer = await response.json();
+        if (response.ok) {
+          append(answer.rows);
+          cursor = answer.cursor || cursor;
+          if (!answer.ended) pause = 0;
+          else state.textContent = log.childElementCount ? "follows" : "nothing is written yet; follows";
+        } else {
+          state.textContent = answer.detail;
+          pause = 5000;
+        }
+      } catch {
+        state.textContent = "no connection";
+        pause = 5000;
+      }
+    }
+    setTimeout(follow, pause);
+  };
+  follow();
+})();

@@ -1,0 +1,100 @@
+"""What is measured of DAGs, by calls to a real store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import Metric
+from tests.store.dags import Player, dag, task
+
+from tidemill.config.settings import Settings
+from tidemill.services.dev.metrics import DEFINITIONS, CallMeter, DagMetrics, MeasuredStore, find_delay
+from tidemill.services.dev.web_ui import serve_dags_metrics
+from tidemill.store.calls import (
+    BeginService,
+    ClaimTriggers,
+    DagRecord,
+    Deferral,
+    Failure,
+    FiredEvent,
+    Report,
+    StoreEvents,
+    StoreFile,
+    Success,
+    WorkerTurn,
+)
+from tidemill.store.sqlite import open_sqlite
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Any]:
+    opened = await open_sqlite(tmp_path / "dags.db")
+    yield opened
+    await opened.close()
+
+
+def read(metrics: list[Metric]) -> dict[str, float]:
+    return {
+        f"{sample.name.removeprefix('tidemill_')}{sorted(sample.labels.values())}": sample.value
+        for metric in metrics
+        for sample in metric.samples
+    }
+
+
+async def test_tasks_attempts_pools_and_resumes_are_measured(database: Any) -> None:
+    clock = {"now": 100.0}
+    meter = CallMeter(lambda: clock["now"])
+    store = MeasuredStore(database, meter)
+    metrics = DagMetrics(database, asyncio.get_running_loop(), meter, ("worker-1", "0"))
+    player = await Player(store).begin()  # type: ignore[arg-type]
+    await store.call(StoreFile("broken.py", "x", error="SyntaxError"))
+    await player.create(dag(task("a"), task("b"), task("c", retries=1), task("d", "c")))
+    first, second, third = await player.claim()
+    await player.report(first, Deferral("module.Trigger", "{}", "resume"))
+    await player.report(second, Success())
+    await player.report(third, Failure("no"))
+    again = Report(second.task, second.epoch, Success())
+    await store.call(WorkerTurn(player.worker, 900, (again,)))  # repeated: it is not counted twice
+    triggerer = await store.call(BeginService("triggerer", "t", "machine", "boot", 18))
+    (trigger,) = await store.call(ClaimTriggers(triggerer, 1, 10))
+    await store.call(StoreEvents(triggerer, 1, (FiredEvent(trigger.id, trigger.token, "1", None, 0),)))
+    clock["now"] = 100.3
+    await player.claim()
+
+    collected = await asyncio.to_thread(metrics.collect)
+    values = read(collected)
+    assert {
+        f"tidemill_{definition.name}".removesuffix("_total").removesuffix("_info") for definition in DEFINITIONS
+    } == {metric.name for metric in collected}
+    assert values["attempts_total['success']"] == values["attempts_total['failure']"] == 1
+    assert values["attempts_total['deferral']"] == 1
+    assert (values["tasks['running']"], values["tasks['up_for_retry']"], values["tasks['none']"]) == (1, 1, 1)
+    assert values["pool_slots['default_pool', 'held']"] == 1
+    assert values["pool_slots['default_pool', 'free']"] == 127
+    assert (values["resume_seconds_count[]"], values["resume_seconds_sum[]"]) == (1, pytest.approx(0.3))
+    assert values["parse_errors[]"] == 1
+    assert values["schedule_delay_seconds[]"] == 0
+
+
+def test_the_delay_is_that_of_the_oldest_run_that_is_due() -> None:
+    def record(name: str, next_us: int | None, *, paused: bool = False) -> DagRecord:
+        return DagRecord(1, name, "f.py", 1, True, paused, next_us, "", (), "")
+
+    dags = [record("a", 3_000_000), record("b", None), record("c", 1_000_000, paused=True), record("d", 99_000_000)]
+    assert find_delay(dags, 5_000_000) == 2.0
+    assert find_delay(dags[1:], 5_000_000) == 0.0
+
+
+async def test_metrics_are_served_without_blocking_the_loop(database: Any) -> None:
+    settings = Settings.model_validate({"metrics": {"enabled": True, "port": 0}})
+    metrics = DagMetrics(database, asyncio.get_running_loop(), CallMeter(), ("worker-1", "0"))
+    with serve_dags_metrics(settings, metrics) as address:
+        assert address is not None
+        async with httpx.AsyncClient() as client:
+            answer = await client.get(f"{address}/metrics")
+    assert 'tidemill_pool_slots{pool="default_pool",state="free"} 128.0' in answer.text

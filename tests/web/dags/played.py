@@ -1,0 +1,118 @@
+"""DAGs in a real SQLite store, on a loop of its own thread, with tasks in many states."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import zlib
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tests.store.dags import Player, dag, task
+from tests.web.scripted_pipeline import SCRIPT, SECRET
+
+from tidemill.config.settings import Settings
+from tidemill.core.tasks.structure import ParamStructure, ScheduleStructure
+from tidemill.runtime.task_lines import encode_line
+from tidemill.services.dev.web_ui import WatchedDags
+from tidemill.store.call import Call
+from tidemill.store.calls import AppendLog, ClaimedAttempt, Deferral, Failure, LogPart, Report, StoreFile, Success
+from tidemill.store.sqlite import SqliteDatabase, open_sqlite
+
+T = TypeVar("T")
+DAG = "orders"
+RUN = "first run"
+
+
+def _build_orders() -> Any:
+    params = (
+        ParamStructure("region", '"eu"', json.dumps({"enum": ["eu", "us"]}), f"Where {SCRIPT}"),
+        ParamStructure("size", "3", json.dumps({"type": "integer", "minimum": 1})),
+    )
+    return dag(
+        task("extract", retries=1, doc=SCRIPT),
+        task("wait", "extract"),
+        task("load", "extract", edge_labels={"report": SCRIPT}),
+        task("notify", "wait", rule="all_done"),
+        task("retried", retries=2),
+        task("report", "load", "wait", "extract"),
+        id=DAG,
+        params=params,
+        tags=("daily", SCRIPT),
+        doc=SCRIPT,
+        schedule=ScheduleStructure("cron", "0 3 * * *", start_us=1_700_000_000_000_000),
+    )
+
+
+class PlayedStore:
+    """A store, and the web UI's view of it."""
+
+    def __init__(self, folder: Path, **debug: Any) -> None:
+        self.settings = Settings.model_validate(
+            {"debug": {"enabled": True, "port": 0, **debug}, "store": {"url": f"postgresql://app:{SECRET}@db/orders"}}
+        )
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+        self.database: SqliteDatabase = self.wait(open_sqlite(folder / "dags.db"))
+        self.player = Player(self.database)
+        self.wait(self.player.begin())
+        self.watched = WatchedDags(self.settings, "worker-1", "dags", self.database, self.loop)
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+
+    def call(self, request: Call[T]) -> T:
+        return self.wait(self.database.call(request))
+
+    def fill(self) -> None:
+        """Play a run until tasks are in many states."""
+        self.wait(self._fill())
+
+    async def _fill(self) -> None:
+        player = self.player
+        await self.database.call(StoreFile("broken.py", "x", error=f"Traceback\nSyntaxError: {SCRIPT}"))
+        await player.create(dag(task("only"), id="small"))
+        await player.play()
+        await player.create(_build_orders(), run_id=RUN, conf=json.dumps({"note": SCRIPT}))
+        for attempt in await player.claim():
+            await self._log(attempt, f"hello {SCRIPT}", "\x1b[31mred")
+            if attempt.task_id == "extract":
+                await player.report(attempt, Success(), xcoms=(("return_value", json.dumps(SCRIPT)),))
+            else:
+                await player.report(attempt, Failure(f"Traceback\nValueError: {SCRIPT}"))
+        for attempt in await player.claim():
+            if attempt.task_id == "wait":
+                await player.report(attempt, Deferral("module.Trigger", "{}", "resume"))
+
+    async def _log(self, attempt: ClaimedAttempt, *texts: str) -> None:
+        data = b"".join(encode_line(1_700_000_000_000_000 + n, "info", "stdout", text) for n, text in enumerate(texts))
+        part = LogPart(attempt.task, attempt.try_number, 0, 0, zlib.compress(data), len(texts))
+        await self.database.call(AppendLog((part,)))
+
+    def append_log(self, task_number: int, number: int, text: str) -> None:
+        line = encode_line(1_700_000_001_000_000, "error", "stderr", text)
+        self.call(AppendLog((LogPart(task_number, 1, number, 0, zlib.compress(line), 1),)))
+
+    def succeed(self, attempt: ClaimedAttempt) -> None:
+        self.wait(self.player.turn(Report(attempt.task, attempt.epoch, Success())))
+
+    def close(self) -> None:
+        self.wait(self.database.close())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(30)
+        self.loop.close()
+
+
+@contextmanager
+def played_store(folder: Path, **debug: Any) -> Iterator[PlayedStore]:
+    """Yield a store with a run under way."""
+    store = PlayedStore(folder, **debug)
+    try:
+        store.fill()
+        yield store
+    finally:
+        store.close()

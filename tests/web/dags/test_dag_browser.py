@@ -1,0 +1,86 @@
+"""The pages of DAGs in a real browser; see `tests.web.test_browser`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+from tests.web.dags.played import DAG, PlayedStore, played_store
+from tests.web.dags.test_dag_pages import BASE
+from tests.web.test_browser import NARROW, WIDE, Served, browser, opened
+
+from tidemill.services.dev.web_ui import serve_dags_web
+from tidemill.store.calls import ListRuns
+
+__all__ = ["browser"]
+
+PAGES = {
+    "dags": "/dags",
+    "dag": f"/dags/{DAG}#trigger",
+    "run": BASE,
+    "task": f"{BASE}/tasks/retried?try=1",
+    "runs": "/dag-runs",
+    "pools": "/pools",
+}
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@dataclass
+class ServedDags(Served):
+    """DAGs with their web UI; `pipeline` is the store."""
+
+    pipeline: PlayedStore  # type: ignore[assignment]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedDags]:
+    with played_store(tmp_path_factory.mktemp("store")) as store, serve_dags_web(store.watched) as web:
+        assert web is not None
+        yield ServedDags(store, web.address, "/dags")
+
+
+@pytest.mark.parametrize(
+    ("size", "theme"),
+    [
+        (NARROW, "dark"),
+        pytest.param(WIDE, "light", marks=pytest.mark.long),
+        pytest.param(WIDE, "dark", marks=pytest.mark.long),
+        pytest.param(NARROW, "light", marks=pytest.mark.long),
+    ],
+)
+def test_every_page_of_dags_fits_logs_no_error_and_asks_nobody_else(
+    browser: Browser, served: ServedDags, size: tuple[int, int], theme: str, tmp_path: Path
+) -> None:
+    kept = Path(os.environ.get("TIDEMILL_SCREENSHOTS", tmp_path))
+    with opened(browser, served, size, theme) as (page, watch):
+        for name, path in PAGES.items():
+            page.goto(f"{served.base}{path}")
+            if name == "task":
+                page.wait_for_selector("#log >> text=hello <script>")
+            page.screenshot(path=kept / f"dags-{name}-{theme}-{size[0]}.png", full_page=True)
+            assert page.evaluate("document.documentElement.scrollWidth") <= size[0], f"{path} is wider than the window"
+            assert page.locator("h1").count() == 1, path
+            assert page.locator(".graph:visible").count() == (name in ("dag", "run")), path
+    assert watch.wrong == []
+
+
+def test_a_run_is_triggered_with_params_and_cancelled_with_the_typed_word(browser: Browser, served: ServedDags) -> None:
+    with opened(browser, served, WIDE, "light") as (page, watch):
+        page.goto(f"{served.base}/dags/{DAG}#trigger")
+        page.fill("[data-param=size]", "7")
+        page.fill("[name=run_id]", "by hand")
+        page.click("form.trigger button.main")
+        page.wait_for_url("**/runs/by%20hand")
+        page.click("text=Cancel")
+        assert page.locator("dialog button.main").is_disabled()
+        page.fill("dialog input", "cancel")
+        page.click("dialog button.main")
+        page.wait_for_selector("#state >> text=cancelled by key")
+    (run, *_) = served.pipeline.call(ListRuns(DAG)).rows
+    assert (run.run_id, run.conf, run.state, run.by) == ("by hand", '{"size":7}', "failed", "key")
+    assert watch.wrong == []

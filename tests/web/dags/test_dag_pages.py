@@ -1,0 +1,252 @@
+"""What pages and API show of DAGs, and what they change."""
+
+from __future__ import annotations
+
+import html
+import re
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+import pytest
+from tests.web.dags.played import DAG, RUN, PlayedStore, played_store
+from tests.web.scripted_pipeline import SCRIPT, SECRET
+from tests.web.serving import KEY, ORIGIN, PORT
+
+from tidemill.services.dev import web_ui
+from tidemill.store.calls import TaskHistory
+from tidemill.web.access.hashes import hash_token
+from tidemill.web.access.logins import Logins
+from tidemill.web.access.origins import Origins
+from tidemill.web.app import create_app
+from tidemill.web.dags.start import describe_about, mount_sections
+from tidemill.web.pages import Pages
+from tidemill.web.sections import Health
+
+BASE = f"/dags/{DAG}/runs/{quote(RUN)}"
+PAGES = ["/dags", "/dag-runs", "/pools", f"/dags/{DAG}", BASE, f"{BASE}/tasks/extract", f"{BASE}/tasks/retried?try=1"]
+TEXTS = [
+    *PAGES,
+    f"{BASE}/state",
+    f"{BASE}/tasks/wait/state",
+    *(f"/api/v1{path}" for path in ("/dags", "/dag-runs", "/pools", "/dag-files", f"/dags/{DAG}", BASE)),
+    *(f"/api/v1{BASE}{path}" for path in ("/tasks", "/xcoms", "/tasks/wait", "/tasks/wait/history", "/tasks/wait/log")),
+    "/api/openapi.json",
+    "/api/docs",
+]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[PlayedStore]:
+    with played_store(tmp_path) as played:
+        yield played
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlayedStore]:
+    """Yield a store that tests only look at."""
+    with played_store(tmp_path_factory.mktemp("store")) as played:
+        yield played
+
+
+@asynccontextmanager
+async def log_in(store: PlayedStore) -> AsyncIterator[httpx.AsyncClient]:
+    watched, debug = store.watched, store.settings.debug
+    origins = Origins(debug.host, debug.debug_url, tuple(debug.allowed_hosts))
+    pages = Pages(describe_about(watched), origins.prefix)
+    app = create_app(
+        mount_sections(pages, watched), pages, Logins(KEY, debug.users, debug.tokens), origins, Health(list, list), PORT
+    )
+    transport = httpx.ASGITransport(app, client=("127.0.0.1", 50_000))
+    async with httpx.AsyncClient(transport=transport, base_url=ORIGIN, follow_redirects=True) as client:
+        await client.get(f"/login?key={KEY}")
+        found = re.search(r'data-csrf="([^"]+)"', (await client.get("/dags")).text)
+        assert found is not None
+        client.headers.update({"X-CSRF-Token": found[1], "Origin": ORIGIN})
+        yield client
+
+
+@pytest.mark.parametrize("path", TEXTS)
+async def test_no_page_shows_a_secret_and_text_of_users_is_never_markup(shown: PlayedStore, path: str) -> None:
+    async with log_in(shown) as client:
+        answer = await client.get(path)
+
+    assert answer.status_code == 200, answer.text
+    assert SECRET not in answer.text
+    if not path.startswith("/api/"):
+        assert SCRIPT not in answer.text
+        assert not re.search(r"\s(?:style|on\w+)=", answer.text)
+    if path in ("/dags", f"/dags/{DAG}", BASE):
+        assert html.escape(SCRIPT, quote=False)[:8] in answer.text
+
+
+async def test_a_run_says_what_each_task_waits_for(shown: PlayedStore) -> None:
+    async with log_in(shown) as client:
+        answer = await client.get(f"/api/v1{BASE}/tasks")
+        running = (await client.get(f"/api/v1{BASE}/tasks?state=running")).json()
+    tasks = {row["task_id"]: row for row in answer.json()["rows"]}
+
+    assert {name: (row["state"], (row["waits_for"] or {}).get("kind")) for name, row in tasks.items()} == {
+        "extract": ("success", None),
+        "load": ("running", None),
+        "notify": ("none", "upstream"),
+        "report": ("none", "upstream"),
+        "retried": ("up_for_retry", "retry"),
+        "wait": ("deferred", "trigger"),
+    }
+    assert tasks["report"]["waits_for"]["names"] == ["load", "wait"]
+    assert tasks["retried"]["waits_for"]["at"] > tasks["retried"]["since"]
+    assert tasks["load"]["worker"] is not None
+    assert [row["task_id"] for row in running["rows"]] == ["load"]
+
+
+async def test_wrong_names_parameters_and_cursors_are_refused(shown: PlayedStore) -> None:
+    wrong = {
+        "/api/v1/dags/nothing": 404,
+        f"/api/v1/dags/{DAG}/runs/nothing": 404,
+        f"/api/v1{BASE}/tasks/nothing": 404,
+        f"/api/v1{BASE}/tasks/nothing/log": 404,
+        "/api/v1/dags?tags=x": 422,
+        f"/api/v1{BASE}/tasks?state=sleeping": 422,
+        "/api/v1/dag-runs?state=deferred": 422,
+        "/api/v1/dag-runs?cursor=x": 422,
+        f"/api/v1{BASE}/tasks?cursor=-": 422,
+        f"/api/v1{BASE}/xcoms?cursor=x": 422,
+        f"/api/v1{BASE}/tasks/wait/log?cursor=%C2%B2": 422,
+    }
+    async with log_in(shown) as client:
+        answers = {path: await client.get(path) for path in wrong}
+    assert {path: answer.status_code for path, answer in answers.items()} == wrong
+    assert all(answer.headers["content-type"] == "application/problem+json" for answer in answers.values())
+
+
+async def test_pages_of_lists_are_complete(shown: PlayedStore) -> None:
+    async with log_in(shown) as client:
+        for path, key in (
+            ("/api/v1/dags", "dag_id"),
+            ("/api/v1/dag-runs", "run_id"),
+            (f"/api/v1{BASE}/tasks", "task_id"),
+        ):
+            every = [row[key] for row in (await client.get(path)).json()["rows"]]
+            found, cursor = [], ""
+            while cursor is not None:
+                page = (await client.get(path, params={"limit": 1, "cursor": cursor})).json()
+                found += [row[key] for row in page["rows"]]
+                cursor = page["cursor"]
+            assert found == every
+            assert len(found) >= 2
+
+
+async def test_a_log_is_followed_with_its_cursor(store: PlayedStore) -> None:
+    path = f"/api/v1{BASE}/tasks/extract/log"
+    async with log_in(store) as client:
+        first = (await client.get(path)).json()
+        nothing = (await client.get(path, params={"cursor": first["cursor"]})).json()
+        number = store.wait(store.player.tasks(store.wait(_find_run(store))))["extract"].id
+        store.append_log(number, 1, "more")
+        more = (await client.get(path, params={"cursor": nothing["cursor"]})).json()
+
+    assert [row["text"] for row in first["rows"]] == [f"hello {SCRIPT}", "\x1b[31mred"]
+    assert (nothing["rows"], nothing["cursor"], nothing["ended"]) == ([], first["cursor"], True)
+    assert [(row["text"], row["level"], row["source"]) for row in more["rows"]] == [("more", "error", "stderr")]
+
+
+async def _find_run(store: PlayedStore):  # type: ignore[no-untyped-def]
+    from tidemill.store.calls import GetRun
+
+    return await store.database.call(GetRun(DAG, RUN))
+
+
+async def test_a_run_is_created_once_for_a_repeated_request(store: PlayedStore) -> None:
+    order = {"conf": {"size": 5}, "logical_date": "2026-05-01T12:00:00Z", "request": "one"}
+    async with log_in(store) as client:
+        first = await client.post(f"/api/v1/dags/{DAG}/runs", json=order)
+        again = await client.post(f"/api/v1/dags/{DAG}/runs", json=order)
+        twin = await client.post(f"/api/v1/dags/{DAG}/runs", json={**order, "request": "two"})
+        naive = await client.post(f"/api/v1/dags/{DAG}/runs", json={"logical_date": "2026-05-01T12:00:00"})
+        unknown = await client.post("/api/v1/dags/nothing/runs", json={})
+        typing_error = await client.post(f"/api/v1/dags/{DAG}/runs", json={"config": {}})
+
+    assert first.status_code == again.status_code == 201, first.text
+    assert first.json()["run"] == again.json()["run"]
+    run = first.json()["run"]
+    assert (run["conf"], run["by"], run["logical_at"]) == ('{"size":5}', "key", 1777636800.0)
+    assert [each.status_code for each in (twin, naive, unknown, typing_error)] == [409, 422, 404, 422]
+
+
+async def test_changes_stand_in_the_journal_with_who_made_them(store: PlayedStore) -> None:
+    async with log_in(store) as client:
+        which = await client.post(
+            f"/api/v1{BASE}/clear", json={"tasks": ["extract"], "downstream": True, "dry_run": True}
+        )
+        cleared = await client.post(f"/api/v1{BASE}/clear", json={"tasks": ["extract"]})
+        marked = await client.post(f"/api/v1{BASE}/mark", json={"tasks": ["retried"], "state": "success"})
+        cancelled = await client.post(f"/api/v1{BASE}/cancel")
+        again = await client.post(f"/api/v1{BASE}/cancel")
+        paused = await client.post(f"/api/v1/dags/{DAG}/pause", json={"paused": True})
+        dag = (await client.get(f"/api/v1/dags/{DAG}")).json()["dag"]
+
+    assert which.json()["tasks"] == ["extract", "load", "wait"]
+    assert (cleared.json()["tasks"], marked.json()["tasks"]) == (["extract"], ["retried"])
+    assert (cancelled.json()["run"]["reason"], again.status_code) == ("cancelled by key", 409)
+    assert (paused.status_code, dag["paused"]) == (200, True)
+    history = store.call(TaskHistory(DAG, RUN, "extract")).rows
+    assert ("none", "key") in [(change.after, change.by) for change in history]
+
+
+async def test_a_change_needs_the_token_of_the_page(store: PlayedStore) -> None:
+    async with log_in(store) as client:
+        del client.headers["X-CSRF-Token"]
+        refused = await client.post(f"/api/v1{BASE}/cancel")
+        run = (await client.get(f"/api/v1{BASE}")).json()
+    assert (refused.status_code, run["state"]) == (403, "running")
+
+
+async def test_the_state_of_a_run_is_sent_only_if_it_changed(store: PlayedStore) -> None:
+    async with log_in(store) as client:
+        page = (await client.get(BASE)).text
+        found = re.search(r'hx-get="([^"]+)"', page)
+        assert found is not None
+        address = html.unescape(found[1])
+        same = await client.get(address)
+        await client.post(f"/api/v1{BASE}/mark", json={"tasks": ["retried"], "state": "skipped"})
+        changed = await client.get(address)
+    assert (same.status_code, changed.status_code) == (204, 200)
+    assert "state-skipped" in changed.text
+
+
+async def test_who_may_only_read_changes_nothing(tmp_path: Path) -> None:
+    token = "t" * 40
+    tokens = {"reader": {"hash": hash_token(token), "role": "read"}}
+    with played_store(tmp_path, tokens=tokens) as store:
+        async with log_in(store) as client:
+            client.cookies.clear()
+            client.headers["Authorization"] = f"Bearer {token}"
+            seen = await client.get(f"/api/v1{BASE}")
+            changes = {
+                f"{BASE}/clear": {},
+                f"{BASE}/mark": {"tasks": ["load"], "state": "failed"},
+                f"{BASE}/cancel": None,
+                f"/dags/{DAG}/pause": {"paused": True},
+                f"/dags/{DAG}/runs": {},
+            }
+            refused = [await client.post(f"/api/v1{path}", json=body) for path, body in changes.items()]
+    assert seen.status_code == 200
+    assert [answer.status_code for answer in refused] == [403] * 5
+
+
+async def test_a_store_that_does_not_answer_is_a_problem_and_not_a_hanging_page(
+    store: PlayedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with log_in(store) as client:
+        monkeypatch.setattr(web_ui, "STORE_SECONDS", 0.2)
+        blocked = threading.Event()
+        store.loop.call_soon_threadsafe(blocked.wait, 60)
+        try:
+            answer = await client.get("/api/v1/dags")
+        finally:
+            blocked.set()
+    assert (answer.status_code, "does not answer" in answer.json()["detail"]) == (503, True)
