@@ -23,6 +23,8 @@ from tidemill.runtime.metrics.definitions import Definition, Kind
 from tidemill.runtime.metrics.families import Distribution, build_family
 from tidemill.services.call_store import CallStore
 from tidemill.store.call import Call
+from tidemill.store.database import Caller
+from tidemill.store.doorbell import Doorbell
 from tidemill.store.people_calls import CountStore, DagRecord, ListDags, StoreCounts
 from tidemill.store.setting_calls import ListPools, PoolRecord
 from tidemill.store.trigger_calls import ClaimTriggers, EventOutcomeKind, StoreEvents
@@ -113,16 +115,30 @@ class MeasuredStore:
         meter: Counts them.
     """
 
-    def __init__(self, store: CallStore, meter: CallMeter) -> None:
+    def __init__(self, store: Caller, meter: CallMeter) -> None:
         """Pass nothing on yet."""
         self._store = store
         self._meter = meter
+
+    @property
+    def label(self) -> str:
+        """The name of the store in messages."""
+        return self._store.label
+
+    @property
+    def doorbell(self) -> Doorbell:
+        """The bells of the store."""
+        return self._store.doorbell
 
     async def call(self, request: Call[T]) -> T:
         """Return the answer to a call; see `CallStore.call`."""
         answer = await self._store.call(request)
         self._meter.note(request, answer)
         return answer
+
+    async def close(self) -> None:
+        """Close the store."""
+        await self._store.close()
 
 
 def find_delay(dags: list[DagRecord], now_us: int) -> float:

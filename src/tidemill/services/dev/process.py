@@ -14,7 +14,7 @@ import contextlib
 import os
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,16 +26,20 @@ from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.boot import read_boot_id
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.identity import find_worker_name
+from tidemill.runtime.log import version
+from tidemill.runtime.loop_calls import call_on_loop
 from tidemill.runtime.service_signals import Signals
 from tidemill.services.dag_store import choose_cipher, choose_url
 from tidemill.services.dev.child import Child
+from tidemill.services.dev.metrics import CallMeter, DagMetrics, MeasuredStore
+from tidemill.services.dev.web_ui import WatchedDags, serve_dags_metrics, serve_dags_web
 from tidemill.services.parser.manager import ParserManager
 from tidemill.services.parser.reading import PRELOAD
 from tidemill.services.scheduler.scheduler import Scheduler
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.messages import Setup
 from tidemill.store.call_server import CallServer
-from tidemill.store.database import Database
+from tidemill.store.database import Caller, Database
 from tidemill.store.lock import StoreInUseError
 from tidemill.store.opening import open_store
 from tidemill.store.service_calls import (
@@ -55,6 +59,8 @@ _BUSY_SECONDS = 5.0
 _PAUSE_SECONDS = 0.1
 #: How often a service says that it lives.
 BEAT_SECONDS = 5.0
+#: A loop that does not answer for this long hangs.
+_LOOP_SECONDS = 5.0
 #: How long triggers may take to be given up.
 _TRIGGERER_SECONDS = 10.0
 
@@ -97,9 +103,12 @@ async def _run(about: DevFolder, signals: Signals, on_ready: Callable[[Dev], Awa
     url = choose_url(about.settings, about.folder)
     database = await _open(url, about.settings)
     try:
-        async with _serve(database) as address:
+        meter = CallMeter()
+        measured = MeasuredStore(database, meter)
+        async with _serve(database, measured) as address:
             dev = Dev(about, database, address)
-            await dev.run(signals.stop, on_ready)
+            with _serve_web(dev, measured, meter):
+                await dev.run(signals.stop, on_ready)
     finally:
         await database.close()
     log.info("tidemill dev has ended")
@@ -118,17 +127,44 @@ async def _open(url: str, settings: Settings) -> Database:
 
 
 @contextlib.asynccontextmanager
-async def _serve(database: Database) -> AsyncIterator[Path]:
-    """Answer calls over a socket of this process for the block, and yield its address."""
+async def _serve(database: Database, store: Caller) -> AsyncIterator[Path]:
+    """Answer calls over a socket of this process for the block, and yield its address.
+
+    Args:
+        database: Other processes are told the address through it.
+        store: Answers.
+    """
     # Not beside the database: the path of a socket is limited to about 100 bytes.
     with tempfile.TemporaryDirectory(prefix="tidemill-dev-") as place:
-        server = CallServer(database, Path(place) / "store.sock")
+        server = CallServer(store, Path(place) / "store.sock")
         await server.start()
         database.publish(str(server.path))
         try:
             yield server.path
         finally:
             await server.close()
+
+
+@contextlib.contextmanager
+def _serve_web(dev: Dev, store: MeasuredStore, meter: CallMeter) -> Iterator[None]:
+    """Serve metrics, health and the web UI for the block, as far as they are on."""
+    settings, loop = dev.about.settings, asyncio.get_running_loop()
+    metrics = DagMetrics(store, loop, meter, (dev.name, version()))
+
+    def find_dead() -> list[str]:
+        try:
+            call_on_loop(loop, lambda: None, _LOOP_SECONDS)
+        except TimeoutError:
+            return [f"the event loop has not answered for {_LOOP_SECONDS:g} s"]
+        return []
+
+    def find_unready() -> list[str]:
+        return find_dead() or dev.find_unready()
+
+    with serve_dags_metrics(settings, metrics, find_dead, find_unready) as address:
+        name = str(dev.about.folder)
+        with serve_dags_web(WatchedDags(settings, dev.name, name, store, loop, find_dead, find_unready, address)):
+            yield
 
 
 class Dev:
@@ -144,7 +180,7 @@ class Dev:
         """Start nothing yet."""
         self.about = about
         self.database = database
-        self._name = find_worker_name(about.settings)
+        self.name = find_worker_name(about.settings)
         self._host, self._boot_id = socket.gethostname(), read_boot_id()
         self._services: list[int] = []
         self.zygote = ZygoteClient(Setup(tuple(PRELOAD)))
@@ -190,6 +226,13 @@ class Dev:
         finally:
             await self._stop(tasks, [stopping, *shown])
 
+    def find_unready(self) -> list[str]:
+        """Return why DAGs are not run yet, or not now; from any thread."""
+        reasons = [f"the {child.name} does not run" for child in self.children if child.pid is None]
+        if self.parser is None or not self.parser.ready.is_set():
+            reasons.append("it is starting: not all files of DAGs have been read")
+        return reasons
+
     @staticmethod
     def _start(name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return asyncio.get_running_loop().create_task(work, name=name)
@@ -232,7 +275,7 @@ class Dev:
 
     async def _begin(self, kind: str) -> int:
         about = (self._host, self._boot_id, os.getpid())
-        service = await self.database.call(BeginService(kind, self._name, *about))
+        service = await self.database.call(BeginService(kind, self.name, *about))
         self._services.append(service)
         return service
 
