@@ -20,7 +20,7 @@ from tidemill.recorder.reader import Reader
 from tidemill.recorder.runs import RunChoice, RunFilter
 from tidemill.runtime.open_message import OpenMessage
 from tidemill.web.problems import Problem
-from tidemill.web.recorded import models
+from tidemill.web.recorded import descriptions, models
 
 QueryT = TypeVar("QueryT", MessageQuery, TaskQuery, EventQuery)
 PageT = TypeVar("PageT")
@@ -77,7 +77,9 @@ class Archive:
         query, inner = _open_cursor(query, cursor)
         page = _ask(lambda: self._reader.find_messages(query, inner, self._limit(limit)))
         letters = self._reader.find_dead_lettered(page.rows)
-        rows = [models.describe_message(row, dead_lettered=has) for row, has in zip(page.rows, letters, strict=True)]
+        rows = [
+            descriptions.describe_message(row, dead_lettered=has) for row, has in zip(page.rows, letters, strict=True)
+        ]
         each = [_seal(query, text) for text in list_cursors(page)] if each_cursor else []
         following = _seal_cursor(query, page.cursor)
         return models.MessagePage(rows=rows, cursor=following, problems=page.problems, cursors=each)
@@ -86,7 +88,7 @@ class Archive:
         """Return a page of tasks."""
         query, inner = _open_cursor(query, cursor)
         page = _ask(lambda: self._reader.find_tasks(query, inner, self._limit(limit)))
-        rows = [models.describe_task(row) for row in page.rows]
+        rows = [descriptions.describe_task(row) for row in page.rows]
         each = [_seal(query, text) for text in list_cursors(page)] if each_cursor else []
         following = _seal_cursor(query, page.cursor)
         return models.TaskPage(rows=rows, cursor=following, problems=page.problems, cursors=each)
@@ -95,7 +97,7 @@ class Archive:
         """Return a page of events."""
         query, inner = _open_cursor(query, cursor)
         page = _ask(lambda: self._reader.find_events(query, inner, self._limit(limit)))
-        rows = [models.describe_event(row) for row in page.rows]
+        rows = [descriptions.describe_event(row) for row in page.rows]
         return models.EventPage(rows=rows, cursor=_seal_cursor(query, page.cursor), problems=page.problems)
 
     def list_failures(
@@ -103,12 +105,12 @@ class Archive:
     ) -> models.FailureList:
         """Return groups of failures."""
         found = self._reader.list_failures(since_us, until_us, self._limit(limit), runs)
-        groups = [models.describe_failure(group) for group in found.groups]
+        groups = [descriptions.describe_failure(group) for group in found.groups]
         return models.FailureList(groups=groups, more=found.more, problems=found.problems)
 
     def tell_story(self, topic: str, partition: int, offset: int) -> models.MessageStory:
         """Return what happened to a message."""
-        story = models.describe_story(self._reader.trace(topic, partition, offset))
+        story = descriptions.describe_story(self._reader.trace(topic, partition, offset))
         try:
             found = self._find_open(topic, partition, offset) if self._find_open is not None else None
         except RemoteError as error:
@@ -116,7 +118,7 @@ class Archive:
             found = None
         # That nobody owns the partition of a message that is committed says nothing about it.
         if found is not None and (found.engine is not None or all(told.committed_at is None for told in story.stories)):
-            story.now = models.describe_open(found)
+            story.now = descriptions.describe_open(found)
         return story
 
     def read_counts(self, runs: RunChoice, since_us: int, until_us: int, step_seconds: int) -> list[Counts]:
@@ -125,11 +127,11 @@ class Archive:
 
     def list_runs(self) -> list[models.Run]:
         """Return the runs that have recordings: those that are being written first, then the newest first."""
-        return [models.describe_run(run) for run in self._reader.list_runs()]
+        return [descriptions.describe_run(run) for run in self._reader.list_runs()]
 
     def list_recordings(self, runs: RunChoice = ALL_RUNS) -> list[models.Recording]:
         """Return the periods of some runs, the newest of each worker first."""
-        found = [models.describe_recording(info) for info in self._reader.list_recordings(runs)]
+        found = [descriptions.describe_recording(info) for info in self._reader.list_recordings(runs)]
         # The oldest of each worker that is not being written, whatever the reason is.
         following = {row.recording: row for row in found if row.period and not row.live}
         for row in following.values():
