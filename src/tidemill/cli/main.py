@@ -53,7 +53,8 @@ EXIT_CODES = "\n".join(
 
 app = App(
     name="tidemill",
-    help="Kafka pipelines that run a program per task and commit an offset only when its work is delivered.",
+    help="Kafka pipelines that run a program per task and commit an offset only when its work is delivered; DAGs whose "
+    "tasks hold nothing while they wait.",
     epilog=EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

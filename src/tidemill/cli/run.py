@@ -26,7 +26,8 @@ def run(
         bool,
         typer.Option(
             "--dev",
-            help="For development: reload the code on save, and start a Kafka if none answers on this machine.",
+            help="For development: reload the code on save, and start a Kafka if none answers on this machine. (DAGs: "
+            "tidemill dev.)",
         ),
     ] = False,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,10 @@ FolderArgument = Annotated[
 ]
 
 
-def dev(folder: FolderArgument = None, config: Config = None) -> None:
+Plain = Annotated[bool, typer.Option("--plain", help="Show no status line, even on a terminal.")]
+
+
+def dev(folder: FolderArgument = None, config: Config = None, plain: Plain = False) -> None:
     """Run the DAGs of a folder on this machine: scheduler, worker, triggerer and web UI in one command.
 
     Saved files are read again at once. What happens is stored in dags.db beside the folder. Ctrl-C lets running tasks
@@ -31,4 +35,13 @@ def dev(folder: FolderArgument = None, config: Config = None) -> None:
 
         settings = load_settings(config)
         configure(settings.logging, worker_id=find_worker_name(settings))
-        raise typer.Exit(run_dev(DevFolder(settings, choose_folder(settings, folder), config)))
+        about = DevFolder(settings, choose_folder(settings, folder), config)
+        if plain or not sys.stderr.isatty():
+            raise typer.Exit(run_dev(about))
+        from tidemill.cli.dags.dev_line import DevLine
+        from tidemill.cli.status_line import StatusLine
+
+        line = DevLine()
+        with StatusLine(line.format):
+            code = run_dev(about, line.follow)
+        raise typer.Exit(code)

@@ -18,6 +18,7 @@ import structlog
 
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.log import RELAY_VARIABLE
 
 log = structlog.get_logger(__name__)
 
@@ -34,6 +35,7 @@ class Child:
         name: What it is, for people: `worker`, `triggerer`.
         arguments: What follows the Python interpreter on its command line.
         env: Its environment.
+        output: Where its standard output and standard error go.
         on_death: Called with the process id of each one that ended without being told to, before the next starts.
     """
 
@@ -42,12 +44,14 @@ class Child:
         name: str,
         arguments: Sequence[str],
         env: Mapping[str, str],
+        output: int,
         on_death: Callable[[int], Awaitable[None]],
     ) -> None:
         """Start nothing yet."""
         self.name = name
         self._arguments = arguments
-        self._env = env
+        self._env = {**env, RELAY_VARIABLE: "1"}
+        self._output = output
         self._on_death = on_death
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
@@ -84,7 +88,9 @@ class Child:
             sys.executable,
             *self._arguments,
             stdin=asyncio.subprocess.PIPE,
-            env=dict(self._env),
+            stdout=self._output,
+            stderr=self._output,
+            env=self._env,
             # Ctrl-C in a terminal is for `dev`, which stops its services in order.
             start_new_session=True,
         )

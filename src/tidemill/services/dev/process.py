@@ -28,6 +28,7 @@ from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.log import version
 from tidemill.runtime.loop_calls import call_on_loop
+from tidemill.runtime.relayed_output import relayed_output
 from tidemill.runtime.service_signals import Signals
 from tidemill.services.dag_store import choose_cipher, choose_url
 from tidemill.services.dev.child import Child
@@ -105,10 +106,11 @@ async def _run(about: DevFolder, signals: Signals, on_ready: Callable[[Dev], Awa
     try:
         meter = CallMeter()
         measured = MeasuredStore(database, meter)
-        async with _serve(database, measured) as address:
-            dev = Dev(about, database, address)
-            with _serve_web(dev, measured, meter):
-                await dev.run(signals.stop, on_ready)
+        with relayed_output("tidemill-dev-output") as output:
+            async with _serve(database, measured) as address:
+                dev = Dev(about, database, address, output)
+                with _serve_web(dev, measured, meter):
+                    await dev.run(signals.stop, on_ready)
     finally:
         await database.close()
     log.info("tidemill dev has ended")
@@ -174,12 +176,14 @@ class Dev:
         about: What to run.
         database: The store, open for writing.
         address: Where this process answers calls.
+        output: Where other processes write what is logged.
     """
 
-    def __init__(self, about: DevFolder, database: Database, address: Path) -> None:
+    def __init__(self, about: DevFolder, database: Database, address: Path, output: int) -> None:
         """Start nothing yet."""
         self.about = about
         self.database = database
+        self._output = output
         self.name = find_worker_name(about.settings)
         self._host, self._boot_id = socket.gethostname(), read_boot_id()
         self._services: list[int] = []
@@ -294,7 +298,7 @@ class Dev:
     def _build_child(self, name: str, module: str, address: Path) -> Child:
         config = [] if self.about.config is None else ["--config", str(self.about.config)]
         arguments = ["-m", module, str(address), "--folder", str(self.about.folder), *config]
-        return Child(name, arguments, os.environ, self._note_death)
+        return Child(name, arguments, os.environ, self._output, self._note_death)
 
     async def _note_death(self, pid: int) -> None:
         """Free what a process of this tree held."""

@@ -12,7 +12,6 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,8 +20,9 @@ from typing import Any
 
 import structlog
 
-from tidemill.runtime.log import RELAY_VARIABLE, relay
+from tidemill.runtime.log import RELAY_VARIABLE
 from tidemill.runtime.parent_pipes import keep_from_forks
+from tidemill.runtime.relayed_output import relayed_output
 from tidemill.spark.session.process_tree import kill_tree
 
 log = structlog.get_logger(__name__)
@@ -174,21 +174,7 @@ def standard_error_pipe(quiet: threading.Event) -> Iterator[int]:
     The JVM's lines, and through it those of local engines, must not go past a live display into the terminal. Log
     entries of engines are shown as this process shows its own.
     """
-    reader, writer = os.pipe()
-    threading.Thread(target=_pass_on, args=(reader, quiet), name="tidemill-jvm-stderr", daemon=True).start()
-    try:
+    with relayed_output(
+        "tidemill-jvm-stderr", lambda line: not quiet.is_set() and not line.startswith(_NOISE)
+    ) as writer:
         yield writer
-    finally:
-        os.close(writer)
-
-
-def _pass_on(reader: int, quiet: threading.Event) -> None:
-    with open(reader, "rb") as lines:
-        for line in lines:
-            # The writers must not block for ever because a line cannot be shown.
-            with contextlib.suppress(Exception):
-                if not quiet.is_set() and not line.startswith(_NOISE):
-                    text = line.decode(errors="replace")
-                    if not relay(text):
-                        sys.stderr.write(text)
-                        sys.stderr.flush()

@@ -1,0 +1,42 @@
+"""Passes on what other processes of this host write to standard error, as this process shows its own entries.
+
+Their lines must not go past a live display into the terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+from tidemill.runtime.log import relay
+
+
+@contextlib.contextmanager
+def relayed_output(name: str, is_shown: Callable[[bytes], bool] = bool) -> Iterator[int]:
+    """Yield a file descriptor whose lines a thread writes to `sys.stderr`, until all its writers are gone.
+
+    Args:
+        name: The name of the thread.
+        is_shown: Whether a line is passed on.
+    """
+    reader, writer = os.pipe()
+    threading.Thread(target=_pass_on, args=(reader, is_shown), name=name, daemon=True).start()
+    try:
+        yield writer
+    finally:
+        os.close(writer)
+
+
+def _pass_on(reader: int, is_shown: Callable[[bytes], bool]) -> None:
+    with open(reader, "rb") as lines:
+        for line in lines:
+            # The writers must not block for ever because a line cannot be shown.
+            with contextlib.suppress(Exception):
+                if is_shown(line):
+                    text = line.decode(errors="replace")
+                    if not relay(text):
+                        sys.stderr.write(text)
+                        sys.stderr.flush()
