@@ -336,6 +336,19 @@ def test_an_engine_silent_for_15_s_is_cancelled_and_replaced_once_its_link_has_e
     assert "was silent for 15 s is considered dead" in running.reports[-1].text
 
 
+def test_what_is_due_at_the_same_time_by_another_calculation_needs_no_second_tick() -> None:
+    slot = Slot(0)
+    slot.feed(Start(), 0.1)
+    slot.feed(Hello(1, 1), 60.1)
+    for now in (61.1, 62.1, 63.1, 64.1, 65.1, 66.1, 67.1, 68.1, 69.1, 70.1, 71.1, 72.1, 73.1, 74.1):
+        slot.feed(Tick(), now)
+    slot.feed(DrainRequested(), 74.1)
+    while slot.due is not None and slot.due < 80:
+        now = slot.due
+        slot.feed(Tick(), now)
+        assert slot.due is None or slot.due > now
+
+
 def test_an_engine_that_was_considered_dead_is_refused_when_it_comes_back(running: Play) -> None:
     running.tick(15.0)
     running.feed(LinkClosed(1))

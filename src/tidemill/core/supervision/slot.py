@@ -123,14 +123,13 @@ class Slot:
     @property
     def due(self) -> float | None:
         """When to feed the next `Tick` if there is no input before; None: never."""
-        due = self._due
-        return None if due is None else due + self._stood_seconds
+        times = self._list_times()
+        return min(times) + self._stood_seconds if times else None
 
-    @property
-    def _due(self) -> float | None:
-        """The same by the clock that paused with this process."""
+    def _list_times(self) -> list[float]:
+        """Return when something is due, by the clock that paused with this process."""
         if self._finished or (self._job is None and self._start_at is None):
-            return None
+            return []
         limits = self._limits
         times = [self._fed_at + limits.look_seconds]
         if self._start_at is not None and not self._open:
@@ -147,7 +146,7 @@ class Slot:
             times.append(self._drained_at + limits.drain_seconds)
         elif self._restarted_at is not None:
             times.append(self._restarted_at + limits.drain_seconds)
-        return min(times)
+        return times
 
     def feed(self, event: Input, now: float) -> list[Effect]:
         """Process one input and return what to do about it, in order.
@@ -156,16 +155,16 @@ class Slot:
             event: What happened.
             now: Seconds of a monotonic clock.
         """
-        wanted, due = self._due, self.due
+        times, due = self._list_times(), self.due
         if due is not None and now > due + self._limits.late_seconds:
             self._stood_seconds += now - due
             if self._connected:
                 # The engine may have been stopped as well, and needs time until its next heartbeat.
                 self._heard_at = now - self._stood_seconds
         self._fed_at = now - self._stood_seconds
-        if wanted is not None and due is not None and due <= now <= due + self._limits.late_seconds:
+        if due is not None and due <= now <= due + self._limits.late_seconds:
             # A rounding error must not miss what is due: the next tick would be due at once, again and again.
-            self._fed_at = max(self._fed_at, wanted)
+            self._fed_at = max(self._fed_at, *(time for time in times if time + self._stood_seconds <= now))
         return self._process(event, self._fed_at)
 
     def _process(self, event: Input, now: float) -> list[Effect]:
