@@ -383,14 +383,27 @@ def recorded(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("ending", ["idx", "parquet"])
-@pytest.mark.parametrize("how", ["cut", "changed", "empty"])
-def test_a_damaged_segment_is_skipped_and_said(recorded: Path, ending: str, how: str):
+def damage(recorded: Path, ending: str, how: str) -> Path:
     victim = sorted(recorded.rglob(f"messages-*.{ending}"))[1]
     data = bytearray(victim.read_bytes())
     if how == "changed":
         data[len(data) // 3] ^= 0xFF
     victim.write_bytes(b"" if how == "empty" else data[: len(data) // 2] if how == "cut" else data)
+    return victim
+
+
+@pytest.mark.parametrize("how", ["cut", "changed", "empty"])
+def test_a_damaged_index_is_made_again_and_logged(recorded: Path, how: str):
+    victim = damage(recorded, "idx", how)
+    with capture_logs() as logs:
+        page = Reader(recorded).find_messages(MessageQuery(), limit=1_000)
+    assert (len(page.rows), page.problems) == (len(ROWS), [])
+    assert str(victim) in [line.get("path") for line in logs]
+
+
+@pytest.mark.parametrize("how", ["cut", "changed", "empty"])
+def test_a_damaged_segment_is_skipped_and_said(recorded: Path, how: str):
+    victim = damage(recorded, "parquet", how)
     page = Reader(recorded).find_messages(MessageQuery(), limit=1_000)
     assert len(page.rows) in range(len(ROWS) - 2 * SEGMENT, len(ROWS) - 10)
     assert len(page.problems) == 1

@@ -7,7 +7,6 @@ Invariant: nothing here writes or waits for who writes. A file that is gone was 
 from __future__ import annotations
 
 import collections
-import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import structlog
 
-from tidemill.recorder.file_view import ByteView, FileView
+from tidemill.recorder.file_view import FileView
 from tidemill.recorder.frames import DamagedSegmentError
 from tidemill.recorder.hash_index import HashIndex
 from tidemill.recorder.memory_recording import MemoryRecording
@@ -136,21 +135,27 @@ class DiskStore:
     def summarize(self, name: SegmentName) -> SegmentSummary:
         """See `SegmentStore`."""
         path = self.period.path_of(name, "idx")
-        return self._cache.summaries.find(path, lambda: unpack_index_file(self._open_index(name))[0])
+        return self._cache.summaries.find(path, lambda: self._read_index(name)[0])
 
     def find_index(self, name: SegmentName, index: str) -> HashIndex:
         """See `SegmentStore`."""
         path = self.period.path_of(name, "idx")
-        return self._cache.indexes.find(path, lambda: unpack_index_file(self._open_index(name))[1])[index]
+        return self._cache.indexes.find(path, lambda: self._read_index(name)[1])[index]
 
-    def _open_index(self, name: SegmentName) -> ByteView:
-        """Return an index file; one that is missing beside its segment is made again, in memory."""
+    def _read_index(self, name: SegmentName) -> tuple[SegmentSummary, dict[str, HashIndex]]:
+        """Return what an index file holds; one that is missing or damaged is made again from its segment, in memory."""
         path = self.period.path_of(name, "idx")
-        with contextlib.suppress(FileNotFoundError):
-            return FileView(path)
+        try:
+            return unpack_index_file(FileView(path))
+        except (FileNotFoundError, DamagedSegmentError) as error:
+            problem = error
         file = self.open_rows(name)  # raises FileNotFoundError where retention has removed both
-        log.warning("the index of a recorded segment is missing and is made again to read it", path=str(path))
-        return memoryview(make_index(name.table, file.read(use_threads=False).combine_chunks())[1])
+        log.warning(
+            "the index of a recorded segment cannot be read; it is made again, in memory",
+            path=str(path),
+            error=str(problem),
+        )
+        return unpack_index_file(memoryview(make_index(name.table, file.read(use_threads=False).combine_chunks())[1]))
 
     def open_rows(self, name: SegmentName) -> pq.ParquetFile:
         """See `SegmentStore`."""
