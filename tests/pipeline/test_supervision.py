@@ -252,6 +252,7 @@ def test_the_tasks_of_an_engine_are_started_in_one_place() -> None:
         if (text := path.read_text()).count("create_task(") + text.count("ensure_future(")
     }
     assert found == {
+        "pipeline/probing/probe_run.py": 3,  # two waits and the end of the hooks, awaited
         "pipeline/engine.py": 2,  # the start and the stop, awaited side by side
         "sinks/sending/batch_sender.py": 1,  # a call of a sink, awaited or left to itself on purpose
         "pipeline/delivery/outbox.py": 1,  # connecting, gathered

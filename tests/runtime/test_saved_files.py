@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,6 +99,23 @@ def saves(tmp_path: Path) -> Iterator[queue.SimpleQueue[str]]:
 
 def until_seen(saves: queue.SimpleQueue[str], wanted: str) -> None:
     wait_until(lambda: saves.get(timeout=60) == wanted, what="the save is noticed")
+
+
+def test_a_save_just_before_the_system_watches_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def watch(*folders: Path, stop_event: threading.Event, **settings: object) -> Iterator[set[object]]:
+        (tmp_path / "handler.py").write_text("a = 2")
+        while not stop_event.wait(0.01):
+            yield set()  # nothing has changed since then
+
+    monkeypatch.setattr("watchfiles.watch", watch)
+    (tmp_path / "handler.py").write_text("a = 1")
+    files = files_of(tmp_path)
+    seen: queue.SimpleQueue[str] = queue.SimpleQueue()
+    files.watch(lambda: seen.put(files.fingerprint()))
+    try:
+        assert seen.get(timeout=60) != seen.get(timeout=60)
+    finally:
+        files.close()
 
 
 def test_a_save_is_noticed_however_the_editor_writes_the_file(tmp_path: Path, saves: queue.SimpleQueue[str]) -> None:

@@ -170,11 +170,14 @@ class SavedFiles:
             raise_interrupt=False,
             force_polling=poll or None,
         )
-        # What was saved before the system watched these folders is found by its content.
+        # What was saved before the system watched these folders is found by its content: it watches them only once the
+        # first changes are waited for.
         on_saved()
+        first = True
         for changed in changes:
-            if changed:
+            if changed or first:
                 on_saved()
+            first = False
             if self._watched() != folders:
                 return
 

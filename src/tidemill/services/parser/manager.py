@@ -30,6 +30,7 @@ RETRY_SECONDS: Final = 2.0
 #: How many files are read at a time.
 PROCESSES: Final = 2
 _WATCH_MILLISECONDS: Final = 100
+_FIRST_MILLISECONDS: Final = 1_000
 _MAX_LINE: Final = 300
 
 
@@ -110,11 +111,19 @@ class ParserManager:
         """Notice changes; where the system does not tell them, the scan does."""
         while True:
             try:
+                first = True
                 async for changes in watchfiles.awatch(
-                    self._folder, watch_filter=None, step=_WATCH_MILLISECONDS, debounce=_WATCH_MILLISECONDS * 5
+                    self._folder,
+                    watch_filter=None,
+                    step=_WATCH_MILLISECONDS,
+                    debounce=_WATCH_MILLISECONDS * 5,
+                    rust_timeout=_FIRST_MILLISECONDS,
+                    yield_on_timeout=True,
                 ):
-                    if any(is_relevant(path) or not Path(path).suffix for _, path in changes):
+                    # The system watches only once the first changes are waited for; what came before is scanned.
+                    if first or any(is_relevant(path) or not Path(path).suffix for _, path in changes):
                         self._note_changes()
+                    first = False
             except (OSError, RuntimeError) as error:
                 log.warning("changes of DAG files are noticed by scans only", error=str(error))
             await asyncio.sleep(SCAN_SECONDS)
