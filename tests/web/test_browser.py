@@ -170,6 +170,24 @@ def test_the_overview_follows_the_pipeline_without_being_reloaded(browser: Brows
     assert watch.wrong == []
 
 
+@pytest.mark.parametrize("step", [-10_800, 86_400])
+def test_charts_are_loaded_again_when_the_clock_was_set(browser: Browser, served: Served, step: int) -> None:
+    """Points by the old clock and by the new one do not fit on one axis, and newer ones must not be left out."""
+    tell = """step => {
+        const names = ["consumed", "done", "failed", "retried", "letters", "lag", "in_flight"];
+        const detail = {at: [Date.now() / 1000 + step]};
+        for (const name of [...names, "task_p50", "task_p95", "task_p99"]) detail[name] = [1];
+        document.dispatchEvent(new CustomEvent("point", {detail}));
+    }"""
+    with opened(browser, served, WIDE, "light") as (page, watch):
+        page.wait_for_selector("[data-live][data-state=on]")
+        page.wait_for_selector(".chart canvas")
+        with page.expect_response("**/api/v1/series?*", timeout=PATIENCE) as loaded:
+            page.evaluate(tell, step)
+        assert loaded.value.ok
+    assert watch.wrong == []
+
+
 def test_times_of_charts_are_utc_with_the_date_where_it_changes(browser: Browser, served: Served) -> None:
     """The browser is in New York."""
     noon = 1_790_000_000 // 86_400 * 86_400 + 43_200  # 2026-09-21

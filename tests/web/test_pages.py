@@ -160,7 +160,7 @@ def test_samples_give_rates_trends_and_quantiles() -> None:
         progress = PipelineProgress(
             messages_done=100 * second, lag={"t/0": 1000 - 50 * second}, attempts=Durations(counts), engines=[engine]
         )
-        sampler.add(1000.0 + second, progress)
+        sampler.add(1000.0 + second, 50.0 + second, progress)
 
     assert sampler.rate("done") == 100.0
     assert sampler.cpu_percent(0) == 50.0
@@ -173,18 +173,37 @@ def test_samples_give_rates_trends_and_quantiles() -> None:
     assert series.lag == [850.0, 800.0]
 
 
-def test_a_clock_that_is_set_back_and_an_engine_that_is_replaced_give_no_nonsense() -> None:
+def test_an_engine_that_is_replaced_gives_no_nonsense() -> None:
     sampler = Sampler()
-    sampler.add(
-        1000.0, PipelineProgress(engines=[EngineStatus(0, "running", progress=EngineProgress(cpu_seconds=9.0))])
-    )
-    sampler.add(
-        1001.0, PipelineProgress(engines=[EngineStatus(0, "running", progress=EngineProgress(cpu_seconds=1.0))])
-    )
+    for second, cpu_seconds in enumerate((9.0, 1.0)):
+        engine = EngineStatus(0, "running", progress=EngineProgress(cpu_seconds=cpu_seconds))
+        sampler.add(1000.0 + second, 50.0 + second, PipelineProgress(engines=[engine]))
     assert sampler.cpu_percent(0) is None
-    sampler.add(500.0, PipelineProgress(messages_done=7))
+
+
+@pytest.mark.parametrize("step", [-10_800.0, -0.5, 0.0, 7200.0, 86_400.0])
+def test_a_clock_that_is_set_changes_neither_rates_nor_what_charts_show(step: float) -> None:
+    sampler = Sampler()
+    for second in range(6):
+        engine = EngineStatus(0, "running", progress=EngineProgress(cpu_seconds=second / 2))
+        progress = PipelineProgress(messages_done=100 * second, lag={"t/0": 1000 - 50 * second}, engines=[engine])
+        sampler.add(1000.0 + second + (step if second >= 3 else 0.0), 50.0 + second, progress)
+
+    assert sampler.rate("done") == 100.0
+    assert sampler.cpu_percent(0) == 50.0
+    assert sampler.lag().change_per_second == -50.0
+    series = sampler.series()
+    assert series.at == [1001.0 + second + step for second in range(5)]
+    assert series.done == [100.0] * 5
+
+
+def test_of_two_samples_of_one_moment_the_later_one_counts() -> None:
+    sampler = Sampler()
+    for done in (1, 2):
+        sampler.add(1000.0, 50.0, PipelineProgress(messages_done=done))
     assert sampler.rate("done") == 0.0
-    assert sampler.series().at == []
+    sampler.add(1001.0, 51.0, PipelineProgress(messages_done=5))
+    assert sampler.series().done == [3.0]
 
 
 def test_a_quantile_beyond_the_last_bound_is_that_bound() -> None:

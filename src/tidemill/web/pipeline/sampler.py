@@ -1,6 +1,7 @@
 """Counts a pipeline once a second: the numbers over time that charts, rates and trends need.
 
-Memory is bounded: the last 15 minutes are kept, about 200 bytes a second.
+Memory is bounded: the last 15 minutes are kept, about 200 bytes a second. A clock that is set changes neither rates nor
+trends, and moves what charts show along with it: only the newest time of day is believed.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ _TREND_SAMPLES = 60
 
 
 class Sample(NamedTuple):
-    """The pipeline at a moment: `at` is seconds since the epoch, the others are totals, except lag and in flight."""
+    """The pipeline at a moment, in seconds since the machine booted; all are totals, except lag and in flight."""
 
-    at: float
+    since_boot: float
     consumed: int
     done: int
     delivered: int
@@ -47,19 +48,22 @@ class Sampler:
     def __init__(self) -> None:
         """Start without samples."""
         self._samples: deque[Sample] = deque(maxlen=KEPT_SECONDS + 1)
+        self._booted_at = 0.0
 
-    def add(self, at: float, progress: PipelineProgress) -> None:
-        """Take a sample.
+    def add(self, at: float, since_boot: float, progress: PipelineProgress) -> None:
+        """Take a sample; of two of the same moment, the later one counts.
 
         Args:
-            at: Seconds since the epoch. If the clock was set back, the times before are forgotten.
+            at: Seconds since the epoch, by a clock that may be set at any time.
+            since_boot: Seconds since the machine booted, including those in which it slept.
             progress: The sums at that moment.
         """
-        if self._samples and at <= self._samples[-1].at:
-            self._samples.clear()
+        self._booted_at = at - since_boot
+        if self._samples and since_boot <= self._samples[-1].since_boot:
+            self._samples.pop()
         cpu = {engine.slot: engine.progress.cpu_seconds for engine in progress.engines if engine.progress}
         sample = Sample(
-            at,
+            since_boot,
             progress.consumed,
             progress.messages_done,
             progress.delivered,
@@ -85,7 +89,7 @@ class Sampler:
             return 0.0
         first, last = picked
         risen: int = getattr(last, name) - getattr(first, name)
-        return max(0.0, risen / (last.at - first.at))
+        return max(0.0, risen / (last.since_boot - first.since_boot))
 
     def cpu_percent(self, slot: int) -> float | None:
         """Return how much of a core an engine uses; None: it is not known yet."""
@@ -96,7 +100,7 @@ class Sampler:
         now, before = last.cpu_seconds.get(slot), first.cpu_seconds.get(slot)
         if now is None or before is None or now < before:  # it has been replaced
             return None
-        return 100 * (now - before) / (last.at - first.at)
+        return 100 * (now - before) / (last.since_boot - first.since_boot)
 
     def task_quantile(self, share: float) -> float | None:
         """Return a quantile of how long attempts took over the last minute."""
@@ -112,23 +116,23 @@ class Sampler:
         known = [sample for sample in list(self._samples)[-_TREND_SAMPLES:] if sample.lag is not None]
         if last is None or len(known) < 2 or known[-1].lag is None or known[0].lag is None:
             return Lag(messages=last, change_per_second=None, clear_seconds=None)
-        change = (known[-1].lag - known[0].lag) / (known[-1].at - known[0].at)
+        change = (known[-1].lag - known[0].lag) / (known[-1].since_boot - known[0].since_boot)
         return Lag(messages=last, change_per_second=change, clear_seconds=last / -change if change < 0 else None)
 
     def series(self, seconds: int = KEPT_SECONDS) -> Series:
         """Return the last seconds, a point for each."""
         kept = list(self._samples)[-seconds - 1 :]
-        points = [_compare(before, after) for before, after in pairwise(kept)]
+        points = [_compare(before, after, self._booted_at) for before, after in pairwise(kept)]
         columns = zip(*points, strict=True) if points else ([] for _ in Series.model_fields)
         return Series(**dict(zip(Series.model_fields, map(list, columns), strict=True)))
 
 
-def _compare(before: Sample, after: Sample) -> tuple[float | None, ...]:
-    seconds = after.at - before.at
+def _compare(before: Sample, after: Sample, booted_at: float) -> tuple[float | None, ...]:
+    seconds = after.since_boot - before.since_boot
     counted = (
         (getattr(after, name) - getattr(before, name)) / seconds
         for name in ("consumed", "done", "failed", "retried", "letters")
     )
     attempts = subtract_counts(after.attempts, before.attempts)
     quantiles = (find_quantile(attempts, share) for share in (0.5, 0.95, 0.99))
-    return after.at, *counted, after.lag, after.in_flight, *quantiles
+    return booted_at + after.since_boot, *counted, after.lag, after.in_flight, *quantiles

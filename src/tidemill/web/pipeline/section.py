@@ -83,7 +83,8 @@ class PipelineView:
 
     def sample(self) -> None:
         """Take a sample."""
-        self.sampler.add(time.time(), self.watched.asked.progress())
+        since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self.sampler.add(time.time(), since_boot, self.watched.asked.progress())
 
     def now(self) -> Overview:
         """Return the state of the pipeline."""

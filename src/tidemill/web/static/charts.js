@@ -3,6 +3,7 @@
   const holder = document.querySelector("[data-series]");
   if (!holder || !window.uPlot) return;
   const KEPT = 900;
+  const JUMP = 10; // seconds
   const range = Number(holder.dataset.range);
   const isFollowed = !("polled" in holder.dataset) && Boolean(document.querySelector("[data-live]"));
   const isLive = isFollowed && range <= KEPT; // others are asked for again now and then
@@ -84,8 +85,12 @@
 
   document.addEventListener("point", (event) => {
     if (!columns || !isLive) return;
-    const from = event.detail.at.length && event.detail.at[0] > (columns.at.at(-1) || 0) ? event.detail : null;
-    if (!from) return;
+    const from = event.detail;
+    if (!from.at.length) return;
+    const last = columns.at.at(-1);
+    // The clock was set, or updates were missed: the server knows all points by its clock of now.
+    if (last !== undefined && Math.abs(from.at[0] - last) > JUMP) return void load();
+    if (from.at[0] <= last) return;
     for (const name of Object.keys(columns)) {
       columns[name].push(from[name][0]);
       if (columns[name].length > KEPT) columns[name].shift();
