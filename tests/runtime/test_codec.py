@@ -199,3 +199,9 @@ def test_plain_values_are_encoded_about_as_fast_as_by_json() -> None:
 
     ratios = sorted(cost(encode) / cost(json.dumps) for _ in range(5))
     assert ratios[2] < 1.5
+
+
+def test_half_a_character_is_read_as_python_writes_it() -> None:
+    assert decode('{"text": "\\ud800"}') == {"text": "\ud800"}
+    with pytest.raises(ValueError, match="NaN is not JSON"):
+        decode("[NaN]")

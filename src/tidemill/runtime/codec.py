@@ -10,6 +10,7 @@ says which part of it; a text without marks, from whatever JSON encoder, is deco
 from __future__ import annotations
 
 import base64
+import json
 import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, time, timedelta, timezone
@@ -73,8 +74,16 @@ def decode(text: str | bytes) -> Any:
         {1: {2, 3}}
     """
     raw = text.encode() if isinstance(text, str) else text
-    value = _decode(raw)
+    try:
+        value = _decode(raw)
+    except msgspec.DecodeError:
+        # Python's JSON may have escapes of half a character, which texts of earlier versions and YAML files hold.
+        value = json.loads(raw, parse_constant=_refuse_constant)
     return _restore(value) if _MARK_BYTES in raw else value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _encode_with(encoder: Callable[[Any], bytes], value: Any, name: str) -> str:

@@ -271,7 +271,7 @@ def test_each_event_is_stored_once_or_dead_lettered_for_a_failure_on_it_while_ho
     order = [row["pid"] for _, row in rows]
     print(f"{pair.trio.count} messages in {seconds:.1f} s; {len(set(order))} processes stored events")
     assert pair.owner() == 0
-    assert not pair.ask("SELECT id FROM session WHERE ended_us IS NULL AND list = 'proof'"), "a session was left behind"
+    assert not pair.ask("SELECT id FROM service WHERE ended_us IS NULL AND list = 'proof'"), "a session was left behind"
     said = [line["event"] for machine in (pair.one, pair.two) for line in machine.log]
     assert not [one for one in said if "bug in tidemill" in one]
 
