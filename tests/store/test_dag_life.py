@@ -405,6 +405,11 @@ async def test_a_run_is_created_once_per_request_and_refuses_a_twin(player: Play
         await player.store.call(CreateRun("none"))
     with pytest.raises(CallRefusedError, match="JSON object"):
         await player.store.call(CreateRun("dag", conf="[1]"))
+    for name in ("r" * 251, "two\nlines", "\x1b[31mred"):
+        with pytest.raises(CallRefusedError, match=r"the id of a run .* at most 250 characters") as refused:
+            await player.store.call(CreateRun("dag", run_id=name))
+        assert refused.value.kind is RefusalKind.INVALID
+    assert (await player.store.call(CreateRun("dag", run_id="Mühle a/b"))).run_id == "Mühle a/b"
 
 
 async def test_bells_ring_after_a_commit(player: Player) -> None:

@@ -64,6 +64,14 @@ class Raising(Told):
         yield
 
 
+class RaisingAnyText(Told):
+    """Raises what no encoder accepts, as a message with the name of a file may be, with a NUL and much of it."""
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        raise OSError("no file \udce9\0" + "x" * 3_000_000)
+        yield
+
+
 class Silent(Told):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         return

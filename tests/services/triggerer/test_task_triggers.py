@@ -67,6 +67,7 @@ async def test_tasks_go_on_with_the_events_of_their_triggers(database: Database,
     [
         (hosted.Undescribable, "the payload of an event cannot be written as JSON"),
         (hosted.Raising, "OSError: the upstream is gone"),
+        (hosted.RaisingAnyText, "OSError: no file \\udce9"),
         (hosted.Silent, "ended without having fired an event"),
         (hosted.Refusing, "ValueError: not today"),
     ],

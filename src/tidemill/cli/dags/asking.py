@@ -49,12 +49,13 @@ class Asker:
         """Return the answer to a call.
 
         Raises:
-            ConfigError: The store refuses it.
+            ConfigError: The store refuses it, or it has text that is not UTF-8.
             RemoteError: The store failed.
         """
         from tidemill.core.errors import ConfigError
         from tidemill.store.call import CallRefusedError
 
+        _check_text(call)
         try:
             answer: T = self._runner.run(self._store.call(call))
         except CallRefusedError as error:
@@ -74,6 +75,23 @@ class Asker:
             after = page.next
             if after is None:
                 return
+
+
+def _check_text(call: Call[Any]) -> None:
+    """Check that the arguments in a call are text: bytes on a command line may be anything.
+
+    Raises:
+        ConfigError: They are not UTF-8.
+    """
+    import msgspec
+
+    from tidemill.core.errors import ConfigError
+
+    try:
+        msgspec.msgpack.encode(call)
+    except UnicodeEncodeError as error:
+        part = error.object[max(0, error.start - 20) : error.end + 20]
+        raise ConfigError(f"the argument with {part!r} is not UTF-8; correct it") from None
 
 
 @contextmanager

@@ -121,14 +121,13 @@ def trigger(
     """Start a run of a DAG."""
     with reporting():
         from tidemill.cli.dags.views import encode_run
-        from tidemill.runtime.codec import encode
         from tidemill.store.people_calls import CreateRun
 
         call = CreateRun(
             dag,
             run,
             parse_time(logical_date),
-            encode(parse_conf(conf)),
+            encode_conf(conf),
             by=find_user(),
             request=uuid.uuid4().hex,
         )
@@ -201,6 +200,20 @@ def _set_paused(dag: str, config: Path | None, folder: Path | None, *, paused: b
         typer.echo(f"{dag} is {state}" if changed else f"{dag} was {state} already")
 
 
+def encode_conf(text: str | None) -> str:
+    """Return a configuration as it is stored.
+
+    Raises:
+        ConfigError: It is not a JSON object, or has what JSON does not have, such as NaN.
+    """
+    from tidemill.runtime.codec import EncodingError, encode
+
+    try:
+        return encode(parse_conf(text), "--conf")
+    except EncodingError as error:
+        raise ConfigError(str(error)) from error
+
+
 def parse_conf(text: str | None) -> dict[str, Any]:
     """Return the configuration of a run.
 
@@ -236,7 +249,7 @@ def parse_time(text: str | None) -> int | None:
         return None
     try:
         found = datetime.fromisoformat(text)
-    except ValueError:
+        found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except (ValueError, OverflowError):
         raise ConfigError(f"--logical-date {text}: not a time; write 2026-03-01 or 2026-03-01T12:00:00+01:00") from None
-    found = found.replace(tzinfo=UTC) if found.tzinfo is None else found
     return round((found - datetime.fromtimestamp(0, UTC)).total_seconds() * 1_000_000)

@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from tidemill.config.redaction import redact_text
-from tidemill.core.errors import TidemillError
+from tidemill.core.errors import TidemillError, escape_surrogates
 from tidemill.core.triggers.lifecycle import CancelReason, EndVerdict, Next
 from tidemill.services.triggerer.loading import TriggerError
 from tidemill.services.triggerer.state_writer import StateChange
@@ -23,6 +23,10 @@ _STATES = {
     EndVerdict.FAILED: TriggerState.FAILED,
     EndVerdict.CANCELLED: TriggerState.CANCELLED,
 }
+
+
+#: Of a longer error this many characters of each end are kept: it is masked and logged in the loop of all triggers.
+_MAX_ERROR = 10_000
 
 
 class RefusedEventError(TriggerError):
@@ -90,8 +94,16 @@ def report_ending(
 
 
 def format_fault(fault: BaseException) -> str:
-    """Return an error with its traceback, secrets masked; without it, if the message is meant to say everything."""
+    """Return an error with its traceback, secrets masked; without it, if the message is meant to say everything.
+
+    The text is what every encoder and database accepts, and has a bounded length.
+    """
     has_cause = fault.__cause__ is not None or (fault.__context__ is not None and not fault.__suppress_context__)
-    if isinstance(fault, TidemillError) and not has_cause:
-        return redact_text(str(fault))
-    return redact_text("".join(traceback.format_exception(fault)))
+    is_whole = isinstance(fault, TidemillError) and not has_cause
+    text = str(fault) if is_whole else "".join(traceback.format_exception(fault))
+    text = escape_surrogates(text).replace("\0", "\\x00")
+    if len(text) <= 2 * _MAX_ERROR:
+        return redact_text(text)
+    # Each part is masked with what surrounds it, so that no half of a secret is taken for something else.
+    head, tail = redact_text(text[: 2 * _MAX_ERROR])[:_MAX_ERROR], redact_text(text[-2 * _MAX_ERROR :])[-_MAX_ERROR:]
+    return f"{head}\n... {len(text) - 2 * _MAX_ERROR:,} characters are left out ...\n{tail}"

@@ -66,6 +66,8 @@ _CONSTANT = {
     "tallies": "",
     "skip_votes": 0,
 }
+#: As for the ids of DAGs.
+_MAX_NAME = 250
 _ACTIVE = ("queued", "running")
 _RUN, _DAG = dag_run.c, dag.c
 _LOCK_DAG = (
@@ -146,8 +148,15 @@ def _choose_run_id(connection: Connection, number: int, request: CreateRun, now_
     """Return the name of the new run.
 
     Raises:
-        CallRefusedError: There is a run of this name, or with this logical date.
+        CallRefusedError: There is a run of this name, or with this logical date; or it is not a name.
     """
+    given = request.run_id or ""
+    if len(given) > _MAX_NAME or not given.isprintable():
+        raise CallRefusedError(
+            RefusalKind.INVALID,
+            f"the id of a run {given[:_MAX_NAME]!r} must have at most {_MAX_NAME} characters, and neither line breaks"
+            " nor other control characters; choose another one",
+        )
     time_us = now_us if request.logical_us is None else request.logical_us
     while True:
         time = datetime.fromtimestamp(time_us / 1_000_000, UTC).isoformat()
