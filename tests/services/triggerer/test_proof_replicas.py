@@ -152,7 +152,7 @@ class Pair:
 
     def owner(self) -> int:
         """Return the process whose session has the list; 0: nobody has it."""
-        found = self.ask("SELECT s.pid FROM trigger_list l JOIN session s ON s.id = l.session_id")
+        found = self.ask("SELECT s.pid FROM trigger_list l JOIN service s ON s.id = l.session_id")
         return found[0]["pid"] if found else 0
 
     def committed(self) -> int:
