@@ -65,6 +65,21 @@ def test_a_failed_run_can_be_cleared_marked_and_cancelled(dev):
     assert "(command line)" in history[-1]["by"]
 
 
+def test_a_run_says_what_its_tasks_wait_for(dev):
+    dev.start()
+    dev.run("pools", "set", "default_pool", "0")
+
+    dev.run("dags", "trigger", "story")
+
+    wait_until(lambda: dev.states("story")["first"] == "scheduled", what=lambda: dev.log)
+    waits = {task["task"]: task["waits_for"] for task in dev.rows("runs", "show", "story")[0]["tasks"]}
+    slot = "1 slot of pool default_pool, where 0 of 0 are held"
+    assert waits == {"first": slot, "second": "upstream first", "waits": "upstream second"}
+    assert slot in dev.run("runs", "show", "story").stdout
+    dev.run("runs", "cancel", "story")
+    assert {task["waits_for"] for task in dev.rows("runs", "show", "story")[0]["tasks"]} == {None}
+
+
 def test_a_process_of_the_tree_that_is_killed_comes_back_and_its_task_is_run_again(dev):
     process = dev.start()
     dev.run("variables", "set", "seconds", "2")

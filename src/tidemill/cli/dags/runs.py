@@ -12,7 +12,7 @@ from tidemill.cli.help import App
 from tidemill.cli.reporting import reporting
 
 if TYPE_CHECKING:
-    from tidemill.store.people_calls import RunRecord
+    from tidemill.store.people_calls import RunRecord, TaskRecord
 
 app = App(help="Look at the runs of DAGs, and cancel them.")
 
@@ -57,18 +57,28 @@ def show(dag: DagId, run: Run = None, config: Config = None, folder: Folder = No
             encode_task,
             show_rows,
         )
+        from tidemill.cli.dags.waits import describe_waits
+        from tidemill.cli.tables import Column
         from tidemill.store.people_calls import ListTasks
 
         with asking(config, folder) as store:
             found = find_run(store, dag, run)
             pages = store.ask_pages(lambda after: ListTasks(dag, found.run_id, after=after))
+            tasks = [task for page in pages for task in page]
+            waits = describe_waits(store, found, tasks)
             if as_json:
-                tasks = [encode_task(task) for page in pages for task in page]
-                typer.echo(json.dumps({**encode_run(found), "tasks": tasks}))
+                shown = [{**encode_task(task), "waits_for": waits.get(task.id)} for task in tasks]
+                typer.echo(json.dumps({**encode_run(found), "tasks": shown}))
                 return
             show_rows([[found]], RUN_COLUMNS, build_run_row, encode_run, as_json=False, nothing="")
             typer.echo()
-            show_rows(pages, TASK_COLUMNS, build_task_row, encode_task, as_json=False, nothing="no tasks")
+            columns = (*TASK_COLUMNS[:-1], Column("WAITS FOR, OR ERROR", detail=True))
+
+            def build_row(task: TaskRecord) -> tuple[str, ...]:
+                *row, error = build_task_row(task)
+                return (*row, "; ".join(text for text in (waits.get(task.id), error) if text))
+
+            show_rows([tasks], columns, build_row, encode_task, as_json=False, nothing="no tasks")
 
 
 @app.command()
