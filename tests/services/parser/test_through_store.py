@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from tests.services.parser.test_manager import running, write
+from tests.services.parser.test_manager import DAG, running, write
 from tests.store.dags import Player
 
 from tidemill.core.errors import InvariantError
@@ -18,6 +19,7 @@ from tidemill.store.calls import (
     ClaimedAttempt,
     CreateRun,
     Failure,
+    ListDags,
     ListFiles,
     ListTasks,
     Report,
@@ -122,3 +124,39 @@ async def test_a_dag_file_runs_through_the_store(tmp_path: Path) -> None:
         }
     finally:
         await store.close()
+
+
+async def test_a_second_file_with_the_id_of_a_dag_is_an_error_until_the_first_one_gives_it_up(tmp_path: Path) -> None:
+    folder = tmp_path / "dags"
+    write(folder, "one.py", DAG.format(name="twin", task="a"))
+    database = await open_store(f"sqlite:///{tmp_path}/dags.db")
+
+    async def find_owner() -> list[tuple[str, bool]]:
+        return [(dag.file, dag.active) for dag in (await database.call(ListDags())).rows if dag.dag_id == "twin"]
+
+    async def list_errors() -> list[str | None]:
+        return [file.error for file in await database.call(ListFiles(broken=True))]
+
+    async with running(folder, database) as manager:
+        write(folder, "two.py", DAG.format(name="twin", task="b"))
+        error = "one.py already defines a DAG 'twin'; give one of them another id"
+        await wait_for_answer(list_errors, [error])
+        assert manager.broken == 1
+
+        write(folder, "one.py", DAG.format(name="single", task="a"))
+        await wait_for_answer(find_owner, [("two.py", True)])
+        await wait_for_answer(list_errors, [])
+
+        write(folder, "three.py", DAG.format(name="twin", task="c"))
+        await wait_for_answer(list_errors, [error.replace("one.py", "two.py")])
+        (folder / "two.py").unlink()
+        await wait_for_answer(find_owner, [("three.py", True)])
+        assert await list_errors() == []
+    await database.close()
+
+
+async def wait_for_answer(ask: Callable[[], Awaitable[Any]], wanted: Any) -> None:
+    async with asyncio.timeout(60):
+        while (answer := await ask()) != wanted:
+            await asyncio.sleep(0.05)
+    assert answer == wanted

@@ -44,11 +44,19 @@ class Store(Protocol):
 
 @dataclass(slots=True)
 class _File:
-    """What is known of a file since it was read last. `names`: the file and what it imported."""
+    """What is known of a file since it was read last.
+
+    Attributes:
+        signature: How it looked; empty: it is to be read again.
+        names: The file and what it imported.
+        broken: It cannot be read.
+        refused: Another file has the id of one of its DAGs.
+    """
 
     signature: Signature = ()
     names: list[str] = field(default_factory=list)
     broken: bool = False
+    refused: bool = False
 
 
 class ParserManager:
@@ -88,7 +96,7 @@ class ParserManager:
     @property
     def broken(self) -> int:
         """How many files cannot be read."""
-        return sum(file.broken for file in self._files.values())
+        return sum(file.broken or file.refused for file in self._files.values())
 
     async def run(self) -> None:
         """Keep the store up to date until cancelled."""
@@ -131,7 +139,7 @@ class ParserManager:
     def _note_changes(self) -> None:
         # A file that could not be read may have missed a module that is there now.
         for file in self._files.values():
-            if file.broken:
+            if file.broken or file.refused:
                 file.signature = ()
         self._changed.set()
 
@@ -149,6 +157,7 @@ class ParserManager:
         for name in sorted(known - set(found)):
             await self._store.call(RemoveFile(name))
             self._files.pop(name, None)
+            self._note_refused(name, False)
             log.info("a DAG file is gone; its DAGs are inactive", file=name)
         for name in found:
             file = self._files.setdefault(name, _File())
@@ -221,6 +230,17 @@ class ParserManager:
         )
         stored = await self._store.call(call)
         self._tell(name, reading, [(dag.dag_id, dag.refused) for dag in stored if dag.refused or dag.changed])
+        self._note_refused(name, any(dag.refused for dag in stored))
+
+    def _note_refused(self, name: str, is_refused: bool) -> None:
+        """Note whether another file has the id of a DAG of this one; if not, it may have given up what others want."""
+        if (file := self._files.get(name)) is not None:
+            file.refused = is_refused
+        waiting = [] if is_refused else [other for other in self._files.values() if other.refused]
+        for other in waiting:
+            other.signature = ()
+        if waiting:
+            self._changed.set()
 
     def _tell(self, name: str, reading: FileReading, changed: list[tuple[str, str]]) -> None:
         file = self._files.get(name)

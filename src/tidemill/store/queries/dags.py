@@ -50,6 +50,9 @@ def store_file(connection: Connection, request: StoreFile, context: CallContext)
         stored.append(one)
         if not one.refused:
             kept.append(structure.id)
+    refused = [one.refused for one in stored if one.refused]
+    if refused:
+        connection.execute(update(dag_file).where(_FILE.id == number).values(error=make_storable("\n".join(refused))))
     gone = and_(_DAG.file_id == number, _DAG.dag_id.not_in(kept), _DAG.active == 1)
     connection.execute(update(dag).where(gone).values(active=0, changed_us=context.now_us))
     context.bells.add(Channel.SCHEDULER)
