@@ -230,3 +230,12 @@ async def test_a_url_of_something_else_is_refused_without_its_password(url: str)
 def test_without_a_setting_the_store_is_a_file_beside_the_list_of_triggers(tmp_path: Path) -> None:
     assert choose_store_url("", tmp_path) == f"sqlite:///{tmp_path}/tidemill.db"
     assert choose_store_url("postgresql://host/x", tmp_path) == "postgresql://host/x"
+
+
+async def test_only_this_user_can_read_what_is_stored(tmp_path: Path) -> None:
+    store = await open_sqlite(tmp_path / "new.db")
+    try:
+        modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    finally:
+        await store.close()
+    assert modes == dict.fromkeys(("new.db", "new.db-wal", "new.db-shm", "new.db.lock"), 0o600)

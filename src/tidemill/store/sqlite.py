@@ -8,6 +8,8 @@ readers, in this process and in others, block nobody.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -133,6 +135,7 @@ async def open_sqlite(path: Path, cipher: Cipher | None = None) -> SqliteDatabas
     """
     lock = StoreLock(path)
     await asyncio.to_thread(lock.acquire)
+    _create_private(path)
     database = SqliteDatabase(path, _create_engine(path, "rwc"), _create_engine(path, "ro"), lock, cipher)
     try:
         await database.write(upgrade)
@@ -158,6 +161,13 @@ async def open_sqlite_reader(path: Path, cipher: Cipher | None = None) -> Sqlite
         await database.close()
         raise
     return database
+
+
+def _create_private(path: Path) -> None:
+    """Create a file that does not exist so that only this user can read it: events, results and logs will be in it."""
+    # SQLite gives the files beside it the same mode. One that it cannot create is its own error.
+    with contextlib.suppress(OSError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 async def _wait_for_tables(database: SqliteDatabase) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 
+from tidemill.core.errors import ConfigError
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.log import RELAY_VARIABLE
@@ -75,6 +76,8 @@ class Child:
             code = await self._run_once()
             if self._stopping.is_set():
                 return
+            if code == ExitCode.CONFIG:
+                raise ConfigError(f"the {self.name} cannot be run with this configuration; the log says why")
             failures = 1 if asyncio.get_running_loop().time() - began > _HEALTHY_SECONDS else failures + 1
             pause = self._backoff.compute_delay(failures, random.getrandbits(JITTER_BITS))
             log.warning(
