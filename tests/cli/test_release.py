@@ -80,7 +80,8 @@ def test_what_a_brake_holds_is_dead_lettered_by_a_user_and_not_before(
     letters = consume(embedded_kafka.bootstrap, f"{topic}_dlq", LINES)
     assert len({letter.value for letter in letters}) == LINES
     held = int(answers[-1].split("engine 0: ")[1].split()[0])
-    assert 0 < held < LINES
+    # What the engine had said when it was asked: more may have been held by the time that it was released.
+    assert 0 <= held < LINES
     assert f"process {process.pid}" in answers[-1]
 
 

@@ -358,7 +358,9 @@ async def test_a_hook_that_blocks_the_loop_is_named_with_its_stack(rig, value, h
         await run.committed(2)
         await run.until(lambda: any(entry["event"] == "the event loop is running again" for entry in logs))
         summary = await run.end()
-    (block,) = [entry for entry in logs if "blocks the event loop" in entry["event"]]
+    blocks = [entry for entry in logs if "blocks the event loop" in entry["event"]]
+    # On a busy machine the start takes longer than the limit of this test, too.
+    (block,) = [entry for entry in blocks if entry["hook"] != "on_ready"]
     assert block["hook"] == hook
     assert "time.sleep" in block["stack"]
     assert "self.offload" in block["event"]

@@ -139,7 +139,7 @@ def test_a_line_that_cannot_be_shown_does_not_end_the_relay_of_the_jvm(
             raise LookupError("no such entry")
         return False
 
-    monkeypatch.setattr("tidemill.spark.session.jvm.relay", show)
+    monkeypatch.setattr("tidemill.runtime.relayed_output.relay", show)
     with standard_error_pipe(threading.Event()) as standard_error:
         subprocess.run(["sh", "-c", "printf 'bad\\ngood\\n' >&2"], stderr=standard_error, check=True)
 
