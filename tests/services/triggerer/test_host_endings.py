@@ -305,6 +305,7 @@ async def test_a_trigger_that_waits_to_run_again_can_be_removed_and_is_cancelled
 
 async def test_one_that_never_ends_is_left_behind_and_its_name_is_free(hosts, upstream, monkeypatch):
     monkeypatch.setattr(list_host_module, "END_SECONDS", 0.2)
+    monkeypatch.setattr("tidemill.services.triggerer.host.END_SECONDS", 0.2)
     deaf = spec("deaf", hosted.Deaf, times=20)
     host = await hosts.start(deaf)
     await until(lambda: DID["deaf"])
