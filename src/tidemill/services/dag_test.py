@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tidemill.config.settings import Settings
-from tidemill.core.errors import ConfigError, RemoteError, describe_error
+from tidemill.core.errors import ConfigError, InvariantError, RemoteError, describe_error
 from tidemill.dags.building import serialize_dag
 from tidemill.dags.loading import LoadedFile, load_file
 from tidemill.dags.results import AttemptDeferred, AttemptFailed, AttemptResult, AttemptSkipped
@@ -171,6 +171,8 @@ class _Test:
         run = self.ask(CreateRun(dag_id, "test", logical_us, encode(conf), by="tidemill dags test"))
         while True:
             turn = self.ask(SchedulerTurn(self._service))
+            if turn.broken_runs:
+                raise InvariantError("the run cannot go on; please report it with the log")
             found = self.ask(GetRun(dag_id, run.run_id))
             assert found is not None
             worked = self._work(queues)
@@ -204,7 +206,9 @@ class _Test:
         ending = _convert(result)
         self._say(f"--- {attempt.task_id}: {_describe(ending)}")
         report = Report(attempt.task, attempt.epoch, ending, result.xcoms, result.skip, result.skip_all_downstream)
-        self.ask(WorkerTurn(self._service, self._request, reports=(report,)))
+        (outcome,) = self.ask(WorkerTurn(self._service, self._request, reports=(report,))).outcomes
+        if outcome.reason:
+            raise InvariantError(f"how {attempt.task_id} ended cannot be stored: {outcome.reason}; please report it")
 
     async def _wait(self, turn: SchedulerAnswer) -> None:
         """Run the triggers that tasks wait for until one has ended, or something is due."""

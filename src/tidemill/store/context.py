@@ -24,12 +24,16 @@ class CallContext:
         cipher: Encrypts what must not lie readable in the database.
         bells: Which services have work once the transaction is committed.
         left: Whether tasks were left to be decided by the scheduler.
+        broken_runs: Runs that could not be worked on, and are left as they are.
+        broken_dags: Likewise DAGs.
     """
 
     now_us: int
     cipher: Cipher
     bells: set[Channel] = field(default_factory=set)
     left: bool = False
+    broken_runs: set[int] = field(default_factory=set)
+    broken_dags: set[int] = field(default_factory=set)
 
 
 def read_now(connection: Connection) -> int:

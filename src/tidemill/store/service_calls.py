@@ -166,6 +166,8 @@ class SchedulerAnswer(msgspec.Struct, frozen=True):
         moved: How many tasks changed their state, those included.
         created: How many runs were created by their schedule.
         ended: How many runs ended.
+        broken_runs: The runs that could not be worked on, and were left as they are.
+        broken_dags: Likewise the DAGs, whose schedules make no runs.
     """
 
     next_due_us: int | None
@@ -175,14 +177,24 @@ class SchedulerAnswer(msgspec.Struct, frozen=True):
     moved: int = 0
     created: int = 0
     ended: int = 0
+    broken_runs: tuple[int, ...] = ()
+    broken_dags: tuple[int, ...] = ()
 
 
 class SchedulerTurn(Call[SchedulerAnswer], frozen=True):
     """Do what is to be done now, in a bounded transaction.
 
     Create the runs that are due, start those that wait, decide tasks whose upstream changed, feed what is due, give out
-    slots, and end runs. `limit`: about how many rows each step takes.
+    slots, and end runs. A run that cannot be worked on is left as it is, and the others go on.
+
+    Attributes:
+        service: The scheduler.
+        limit: About how many rows each step takes.
+        skip_runs: Runs that an earlier turn could not work on, and that this one passes over.
+        skip_dags: Likewise DAGs.
     """
 
     service: int
     limit: int = 500
+    skip_runs: tuple[int, ...] = ()
+    skip_dags: tuple[int, ...] = ()

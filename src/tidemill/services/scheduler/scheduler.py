@@ -1,10 +1,12 @@
 """The loop of the scheduler: a turn of the store, then a wait until there is something to do again.
 
-All decisions are made by `core.tasks` within the store's transactions; nothing is kept here between two turns, so that
-a scheduler can end at any moment and another one continues.
+All decisions are made by `core.tasks` within the store's transactions; nothing is kept here between two turns but what
+could not be worked on, so that a scheduler can end at any moment and another one continues.
 
 Invariants: the bell remembers a ring while the store is looked at, so that nothing that happens meanwhile is missed;
-without a ring the store is looked at every SCAN_SECONDS; what is due is looked at when it is.
+without a ring the store is looked at every SCAN_SECONDS; what is due is looked at when it is; a turn that fails is
+tried again, whatever the error; a run or DAG that cannot be worked on is tried again every AGAIN_SECONDS, and costs
+nothing in between.
 """
 
 from __future__ import annotations
@@ -19,12 +21,19 @@ from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.core.tasks.inputs import Channel
 from tidemill.runtime.log import throttle
 from tidemill.services.call_store import Bell, CallStore
+from tidemill.store.call import CallRefusedError
 from tidemill.store.service_calls import SchedulerAnswer, SchedulerTurn
 
 log = structlog.get_logger(__name__)
 
 #: A look at the store in case a ring was lost.
 SCAN_SECONDS = 2.0
+#: How long a run or DAG that could not be worked on is passed over.
+AGAIN_SECONDS = 60.0
+#: The most that one turn passes over.
+_MAX_SKIPPED = 1000
+#: What is due, but was not done, is looked at again after this time.
+_LATE_SECONDS = 0.25
 #: The clock of the store and the timer of this process differ a little.
 _EARLY_SECONDS = 0.001
 _LOG_SECONDS = 10.0
@@ -46,6 +55,8 @@ class Scheduler:
         self._service = service
         self._backoff = Backoff(0.1, 5.0)
         self._failures = 0
+        self._skip_runs: dict[int, float] = {}
+        self._skip_dags: dict[int, float] = {}
 
     async def run(self) -> None:
         """Work until cancelled.
@@ -55,20 +66,47 @@ class Scheduler:
         """
         while True:
             try:
-                answer = await self._store.call(SchedulerTurn(self._service))
+                answer = await self._store.call(self._build_turn())
+            except CallRefusedError:
+                raise
             except RemoteError as error:
-                await self._wait_after(error)
+                throttle(log, _LOG_SECONDS).warning(
+                    "the scheduler cannot reach the store; it tries again", error=str(error)
+                )
+                await self._wait_after_failure()
+                continue
+            except Exception:
+                # Runs are not to stand still for ever because of one turn.
+                throttle(log, _LOG_SECONDS).error(
+                    "a turn of the scheduler failed; it tries again; this is a bug in tidemill", exc_info=True
+                )
+                await self._wait_after_failure()
                 continue
             self._failures = 0
+            self._note_broken(answer)
             if answer.more:
                 # The calls of others come between two turns.
                 await asyncio.sleep(0)
             else:
                 await self._bell.wait(Channel.SCHEDULER, compute_wait(answer))
 
-    async def _wait_after(self, error: RemoteError) -> None:
+    def _build_turn(self) -> SchedulerTurn:
+        now = asyncio.get_running_loop().time()
+        for skipped in (self._skip_runs, self._skip_dags):
+            # In the order in which they were noted.
+            while skipped and (next(iter(skipped.values())) <= now or len(skipped) > _MAX_SKIPPED):
+                del skipped[next(iter(skipped))]
+        return SchedulerTurn(self._service, skip_runs=tuple(self._skip_runs), skip_dags=tuple(self._skip_dags))
+
+    def _note_broken(self, answer: SchedulerAnswer) -> None:
+        until = asyncio.get_running_loop().time() + AGAIN_SECONDS
+        for skipped, broken in ((self._skip_runs, answer.broken_runs), (self._skip_dags, answer.broken_dags)):
+            for number in broken:
+                skipped.pop(number, None)
+                skipped[number] = until
+
+    async def _wait_after_failure(self) -> None:
         self._failures += 1
-        throttle(log, _LOG_SECONDS).warning("the scheduler cannot reach the store; it tries again", error=str(error))
         await asyncio.sleep(self._backoff.compute_delay(self._failures, random.getrandbits(JITTER_BITS)))
 
 
@@ -78,8 +116,10 @@ def compute_wait(answer: SchedulerAnswer) -> float:
     Example:
         >>> compute_wait(SchedulerAnswer(next_due_us=1_500_000, now_us=1_000_000))
         0.501
+        >>> compute_wait(SchedulerAnswer(next_due_us=1_000_000, now_us=1_500_000))
+        0.25
     """
     if answer.next_due_us is None:
         return SCAN_SECONDS
     seconds = (answer.next_due_us - answer.now_us) / 1e6
-    return min(SCAN_SECONDS, max(0.0, seconds) + _EARLY_SECONDS)
+    return _LATE_SECONDS if seconds <= 0 else min(SCAN_SECONDS, seconds + _EARLY_SECONDS)

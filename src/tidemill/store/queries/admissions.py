@@ -7,12 +7,25 @@ DAGs that have limits; tasks that another transaction has locked are passed over
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, and_, bindparam, exists, func, literal_column, select, text, tuple_
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    exists,
+    func,
+    literal_column,
+    select,
+    text,
+    tuple_,
+)
 
 from tidemill.core.tasks.admission import Active, Candidate, Limits, admit
 from tidemill.core.tasks.attempt import TaskState
@@ -22,6 +35,7 @@ from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag, dag_version, pool, task_instance
 from tidemill.store.queries.board import Board
 from tidemill.store.queries.cursors import IDS, build_id_rows
+from tidemill.store.queries.isolation import work_on_runs
 from tidemill.store.queries.task_rows import (
     COLUMNS,
     UnreadableStructureError,
@@ -45,7 +59,9 @@ class Admitted:
     more: bool = False
 
 
-def admit_tasks(connection: Connection, context: CallContext, by: str, limit: int) -> Admitted:
+def admit_tasks(
+    connection: Connection, context: CallContext, by: str, limit: int, skip: Collection[int] = ()
+) -> Admitted:
     """Give slots to tasks, in all pools.
 
     Args:
@@ -53,33 +69,46 @@ def admit_tasks(connection: Connection, context: CallContext, by: str, limit: in
         context: The time, and what the transaction leaves besides rows.
         by: Who does it, for the journal.
         limit: How many tasks get slots at most, in each pool.
+        skip: Runs whose tasks are passed over.
     """
     done = Admitted()
     for one in connection.execute(_build_pools()).all():
-        _admit_pool(connection, context, by, limit, one, done)
+        _admit_pool(connection, context, by, limit, one, done, skip)
     return done
 
 
 def _admit_pool(
-    connection: Connection, context: CallContext, by: str, limit: int, one: Row[Any], done: Admitted
+    connection: Connection,
+    context: CallContext,
+    by: str,
+    limit: int,
+    one: Row[Any],
+    done: Admitted,
+    skip: Collection[int],
 ) -> None:
-    used = _count_slots(connection, one)
+    used, before = _count_slots(connection, one), done.count
+
+    def admit_some(rows: list[Row[Any]]) -> int:
+        nonlocal used
+        slots, admitted = _admit_page(connection, context, by, one.slots, used, rows)
+        used += slots
+        return admitted
+
     after: Row[Any] | None = None
     for _ in range(_PAGES):
         free = one.slots - used
         if free <= 0:
             return
         size = min(max(free, 32), limit)
-        rows = _fetch_candidates(connection, one.name, after, size)
-        slots, admitted = _admit_page(connection, context, by, one.slots, used, rows)
-        used += slots
-        done.count += admitted
+        rows = _fetch_candidates(connection, one.name, after, size, skip)
+        done.count += work_on_runs(connection, context, [(row.run, row) for row in rows], admit_some)
         if len(rows) < size:
             return
         after = rows[-1]
         if done.count >= limit:
             break
-    done.more = True
+    # Where nothing fitted, nothing would at once: the end of a task, or a new limit, rings.
+    done.more = done.more or done.count > before
 
 
 def _count_slots(connection: Connection, one: Row[Any]) -> int:
@@ -108,20 +137,24 @@ def _build_deferred_slots() -> Select[Any]:
     return select(func.coalesce(func.sum(_TASK.pool_slots), 0)).where(holds)
 
 
-def _fetch_candidates(connection: Connection, name: str, after: Row[Any] | None, size: int) -> list[Row[Any]]:
+def _fetch_candidates(
+    connection: Connection, name: str, after: Row[Any] | None, size: int, skip: Collection[int]
+) -> list[Row[Any]]:
     key = {"rank": -(1 << 62), "since": 0, "id": 0}
     if after is not None:
         key = {"rank": after.rank, "since": after.since_us, "id": after.id}
-    return list(connection.execute(_build_candidates(), {"pool": name, "size": size, **key}))
+    skipped = {"skip": list(skip)} if skip else {}
+    return list(connection.execute(_build_candidates(bool(skip)), {"pool": name, "size": size, **key, **skipped}))
 
 
 @cache
-def _build_candidates() -> Select[Any]:
+def _build_candidates(skips: bool) -> Select[Any]:
     order = (_TASK.rank, _TASK.since_us, _TASK.id)
     later = tuple_(*order) > tuple_(bindparam("rank"), bindparam("since"), bindparam("id"))
+    passed = [_TASK.run.not_in(bindparam("skip", expanding=True, type_=BigInteger()))] if skips else []
     return (
         select(*COLUMNS, _TASK.pool_slots)
-        .where(and_(_TASK.pool == bindparam("pool"), text("state = 'scheduled'"), later))
+        .where(and_(_TASK.pool == bindparam("pool"), text("state = 'scheduled'"), later, *passed))
         .order_by(*order)
         .limit(bindparam("size"))
         .with_for_update(skip_locked=True)

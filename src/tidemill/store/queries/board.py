@@ -39,9 +39,11 @@ from tidemill.core.tasks.inputs import (
 from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import move_counts
 from tidemill.store.queries.effects import Callback, Effects, JournalRow, MadeTrigger, write_effects
+from tidemill.store.queries.isolation import note_broken_run
 from tidemill.store.queries.journal import find_left
 from tidemill.store.queries.past import find_next_tasks, is_past_done, mark_pending
 from tidemill.store.queries.task_rows import (
+    Found,
     RunEntry,
     TaskEntry,
     find_runs_of,
@@ -98,7 +100,7 @@ class Board:
         """Lock runs, those of the tasks included, and then the tasks. It is called first, and once."""
         wanted = {*runs, *(find_runs_of(self.connection, tasks) if tasks else ())}
         if wanted:
-            self.runs |= lock_runs(self.connection, wanted)
+            self._keep_runs(lock_runs(self.connection, wanted))
         self.add(tasks)
 
     def take(self, rows: Iterable[Row[Any]]) -> list[TaskEntry]:
@@ -117,7 +119,13 @@ class Board:
     def _read_runs(self, numbers: set[int]) -> None:
         missing = numbers - self.runs.keys()
         if missing:
-            self.runs |= read_runs(self.connection, missing)
+            self._keep_runs(read_runs(self.connection, missing))
+
+    def _keep_runs(self, found: Found) -> None:
+        runs, unreadable = found
+        self.runs |= runs
+        for number, error in unreadable.items():
+            note_broken_run(self.connection, self.context, number, error)
 
     def add(self, tasks: Collection[int]) -> None:
         """Lock more tasks of runs that are locked."""
@@ -141,8 +149,13 @@ class Board:
         for row in rows:
             run = self.runs.get(row.run)
             # A run whose structure cannot be read is not there.
-            if run is not None and row.id not in self.tasks:
-                entry = TaskEntry(row, run, self.context.cipher)
+            if run is None or row.id in self.tasks:
+                continue
+            try:
+                entry = TaskEntry(row, run)
+            except Exception as error:
+                note_broken_run(self.connection, self.context, run.id, error)
+            else:
                 self.tasks[entry.id] = self._named[run.id, entry.task_id] = entry
 
     def find(self, run: int, task_id: str) -> TaskEntry | None:
@@ -344,7 +357,7 @@ class Board:
 
     def flush(self) -> None:
         """Write what has changed."""
-        write_tasks(self.connection, self.tasks.values(), self.context.cipher)
+        write_tasks(self.connection, self.tasks.values())
         effects, self._effects = self._effects, Effects()
         write_effects(self.connection, effects, self.context)
         write_runs(self.connection, self.runs.values())

@@ -11,7 +11,9 @@ from functools import cache
 from typing import Any
 
 import msgspec
+import structlog
 from sqlalchemy import (
+    BigInteger,
     BindParameter,
     CompoundSelect,
     Connection,
@@ -26,8 +28,10 @@ from sqlalchemy import (
     update,
 )
 
+from tidemill.core.errors import ConfigError
 from tidemill.core.tasks.attempt import Moved, TaskState
 from tidemill.core.tasks.inputs import Claim
+from tidemill.runtime.log import throttle
 from tidemill.store.batches import find_dialect
 from tidemill.store.calls import ClaimedAttempt, ClaimedCallback, ResumeWith, WorkerTurn
 from tidemill.store.context import CallContext
@@ -37,7 +41,11 @@ from tidemill.store.queries.board import Board
 from tidemill.store.queries.cursors import IDS, build_id_rows
 from tidemill.store.queries.task_rows import COLUMNS, TaskEntry, load_plan
 
+log = structlog.get_logger(__name__)
+
 _TASK, _CALLBACK = task_instance.c, task_callback.c
+#: How often a claim looks for other tasks in place of those that cannot be run.
+_LOOKS = 20
 
 
 def claim_work(connection: Connection, turn: WorkerTurn, context: CallContext) -> tuple[ClaimedAttempt, ...]:
@@ -46,7 +54,7 @@ def claim_work(connection: Connection, turn: WorkerTurn, context: CallContext) -
     tasks, callbacks = _find_claimed(connection, turn)
     if tasks or callbacks:
         board.read(tasks)
-        entries = [board.tasks[task] for task in tasks]
+        entries = [board.tasks[task] for task in tasks if task in board.tasks]
     else:
         callbacks = _claim_callbacks(connection, turn)
         entries = _claim_tasks(board, turn, turn.capacity - len(callbacks))
@@ -91,9 +99,8 @@ def _build_due_callbacks() -> Select[Any]:
 def _claim_tasks(board: Board, turn: WorkerTurn, capacity: int) -> list[TaskEntry]:
     if capacity <= 0:
         return []
-    rows = board.connection.execute(_build_queued(), {"queues": turn.queues, "most": capacity}).all()
     claimed = []
-    for entry in board.take(rows):
+    for entry in _take_queued(board, turn, capacity):
         claim = Claim(entry.row.epoch, turn.service, f"s{turn.service}-{turn.request}")
         if isinstance(board.give(entry, claim, f"worker {turn.service}"), Moved):
             entry.claim_request = turn.request
@@ -102,9 +109,37 @@ def _claim_tasks(board: Board, turn: WorkerTurn, capacity: int) -> list[TaskEntr
     return claimed
 
 
+def _take_queued(board: Board, turn: WorkerTurn, capacity: int) -> list[TaskEntry]:
+    """Take tasks that are queued, and pass over those that cannot be run now."""
+    skip: list[int] = []
+    for _ in range(_LOOKS):
+        given = {"queues": turn.queues, "most": capacity} | ({"skip": skip} if skip else {})
+        rows = board.connection.execute(_build_queued(bool(skip)), given).all()
+        board.take(rows)
+        unfit = [row.id for row in rows if row.id not in board.tasks or not _is_readable(board, board.tasks[row.id])]
+        if not unfit:
+            break
+        skip += unfit
+    return [board.tasks[row.id] for row in rows if row.id not in skip]
+
+
+def _is_readable(board: Board, entry: TaskEntry) -> bool:
+    """Return whether the arguments with which a task resumes can be decrypted; otherwise it waits for their key."""
+    try:
+        if entry.row.resume is not None:
+            board.context.cipher.decrypt(entry.row.resume.kwargs)
+    except ConfigError as error:
+        about = {"dag": entry.plan.structure.id, "task": entry.task_id, "run": entry.run.id}
+        throttle(log, 60.0, about=entry.id).error("a task waits: it cannot be resumed", error=str(error), **about)
+        return False
+    return True
+
+
 @cache
-def _build_queued() -> Select[Any]:
+def _build_queued(skips: bool) -> Select[Any]:
     queued = and_(text("state = 'queued'"), _TASK.queue.in_(bindparam("queues", expanding=True)))
+    if skips:
+        queued = and_(queued, _TASK.id.not_in(bindparam("skip", expanding=True, type_=BigInteger())))
     order = (_TASK.rank, _TASK.since_us, _TASK.id)
     statement = select(*COLUMNS).where(queued).order_by(*order).limit(bindparam("most"))
     return statement.with_for_update(skip_locked=True)
@@ -125,7 +160,7 @@ def _build_attempts(board: Board, entries: Sequence[TaskEntry], callbacks: Seque
     found = _fetch_callbacks(board.connection, callbacks)
     board.read({row.task for row in found if row.task is not None} - board.tasks.keys())
     runs = _fetch_runs(board.connection, {*(row.run for row in found), *(entry.run.id for entry in entries)})
-    attempts = [_build_attempt(entry, runs[entry.run.id]) for entry in entries]
+    attempts = [_build_attempt(entry, runs[entry.run.id], board.context) for entry in entries]
     for row in found:
         entry = None if row.task is None else board.tasks[row.task]
         attempts.append(_build_callback(row, entry, runs[row.run]))
@@ -171,9 +206,10 @@ def build_params(plan: DagPlan, conf: str) -> str:
     return msgspec.json.encode(params).decode()
 
 
-def _build_attempt(entry: TaskEntry, run: _Run) -> ClaimedAttempt:
-    resume = entry.row.resume
-    resumed = None if resume is None else ResumeWith(resume.method, resume.kwargs, resume.payload or "null")
+def _build_attempt(entry: TaskEntry, run: _Run, context: CallContext) -> ClaimedAttempt:
+    resume, resumed = entry.row.resume, None
+    if resume is not None:
+        resumed = ResumeWith(resume.method, context.cipher.decrypt(resume.kwargs), resume.payload or "null")
     return _build(entry, run, entry.row.deadline_us, resumed, None)
 
 

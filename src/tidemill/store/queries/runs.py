@@ -6,7 +6,7 @@ DAG's row; older runs start first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
@@ -39,6 +39,7 @@ from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import DagPlan, TaskPlan
 from tidemill.store.dag_tables import dag, dag_run, dag_version, task_instance
 from tidemill.store.queries.board import Board
+from tidemill.store.queries.isolation import work_on_runs
 from tidemill.store.queries.task_rows import RunEntry, compute_rank, load_plan
 from tidemill.store.queries.tasks import close_board
 
@@ -258,18 +259,25 @@ def begin_run(run: RunEntry, now_us: int) -> None:
     run.changed = True
 
 
-def start_waiting_runs(connection: Connection, context: CallContext, limit: int) -> int:
-    """Start the oldest runs that wait, of each DAG as many as may be active; return how many."""
+def start_waiting_runs(connection: Connection, context: CallContext, limit: int, skip: Collection[int] = ()) -> int:
+    """Start the oldest runs that wait, of each DAG as many as may be active; return how many.
+
+    Args:
+        connection: In a transaction.
+        context: The time, and what the transaction leaves besides rows.
+        limit: How many DAGs it looks at, and how many runs of each it starts.
+        skip: Runs that are passed over.
+    """
+    passed = [_RUN.id.not_in(skip)] if skip else []
     runs: list[int] = []
     for number in _find_dags_with_room(connection, limit):
         found = connection.execute(select(dag).where(_DAG.id == number).with_for_update()).one()
         running = and_(_RUN.dag == number, IS_RUNNING)
         room = found.max_active_runs - connection.execute(select(func.count()).where(running)).scalar_one()
-        waiting = select(_RUN.id).where(and_(_RUN.dag == number, IS_QUEUED)).order_by(_RUN.id)
+        waiting = select(_RUN.id).where(and_(_RUN.dag == number, IS_QUEUED, *passed)).order_by(_RUN.id)
         runs += connection.execute(waiting.limit(min(max(room, 0), limit))).scalars().all()
-    if runs:
-        start_runs(connection, runs, context)
-    return len(runs)
+    given = [(number, number) for number in runs]
+    return work_on_runs(connection, context, given, lambda numbers: len(start_runs(connection, numbers, context).runs))
 
 
 def _find_dags_with_room(connection: Connection, limit: int) -> list[int]:

@@ -6,10 +6,21 @@ its schedule, and not as rows; a time is due once.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, ScalarSelect, and_, func, literal_column, select, update
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    ScalarSelect,
+    and_,
+    func,
+    literal_column,
+    select,
+    update,
+)
 
 from tidemill.core.tasks.structure import ScheduleStructure
 from tidemill.core.tasks.timetable import next_time
@@ -18,6 +29,7 @@ from tidemill.store.calls import CreateRun
 from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import read_structure
 from tidemill.store.dag_tables import dag, dag_run, dag_version
+from tidemill.store.queries.isolation import work_on_dags
 from tidemill.store.queries.runs import IS_QUEUED, IS_RUNNING, create_run
 
 _DAG, _RUN = dag.c, dag_run.c
@@ -36,16 +48,22 @@ def compute_next(schedule: ScheduleStructure, last_us: int | None, known_us: int
     return {"next_us": next_us, "last_us": last_us, "known_us": known_us}
 
 
-def create_due_runs(connection: Connection, context: CallContext, limit: int) -> int:
-    """Create the runs that are due, and return how many."""
-    statement = select(_DAG.id).where(and_(_is_scheduled(), _DAG.next_us <= context.now_us))
-    dags = list(connection.execute(statement.order_by(_DAG.next_us).limit(limit)).scalars())
-    return sum(_create_due_run(connection, number, context) for number in sorted(dags))
+def create_due_runs(connection: Connection, context: CallContext, limit: int, skip: Collection[int] = ()) -> int:
+    """Create the runs that are due, and return how many; `skip`: DAGs that are passed over."""
+    due = and_(_is_scheduled(), _DAG.next_us <= context.now_us, *([_DAG.id.not_in(skip)] if skip else ()))
+    dags = list(connection.execute(select(_DAG.id).where(due).order_by(_DAG.next_us).limit(limit)).scalars())
+    return work_on_dags(
+        connection,
+        context,
+        sorted(dags),
+        lambda numbers: sum(_create_due_run(connection, number, context) for number in numbers),
+    )
 
 
-def select_next_due() -> ScalarSelect[int | None]:
-    """Return what selects when a run is due next."""
-    return select(func.min(_DAG.next_us)).where(_is_scheduled()).scalar_subquery()
+def select_next_due(skip: BindParameter[Any] | None = None) -> ScalarSelect[int | None]:
+    """Return what selects when a run is due next; `skip`: DAGs that are passed over."""
+    wanted = _is_scheduled() if skip is None else and_(_is_scheduled(), _DAG.id.not_in(skip))
+    return select(func.min(_DAG.next_us)).where(wanted).scalar_subquery()
 
 
 def _is_scheduled() -> ColumnElement[bool]:

@@ -1,16 +1,29 @@
 """A turn of the scheduler: everything that is to be done now, each step over a bounded number of rows.
 
 Invariants: one statement finds out which steps have something to do, from indexes that have nothing else in them; what
-is left over makes the turn say `more`.
+is left over makes the turn say `more`; a run or DAG in which a step raises is left as it is, and named, and the others
+go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, bindparam, exists, func, literal_column, select
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    exists,
+    func,
+    literal_column,
+    select,
+)
 
 from tidemill.core.tasks.inputs import Due
 from tidemill.store.calls import SchedulerAnswer, SchedulerTurn
@@ -18,6 +31,7 @@ from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag_run, task_instance
 from tidemill.store.queries.admissions import Admitted, admit_tasks
 from tidemill.store.queries.board import Board
+from tidemill.store.queries.isolation import work_on_runs
 from tidemill.store.queries.runs import IS_QUEUED, IS_RUNNING, start_waiting_runs, stop_runs
 from tidemill.store.queries.schedule import create_due_runs, select_next_due
 from tidemill.store.queries.services import check_service
@@ -34,20 +48,21 @@ def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: Ca
     """Do what is to be done now; see `SchedulerTurn`."""
     check_service(connection, turn.service)
     by = f"scheduler {turn.service}"
-    work = _find_work(connection)
+    work = _find_work(connection, turn, context)
     now_us = context.now_us
-    created = create_due_runs(connection, context, _RUNS) if _is_due(work.dags_us, now_us) else 0
-    started = start_waiting_runs(connection, context, _RUNS) if work.queued or created else 0
-    overdue = _stop_overdue_runs(connection, context) if _is_due(work.runs_us, now_us) else 0
-    stopped = _stop_runs(connection, context) if work.stops else 0
-    decided = _decide_pending(connection, context, turn.limit) if work.pending else 0
-    due = _feed_due(connection, context, turn.limit, by) if _is_due(work.tasks_us, now_us) else 0
+    skip = turn.skip_runs
+    created = create_due_runs(connection, context, _RUNS, turn.skip_dags) if _is_due(work.dags_us, now_us) else 0
+    started = start_waiting_runs(connection, context, _RUNS, skip) if work.queued or created else 0
+    overdue = _stop_overdue_runs(connection, context, skip) if _is_due(work.runs_us, now_us) else 0
+    stopped = _stop_runs(connection, context, skip) if work.stops else 0
+    decided = _decide_pending(connection, context, turn.limit, skip) if work.pending else 0
+    due = _feed_due(connection, context, turn.limit, by, skip) if _is_due(work.tasks_us, now_us) else 0
     changed = created + started + overdue + stopped + decided + due
-    admitted = admit_tasks(connection, context, by, turn.limit) if work.scheduled or changed else Admitted()
+    admitted = admit_tasks(connection, context, by, turn.limit, skip) if work.scheduled or changed else Admitted()
     full = max(created, started, overdue, stopped) >= _RUNS or max(decided, due) >= turn.limit
     moved = bool(changed or admitted.count)
-    if moved:
-        work = _find_work(connection)
+    if moved or context.broken_runs or context.broken_dags:
+        work = _find_work(connection, turn, context)
     times = [time for time in (work.dags_us, work.runs_us, work.tasks_us) if time is not None]
     return SchedulerAnswer(
         min(times, default=None),
@@ -58,6 +73,8 @@ def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: Ca
         decided + due + admitted.count,
         created,
         overdue,
+        tuple(sorted(context.broken_runs)),
+        tuple(sorted(context.broken_dags)),
     )
 
 
@@ -65,67 +82,96 @@ def _is_due(time_us: int | None, now_us: int) -> bool:
     return time_us is not None and time_us <= now_us
 
 
-def _find_work(connection: Connection) -> Row[Any]:
-    return connection.execute(_build_work()).one()
+def _find_work(connection: Connection, turn: SchedulerTurn, context: CallContext) -> Row[Any]:
+    """Return what there is to do, but for what cannot be worked on."""
+    given = {
+        "skip_runs": [*turn.skip_runs, *context.broken_runs],
+        "skip_dags": [*turn.skip_dags, *context.broken_dags],
+    }
+    skips = any(given.values())
+    return connection.execute(_build_work(skips), given if skips else {}).one()
 
 
 @cache
-def _build_work() -> Select[Any]:
+def _build_work(skips: bool) -> Select[Any]:
     """Return the statement that says which steps have something to do now, or when they will."""
-    runs = select(func.min(_RUN.deadline_us)).where(_OPEN).scalar_subquery()
-    tasks = select(func.min(_TASK.next_due_us)).where(_TASK.next_due_us.is_not(None)).scalar_subquery()
-    pending = exists(select(_TASK.id).join(dag_run, _RUN.id == _TASK.run).where(_PENDING))
+    skipped_runs = bindparam("skip_runs", expanding=True, type_=BigInteger())
+    skipped_dags = bindparam("skip_dags", expanding=True, type_=BigInteger())
+    of_runs = [_RUN.id.not_in(skipped_runs)] if skips else []
+    of_tasks = [_TASK.run.not_in(skipped_runs)] if skips else []
+    runs = select(func.min(_RUN.deadline_us)).where(and_(_OPEN, *of_runs)).scalar_subquery()
+    tasks = select(func.min(_TASK.next_due_us)).where(and_(_TASK.next_due_us.is_not(None), *of_tasks))
+    pending = exists(select(_TASK.id).join(dag_run, _RUN.id == _TASK.run).where(and_(_PENDING, *of_tasks)))
     return select(
-        select_next_due().label("dags_us"),
+        select_next_due(skipped_dags if skips else None).label("dags_us"),
         runs.label("runs_us"),
-        tasks.label("tasks_us"),
-        exists().where(IS_QUEUED).label("queued"),
-        exists().where(_RUN.stop.is_not(None)).label("stops"),
+        tasks.scalar_subquery().label("tasks_us"),
+        exists().where(and_(IS_QUEUED, *of_runs)).label("queued"),
+        exists().where(and_(_RUN.stop.is_not(None), *of_runs)).label("stops"),
         pending.label("pending"),
-        exists().where(_TASK.state == literal_column("'scheduled'")).label("scheduled"),
+        exists().where(and_(_TASK.state == literal_column("'scheduled'"), *of_tasks)).label("scheduled"),
     )
 
 
-def _stop_overdue_runs(connection: Connection, context: CallContext) -> int:
-    found = _find(connection, and_(_OPEN, _RUN.deadline_us <= context.now_us), _RUNS)
-    if found:
-        stop_runs(connection, found, "it took longer than its dagrun_timeout", "timeout", context)
-    return len(found)
+def _stop_overdue_runs(connection: Connection, context: CallContext, skip: Collection[int]) -> int:
+    found = _find(connection, and_(_OPEN, _RUN.deadline_us <= context.now_us), _RUNS, skip)
+    reason = "it took longer than its dagrun_timeout"
+    return work_on_runs(
+        connection, context, found, lambda runs: len(stop_runs(connection, runs, reason, "timeout", context).runs)
+    )
 
 
-def _stop_runs(connection: Connection, context: CallContext) -> int:
+def _stop_runs(connection: Connection, context: CallContext, skip: Collection[int]) -> int:
     """Go on with a run whose tasks are too many to be ended in one transaction."""
-    found = _find(connection, _RUN.stop.is_not(None), 1)
-    if found:
+
+    def stop(runs: list[int]) -> int:
         board = Board(connection, context)
-        board.lock((), found)
+        board.lock((), runs)
         close_board(board)
-    return _RUNS if found else 0
+        return _RUNS if board.runs else 0
+
+    return work_on_runs(connection, context, _find(connection, _RUN.stop.is_not(None), 1, skip), stop)
 
 
-def _find(connection: Connection, wanted: ColumnElement[bool], limit: int) -> Sequence[int]:
-    return connection.execute(select(_RUN.id).where(wanted).order_by(_RUN.id).limit(limit)).scalars().all()
+def _find(
+    connection: Connection, wanted: ColumnElement[bool], limit: int, skip: Collection[int]
+) -> Sequence[tuple[int, int]]:
+    """Return runs, twice each: as what they are called, and as what is worked on."""
+    passed = and_(wanted, *([_RUN.id.not_in(skip)] if skip else ()))
+    found = connection.execute(select(_RUN.id).where(passed).order_by(_RUN.id).limit(limit)).scalars()
+    return [(number, number) for number in found]
 
 
-def _decide_pending(connection: Connection, context: CallContext, limit: int) -> int:
-    statement = select(_TASK.id).join(dag_run, _RUN.id == _TASK.run).where(_PENDING)
-    found = connection.execute(statement.order_by(_TASK.run, _TASK.id).limit(limit)).scalars().all()
-    if found:
+def _decide_pending(connection: Connection, context: CallContext, limit: int, skip: Collection[int]) -> int:
+    wanted = and_(_PENDING, *([_TASK.run.not_in(skip)] if skip else ()))
+    statement = select(_TASK.run, _TASK.id).join(dag_run, _RUN.id == _TASK.run).where(wanted)
+    found = connection.execute(statement.order_by(_TASK.run, _TASK.id).limit(limit)).all()
+
+    def decide(tasks: list[int]) -> int:
         board = Board(connection, context, limit=limit)
-        board.lock(found)
+        board.lock(tasks)
         board.doubt(board.tasks.values())
         close_board(board)
         return len(board.tasks)
-    return 0
+
+    return work_on_runs(connection, context, [(row.run, row.id) for row in found], decide)
 
 
-def _feed_due(connection: Connection, context: CallContext, limit: int, by: str) -> int:
-    found = connection.execute(_build_due(), {"now": context.now_us, "most": limit}).all()
-    answers = move_tasks(connection, [(task, Due(epoch, draw_bits())) for task, epoch in found], context, by)
-    return sum(answer is not None for answer in answers)
+def _feed_due(connection: Connection, context: CallContext, limit: int, by: str, skip: Collection[int]) -> int:
+    given = {"now": context.now_us, "most": limit} | ({"skip": list(skip)} if skip else {})
+    found = connection.execute(_build_due(bool(skip)), given).all()
+
+    def feed(tasks: list[tuple[int, Due]]) -> int:
+        return sum(answer is not None for answer in move_tasks(connection, tasks, context, by))
+
+    tasks = [(run, (task, Due(epoch, draw_bits()))) for run, task, epoch in found]
+    return work_on_runs(connection, context, tasks, feed)
 
 
 @cache
-def _build_due() -> Select[Any]:
+def _build_due(skips: bool) -> Select[Any]:
     due = and_(_TASK.next_due_us.is_not(None), _TASK.next_due_us <= bindparam("now"))
-    return select(_TASK.id, _TASK.epoch).where(due).order_by(_TASK.next_due_us).limit(bindparam("most"))
+    if skips:
+        due = and_(due, _TASK.run.not_in(bindparam("skip", expanding=True, type_=BigInteger())))
+    statement = select(_TASK.run, _TASK.id, _TASK.epoch).where(due).order_by(_TASK.next_due_us)
+    return statement.limit(bindparam("most"))

@@ -18,6 +18,7 @@ from tidemill.store.calls import BeginService, ListServices, LoseOthers, Service
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_callback, task_instance
 from tidemill.store.queries.cursors import IDS, build_id_rows, lock_cursors
+from tidemill.store.queries.isolation import work_on_runs
 from tidemill.store.queries.sessions import beat_session, end_session, is_session_live
 from tidemill.store.queries.tasks import draw_bits, move_tasks
 from tidemill.store.records import TriggerState
@@ -134,9 +135,11 @@ def list_services(connection: Connection, request: ListServices) -> tuple[Servic
 
 def _lose_tasks(connection: Connection, number: int, context: CallContext) -> None:
     running = and_(_TASK.session_id == number, _TASK.state == TaskState.RUNNING.value)
-    found = connection.execute(select(_TASK.id, _TASK.epoch).where(running)).all()
-    given = [(task, Lost(epoch, draw_bits(), f"s{number}")) for task, epoch in found]
-    move_tasks(connection, given, context, f"service {number}")
+    found = connection.execute(select(_TASK.run, _TASK.id, _TASK.epoch).where(running)).all()
+    given = [(run, (task, Lost(epoch, draw_bits(), f"s{number}"))) for run, task, epoch in found]
+    work_on_runs(
+        connection, context, given, lambda tasks: len(move_tasks(connection, tasks, context, f"service {number}"))
+    )
 
 
 def _free_callbacks(connection: Connection, number: int, context: CallContext) -> None:

@@ -10,19 +10,14 @@ from functools import cache
 from typing import Any
 
 import msgspec
-import structlog
 from sqlalchemy import Connection, Row, Select, Update, and_, bindparam, literal_column, select, update
 
 from tidemill.core.errors import InvariantError, describe_error
 from tidemill.core.tasks.attempt import Resume, TaskRow, TaskState
-from tidemill.runtime.log import throttle
 from tidemill.store.batches import RowSet, find_dialect
-from tidemill.store.ciphers import Cipher
 from tidemill.store.dag_plan import Counts, DagPlan, PlanCache, TaskPlan, read_counts, write_counts
 from tidemill.store.dag_tables import dag_run, dag_version, task_instance
 from tidemill.store.queries.cursors import IDS, build_id_rows
-
-log = structlog.get_logger(__name__)
 
 #: Structures do not change: one cache for all databases of the process.
 _PLANS = PlanCache()
@@ -110,14 +105,14 @@ class TaskEntry:
         "task_id",
     )
 
-    def __init__(self, row: Row[Any], run: RunEntry, cipher: Cipher) -> None:
+    def __init__(self, row: Row[Any], run: RunEntry) -> None:
         """Build what the machine takes."""
         plan: TaskPlan = run.plan.tasks[row.task_id]
         self.id: int = row.id
         self.run = run
         self.task_id: str = row.task_id
         self.plan = plan
-        self.row = read_task_row(row, plan, cipher)
+        self.row = read_task_row(row, plan)
         self.counts: Counts = read_counts(row.tallies)
         self.pending: int = row.pending
         self.skip_votes: int = row.skip_votes
@@ -130,11 +125,11 @@ class TaskEntry:
         self.changed = self.tallied = False
 
 
-def read_task_row(row: Row[Any], plan: TaskPlan, cipher: Cipher) -> TaskRow:
-    """Return a stored task as the machine takes it."""
+def read_task_row(row: Row[Any], plan: TaskPlan) -> TaskRow:
+    """Return a stored task as the machine takes it; the arguments with which it resumes stay encrypted."""
     resume = None
     if row.resume_method is not None:
-        resume = Resume(row.resume_method, cipher.decrypt(row.resume_kwargs), row.resume_payload)
+        resume = Resume(row.resume_method, row.resume_kwargs, row.resume_payload)
     return TaskRow(
         plan.policy,
         TaskState(row.state),
@@ -160,25 +155,28 @@ def is_resumed(rank: int) -> bool:
     return rank < -(_FIRST >> 1)
 
 
-def lock_runs(connection: Connection, ids: Collection[int]) -> dict[int, RunEntry]:
-    """Lock runs until the transaction ends, and return them by id."""
+Found = tuple[dict[int, RunEntry], dict[int, UnreadableStructureError]]
+
+
+def lock_runs(connection: Connection, ids: Collection[int]) -> Found:
+    """Lock runs until the transaction ends; return them by id, and what is wrong with those that cannot be read."""
     return _read_runs(connection, ids, _build_run_lock(find_dialect(connection)))
 
 
-def read_runs(connection: Connection, ids: Collection[int]) -> dict[int, RunEntry]:
-    """Return runs by id without locking them: they may not be written."""
+def read_runs(connection: Connection, ids: Collection[int]) -> Found:
+    """Return what `lock_runs` does without locking anything: the runs may not be written."""
     return _read_runs(connection, ids, _build_run_select(find_dialect(connection)))
 
 
-def _read_runs(connection: Connection, ids: Collection[int], statement: Select[Any]) -> dict[int, RunEntry]:
+def _read_runs(connection: Connection, ids: Collection[int], statement: Select[Any]) -> Found:
     parameters = IDS.build_parameters(find_dialect(connection), build_id_rows(ids))
-    found = {}
+    found, unreadable = {}, {}
     for row in connection.execute(statement, parameters).all():
         try:
             found[row.id] = RunEntry(row, load_plan(connection, row.version_id, row.digest))
         except UnreadableStructureError as error:
-            throttle(log, 60.0).error("a run is left as it is", run=row.run_id, error=str(error))
-    return found
+            unreadable[row.id] = error
+    return found, unreadable
 
 
 def load_plan(connection: Connection, version_id: int, digest: str) -> DagPlan:
@@ -277,7 +275,7 @@ def _build_pending_lock(dialect: str) -> Select[Any]:
     return select(*COLUMNS).where(wanted).order_by(_TASK.run, _TASK.id).limit(bindparam("most")).with_for_update()
 
 
-def build_values(entry: TaskEntry, cipher: Cipher) -> tuple[int | str | None, ...]:
+def build_values(entry: TaskEntry) -> tuple[int | str | None, ...]:
     """Return what is stored of a task, in the order of `FIELDS`."""
     row, resume = entry.row, entry.row.resume
     return (
@@ -292,7 +290,7 @@ def build_values(entry: TaskEntry, cipher: Cipher) -> tuple[int | str | None, ..
         row.due_us,
         row.next_due_us,
         None if resume is None else resume.method,
-        None if resume is None else cipher.encrypt(resume.kwargs),
+        None if resume is None else resume.kwargs,
         None if resume is None else resume.payload,
         write_counts(entry.counts),
         entry.pending,
@@ -307,13 +305,13 @@ def build_values(entry: TaskEntry, cipher: Cipher) -> tuple[int | str | None, ..
     )
 
 
-def write_tasks(connection: Connection, entries: Iterable[TaskEntry], cipher: Cipher) -> None:
+def write_tasks(connection: Connection, entries: Iterable[TaskEntry]) -> None:
     """Write the tasks that have changed."""
     dialect = find_dialect(connection)
     full, tallied = [], []
     for entry in entries:
         if entry.changed:
-            full.append((entry.id, *build_values(entry, cipher)))
+            full.append((entry.id, *build_values(entry)))
         elif entry.tallied:
             tallied.append((entry.id, write_counts(entry.counts), entry.pending, entry.skip_votes))
         entry.changed = entry.tallied = False

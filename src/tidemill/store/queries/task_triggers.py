@@ -6,15 +6,18 @@ stream are claimed by one service; who has an old token is refused. Tasks are lo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
+import structlog
 from sqlalchemy import ColumnElement, Connection, Row, Select, and_, exists, literal_column, or_, select, update
 
+from tidemill.core.errors import ConfigError
 from tidemill.core.tasks.attempt import Already, Answer, Fenced, Moved
 from tidemill.core.tasks.inputs import Input, TriggerFailed, TriggerFired
 from tidemill.core.triggers.event_plan import Duplicate, NewEvent, Refusal, Stored, StoreOutcome
+from tidemill.runtime.log import throttle
 from tidemill.store.batches import find_dialect
 from tidemill.store.calls import (
     ClaimedTrigger,
@@ -39,8 +42,12 @@ from tidemill.store.queries.triggers import make_storable
 from tidemill.store.records import TriggerState
 from tidemill.store.tables import service, trigger, trigger_cursor
 
+log = structlog.get_logger(__name__)
+
 _TRIGGER, _CURSOR, _TASK = trigger.c, trigger_cursor.c, task_instance.c
 _RUNNING = TriggerState.RUNNING.value
+#: How often a claim looks for other triggers in place of those that cannot be run.
+_LOOKS = 20
 _KINDS = {Refusal.UNKNOWN_TRIGGER: EventOutcomeKind.UNKNOWN, Refusal.FENCED: EventOutcomeKind.FENCED}
 _answers = msgspec.json.Encoder().encode
 _read_answers = msgspec.json.Decoder(tuple[EventOutcome, ...]).decode
@@ -55,6 +62,19 @@ def claim_task_triggers(
     again = list(connection.execute(select(_CURSOR.trigger_id).where(mine)).scalars())
     found = again or _take_free(connection, request, context)
     return _describe_claimed(connection, found, context)
+
+
+def _find_unreadable(rows: Iterable[Row[Any, Any]], context: CallContext) -> list[int]:
+    """Return the triggers whose arguments cannot be decrypted: they wait for their key."""
+    found = []
+    for row in rows:
+        try:
+            context.cipher.decrypt(row.kwargs)
+        except ConfigError as error:
+            found.append(row.id)
+            waits = throttle(log, 60.0, about=row.id)
+            waits.error("a trigger waits: it cannot be run", trigger=row.id, error=str(error))
+    return found
 
 
 def _take_free(connection: Connection, request: ClaimTriggers, context: CallContext) -> list[int]:
@@ -78,15 +98,22 @@ def _take_free(connection: Connection, request: ClaimTriggers, context: CallCont
     free.append(or_(_TRIGGER.stream_key.is_(None), ~elsewhere))
     if request.queues:
         free.append(_TRIGGER.queue.in_(request.queues))
-    statement = (
-        select(_TRIGGER.id)
-        .join(trigger_cursor, _CURSOR.trigger_id == _TRIGGER.id)
-        .where(and_(*free))
-        .order_by(_TRIGGER.priority.desc(), _TRIGGER.id)
-        .limit(max(request.capacity, 0))
-        .with_for_update(of=trigger_cursor, skip_locked=True)
-    )
-    found = list(connection.execute(statement).scalars())
+    skip: list[int] = []
+    for _ in range(_LOOKS):
+        statement = (
+            select(_TRIGGER.id, _TRIGGER.kwargs)
+            .join(trigger_cursor, _CURSOR.trigger_id == _TRIGGER.id)
+            .where(and_(*free, *([_TRIGGER.id.not_in(skip)] if skip else ())))
+            .order_by(_TRIGGER.priority.desc(), _TRIGGER.id)
+            .limit(max(request.capacity, 0))
+            .with_for_update(of=trigger_cursor, skip_locked=True)
+        )
+        rows = connection.execute(statement).all()
+        unreadable = _find_unreadable(rows, context)
+        if not unreadable:
+            break
+        skip += unreadable
+    found = [row.id for row in rows if row.id not in skip]
     if found:
         dialect = find_dialect(connection)
         wanted, given = select(IDS.build_source(dialect).c.id), IDS.build_parameters(dialect, build_id_rows(found))

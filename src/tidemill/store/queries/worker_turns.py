@@ -6,8 +6,12 @@ its own task, and no other.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import structlog
 from sqlalchemy import Connection, Update, and_, update
 
+from tidemill.core.errors import describe_error
 from tidemill.core.tasks.attempt import Already, Answer, Fenced, Moved, Refused, TaskState
 from tidemill.core.tasks.inputs import Deferred, Failed, Input, Lost, Skipped, Succeeded
 from tidemill.store.calls import (
@@ -27,11 +31,14 @@ from tidemill.store.dag_tables import task_callback
 from tidemill.store.queries.board import Board
 from tidemill.store.queries.claims import claim_work, find_ended
 from tidemill.store.queries.effects import PackedTrigger, pack_trigger
+from tidemill.store.queries.isolation import is_fault_of_content
 from tidemill.store.queries.services import build_lost_callback, take_service
 from tidemill.store.queries.task_logs import append_logs
 from tidemill.store.queries.tasks import close_board, draw_bits
 from tidemill.store.queries.triggers import make_storable
 from tidemill.store.queries.xcoms import find_fault
+
+log = structlog.get_logger(__name__)
 
 _KINDS = {
     Moved: OutcomeKind.MOVED,
@@ -53,22 +60,47 @@ def take_worker_turn(connection: Connection, turn: WorkerTurn, context: CallCont
 
 
 def _store_reports(connection: Connection, turn: WorkerTurn, context: CallContext) -> tuple[ReportOutcome, ...]:
+    """Store reports at once; if that fails, one after the other, without those that fail."""
     if not turn.reports:
         return ()
+    try:
+        with connection.begin_nested():
+            return _store_some(connection, turn, turn.reports, context)
+    except Exception as error:
+        if not is_fault_of_content(error):
+            raise
+    return tuple(_store_one(connection, turn, report, context) for report in turn.reports)
+
+
+def _store_one(connection: Connection, turn: WorkerTurn, report: Report, context: CallContext) -> ReportOutcome:
+    try:
+        with connection.begin_nested():
+            return _store_some(connection, turn, (report,), context)[0]
+    except Exception as error:
+        if not is_fault_of_content(error):
+            raise
+        reason = f"it cannot be stored: {describe_error(error)}"
+        log.exception("the end of an attempt cannot be stored; its task is left as it is", task=report.task)
+        return ReportOutcome(report.task, OutcomeKind.REFUSED, reason)
+
+
+def _store_some(
+    connection: Connection, turn: WorkerTurn, reports: Sequence[Report], context: CallContext
+) -> tuple[ReportOutcome, ...]:
     board = Board(connection, context)
-    board.lock({report.task for report in turn.reports})
-    for report in turn.reports:
+    board.lock({report.task for report in reports})
+    for report in reports:
         entry = board.tasks.get(report.task)
         current = entry is not None and entry.row.state is TaskState.RUNNING and entry.row.epoch == report.epoch
         if entry is not None and current and isinstance(report.result, Success):
             board.note_skips(entry, report.skip, report.skip_all_downstream)
-    given = [(report.task, _build_input(report)) for report in turn.reports]
+    given = [(report.task, _build_input(report, context)) for report in reports]
     answers = board.give_all(given, f"worker {turn.service}")
     close_board(board)
-    return tuple(_build_outcome(report, answer) for report, answer in zip(turn.reports, answers, strict=True))
+    return tuple(_build_outcome(report, answer) for report, answer in zip(reports, answers, strict=True))
 
 
-def _build_input(report: Report) -> Input:
+def _build_input(report: Report, context: CallContext) -> Input:
     epoch, request = report.epoch, report.request
     match report.result:
         case Success():
@@ -84,7 +116,7 @@ def _build_input(report: Report) -> Input:
             fault = _find_fault(deferral)
             if fault is not None:
                 return Failed(epoch, fault, may_retry=False, bits=draw_bits(), request=request)
-            return _build_deferred(epoch, deferral, request)
+            return _build_deferred(epoch, deferral, request, context)
         case _:
             return Lost(epoch, draw_bits(), request)
 
@@ -102,9 +134,10 @@ def _find_fault(deferral: Deferral) -> str | None:
     return None
 
 
-def _build_deferred(epoch: int, deferral: Deferral, request: str) -> Deferred:
+def _build_deferred(epoch: int, deferral: Deferral, request: str, context: CallContext) -> Deferred:
     packed = pack_trigger(PackedTrigger(deferral.classpath, deferral.kwargs, deferral.queue, deferral.stream_key))
-    return Deferred(epoch, packed, deferral.method, deferral.method_kwargs, deferral.timeout_us, request)
+    kwargs = context.cipher.encrypt(deferral.method_kwargs)
+    return Deferred(epoch, packed, deferral.method, kwargs, deferral.timeout_us, request)
 
 
 def _build_outcome(report: Report, answer: Answer | None) -> ReportOutcome:

@@ -1,0 +1,105 @@
+"""Keeps a run or DAG in which a step of the store raises from failing that step for all others.
+
+Invariants: what fails alone is rolled back alone, named in the log, and left as it is; a failure of the database is not
+the fault of any of them, and is raised.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import structlog
+from sqlalchemy import Connection, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from tidemill.core.errors import InvariantError, describe_error
+from tidemill.runtime.log import ThrottledLogger, throttle
+from tidemill.store.call import CallRefusedError
+from tidemill.store.context import CallContext
+from tidemill.store.dag_tables import dag, dag_run
+from tidemill.store.database import build_remote_error
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+#: Each one that stays as it is is named this often.
+_LOG_SECONDS = 60.0
+
+
+def work_on_runs(
+    connection: Connection, context: CallContext, given: Sequence[tuple[int, T]], work: Callable[[list[T]], int]
+) -> int:
+    """Do work for many runs at once; if that fails, for one run after the other, without those that fail.
+
+    Args:
+        connection: In a transaction.
+        context: Those that fail are noted in it.
+        given: Runs, and what is worked on of them.
+        work: Called with what is worked on, in savepoints of its own; returns how much it did.
+
+    Returns:
+        How much was done.
+    """
+    return _work(connection, given, work, lambda number, error: note_broken_run(connection, context, number, error))
+
+
+def work_on_dags(
+    connection: Connection, context: CallContext, dags: Sequence[int], work: Callable[[list[int]], int]
+) -> int:
+    """Do work for many DAGs; see `work_on_runs`."""
+
+    def note(number: int, error: Exception) -> None:
+        context.broken_dags.add(number)
+        name = connection.execute(select(dag.c.dag_id).where(dag.c.id == number)).scalar()
+        _log(number).error("a DAG cannot be scheduled, and is left as it is", dag=name, **_describe(error))
+
+    return _work(connection, [(number, number) for number in dags], work, note)
+
+
+def note_broken_run(connection: Connection, context: CallContext, number: int, error: Exception) -> None:
+    """Note that a run is left as it is, and name it in the log."""
+    context.broken_runs.add(number)
+    names = select(dag.c.dag_id, dag_run.c.run_id).join(dag, dag.c.id == dag_run.c.dag)
+    row = connection.execute(names.where(dag_run.c.id == number)).first()
+    found = {} if row is None else {"dag": row.dag_id, "run": row.run_id}
+    _log(number).error("a run cannot go on, and is left as it is", **found, **_describe(error))
+
+
+def is_fault_of_content(error: Exception) -> bool:
+    """Return whether an error comes of what is stored or said, and not of the database as a whole."""
+    if isinstance(error, (SQLAlchemyError, sqlite3.Error, OSError)):
+        return not build_remote_error("", error).retryable
+    return True
+
+
+def _work(
+    connection: Connection,
+    given: Sequence[tuple[int, T]],
+    work: Callable[[list[T]], int],
+    note: Callable[[int, Exception], None],
+) -> int:
+    if not given:
+        return 0
+    numbers = dict.fromkeys(number for number, _ in given)
+    try:
+        with connection.begin_nested():
+            return work([one for _, one in given])
+    except Exception as error:
+        if not is_fault_of_content(error):
+            raise
+        if len(numbers) == 1:
+            note(next(iter(numbers)), error)
+            return 0
+    return sum(_work(connection, [one for one in given if one[0] == number], work, note) for number in numbers)
+
+
+def _log(number: int) -> ThrottledLogger:
+    return throttle(log, _LOG_SECONDS, about=number)
+
+
+def _describe(error: Exception) -> dict[str, object]:
+    known = isinstance(error, (CallRefusedError, InvariantError))
+    return {"error": describe_error(error)} | ({} if known else {"exc_info": error})
