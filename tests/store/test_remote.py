@@ -6,6 +6,7 @@ import asyncio
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.store.dags import Player, dag, encode, task
@@ -24,6 +25,7 @@ from tidemill.store.calls import (
     SetVariable,
     StoreFile,
 )
+from tidemill.store.doorbell import Doorbell
 from tidemill.store.lock import StoreInUseError
 from tidemill.store.opening import open_caller, open_store
 from tidemill.store.remote import RemoteStore, call_patiently
@@ -50,6 +52,67 @@ async def remote(server: CallServer) -> AsyncIterator[RemoteStore]:
     store = RemoteStore(server.path, connect_seconds=0.3)
     yield store
     await store.close()
+
+
+class Silent:
+    """A store whose calls never end."""
+
+    label = "silent"
+
+    def __init__(self) -> None:
+        self.doorbell = Doorbell()
+        self.asked = asyncio.Event()
+
+    async def call(self, request: Any) -> Any:
+        self.asked.set()
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_a_server_closes_though_a_call_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemill.store.call_server.CLOSE_SECONDS", 0.1)
+    silent = Silent()
+    server = CallServer(silent, tmp_path / "calls.sock")
+    await server.start()
+    store = RemoteStore(server.path, connect_seconds=0.1)
+    asking = asyncio.create_task(store.call(ListDags()))
+    await asyncio.wait_for(silent.asked.wait(), 30)
+
+    await asyncio.wait_for(server.close(), 30)
+
+    with pytest.raises(RemoteError, match="was lost"):
+        await asyncio.wait_for(asking, 30)
+    await store.close()
+
+
+async def test_a_process_that_accepts_connections_and_says_nothing_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "calls.sock"
+    server = await asyncio.start_unix_server(lambda reader, writer: None, path)
+    store = RemoteStore(path, connect_seconds=0.1)
+    with pytest.raises(RemoteError, match=r"does not answer at .*: it accepts connections"):
+        await asyncio.wait_for(store.call(ListDags()), 30)
+    await store.close()
+    server.close()
+
+
+async def test_an_answer_that_cannot_be_read_fails_its_own_call_alone(
+    remote: RemoteStore, sqlite: SqliteDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = sqlite.call
+
+    async def answer(request: Any) -> Any:
+        return {"not": "a page"} if isinstance(request, ListVariables) else await call(request)
+
+    monkeypatch.setattr(sqlite, "call", answer)
+    good = [remote.call(ListDags()) for _ in range(5)]
+    found = await asyncio.wait_for(asyncio.gather(remote.call(ListVariables()), *good, return_exceptions=True), 30)
+
+    assert isinstance(found[0], RemoteError)
+    assert not found[0].retryable
+    assert "ListVariables" in str(found[0])
+    assert not [one for one in found[1:] if isinstance(one, BaseException)]
 
 
 async def test_a_run_is_played_over_the_socket(remote: RemoteStore) -> None:

@@ -1,7 +1,7 @@
 """Answers the calls of other processes over a Unix socket, in the process that has the store open.
 
 Invariants: only this user can connect; calls of one connection are answered in any order; a connection that ends takes
-nothing with it but its answers.
+nothing with it but its answers; it closes in bounded time, whatever its clients and the store do.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ log = structlog.get_logger(__name__)
 
 #: What a client may leave unread before it is told nothing more, and disconnected.
 _UNREAD_BYTES = 512 * 1024 * 1024
+#: How long calls may take to be answered once the server closes.
+CLOSE_SECONDS = 10.0
+#: How long a client may take to read its last answers.
+_FLUSH_SECONDS = 1.0
 
 
 class CallServer:
@@ -57,6 +61,7 @@ class CallServer:
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._bells = BellBatches(self._ring)
+        self._closing = False
 
     async def start(self) -> None:
         """Listen; a socket that a killed process left behind is replaced."""
@@ -70,17 +75,27 @@ class CallServer:
         self._store.doorbell.listen(self._bells.add)
 
     async def close(self) -> None:
-        """Answer what has been asked, and close all connections."""
+        """Answer what has been asked, within CLOSE_SECONDS, and close all connections."""
         server, self._server = self._server, None
         if server is None:
             return
         self._store.doorbell.ignore(self._bells.add)
         self._bells.close()
+        self._closing = True
         server.close()
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            _, unanswered = await asyncio.wait(set(self._tasks), timeout=CLOSE_SECONDS)
+            if unanswered:
+                log.warning("calls to the store are not answered: it does not end them", calls=len(unanswered))
+            for task in unanswered:
+                task.cancel()
         for writer in list(self._writers):
             writer.close()
+            if writer.transport.get_write_buffer_size():
+                # What a client has not read yet would keep the connection open.
+                with contextlib.suppress(TimeoutError, ConnectionError):
+                    await asyncio.wait_for(writer.wait_closed(), _FLUSH_SECONDS)
+                writer.transport.abort()
         await server.wait_closed()
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
@@ -92,6 +107,8 @@ class CallServer:
             # Bells that rang before this connection are made up for by the look that a new connection makes.
             while True:
                 number, call = decode_call(await read_frame(reader))
+                if self._closing:
+                    return
                 task = asyncio.get_running_loop().create_task(self._answer(writer, number, call))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)

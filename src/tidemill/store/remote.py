@@ -10,6 +10,8 @@ import asyncio
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.tasks.inputs import Channel
 from tidemill.store.call import Call
@@ -125,13 +127,13 @@ class RemoteStore:
         deadline = asyncio.get_running_loop().time() + self._connect_seconds
         while True:
             try:
-                reader, writer = await asyncio.open_unix_connection(self._path)
-                hello = decode_server_frame(await read_frame(reader))
+                reader, writer, hello = await _greet(self._path, deadline)
                 break
             except (OSError, asyncio.IncompleteReadError) as error:
                 if asyncio.get_running_loop().time() >= deadline:
+                    why = str(error) or "it accepts connections, but says nothing; it may have been stopped"
                     raise RemoteError(
-                        f"the process that has the store {self._label} open does not answer at {self._path}: {error}"
+                        f"the process that has the store {self._label} open does not answer at {self._path}: {why}"
                     ) from error
             await asyncio.sleep(_AGAIN_SECONDS)
         if not isinstance(hello, Hello) or hello.protocol != find_protocol():
@@ -169,7 +171,7 @@ class RemoteStore:
             case Answered(id=number, answer=answer):
                 kind, future = self._waiting.get(number, (None, None))
                 if kind is not None and future is not None and not future.done():
-                    future.set_result(decode_answer(kind, answer))
+                    self._settle(kind, future, answer)
             case RefusedCall(id=number):
                 _, future = self._waiting.get(number, (None, None))
                 if future is not None and not future.done():
@@ -177,8 +179,34 @@ class RemoteStore:
             case Hello():
                 pass
 
+    def _settle(self, kind: type[Call[Any]], future: asyncio.Future[Any], answer: msgspec.Raw) -> None:
+        try:
+            found = decode_answer(kind, answer)
+        except msgspec.MsgspecError as error:
+            # The other calls of this connection have nothing to do with it.
+            text = f"the answer to {kind.__name__} of the process that has the store {self._label} open cannot be read"
+            future.set_exception(RemoteError(f"{text}: {error}", retryable=False))
+        else:
+            future.set_result(found)
+
     def _build_lost(self, error: BaseException) -> RemoteError:
         return RemoteError(f"the connection to the store {self._label} was lost: {error}")
+
+
+async def _greet(path: Path, deadline: float) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, object]:
+    """Connect, and read what the server says first.
+
+    Raises:
+        OSError: It cannot be reached, or (TimeoutError) says nothing in time.
+    """
+    # At least long enough for a server that is there.
+    async with asyncio.timeout_at(max(deadline, asyncio.get_running_loop().time() + _AGAIN_SECONDS)):
+        reader, writer = await asyncio.open_unix_connection(path)
+        try:
+            return reader, writer, decode_server_frame(await read_frame(reader))
+        except BaseException:
+            writer.close()
+            raise
 
 
 async def call_patiently(store: Caller, request: Call[T], pause_seconds: float = 0.5) -> T:
