@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.until import until
 
-from tidemill.core.errors import RemoteError
+from tidemill.core.errors import InvariantError, RemoteError
 from tidemill.runtime.structures import read_structure
 from tidemill.services.parser.manager import ParserManager
 from tidemill.services.parser.reading import PRELOAD
@@ -252,3 +252,25 @@ async def test_a_file_whose_name_is_not_text_is_left_out(folder: Path, store: St
     (folder / os.fsdecode(b"caf\xe9.py")).write_text(DAG.format(name="b", task="two"))
     async with running(folder, store):
         assert sorted(store.files) == ["a.py"]
+
+
+async def test_a_file_that_cannot_be_stored_for_an_unexpected_reason_keeps_no_other_one_away(
+    folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = store.call
+
+    async def refuse(request: Any) -> Any:
+        if isinstance(request, StoreFile) and request.path == "a.py":
+            raise InvariantError("the call StoreFile failed")
+        return await call(request)
+
+    monkeypatch.setattr(store, "call", refuse)
+    write(folder, "a.py", DAG.format(name="a", task="one"))
+    write(folder, "b.py", DAG.format(name="b", task="two"))
+    async with running(folder, store):
+        assert sorted(store.files) == ["b.py"]
+        write(folder, "c.py", DAG.format(name="c", task="three"))
+        await until(lambda: "c.py" in store.files)
+        monkeypatch.setattr(store, "call", call)
+        write(folder, "a.py", DAG.format(name="a", task="again"))
+        await until(lambda: store.task_of("a.py") == "again")

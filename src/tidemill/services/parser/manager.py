@@ -110,6 +110,8 @@ class ParserManager:
                     await self._scan()
                 except (RemoteError, OSError) as error:
                     log.warning("the folder of DAG files cannot be scanned now", error=str(error))
+                except Exception:
+                    log.exception("the folder of DAG files cannot be scanned; this is a bug in tidemill")
                 try:
                     await asyncio.wait_for(self._changed.wait(), SCAN_SECONDS)
                 except TimeoutError:
@@ -213,6 +215,10 @@ class ParserManager:
             log.warning("a DAG file cannot be read or stored now", file=name, error=str(error))
             await asyncio.sleep(RETRY_SECONDS)
             return True
+        except Exception:
+            # The other files are read; this one is tried again with each scan.
+            log.exception("a DAG file cannot be read or stored; this is a bug in tidemill", file=name)
+            return False
         file.signature, file.names = before, list(modules or [name])
         return False
 
