@@ -12,13 +12,33 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import structlog
 
 from tidemill.runtime.exitcode import ExitCode
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+
+async def finish_or_stop(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> asyncio.Task[T] | None:
+    """Do work, and return it, done; None: it was cancelled, because the process is to stop.
+
+    Args:
+        work: Something that may take for ever, as the start of what does not start.
+        stop: Set when the process is to stop.
+    """
+    doing, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return doing if doing.done() else None
+    finally:
+        doing.cancel()
+        stopping.cancel()
+        await asyncio.wait({doing, stopping})
 
 
 class Signals:

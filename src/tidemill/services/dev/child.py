@@ -1,7 +1,8 @@
 """A service that `dev` runs as a process of its own: started, watched, and started again when it dies.
 
 Invariants: the process ends with this one, however that ends (its standard input is a pipe whose end it watches); its
-end is noticed at once; what it held is freed before it is started again.
+end is noticed at once; what it held is freed before it is started again, and what it had started has ended before that,
+so that nothing runs twice at a time.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ import asyncio
 import contextlib
 import os
 import random
+import secrets
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 
-from tidemill.core.errors import ConfigError
+from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.log import RELAY_VARIABLE
+from tidemill.services.zygote.client import OWNER_VARIABLE
+from tidemill.services.zygote.orphans import end_forked
 
 log = structlog.get_logger(__name__)
 
@@ -27,6 +31,8 @@ log = structlog.get_logger(__name__)
 _HEALTHY_SECONDS = 30.0
 #: Beyond what the service itself allows for its drain.
 _KILL_SECONDS = 5.0
+#: Before a death that could not be stored is told again.
+_STORE_SECONDS = 1.0
 
 
 class Child:
@@ -37,7 +43,8 @@ class Child:
         arguments: What follows the Python interpreter on its command line.
         env: Its environment.
         output: Where its standard output and standard error go.
-        on_death: Called with the process id of each one that ended without being told to, before the next starts.
+        on_death: Called with the process id of each one that ended without being told to, before the next starts; again
+            if the store cannot be reached.
     """
 
     def __init__(
@@ -56,6 +63,8 @@ class Child:
         self._on_death = on_death
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._ended.set()
         self._backoff = Backoff(0.2, 10.0)
 
     @property
@@ -70,41 +79,72 @@ class Child:
         Raises:
             ConfigError: It ended because of its configuration, and would do so again.
         """
+        self._ended.clear()
+        try:
+            await self._keep_running()
+        finally:
+            self._ended.set()
+
+    async def _keep_running(self) -> None:
         failures = 0
         while not self._stopping.is_set():
             began = asyncio.get_running_loop().time()
-            code = await self._run_once()
-            if self._stopping.is_set():
-                return
-            if code == ExitCode.CONFIG:
-                raise ConfigError(f"the {self.name} cannot be run with this configuration; the log says why")
+            owner = secrets.token_hex(8)
+            try:
+                process = await self._start(owner)
+            except OSError as error:
+                what, why = "cannot be started; it is tried again", str(error)
+            else:
+                code = await self._wait(process, owner)
+                if self._stopping.is_set():
+                    return
+                if code == ExitCode.CONFIG:
+                    raise ConfigError(f"the {self.name} cannot be run with this configuration; the log says why")
+                what, why = "has ended; it is started again", _describe(code)
             failures = 1 if asyncio.get_running_loop().time() - began > _HEALTHY_SECONDS else failures + 1
             pause = self._backoff.compute_delay(failures, random.getrandbits(JITTER_BITS))
-            log.warning(
-                f"the {self.name} has ended; it is started again", code=_describe(code), seconds=round(pause, 1)
-            )
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), pause)
+            log.warning(f"the {self.name} {what}", code=why, seconds=round(pause, 1))
+            await self._pause(pause)
 
-    async def _run_once(self) -> int:
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but not beyond the moment in which it is to stop."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+
+    async def _start(self, owner: str) -> asyncio.subprocess.Process:
         process = self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             *self._arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=self._output,
             stderr=self._output,
-            env=self._env,
+            env=self._env | {OWNER_VARIABLE: owner},
             # Ctrl-C in a terminal is for `dev`, which stops its services in order.
             start_new_session=True,
         )
-        assert process.stdin is not None
         if self._stopping.is_set():
             self._signal(signal.SIGTERM)
+        return process
+
+    async def _wait(self, process: asyncio.subprocess.Process, owner: str) -> int:
+        """Wait until it has ended, and free what it held."""
         code = await process.wait()
-        with contextlib.suppress(OSError):
-            process.stdin.close()
-        await self._on_death(process.pid)
-        return code
+        if process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        if code:
+            # Its zygote and that one's warden do so, too; but the tasks are free for others only when they have.
+            await asyncio.to_thread(end_forked, owner)
+        while True:
+            try:
+                await self._on_death(process.pid)
+            except RemoteError as error:
+                log.warning(f"what the {self.name} held cannot be freed yet; retrying", error=str(error))
+            else:
+                return code
+            await self._pause(_STORE_SECONDS)
+            if self._stopping.is_set():
+                return code  # the next start frees it
 
     async def stop(self, drain_seconds: float) -> None:
         """Let it finish what it does, for some seconds, then end it; `run` returns.
@@ -113,16 +153,15 @@ class Child:
             drain_seconds: What its own drain may take.
         """
         self._stopping.set()
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
         self._signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(process.wait(), drain_seconds + _KILL_SECONDS)
+            # Also if it is just being started, or its death is being noted.
+            await asyncio.wait_for(self._ended.wait(), drain_seconds + _KILL_SECONDS)
         except TimeoutError:
-            log.warning(f"the {self.name} does not end; it is killed", pid=process.pid)
+            log.warning(f"the {self.name} does not end; it is killed", pid=self.pid)
             self._signal(signal.SIGKILL)
-            await process.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), _KILL_SECONDS)
 
     def kill(self) -> None:
         """End it at once."""

@@ -29,7 +29,7 @@ from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.log import version
 from tidemill.runtime.loop_calls import call_on_loop
 from tidemill.runtime.relayed_output import relayed_output
-from tidemill.runtime.service_signals import Signals
+from tidemill.runtime.service_signals import Signals, finish_or_stop
 from tidemill.services.dag_store import choose_cipher, choose_url
 from tidemill.services.dev.child import Child
 from tidemill.services.dev.metrics import CallMeter, DagMetrics, MeasuredStore
@@ -169,6 +169,12 @@ def _serve_web(dev: Dev, store: MeasuredStore, meter: CallMeter) -> Iterator[Non
             yield
 
 
+def _note_failure(shown: asyncio.Future[None]) -> None:
+    """Say that nobody is shown any more what happens; everything else goes on."""
+    if not shown.cancelled() and (error := shown.exception()) is not None:
+        log.error("what happens is no longer shown; this is a bug in tidemill", exc_info=error)
+
+
 class Dev:
     """All services of a folder of DAGs.
 
@@ -204,7 +210,11 @@ class Dev:
         await self._take_over()
         dev = await self._begin("dev")
         scheduler = await self._begin("scheduler")
-        await self.zygote.start()
+        started = await finish_or_stop(self.zygote.start(), stop)
+        if started is None:
+            await self._stop([], [])
+            return
+        started.result()
         settings = self.about.settings
         self.parser = ParserManager(
             self.database,
@@ -221,6 +231,8 @@ class Dev:
             *(self._start(child.name, child.run()) for child in self.children),
         ]
         shown = [] if on_ready is None else [asyncio.ensure_future(on_ready(self))]
+        for follower in shown:
+            follower.add_done_callback(_note_failure)
         stopping = asyncio.ensure_future(stop.wait())
         try:
             done, _ = await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)

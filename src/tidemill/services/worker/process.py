@@ -28,7 +28,7 @@ from tidemill.runtime.boot import read_boot_id
 from tidemill.runtime.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.log import configure
-from tidemill.runtime.service_signals import Signals
+from tidemill.runtime.service_signals import Signals, finish_or_stop
 from tidemill.services.worker.parent import watch_parent
 from tidemill.services.worker.preloads import PRELOADS
 from tidemill.services.worker.store_link import call_patiently
@@ -82,13 +82,15 @@ async def _run(settings: Settings, address: Path, folder: Path, name: str, signa
     config = read_config(settings, folder)
     # First of all: it forks no connection of this process, and is ready when the first attempt is claimed.
     zygote = ZygoteClient(Setup(PRELOADS, tuple(settings.worker.preload), (str(folder),)))
-    await zygote.start()
     store = RemoteStore(address)
     try:
         about = BeginService(
             "worker", name, socket.gethostname(), read_boot_id(), os.getpid(), config.queues, config.limits.concurrency
         )
-        service = await call_patiently(store, about)
+        begun = await finish_or_stop(_begin(zygote, store, about), signals.stop)
+        if begun is None:
+            return
+        service = begun.result()
         log.info("the worker is ready", folder=str(folder), concurrency=config.limits.concurrency)
         worker = Worker(service, config, store, store.doorbell, zygote)
         await _serve(worker, settings.worker.drain_timeout_seconds, config.limits.grace_seconds, signals.stop)
@@ -100,6 +102,11 @@ async def _run(settings: Settings, address: Path, folder: Path, name: str, signa
         await zygote.close()
         await store.close()
     log.info("the worker has ended")
+
+
+async def _begin(zygote: ZygoteClient, store: RemoteStore, about: BeginService) -> int:
+    await zygote.start()
+    return await call_patiently(store, about)
 
 
 async def _serve(worker: Worker, drain_seconds: float, grace_seconds: float, stop: asyncio.Event) -> None:

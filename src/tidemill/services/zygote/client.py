@@ -45,6 +45,8 @@ MAX_PAUSE_SECONDS = 5.0
 LEAVE_SECONDS = 5.0
 #: The variables that no task sees: settings, and with them secrets.
 _PRIVATE = ("TIDEMILL_", "_TIDEMILL_")
+#: What the parent of this process calls it, so that it can end what zygotes of this process leave behind.
+OWNER_VARIABLE = "_TIDEMILL_ZYGOTE_OWNER"
 
 
 class ZygoteError(RemoteError):
@@ -75,6 +77,11 @@ def clean_environment(environ: Mapping[str, str], mark: str) -> dict[str, str]:
     """
     kept = {name: value for name, value in environ.items() if not name.startswith(_PRIVATE)}
     return kept | {ENGINE_ID_VARIABLE: mark}
+
+
+def build_mark(environ: Mapping[str, str]) -> str:
+    """Return what a new zygote and all that it forks carry in their environment; another one for each zygote."""
+    return f"zygote-{environ.get(OWNER_VARIABLE) or os.getpid()}-{secrets.token_hex(8)}"
 
 
 class ZygoteClient:
@@ -156,7 +163,7 @@ class ZygoteClient:
     # -- the program -----------------------------------------------------------------------------------------------
 
     def _spawn(self) -> None:
-        mark = f"zygote-{os.getpid()}-{secrets.token_hex(8)}"
+        mark = build_mark(self._environ)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self.pid = os.posix_spawn(
