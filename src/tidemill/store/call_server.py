@@ -64,7 +64,8 @@ class CallServer:
         self._closing = False
 
     async def start(self) -> None:
-        """Listen; a socket that a killed process left behind is replaced."""
+        """Listen, for the first time or again; a socket that a killed process left behind is replaced."""
+        self._closing = False
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
         before = os.umask(0o177)
