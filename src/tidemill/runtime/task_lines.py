@@ -5,10 +5,14 @@ Invariant: a line break in a text does not end a line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 import msgspec
+
+#: The levels of what is printed. Programs write progress and notes to their standard error, and not only failures.
+STREAM_LEVELS: Final[Mapping[str, str]] = MappingProxyType({"stdout": "info", "stderr": "warning"})
 
 _encode = msgspec.json.Encoder().encode
 

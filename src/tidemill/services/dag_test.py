@@ -26,11 +26,11 @@ from tidemill.dags.loading import LoadedFile, load_file
 from tidemill.dags.results import AttemptDeferred, AttemptFailed, AttemptResult, AttemptSkipped
 from tidemill.dags.running import run_attempt
 from tidemill.runtime.codec import encode
-from tidemill.services.call_store import CallStore
 from tidemill.services.dag_store import open_dag_store
 from tidemill.services.triggerer.loading import create_trigger, encode_payload
 from tidemill.services.worker.task_services import StoreServices
 from tidemill.store.call import Call
+from tidemill.store.database import Calls
 from tidemill.store.opening import open_store
 from tidemill.store.people_calls import CreateRun, GetRun
 from tidemill.store.service_calls import BeginService, SchedulerAnswer, SchedulerTurn, StoreFile
@@ -141,7 +141,7 @@ class _Test:
     def __init__(
         self,
         runner: asyncio.Runner,
-        store: CallStore,
+        store: Calls,
         loaded: LoadedFile,
         shared: _Shared,
         say: Callable[[str], None],

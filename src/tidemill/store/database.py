@@ -82,8 +82,16 @@ class Database(Protocol):
         ...
 
 
-class Caller(Protocol):
-    """What answers named calls: a database, or a connection to the process that has it open."""
+class Calls(Protocol):
+    """What answers named calls, and nothing else: all that most services need of a store."""
+
+    async def call(self, request: Call[T]) -> T:
+        """Answer a named call; see `Database.call`."""
+        ...
+
+
+class Caller(Calls, Protocol):
+    """A store for calls: a database, or a connection to the process that has it open."""
 
     @property
     def label(self) -> str:
@@ -93,10 +101,6 @@ class Caller(Protocol):
     @property
     def doorbell(self) -> Doorbell:
         """What tells services that they have work."""
-        ...
-
-    async def call(self, request: Call[T]) -> T:
-        """Answer a named call; see `Database.call`."""
         ...
 
     async def close(self) -> None:

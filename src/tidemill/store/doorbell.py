@@ -11,11 +11,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from tidemill.core.tasks.inputs import Channel
 
 #: Services look for work this often, whether a bell has rung or not.
 SCAN_SECONDS = 2.0
+
+
+class Bell(Protocol):
+    """Says that there may be something to do, and not what: all that a service needs of a doorbell."""
+
+    async def wait(self, channel: Channel, timeout_seconds: float) -> bool:
+        """Wait until it rings, or has rung since the last wait, or the time is over; return whether it rang."""
+        ...
 
 
 class Doorbell:

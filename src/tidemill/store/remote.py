@@ -7,15 +7,19 @@ and the next call connects again; after each new connection all bells ring once.
 from __future__ import annotations
 
 import asyncio
+import random
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import structlog
 
 from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.core.tasks.inputs import Channel
+from tidemill.runtime.log import throttle
 from tidemill.store.call import Call
-from tidemill.store.database import Caller
+from tidemill.store.database import Calls
 from tidemill.store.doorbell import Doorbell
 from tidemill.store.frames import (
     Answered,
@@ -30,11 +34,15 @@ from tidemill.store.frames import (
     read_frame,
 )
 
+log = structlog.get_logger(__name__)
+
 T = TypeVar("T")
 
 #: How long a call tries to connect.
 CONNECT_SECONDS = 5.0
 _AGAIN_SECONDS = 0.05
+#: The longest time between two attempts of a call that is repeated.
+MAX_PAUSE_SECONDS = 2.0
 
 
 class RemoteStore:
@@ -209,22 +217,25 @@ async def _greet(path: Path, deadline: float) -> tuple[asyncio.StreamReader, asy
             raise
 
 
-async def call_patiently(store: Caller, request: Call[T], pause_seconds: float = 0.5) -> T:
+async def call_patiently(store: Calls, request: Call[T], pause_seconds: float = 0.1) -> T:
     """Answer a call that may be repeated; wait for as long as an outage takes.
 
     Args:
-        store: A `Caller`.
+        store: Answers it.
         request: A call that has a request number, or changes nothing by being repeated.
-        pause_seconds: The time between two attempts.
+        pause_seconds: The time between the first two attempts, at most; it grows up to MAX_PAUSE_SECONDS.
 
     Raises:
         CallRefusedError: The call is refused.
         RemoteError: The database refuses the content.
     """
+    backoff, attempt = Backoff(pause_seconds, MAX_PAUSE_SECONDS), 0
     while True:
+        attempt += 1
         try:
             return await store.call(request)
         except RemoteError as error:
             if not error.retryable:
                 raise
-        await asyncio.sleep(pause_seconds)
+            throttle(log, 10.0).warning("the store cannot be reached; retrying", error=str(error))
+        await asyncio.sleep(backoff.compute_delay(attempt, random.getrandbits(JITTER_BITS)))

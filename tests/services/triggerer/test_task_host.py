@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -222,6 +223,7 @@ class Talking(BaseTrigger):
         print("printed\nby", self.task_instance.task_id)
         logging.getLogger("a.hook").warning("of a hook: %d", 7)
         await asyncio.to_thread(print, "in a thread")
+        print("of an error", file=sys.stderr)
         try:
             raise ValueError("caught, password=hunter2")
         except ValueError:
@@ -238,22 +240,23 @@ async def test_what_a_trigger_says_is_in_the_log_of_its_task_and_in_no_other(tri
     with route_output():
         some = [triggerers.store.defer("tests.services.triggerer.test_task_host.Talking") for _ in range(2)]
         triggerers.start()
-        await until(lambda: all(len(triggerers.store.lines(one)) >= 7 for one in some))
+        await until(lambda: all(len(triggerers.store.lines(one)) > 7 for one in some))
         print("of nobody")
 
     for one in some:
         lines = triggerers.store.lines(one)
-        assert [(line.level, line.text) for line in lines[:5]] == [
+        assert [(line.level, line.text) for line in lines[:6]] == [
             ("info", "about that n=1"),
             ("info", "printed"),
             ("info", f"by {one.claim.task_id}"),
             ("warning", "of a hook: 7"),
             ("info", "in a thread"),
+            ("warning", "of an error"),
         ]
-        assert lines[5].level == "error"
-        assert lines[5].text.startswith("it went wrong\nTraceback")
-        assert "hunter2" not in lines[5].text
-        assert lines[6].text == "cleaned up"
+        assert lines[6].level == "error"
+        assert lines[6].text.startswith("it went wrong\nTraceback")
+        assert "hunter2" not in lines[6].text
+        assert lines[7].text == "cleaned up"
         assert {line.source for line in lines} == {"trigger"}
     said = capsys.readouterr().out
     assert said.endswith("of nobody\n")

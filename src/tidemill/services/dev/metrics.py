@@ -21,9 +21,8 @@ from tidemill.runtime.durations import DURATION_BOUNDS
 from tidemill.runtime.loop_calls import await_on_loop
 from tidemill.runtime.metrics.definitions import Definition, Kind
 from tidemill.runtime.metrics.families import Distribution, build_family
-from tidemill.services.call_store import CallStore
 from tidemill.store.call import Call
-from tidemill.store.database import Caller
+from tidemill.store.database import Caller, Calls
 from tidemill.store.doorbell import Doorbell
 from tidemill.store.people_calls import CountStore, DagRecord, ListDags, StoreCounts
 from tidemill.store.setting_calls import ListPools, PoolRecord
@@ -131,7 +130,7 @@ class MeasuredStore:
         return self._store.doorbell
 
     async def call(self, request: Call[T]) -> T:
-        """Return the answer to a call; see `CallStore.call`."""
+        """Return the answer to a call; see `Calls.call`."""
         answer = await self._store.call(request)
         self._meter.note(request, answer)
         return answer
@@ -158,7 +157,7 @@ class DagMetrics:
     """
 
     def __init__(
-        self, store: CallStore, loop: asyncio.AbstractEventLoop, meter: CallMeter, worker: tuple[str, str]
+        self, store: Calls, loop: asyncio.AbstractEventLoop, meter: CallMeter, worker: tuple[str, str]
     ) -> None:
         """Ask nothing yet."""
         self._store = store

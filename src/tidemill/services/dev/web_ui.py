@@ -20,8 +20,8 @@ from tidemill.runtime.listening import is_port_chosen, listen
 from tidemill.runtime.loop_calls import await_on_loop
 from tidemill.runtime.port_owners import PortOwners
 from tidemill.runtime.web_thread import WEB, WebThread
-from tidemill.services.call_store import CallStore
 from tidemill.store.call import Call
+from tidemill.store.database import Calls
 
 if TYPE_CHECKING:
     from tidemill.services.dev.metrics import DagMetrics
@@ -53,7 +53,7 @@ class WatchedDags:
     settings: Settings
     worker: str
     name: str
-    store: CallStore
+    store: Calls
     loop: asyncio.AbstractEventLoop
     find_dead: Callable[[], list[str]] = field(default=list)
     find_unready: Callable[[], list[str]] = field(default=list)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final
 
 import structlog
 import watchfiles
@@ -20,6 +20,7 @@ from tidemill.dags.loading import combine_digests, digest_files
 from tidemill.services.parser.files import Signature, find_files, is_relevant, sign_files
 from tidemill.services.parser.reading import FileReading, Forker, read_file
 from tidemill.store.calls import CallRefusedError, ListFiles, RemoveFile, StoreFile
+from tidemill.store.database import Calls
 
 log = structlog.get_logger(__name__)
 
@@ -32,14 +33,6 @@ PROCESSES: Final = 2
 _WATCH_MILLISECONDS: Final = 100
 _FIRST_MILLISECONDS: Final = 1_000
 _MAX_LINE: Final = 300
-
-
-class Store(Protocol):
-    """What answers named calls."""
-
-    async def call(self, request: Any) -> Any:
-        """Answer a call."""
-        ...
 
 
 @dataclass(slots=True)
@@ -72,7 +65,7 @@ class ParserManager:
 
     def __init__(
         self,
-        store: Store,
+        store: Calls,
         forker: Forker,
         folder: Path,
         parse_timeout_seconds: float = 30.0,

@@ -20,8 +20,9 @@ from tidemill.core.errors import RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.core.tasks.inputs import Channel
 from tidemill.runtime.log import throttle
-from tidemill.services.call_store import Bell, CallStore
 from tidemill.store.call import CallRefusedError
+from tidemill.store.database import Calls
+from tidemill.store.doorbell import Bell
 from tidemill.store.service_calls import SchedulerAnswer, SchedulerTurn
 
 log = structlog.get_logger(__name__)
@@ -48,7 +49,7 @@ class Scheduler:
         service: The number of the service that it is.
     """
 
-    def __init__(self, store: CallStore, bell: Bell, service: int) -> None:
+    def __init__(self, store: Calls, bell: Bell, service: int) -> None:
         """Do nothing yet."""
         self._store = store
         self._bell = bell

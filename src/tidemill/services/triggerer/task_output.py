@@ -18,6 +18,8 @@ from typing import Any, Protocol, TextIO
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
+from tidemill.runtime.task_lines import STREAM_LEVELS
+
 
 class LineSink(Protocol):
     """Takes the lines of one trigger."""
@@ -139,7 +141,8 @@ def route_output() -> Iterator[None]:
         other.addFilter(_is_nobodys)
     root.addHandler(handler)
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = SinkStream(before[0], "info"), SinkStream(before[1], "error")
+    sys.stdout = SinkStream(before[0], STREAM_LEVELS["stdout"])
+    sys.stderr = SinkStream(before[1], STREAM_LEVELS["stderr"])
     try:
         yield
     finally:

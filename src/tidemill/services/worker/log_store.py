@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
 
 import structlog
 
 from tidemill.core.errors import RemoteError, TidemillError
 from tidemill.runtime.log import throttle
 from tidemill.services.worker.logs import AttemptLog
+from tidemill.store.database import Calls
 from tidemill.store.task_calls import AppendLog
 from tidemill.store.worker_calls import LogPart
 
@@ -26,14 +26,6 @@ _PAUSE_SECONDS = 1.0
 _MAX_PARTS = 32
 #: What is kept while the store is away: some 64 MiB at the very most, usually a tenth.
 _MAX_KEPT = 1024
-
-
-class Calls(Protocol):
-    """What answers named calls."""
-
-    async def call(self, request: Any) -> Any:
-        """Return the answer."""
-        ...
 
 
 class LogStore:

@@ -15,7 +15,7 @@ import msgspec
 
 from tidemill.config.redaction import mask_secrets
 from tidemill.core.wording import format_count
-from tidemill.runtime.task_lines import TaskLine, encode_line
+from tidemill.runtime.task_lines import STREAM_LEVELS, TaskLine, encode_line
 from tidemill.store.worker_calls import LogPart
 
 #: The most bytes of lines in a part.
@@ -26,7 +26,6 @@ PART_BASE = 1 << 20
 _MAX_LINE_BYTES = 16_384
 #: What an entry costs beside its text.
 _ENTRY_BYTES = 40
-_LEVELS = {"stdout": "info", "stderr": "warning"}
 
 
 class AttemptLog:
@@ -46,7 +45,7 @@ class AttemptLog:
         self._half = max_bytes // 2
         self._head_bytes = 0
         self._lines: list[TaskLine] = []
-        self._begun = dict.fromkeys(_LEVELS, b"")
+        self._begun = dict.fromkeys(STREAM_LEVELS, b"")
         #: What came after the first half: entries, and chunks of standard output that nobody has looked into.
         self._tail: deque[TaskLine | tuple[int, str, bytes]] = deque()
         self._tail_bytes = 0
@@ -148,7 +147,7 @@ class AttemptLog:
     def _add_bytes(self, source: str, line: bytes, time_us: int) -> None:
         for start in range(0, max(1, len(line)), _MAX_LINE_BYTES):
             text = line[start : start + _MAX_LINE_BYTES].decode("utf-8", "backslashreplace").removesuffix("\r")
-            self._lines.append(TaskLine(time_us, _LEVELS[source], source, text))
+            self._lines.append(TaskLine(time_us, STREAM_LEVELS[source], source, text))
 
     def _build(self, lines: list[TaskLine]) -> list[LogPart]:
         # Python's entries have the time at which they were written, others that at which they were read.

@@ -31,7 +31,7 @@ from tidemill.runtime.log import configure
 from tidemill.runtime.service_signals import Signals, finish_or_stop
 from tidemill.services.worker.parent import watch_parent
 from tidemill.services.worker.preloads import PRELOADS
-from tidemill.services.worker.store_link import call_patiently
+from tidemill.services.worker.store_link import call_unfenced
 from tidemill.services.worker.worker import Worker
 from tidemill.services.worker.worker_config import WorkerConfig
 from tidemill.services.zygote.client import ZygoteClient
@@ -106,7 +106,7 @@ async def _run(settings: Settings, address: Path, folder: Path, name: str, signa
 
 async def _begin(zygote: ZygoteClient, store: RemoteStore, about: BeginService) -> int:
     await zygote.start()
-    return await call_patiently(store, about)
+    return await call_unfenced(store, about)
 
 
 async def _serve(worker: Worker, drain_seconds: float, grace_seconds: float, stop: asyncio.Event) -> None:

@@ -21,6 +21,8 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from tidemill.runtime.task_lines import STREAM_LEVELS
+
 #: The most characters of one entry; a longer text becomes several.
 _MAX_CHARS = 16_384
 
@@ -129,7 +131,9 @@ class TaskOutput:
         """Change nothing yet."""
         self.lines = lines
         self._level = level
-        self._streams = [PrintStream(lines, "stdout", "info", 1), PrintStream(lines, "stderr", "warning", 2)]
+        self._streams = [
+            PrintStream(lines, name, STREAM_LEVELS[name], fd) for name, fd in (("stdout", 1), ("stderr", 2))
+        ]
         self._handler = LineHandler(lines)
 
     def attach(self) -> None:

@@ -48,11 +48,13 @@ from tidemill.services.worker.messages import (
     encode_answer,
 )
 from tidemill.services.worker.signatures import sign_file
-from tidemill.services.worker.store_link import SCAN_SECONDS, Bell, Calls, beat, call_patiently, listen
+from tidemill.services.worker.store_link import SCAN_SECONDS, beat, call_unfenced, listen
 from tidemill.services.worker.task_handle import TaskHandle
 from tidemill.services.worker.worker_config import WorkerConfig
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.messages import Exited
+from tidemill.store.database import Calls
+from tidemill.store.doorbell import Bell
 from tidemill.store.worker_calls import (
     CallbackReport,
     ClaimedAttempt,
@@ -205,7 +207,7 @@ class Worker:
             self._slots.capacity if self._zygote.ready.is_set() else 0,
             self._config.queues,
         )
-        answer = await call_patiently(self._calls, turn)
+        answer = await call_unfenced(self._calls, turn)
         for report, outcome in zip(reports, answer.outcomes, strict=True):
             if outcome.reason:
                 log.warning("the store refuses a report", task=report.task, epoch=report.epoch, reason=outcome.reason)
