@@ -124,6 +124,7 @@ def empty(**arguments: Any) -> Any:
     ("create", "message"),
     [
         (lambda: empty(task_id="a b"), "task_id 'a b' may have letters, digits, '-', '_' and '.' only"),
+        *((lambda id=id: empty(task_id=id), "must not begin with '-' or '.'") for id in (".", "..", ".a", "-x")),
         (lambda: empty(task_id=7), "task_id must be a string, got 7"),
         (lambda: empty(task_id="x" * 251), "has 251 characters; at most 250"),
         (lambda: EmptyOperator(), "a task without task_id: .*missing 1 required keyword-only argument: 'task_id'"),

@@ -6,9 +6,10 @@ from itertools import pairwise
 
 import pytest
 from sqlalchemy import text
-from tests.store.dags import Player, dag, fail_these, task
+from tests.store.dags import Player, dag, encode, fail_these, task
 
 from tidemill.core.tasks.inputs import Channel
+from tidemill.core.tasks.structure import DagStructure
 from tidemill.store.call import CallRefusedError, RefusalKind
 from tidemill.store.calls import (
     CancelRun,
@@ -34,6 +35,7 @@ from tidemill.store.calls import (
     SetPool,
     Skip,
     StoreEvents,
+    StoreFile,
     Success,
     TaskHistory,
     WorkerTurn,
@@ -409,7 +411,19 @@ async def test_a_run_is_created_once_per_request_and_refuses_a_twin(player: Play
         with pytest.raises(CallRefusedError, match=r"the id of a run .* at most 250 characters") as refused:
             await player.store.call(CreateRun("dag", run_id=name))
         assert refused.value.kind is RefusalKind.INVALID
-    assert (await player.store.call(CreateRun("dag", run_id="Mühle a/b"))).run_id == "Mühle a/b"
+    for name in ("a/b", "/", ".", ".."):
+        with pytest.raises(CallRefusedError, match=r"the id of a run .* nor have a '/'") as refused:
+            await player.store.call(CreateRun("dag", run_id=name))
+        assert refused.value.kind is RefusalKind.INVALID
+    assert (await player.store.call(CreateRun("dag", run_id="Mühle a.b"))).run_id == "Mühle a.b"
+
+
+@pytest.mark.parametrize(("name", "structure"), [("a/b", dag(task("t"), id="a/b")), ("..", dag(task("..")))])
+async def test_ids_that_no_page_can_have_in_its_address_are_not_stored(
+    player: Player, name: str, structure: DagStructure
+) -> None:
+    (stored,) = await player.store.call(StoreFile("dag.py", "digest", structures=(encode(structure),)))
+    assert f"the id '{name}' must not be" in stored.refused
 
 
 async def test_bells_ring_after_a_commit(player: Player) -> None:

@@ -10,14 +10,15 @@ from typing import Any, Final
 
 from tidemill.dags.exceptions import DagError
 
-_ID: Final = re.compile(r"[\w.-]+")
+#: Ids are parts of addresses, where `.` and `..` have a meaning, and words of commands, where `-x` has.
+_ID: Final = re.compile(r"\w[\w.-]*")
 MAX_ID_LENGTH: Final = 250
 #: A duration is stored in microseconds, as a number of 64 bits.
 _MAX_DURATION: Final = timedelta(days=36_500)
 
 
 def check_id(what: str, value: object) -> str:
-    """Return an id: letters, digits, `-`, `_` and `.`; at most 250 of them.
+    """Return an id: letters, digits, `-`, `_` and `.`, the first not `-` or `.`; at most 250 of them.
 
     Raises:
         DagError: It is not one.
@@ -25,7 +26,10 @@ def check_id(what: str, value: object) -> str:
     if not isinstance(value, str):
         raise DagError(f"{what} must be a string, got {value!r}")
     if not _ID.fullmatch(value):
-        raise DagError(f"{what} {value!r} may have letters, digits, '-', '_' and '.' only; correct it")
+        raise DagError(
+            f"{what} {value!r} may have letters, digits, '-', '_' and '.' only, and must not begin with '-' or '.'; "
+            "correct it"
+        )
     if len(value) > MAX_ID_LENGTH:
         raise DagError(f"{what} {value[:40]!r}... has {len(value)} characters; at most {MAX_ID_LENGTH} are allowed")
     return str.__str__(value)

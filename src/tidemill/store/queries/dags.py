@@ -82,6 +82,10 @@ def _store_dag(
             return StoredDag(
                 structure.id, refused=f"the id {name!r} has a NUL character or a lone surrogate; rename it"
             )
+        if name in (".", "..") or "/" in name:
+            return StoredDag(
+                structure.id, refused=f"the id {name!r} must not be '.' or '..', nor have a '/'; rename it"
+            )
     known = connection.execute(select(dag).where(_DAG.dag_id == structure.id).with_for_update()).first()
     if known is None:
         _insert_dag(connection, file, structure, text, paused, context)
