@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from cryptography.fernet import Fernet
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 from tests.store.dags import Player, dag, task
 
+from tidemill.core.errors import RemoteError
 from tidemill.core.tasks.structure import ScheduleStructure
 from tidemill.store.calls import (
     ClaimTriggers,
@@ -19,10 +22,12 @@ from tidemill.store.calls import (
     SetPool,
     StoreEvents,
     Success,
+    WorkerTurn,
 )
 from tidemill.store.ciphers import Cipher
 from tidemill.store.database import Database
 from tidemill.store.opening import open_store
+from tidemill.store.sqlite import SqliteDatabase, open_sqlite
 
 #: A digest of its own, because plans are kept by it.
 UNREADABLE = "UPDATE dag_version SET structure = '{}', digest = 'unreadable' WHERE structure LIKE '%\"id\":\"bad\"%'"
@@ -169,3 +174,39 @@ async def test_a_deferral_of_another_key_waits_for_its_key_and_nothing_waits_for
     assert (attempt.dag_id, attempt.resume and attempt.resume.kwargs) == ("resumed", '{"secret":2}')
     assert [one.dag_id for one in await again.call(ClaimTriggers(triggerer, 3, 10))] == ["deferred"]
     await again.close()
+
+
+async def set_room(store: SqliteDatabase, pages: int | None) -> None:
+    """Let the file grow by this many pages at most; None: as much as it wants."""
+
+    def limit(connection: Connection) -> None:
+        now = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+        most = 1 << 30 if pages is None else now + pages
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {most}")
+
+    await store.write(limit)
+
+
+async def test_a_full_disk_is_nobodys_fault_and_all_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    store = await open_sqlite(tmp_path / "store.db")
+    player = await Player(store).begin()
+    run = await player.create(dag(*[task(f"t{number:03}") for number in range(100)], id="dag"))
+    attempts = await player.claim(100)
+    big = (("return_value", '"' + "x" * 20_000 + '"'),)
+    reports = tuple(Report(one.task, one.epoch, Success(), big) for one in attempts)
+    turn = WorkerTurn(player.worker, 1000, reports)
+    await set_room(store, 0)
+
+    for _ in range(2):
+        with pytest.raises(RemoteError, match="full") as failed:
+            await store.call(turn)
+        assert failed.value.retryable
+    with pytest.raises(RemoteError, match="full"):
+        await player.create(dag(*[task(f"t{number:03}") for number in range(500)], id="more"))
+    assert set((await player.states(run)).values()) == {"running"}
+    await set_room(store, None)
+
+    assert {outcome.kind for outcome in (await store.call(turn)).outcomes} == {OutcomeKind.MOVED}
+    await player.schedule()
+    assert (await player.run(run)).state == "success"
+    await store.close()
