@@ -171,4 +171,5 @@ async def main() -> None:
             print(f"CPU of an attempt: {ours:.2f} ms; of a bare fork: {bare:.2f} ms; ratio {ours / bare:.2f}")
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -80,6 +80,11 @@ class DevSite:
         self.process: prepared.Forked | None = None
 
     @property
+    def mark(self) -> str:
+        """What all processes of the tree have in their environment, and no others."""
+        return f"XDG_RUNTIME_DIR={self.env['XDG_RUNTIME_DIR']}"
+
+    @property
     def log(self) -> str:
         path = self.folder / "log.txt"
         return path.read_text() if path.exists() else ""
