@@ -37,7 +37,7 @@ async def test_every_record_of_a_round_is_confirmed_and_in_order(embedded_kafka:
     assert values == list(range(5000))
 
 
-async def test_the_loop_hears_of_a_round_at_most_once(
+async def test_the_loop_hears_at_most_once_of_a_round(
     embedded_kafka: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = embedded_kafka.create_topic(unique_name())
