@@ -52,12 +52,9 @@ class TaskFunction:
         Raises:
             DagError: No DAG is open, or the function does not accept the arguments.
         """
-        options = {"task_id": self.function.__name__, "doc_md": inspect.getdoc(self.function), **self.options}
-        if self.kind == "python":
-            options.setdefault("multiple_outputs", _returns_dict(self.function))
+        options = {**self._defaults, **self.options}
         options["task_id"] = _number_id(options)
-        module, _, name = _CLASSES[self.kind].partition(":")
-        operator = getattr(importlib.import_module(module), name)(
+        operator = self._operator_class(
             python_callable=self.function,
             op_args=[_unwrap(value) for value in args],
             op_kwargs={key: _unwrap(value) for key, value in kwargs.items()},
@@ -69,6 +66,17 @@ class TaskFunction:
             operator.as_teardown(on_failure_fail_dagrun=self.on_failure_fail_dagrun)
         output: PlainXComArg = operator.output
         return output
+
+    @functools.cached_property
+    def _defaults(self) -> Mapping[str, Any]:
+        """The arguments of the operator that follow from the function."""
+        found = {"task_id": self.function.__name__, "doc_md": inspect.getdoc(self.function)}
+        return found | {"multiple_outputs": _returns_dict(self.function)} if self.kind == "python" else found
+
+    @functools.cached_property
+    def _operator_class(self) -> Any:
+        module, _, name = _CLASSES[self.kind].partition(":")
+        return getattr(importlib.import_module(module), name)
 
     def override(self, **options: Any) -> TaskFunction:
         """Return the same with other arguments of the operator."""

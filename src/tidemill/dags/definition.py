@@ -243,8 +243,8 @@ def _check_default_args(dag: DAG) -> None:
     from tidemill.dags.operator_arguments import list_names
 
     known = set(list_names(BaseOperator, BaseOperator)[0])
-    for task in dag.tasks:
-        known |= list_names(type(task), BaseOperator)[0]
+    for kind in {type(task) for task in dag.tasks}:
+        known |= list_names(kind, BaseOperator)[0]
     for name in dag.default_args:
         if name not in known and name not in _IGNORED:
             advice = arguments.suggest(name, sorted(known))

@@ -21,7 +21,7 @@ from tidemill.dags.operator_arguments import check_names, collect_defaults, name
 from tidemill.dags.params import Param, wrap_params
 from tidemill.dags.scope import open_dags, open_teardowns
 from tidemill.dags.trigger_text import check_triggers
-from tidemill.dags.xcom_arg import PlainXComArg, find_outputs
+from tidemill.dags.xcom_arg import PLAIN_TYPES, PlainXComArg, find_outputs
 
 TRIGGER_RULES = (
     "all_success",
@@ -244,7 +244,7 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
                 raise DagError(f"{owner}: {field!r} is in template_fields, but {type(self).__name__} does not set it")
             self._connect_outputs(getattr(self, field))
         for name, value in given.items():
-            if name not in self.template_fields and name not in _NO_OUTPUTS:
+            if type(value) not in PLAIN_TYPES and name not in self.template_fields and name not in _NO_OUTPUTS:
                 self._check_no_outputs(owner, name, value)
         check_triggers(owner, given)
         teardown = open_teardowns.current

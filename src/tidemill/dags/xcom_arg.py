@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from types import FunctionType, NoneType
 from typing import Any, Final, Protocol
 
 from tidemill.dags.edges import Node, TaskNode
@@ -12,6 +14,8 @@ from tidemill.dags.group import GroupOutput
 
 #: The key of what a task returns.
 RETURN_VALUE: Final = "return_value"
+#: Types of arguments that contain no output of a task.
+PLAIN_TYPES: Final = frozenset({str, int, float, bool, NoneType, timedelta, datetime, FunctionType})
 
 
 class RunValues(Protocol):
@@ -166,16 +170,19 @@ def find_outputs(value: Any) -> Iterator[RunValue]:
     Raises:
         DagError: The argument is a task, not its output.
     """
-    if isinstance(value, RunValue):
-        yield value
-    elif isinstance(value, GroupOutput):
-        yield from find_outputs(value.value)
-    elif isinstance(value, TaskNode):
-        raise DagError(f"task {value.task_id!r} is passed as an argument; pass its output: `.output`")
-    elif isinstance(value, dict):
+    # In the order of what arguments mostly are: a file may have thousands of tasks.
+    if type(value) in PLAIN_TYPES:
+        return
+    if isinstance(value, dict):
         for key, item in value.items():
             yield from find_outputs(key)
             yield from find_outputs(item)
     elif isinstance(value, list | tuple | set | frozenset):
         for item in value:
             yield from find_outputs(item)
+    elif isinstance(value, RunValue):
+        yield value
+    elif isinstance(value, GroupOutput):
+        yield from find_outputs(value.value)
+    elif isinstance(value, TaskNode):
+        raise DagError(f"task {value.task_id!r} is passed as an argument; pass its output: `.output`")
