@@ -473,6 +473,18 @@ def test_outputs_are_passed_to_tasks_that_wait_for_them() -> None:
         found[0]
 
 
+def test_what_a_run_gives_has_to_match_the_params_of_the_task() -> None:
+    params = {"n": Param(5, type="integer"), "must": Param(type="string")}
+    claim = {"params": '{"n":"x","must":"y"}', "conf": '{"n":"x","must":"y"}'}
+    assert "param 'n': 'x' is not of type 'integer'" in str(
+        run(value="{{ params.n }}", params=params, claim=claim).ending
+    )
+    claim = {"params": '{"n":1}', "conf": '{"n":1}'}
+    assert "param 'must' has no default" in str(run(value="{{ params.n }}", params=params, claim=claim).ending)
+    claim = {"params": '{"must":"from the DAG"}'}
+    assert value_of(run(value="{{ params.must }}", params=params, claim=claim)) == "from the DAG"
+
+
 def test_params_of_a_task_hold_unless_the_run_gives_them() -> None:
     params = {"n": Param(5), "m": 6}
     claim = {"params": '{"n":1,"m":2}', "conf": '{"m":2}'}

@@ -86,11 +86,21 @@ def _run(dag: Any, claim: Claim, services: TaskServices) -> AttemptResult:
 
 
 def _merge_params(dag: Any, task: Any, claim: Claim) -> dict[str, Any]:
-    """Return the parameters of the run, with those of the task for which the run has no value."""
+    """Return the parameters of the run, with those of the task for which the run has no value.
+
+    Raises:
+        ParamValidationError: What the run gives is not what the task accepts, or the task has no value.
+    """
     given: dict[str, Any] = decode(claim.params) or {}
     own = wrap_params(f"task {task.task_id!r}", task.params) if task is not None else {}
     conf = decode(claim.conf) or {}
-    return {**given, **{name: param.default for name, param in own.items() if param.has_default and name not in conf}}
+    values = dict(given)
+    for name, param in own.items():
+        if name in conf:
+            values[name] = param.resolve(conf[name], name)
+        elif param.has_default or name not in given:
+            values[name] = param.resolve(name=name)
+    return values
 
 
 def _execute(task: Any, resume: ResumeClaim | None, context: Context) -> Any:

@@ -24,6 +24,10 @@ def test_a_run_with_a_retry_and_a_deferral_succeeds_and_everything_about_it_can_
     run = dev.rows("dags", "trigger", "story", "--conf", '{"rows": 7}', "--wait")[0]
     assert run["state"] == "success"
     assert dev.states("story") == {"first": "success", "second": "success", "waits": "success"}
+    done = dev.run("dags", "trigger", "story", "--conf", '{"rows": 0}')
+    assert (done.returncode, done.stderr.count("\n")) == (ExitCode.CONFIG, 1)
+    assert "param 'rows': 0 is less than the minimum of 1" in done.stderr
+    assert "how many rows" in dev.run("dags", "show", "story").stdout
     assert [row["text"] for row in dev.rows("tasks", "logs", "story", "first")] == ["the first task"]
     assert "ValueError: not at once" in dev.run("tasks", "logs", "story", "second", "--try", "1").stdout
     changes = [row["to"] for row in dev.rows("tasks", "history", "story", "waits")]
