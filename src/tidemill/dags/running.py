@@ -14,9 +14,10 @@ from typing import Any, Final
 
 from tidemill.core.errors import describe_error, escape_surrogates
 from tidemill.dags.arguments import check_duration, check_text
-from tidemill.dags.context import Context, build_context
+from tidemill.dags.context import build_context
 from tidemill.dags.current import running
 from tidemill.dags.exceptions import DagError, TaskDeferred, TaskFailed, TaskSkipped, TaskTimeout
+from tidemill.dags.lazy_context import Context
 from tidemill.dags.params import wrap_params
 from tidemill.dags.results import (
     AttemptDeferred,
@@ -206,7 +207,7 @@ def kill(task: Any) -> None:
 
 
 def _run_callbacks(task: Any, callback: CallbackClaim, context: Context) -> AttemptResult:
-    context = {**context, "exception": callback.error, "reason": callback.error}
+    context = context.extend({"exception": callback.error, "reason": callback.error})
     failed = _call_all(getattr(task, f"{callback.name}_callback", ()), context, callback.name)
     return AttemptResult(AttemptFailed(failed, may_retry=False) if failed else AttemptSucceeded())
 
@@ -214,7 +215,7 @@ def _run_callbacks(task: Any, callback: CallbackClaim, context: Context) -> Atte
 def _run_dag_callback(dag: Any, claim: Claim, callback: CallbackClaim, services: TaskServices) -> AttemptResult:
     """Run a callback of the run as a whole, which no task is behind."""
     context = build_context(None, dag, claim, services, _merge_params(dag, None, claim))
-    context |= {"exception": callback.error, "reason": callback.error}
+    context = context.extend({"exception": callback.error, "reason": callback.error})
     with running(None, context, services):
         failed = _call_all(getattr(dag, f"{callback.name}_callback", ()), context, callback.name)
     return AttemptResult(AttemptFailed(failed, may_retry=False) if failed else AttemptSucceeded())

@@ -69,6 +69,7 @@ FUNCTIONS: dict[type[Call[Any]], Function] = {
     calls.FailTrigger: task_triggers.fail_trigger,
     calls.ReleaseTriggers: task_triggers.release_triggers,
     calls.HeldTriggers: lambda c, r, x: task_triggers.find_stopped(c, r),
+    calls.GetEarlierRun: lambda c, r, x: runs.get_earlier_run(c, r),
     calls.GetXCom: lambda c, r, x: xcoms.get_xcoms(c, r),
     calls.PushXCom: task_values.push_xcom,
     calls.GetVariable: lambda c, r, x: task_values.get_variable(c, r.key, x),

@@ -140,3 +140,30 @@ def test_a_folder_that_is_not_there_is_an_error_that_says_what_to_do(tidemill, t
     assert done.returncode == ExitCode.CONFIG
     assert "there is no folder nowhere" in done.stderr
     assert "tidemill init" in done.stderr
+
+
+def test_a_task_reads_of_the_run_before(dev):
+    (dev.folder / "dags" / "past.py").write_text("""
+from tidemill.dags import DAG, BashOperator, task
+
+with DAG("past"):
+    @task
+    def count(prev_start_date_success=None, ti=None, run_id=None):
+        before = ti.xcom_pull(include_prior_dates=True, default=0)
+        earlier = ti.get_previous_dagrun("success")
+        if earlier:
+            assert earlier.start_date == prev_start_date_success
+            assert ti.xcom_pull("count", run_id=earlier.run_id) == before
+            assert ti.get_dagrun_state("past", earlier.run_id) == "success"
+        return before + 1
+    count() >> BashOperator(task_id="says", bash_command="echo since {{ prev_data_interval_start_success }}")
+""")
+    dev.start()
+    wait_until(lambda: dev.run("dags", "show", "past").returncode == 0, what=lambda: dev.log)
+
+    for day in ("2026-01-01", "2026-01-02"):
+        run = dev.rows("dags", "trigger", "past", "--logical-date", day, "--wait")[0]
+        assert run["state"] == "success", dev.run("tasks", "logs", "past", "count").stdout
+
+    xcoms = {row["task"]: row["value"] for row in dev.rows("tasks", "xcoms", "past")}
+    assert xcoms == {"count": 2, "says": "since 2026-01-01 00:00:00+00:00"}

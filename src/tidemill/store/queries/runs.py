@@ -33,7 +33,7 @@ from tidemill.core.tasks.attempt import TaskState
 from tidemill.core.tasks.dependencies import Readiness, decide
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.call import CallRefusedError, Listed, RefusalKind
-from tidemill.store.calls import CancelRun, CreateRun, GetRun, ListRuns, RunRecord
+from tidemill.store.calls import CancelRun, CreateRun, GetEarlierRun, GetRun, ListRuns, RunRecord
 from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import DagPlan, TaskPlan
 from tidemill.store.dag_tables import dag, dag_run, dag_version, task_instance
@@ -321,6 +321,16 @@ def find_run(connection: Connection, dag_id: str, run_id: str) -> int:
             RefusalKind.UNKNOWN, f"DAG {dag_id!r} has no run {run_id!r}; list them with `tidemill runs list {dag_id}`"
         )
     return int(found)
+
+
+def get_earlier_run(connection: Connection, request: GetEarlierRun) -> RunRecord | None:
+    """Return the run before another one; see `GetEarlierRun`."""
+    own = select(_RUN.dag, _RUN.logical_us).where(_RUN.id == request.run).subquery()
+    statement = RUNS.join(own, and_(_RUN.dag == own.c.dag, _RUN.logical_us < own.c.logical_us))
+    if request.state is not None:
+        statement = statement.where(_RUN.state == request.state)
+    row = connection.execute(statement.order_by(_RUN.logical_us.desc()).limit(1)).first()
+    return None if row is None else read_run(row)
 
 
 def get_run_by_number(connection: Connection, number: int) -> RunRecord:
