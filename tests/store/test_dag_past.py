@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.store.dags import Player, dag, task
 
-from tidemill.store.calls import CreateRun, Failure, GetEarlierRun, GetXCom, RunRecord, Success
+from tidemill.store.calls import CreateRun, Failure, GetEarlierRun, GetXCom, RunRecord, Success, WatchRuns
 from tidemill.store.database import Database
 
 DAY_US = 86_400_000_000
@@ -69,3 +69,25 @@ async def test_xcoms_of_earlier_runs_other_runs_and_other_dags_are_read(player: 
     third = await player.store.call(GetEarlierRun(second.id))
     assert third is not None
     assert third.run_id == "first", "a run of a later date is not earlier"
+
+
+async def test_runs_are_watched_with_those_first_that_have_not_ended(player: Player) -> None:
+    await play(player, "old", None)
+    await play(player, "failed", None, fails=True)
+    await play(player, "newest", None)
+    wide = dag(task("a"), task("b"), task("c", "a"), id="wide", max_active_runs=1)
+    await player.create(wide, run_id="runs")
+    await player.create(wide, run_id="waits")
+    await player.schedule()
+    first, second = await player.claim(2)
+    await player.report(first, Success())
+
+    seen = await player.store.call(WatchRuns(4))
+
+    assert [(one.run.run_id, one.run.state, one.done, one.total, one.running, one.waiting) for one in seen] == [
+        ("runs", "running", 1, 3, 1, 1),
+        ("waits", "queued", 0, 3, 0, 3),
+        ("newest", "success", 1, 1, 0, 0),
+        ("failed", "failed", 1, 1, 0, 0),
+    ]
+    assert second.task_id == "b"

@@ -32,10 +32,12 @@ from tidemill.store.people_calls import (
     PauseDag,
     ReadLog,
     RunKind,
+    RunProgress,
     RunRecord,
     StoreCounts,
     TaskHistory,
     TaskRecord,
+    WatchRuns,
     XComRecord,
 )
 from tidemill.store.service_calls import (
@@ -185,6 +187,7 @@ __all__ = [
     "Result",
     "ResumeWith",
     "RunKind",
+    "RunProgress",
     "RunRecord",
     "SchedulerAnswer",
     "SchedulerTurn",
@@ -203,6 +206,7 @@ __all__ = [
     "TaskHistory",
     "TaskRecord",
     "VariableRecord",
+    "WatchRuns",
     "WorkerAnswer",
     "WorkerTurn",
     "XComRecord",

@@ -28,5 +28,6 @@ READS: frozenset[type[Call[Any]]] = frozenset(
         calls.ListXComs,
         calls.ReadLog,
         calls.TaskHistory,
+        calls.WatchRuns,
     }
 )

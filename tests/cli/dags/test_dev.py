@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import signal
+import struct
+import termios
 import time
 from pathlib import Path
 
+from tests.spark.terminal import Command
 from tests.until import wait_until
 
 from tidemill.runtime.exitcode import ExitCode
@@ -167,3 +172,24 @@ with DAG("past"):
 
     xcoms = {row["task"]: row["value"] for row in dev.rows("tasks", "xcoms", "past")}
     assert xcoms == {"count": 2, "says": "since 2026-01-01 00:00:00+00:00"}
+
+
+def test_on_a_terminal_a_table_below_the_log_shows_the_runs_and_nothing_of_it_is_left(dev):
+    environ = {**dev.env, "TERM": "xterm", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"}
+    command = Command(["dev"], environ, dev.folder, terminal=True)
+    fcntl.ioctl(command._ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    try:
+        command.until_said("the worker is ready", 60)
+        wait_until(lambda: dev.run("dags", "show", "long").returncode == 0, what=lambda: command.said)
+        dev.run("variables", "set", "seconds", "3")
+        dev.run("dags", "trigger", "long", "--run", "today")
+        wait_until(lambda: re.search(r"long +today +running +0/1 +1 +0 +\d+s", command.said), what=lambda: command.said)
+        wait_until(lambda: re.search(r"long +today +success +1/1 +\d+s", command.said), what=lambda: command.said)
+        command.process.send_signal(signal.SIGTERM)
+        assert command.process.wait(60) == ExitCode.OK
+        command._reader.join(10)
+        assert b"today" not in command._said.rpartition(b"\r\x1b[K\x1b[C\x1b[J\r")[2], "the table is erased"
+        drawn = [row for row in re.split(r"[\r\n]+", re.sub(r"\x1b\[\d*[A-Za-z]", "", command.said)) if "today" in row]
+        assert max(map(len, drawn)) < 80
+    finally:
+        command.close()
