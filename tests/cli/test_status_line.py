@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import struct
 import sys
 import termios
@@ -112,6 +113,30 @@ def screen(command: Command) -> list[str]:
     return [row.rstrip() for row in shown.rows]
 
 
+def table_screen(command: Command) -> list[str]:
+    """Return what a terminal shows that moves its cursor up, too."""
+    rows, row, column = [""], 0, 0
+    for part in re.findall(r"\x1b\[\d*[A-Za-z]|[\s\S]", command._said.decode(errors="replace")):
+        if part.endswith("A") and len(part) > 1:
+            row -= int(part[2:-1])
+        elif part == "\x1b[J":
+            rows[row] = rows[row][:column]
+            del rows[row + 1 :]
+        elif part == "\x1b[K":
+            rows[row] = rows[row][:column]
+        elif part == "\x1b[C":
+            column += 1
+        elif part == "\r":
+            column = 0
+        elif part == "\n":
+            row += 1
+            rows += [""] * (row + 1 - len(rows))
+        elif not part.startswith("\x1b"):
+            rows[row] = rows[row].ljust(column)[:column] + part + rows[row][column + 1 :]
+            column += 1
+    return [text for text in rows if text.strip()]
+
+
 def resize(command: Command, columns: int) -> None:
     fcntl.ioctl(command._ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
 
@@ -141,6 +166,59 @@ def test_other_output_stands_above_the_line_and_nothing_of_it_is_left_at_the_end
         "never finished",
     ]
     assert "\x1b[?25l" not in command._said.decode()
+
+
+TABLE = CHILD.replace(
+    'return f"STATUS {width} ".ljust(width, "=")[:width]',
+    r"""return "\n".join(f"STATUS {number}" for number in range(int(open("rows").read())))""",
+)
+
+
+def test_a_table_is_drawn_below_the_log_in_place_and_nothing_of_it_is_left(tmp_path: Path) -> None:
+    (tmp_path / "rows").write_text("4")
+    command = Command(["-c", TABLE], ENVIRON, tmp_path, terminal=True, program=[sys.executable])
+    try:
+        resize(command, 60)
+        command.until_said("STATUS 3")
+        command.type("hello\n")
+        command.until_said("read hello")
+        (tmp_path / "rows").write_text("2")
+        said = len(command._said)
+        wait_until(lambda: b"STATUS 1\x1b[J\r\x1b[1A" in command._said[said:], what=lambda: command._said[said:])
+        (tmp_path / "rows").write_text("99")
+        # No more than half of the 24 lines.
+        wait_until(lambda: b"STATUS 11\x1b[J\r\x1b[11A" in command._said[said:], what=lambda: command._said[said:])
+        assert b"STATUS 12" not in command._said
+        command.type("end\n")
+        assert command.process.wait(30) == 0
+        command._reader.join(10)
+
+        shown = [row.strip() for row in table_screen(command)]
+        assert [row[9:] if "a log line" in row else row for row in shown] == [
+            "info    a log line",
+            "begun and finished",
+            "read hello",
+            "never finished",
+        ]
+        # Lines are written over the old ones: nothing is erased first, but what other output pushes down.
+        erased = command._said.count(b"\r\x1b[K\x1b[C\x1b[J\r")
+        assert erased <= 4
+    finally:
+        command.close()
+
+
+def test_on_a_terminal_that_cannot_move_its_cursor_up_there_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "rows").write_text("4")
+    environ = {**ENVIRON, "TERM": "dumb"}
+    command = Command(["-c", TABLE], environ, tmp_path, terminal=True, program=[sys.executable])
+    try:
+        command.until_said("STATUS 0")
+        command.type("end\n")
+        assert command.process.wait(30) == 0
+        command._reader.join(10)
+        assert "STATUS 1" not in command.said
+    finally:
+        command.close()
 
 
 def test_after_an_exception_only_the_exception_is_left(command: Command) -> None:

@@ -58,11 +58,27 @@ class Services:
     variables: dict[str, str] = field(default_factory=dict)
     connections: dict[str, str] = field(default_factory=dict)
     state: dict[str, str] = field(default_factory=dict)
+    earlier: Any = None
+    asked: list[tuple[Any, ...]] = field(default_factory=list)
 
     def get_xcom(
-        self, task_ids: tuple[str, ...], key: str, map_index: int = -1, include_prior: bool = False
+        self,
+        task_ids: tuple[str, ...],
+        key: str,
+        map_index: int = -1,
+        include_prior: bool = False,
+        dag_id: str | None = None,
+        run_id: str | None = None,
     ) -> tuple[str | None, ...]:
+        self.asked.append((include_prior, dag_id, run_id))
         return tuple(self.xcoms.get((task_id, key)) for task_id in task_ids)
+
+    def get_earlier_run(self, state: str | None) -> Any:
+        self.asked.append(("earlier", state))
+        return self.earlier
+
+    def get_run(self, dag_id: str, run_id: str) -> Any:
+        return self.earlier if (dag_id, run_id) == ("d", "earlier") else None
 
     def push_xcom(self, key: str, value: str) -> None:
         self.xcoms[self.task_id, key] = value

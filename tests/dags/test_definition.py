@@ -223,6 +223,12 @@ def test_a_wrong_task_is_refused_with_its_id_and_the_argument(create: Any, messa
         ({"tags": "etl"}, r"DAG 'd': tags must be a list of strings, got 'etl'; write \['etl'\]"),
         ({"tags": [1]}, "DAG 'd': tags must be a string, got 1"),
         ({"params": {1: 2}}, "DAG 'd': the name of a param must be a string, got 1"),
+        (
+            {"params": {"n": Param(type="integer")}, "schedule": "@daily"},
+            "DAG 'd': param 'n' has no default, so no run",
+        ),
+        ({"params": {"n": Param(1, **{"$ref": "#/none"})}}, "DAG 'd': the schema of param 'n' is not JSON schema: "),
+        ({"params": {"n": Param("a", pattern="(")}}, "DAG 'd': the schema of param 'n' is not JSON schema: "),
         ({"params": {"n": float("nan")}}, "DAG 'd': the default of param 'n' is nan"),
         ({"on_success_callback": 1}, "DAG 'd': on_success_callback must be a function"),
         (
@@ -285,7 +291,7 @@ def test_a_dag_without_tasks_and_one_with_all_arguments_are_described() -> None:
         max_active_runs=2,
         max_active_tasks=5,
         dagrun_timeout=timedelta(hours=1),
-        params={"n": Param(5, "how many", type="integer", minimum=1), "must": Param(type="string")},
+        params={"n": Param(5, "how many", type="integer", minimum=1), "must": Param("x", type="string")},
         tags=["b", "a"],
         dag_display_name="The DAG",
         fail_fast=True,
@@ -304,7 +310,7 @@ def test_a_dag_without_tasks_and_one_with_all_arguments_are_described() -> None:
     assert structure.schedule.zone == "Europe/Vienna"
     assert structure.schedule.start_us == datetime(2026, 7, 1, tzinfo=UTC).timestamp() * 1e6
     assert structure.schedule.catchup
-    assert [(param.name, param.default) for param in structure.params] == [("must", None), ("n", "5")]
+    assert [(param.name, param.default) for param in structure.params] == [("must", '"x"'), ("n", "5")]
     assert structure.params[1].schema == '{"minimum":1,"type":"integer"}'
     assert structure.tags == ("a", "b")
     assert structure.callbacks == ("on_failure",)

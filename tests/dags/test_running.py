@@ -7,7 +7,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.dags.attempts import Callback, Claim, Resume, Services, attempt, resume, value_of
+from tests.dags.attempts import LOGICAL_US, Callback, Claim, Resume, Services, attempt, resume, value_of
 
 from tidemill.dags import (
     DAG,
@@ -278,12 +278,107 @@ def test_the_context_has_the_keys_of_airflow() -> None:
         get_current_context()
 
 
+NO_DATE = {"logical_us": None, "interval_start_us": None, "interval_end_us": None}
+
+
 def test_a_run_without_logical_date_has_no_texts_of_it() -> None:
     seen: dict[str, Any] = {}
-    claim = {"logical_us": None, "interval_start_us": None, "interval_end_us": None}
-    run(lambda self, context: seen.update(context), claim=claim)
+    run(lambda self, context: seen.update(context), claim=NO_DATE)
     assert seen["logical_date"] is None
     assert "ds" not in seen
+    result = run(lambda self, context: context["ds"], claim=NO_DATE)
+    assert "no 'ds', because the run has no logical date" in str(result.ending)
+
+
+class Earlier:
+    """The run of the day before."""
+
+    dag_id, run_id, kind, state, conf = "d", "earlier", "scheduled", "success", '{"n":1}'
+    logical_us = interval_start_us = LOGICAL_US - 86_400_000_000
+    interval_end_us = LOGICAL_US
+    created_us, started_us, ended_us = LOGICAL_US + 1, LOGICAL_US + 2, LOGICAL_US + 3
+
+
+PREVIOUS = {
+    "prev_data_interval_start_success": datetime(2025, 12, 31, tzinfo=UTC),
+    "prev_data_interval_end_success": datetime(2026, 1, 1, tzinfo=UTC),
+    "prev_start_date_success": datetime(2026, 1, 1, microsecond=2, tzinfo=UTC),
+    "prev_end_date_success": datetime(2026, 1, 1, microsecond=3, tzinfo=UTC),
+}
+
+
+@pytest.mark.parametrize("name", PREVIOUS)
+def test_the_last_success_before_this_run_is_asked_for_once_and_only_if_it_is_read(name: str) -> None:
+    services = Services(earlier=Earlier())
+    assert "prev_" not in str(run(lambda self, context: sorted(context), services=services).xcoms)
+    assert services.asked == []
+
+    seen = run(lambda self, context: [name in context, context[name], context.get(name)], services=services)
+    assert value_of(seen) == [True, PREVIOUS[name], PREVIOUS[name]]
+    assert services.asked == [("earlier", "success")]
+    assert value_of(run(value=f"{{{{ {name} }}}}", services=services)) == str(PREVIOUS[name])
+    assert value_of(run(value=f"{{{{ {name} }}}}", claim=NO_DATE, services=services)) == "None"
+    assert value_of(run(value=f"{{{{ {name} is none }}}}", services=Services())) == "True"
+
+
+def test_functions_get_the_last_success_by_name_and_with_all_of_the_context() -> None:
+    with DAG("d") as dag:
+
+        @task
+        def by_name(prev_start_date_success: Any = None) -> Any:
+            return prev_start_date_success
+
+        @task
+        def with_all(**context: Any) -> Any:
+            return [context[name] for name in PREVIOUS]
+
+        by_name()
+        with_all()
+    services = Services(earlier=Earlier())
+    assert value_of(attempt(dag, "by_name", services)) == PREVIOUS["prev_start_date_success"]
+    assert value_of(attempt(dag, "with_all", services)) == list(PREVIOUS.values())
+
+
+def test_a_task_reads_xcoms_and_states_of_other_runs() -> None:
+    services = Services(earlier=Earlier())
+    services.xcoms["a", "return_value"] = "5"
+
+    def look(self: Any, context: Any) -> list[Any]:
+        ti = context["ti"]
+        ti.xcom_pull("a", include_prior_dates=True)
+        ti.xcom_pull("a", run_id="other")
+        ti.xcom_pull("a", dag_id="elsewhere", run_id="run")
+        ti.xcom_pull("a", dag_id="d", run_id="run")
+        before = ti.get_previous_dagrun()
+        assert ti.get_template_context() is context
+        assert ti.get_first_reschedule_date(context) is None
+        return [before.run_id, before.state, before.conf, before.end_date, ti.get_dagrun_state("d", "earlier")]
+
+    ended = PREVIOUS["prev_end_date_success"]
+    assert value_of(run(look, services=services)) == ["earlier", "success", {"n": 1}, ended, "success"]
+    assert services.asked == [
+        (True, None, None),
+        (False, None, "other"),
+        (False, "elsewhere", "run"),
+        (False, None, None),
+        ("earlier", None),
+    ]
+    result = run(lambda self, context: context["ti"].get_dagrun_state("d", "none"), services=services)
+    assert "DAG 'd' has no run 'none'" in str(result.ending)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("{{ outlet_events }}", "the context has no 'outlet_events': tidemill has no assets"),
+        ("{{ prev_ds }}", "the context has no 'prev_ds': Airflow 3 no longer has it; use logical_date"),
+        ("{{ ti.log_url }}", "a task instance has no 'log_url': it does not know the address of the web UI"),
+        ("{{ ti.get_ti_count('d') }}", "a task instance has no 'get_ti_count': a task does not look at other tasks"),
+        ("{{ nothing }}", "'nothing' is undefined"),
+    ],
+)
+def test_what_airflow_has_and_this_has_not_is_refused_by_name(value: str, said: str) -> None:
+    assert said in str(run(value=value).ending)
 
 
 def test_threads_of_a_task_see_its_context() -> None:
@@ -313,7 +408,6 @@ def test_xcoms_are_pushed_at_once_and_pulled() -> None:
 
     assert value_of(run(work, services=services)) == [[1], [[1], None], "x", {1: 2}, 5]
     assert services.xcoms["t", "mine"]
-    assert isinstance(run(lambda _, context: context["ti"].xcom_pull("a", dag_id="other")).ending, AttemptFailed)
 
 
 @pytest.mark.parametrize("key", ["", "a\0", "\ud800", 5])
@@ -471,6 +565,18 @@ def test_outputs_are_passed_to_tasks_that_wait_for_them() -> None:
         bool(found)
     with pytest.raises(TypeError, match="so it has no item 0"):
         found[0]
+
+
+def test_what_a_run_gives_has_to_match_the_params_of_the_task() -> None:
+    params = {"n": Param(5, type="integer"), "must": Param(type="string")}
+    claim = {"params": '{"n":"x","must":"y"}', "conf": '{"n":"x","must":"y"}'}
+    assert "param 'n': 'x' is not of type 'integer'" in str(
+        run(value="{{ params.n }}", params=params, claim=claim).ending
+    )
+    claim = {"params": '{"n":1}', "conf": '{"n":1}'}
+    assert "param 'must' has no default" in str(run(value="{{ params.n }}", params=params, claim=claim).ending)
+    claim = {"params": '{"must":"from the DAG"}'}
+    assert value_of(run(value="{{ params.must }}", params=params, claim=claim)) == "from the DAG"
 
 
 def test_params_of_a_task_hold_unless_the_run_gives_them() -> None:

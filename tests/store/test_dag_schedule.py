@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from tests.store.dags import Player, dag, encode, task
 
-from tidemill.core.tasks.structure import ScheduleStructure
-from tidemill.store.call import CallRefusedError
+from tidemill.core.tasks.structure import ParamStructure, ScheduleStructure
+from tidemill.store.call import CallRefusedError, RefusalKind
 from tidemill.store.calls import (
     CreateRun,
     GetDag,
@@ -145,10 +145,46 @@ async def test_lists_are_read_in_pages(player: Player) -> None:
 
 
 async def test_the_params_of_a_run_are_the_defaults_with_its_configuration_over_them(player: Player) -> None:
-    from tidemill.core.tasks.structure import ParamStructure
-
     params = (ParamStructure("a", '{"$tidemill":"tuple","value":[1]}'), ParamStructure("b", "2"), ParamStructure("c"))
-    await player.create(dag(task("a"), params=params), conf='{"b": 3, "d": null}')
+    await player.create(dag(task("a"), params=params), conf='{"b": 3, "c": [], "d": null}')
 
     attempt = await player.claim_one()
-    assert msgspec.json.decode(attempt.params) == {"a": {"$tidemill": "tuple", "value": [1]}, "b": 3, "d": None}
+    assert msgspec.json.decode(attempt.params) == {
+        "a": {"$tidemill": "tuple", "value": [1]},
+        "b": 3,
+        "c": [],
+        "d": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("conf", "said"),
+    [
+        ("{}", "param 'day' of DAG 'dag' has no default; give it a value"),
+        ('{"day": "2026-01-01", "size": "big"}', "param 'size': 'big' is not of type 'integer'; DAG 'dag' is not run"),
+        ('{"day": "2026-01-01", "size": 0}', "param 'size': 0 is less than the minimum of 1"),
+        ('{"day": "2026-01-01", "names": ["a", 1]}', r"param 'names'\[1\]: 1 is not of type 'string'"),
+        ('{"day": "2026-01-01", "names": "' + "x" * 5000 + '"}', "^param 'names': 'xxx.{,400} is not of type 'array'"),
+        ('{"day": "2026-01-01", "far": 1}', "param 'far': its schema cannot be used: Unresolvable: http://127.0.0.1:9"),
+        ('{"day": "2026-01-01", "round": 1}', "param 'round': its schema cannot be used: it refers to itself"),
+    ],
+)
+async def test_a_run_whose_configuration_does_not_match_a_param_is_not_created(
+    player: Player, conf: str, said: str
+) -> None:
+    """The server checks it, wherever the run comes from; what a schema refers to elsewhere is not fetched."""
+    params = (
+        ParamStructure("day", None, "{}"),
+        ParamStructure("far", "1", '{"$ref": "http://127.0.0.1:9/schema.json"}'),
+        ParamStructure("names", "[]", '{"type": "array", "items": {"type": "string"}}'),
+        ParamStructure("round", "1", '{"$ref": "#"}'),
+        ParamStructure("size", "3", '{"type": "integer", "minimum": 1}'),
+    )
+    await player.create(dag(task("a"), params=params), conf='{"day": null, "size": 4, "more": 1}', run_id="fits")
+
+    with pytest.raises(CallRefusedError, match=said) as refused:
+        await player.store.call(CreateRun("dag", conf=conf))
+
+    assert refused.value.kind is RefusalKind.INVALID
+    assert "\n" not in str(refused.value)
+    assert [run.run_id for run in (await player.store.call(ListRuns())).rows] == ["fits"]

@@ -1,9 +1,10 @@
-"""One line at the bottom of a terminal that is replaced again and again, while other output scrolls above it.
+"""One line, or some, at the bottom of a terminal that are replaced again and again, while other output scrolls above.
 
-Invariants: the cursor always rests at the beginning of the line, so that one sequence erases the line however the
-terminal wrapped it at a resize; it is never hidden. The line is erased before anything else is written, before the
-process is suspended, and at the end, so that it is never left behind. It is drawn only while the process is in the
-terminal's foreground. What fails here never reaches what runs.
+Invariants: the cursor always rests at the beginning of the first line, so that one sequence erases the lines however
+the terminal wrapped them at a resize; it is never hidden. New lines are written over the old ones, in one write, so
+that nothing flickers; they never take more than half of the terminal's height. They are erased before anything else is
+written, before the process is suspended, and at the end, so that they are never left behind. They are drawn only while
+the process is in the terminal's foreground. What fails here never reaches what runs.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class StatusLine:
     """The line, while the block runs.
 
     Args:
-        text: Returns what it says, in at most the given number of columns; called from a thread. As long as that is
-            nothing, no line is drawn, and the terminal shows what is typed.
+        text: Returns what it says, in lines of at most the given number of columns; called from a thread. As long as
+            that is nothing, no line is drawn, and the terminal shows what is typed.
     """
 
     def __init__(self, text: Callable[[int], str]) -> None:
@@ -93,11 +94,11 @@ class StatusLine:
     def write_above(self, stream: TextIO, text: str) -> None:
         """Write finished lines where the line was, and draw it again below them."""
         with self._lock:
-            self._erase()
-            stream.write(text)
+            drawn = self._line if self._line and self._is_in_foreground() else ""
+            # In one write, so that what is below does not flicker.
+            stream.write(f"{_ERASE if self._drawn else ''}{text}{_lay_out(drawn)}")
             stream.flush()
-            if self._line and self._is_in_foreground():
-                self._put(self._line)
+            self._drawn = bool(drawn)
 
     # -- drawing -----------------------------------------------------------------------------------------------
 
@@ -121,7 +122,8 @@ class StatusLine:
         said = self._text(max(1, width - 2))
         if not said:
             return
-        text = f"{spinner[self._frame % len(spinner)]} {said}"
+        first, *others = said.split("\n")[: self._count_rows()]
+        text = "\n".join([f"{spinner[self._frame % len(spinner)]} {first}", *(f"  {row}" for row in others)])
         with self._lock:
             if not self._over:
                 self._line = text
@@ -131,7 +133,7 @@ class StatusLine:
 
     def _put(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):
-            self._stream.write(f"{text}{_ERASE_BELOW}\r")
+            self._stream.write(_lay_out(text))
             self._stream.flush()
             self._drawn = True
 
@@ -149,6 +151,15 @@ class StatusLine:
         with contextlib.suppress(ValueError):
             return int(os.environ.get("COLUMNS", ""))
         return 80
+
+    def _count_rows(self) -> int:
+        """Return how many lines there is room for; the log needs most of the terminal."""
+        if os.environ.get("TERM", "dumb") == "dumb":
+            return 1  # it cannot move the cursor up
+        with contextlib.suppress(OSError, ValueError):
+            if lines := os.get_terminal_size(self._stream.fileno()).lines:
+                return max(1, lines // 2)
+        return 1
 
     def _is_in_foreground(self) -> bool:
         try:
@@ -190,6 +201,14 @@ class StatusLine:
             self._echo = [*modes[:6], list(modes[6])]
             modes[3] &= ~(termios.ECHO | termios.ECHONL)
             termios.tcsetattr(descriptor, termios.TCSANOW, modes)
+
+
+def _lay_out(text: str) -> str:
+    """Return what draws these lines from the cursor on, and brings it back."""
+    if not text:
+        return ""
+    up = f"\x1b[{count}A" if (count := text.count("\n")) else ""
+    return text.replace("\n", "\x1b[K\r\n") + _ERASE_BELOW + "\r" + up
 
 
 class _Above(io.TextIOBase):

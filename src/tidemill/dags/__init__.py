@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tidemill.dags.connection import BaseHook, Connection
-    from tidemill.dags.context import Context
     from tidemill.dags.current import get_current_context
     from tidemill.dags.decorators import setup, task, teardown
     from tidemill.dags.definition import DAG, dag
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
         TaskTimeout,
     )
     from tidemill.dags.group import TaskGroup, task_group
+    from tidemill.dags.lazy_context import Context
     from tidemill.dags.operator import BaseOperator
     from tidemill.dags.operators.bash import BashOperator
     from tidemill.dags.operators.empty import EmptyOperator
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "connection": ("BaseHook", "Connection"),
-    "context": ("Context",),
+    "lazy_context": ("Context",),
     "current": ("get_current_context",),
     "definition": ("DAG", "dag"),
     "decorators": ("setup", "task", "teardown"),

@@ -5,24 +5,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache, partial
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from tidemill.dags.arguments import check_text
 from tidemill.dags.connection import ConnectionAccessor
-from tidemill.dags.exceptions import TaskError
+from tidemill.dags.current import get_current_context
+from tidemill.dags.exceptions import LeftOutError, NotFoundError
+from tidemill.dags.lazy_context import Context
 from tidemill.dags.macros import macros
-from tidemill.dags.task_services import Claim, TaskServices
+from tidemill.dags.task_services import Claim, PastRun, TaskServices
 from tidemill.dags.variable import VariableAccessor
 from tidemill.dags.xcom_arg import RETURN_VALUE
 from tidemill.runtime.codec import decode, encode
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-Context = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class DagRun:
         start_date: When it began.
         run_after: From when on it could begin.
         conf: What it was triggered with.
+        end_date: When it ended; None: it has not.
+        state: `queued`, `running`, `success` or `failed`.
     """
 
     dag_id: str
@@ -50,6 +54,8 @@ class DagRun:
     start_date: datetime
     run_after: datetime
     conf: dict[str, Any]
+    end_date: datetime | None = None
+    state: str = "running"
 
 
 class TaskInstance:
@@ -64,6 +70,8 @@ class TaskInstance:
         try_number: Which try it is, from 1.
         max_tries: How many retries follow the first try.
         start_date: When this attempt began.
+        end_date: None: it has not ended.
+        hostname: The machine that it runs on.
         dag_run: The run.
         fencing_token: Rises with each attempt of this task.
         skipped: The tasks directly downstream that it skips.
@@ -78,9 +86,11 @@ class TaskInstance:
         self.task_id, self.dag_id, self.run_id = claim.task_id, claim.dag_id, claim.run_id
         self.map_index, self.try_number, self.max_tries = claim.map_index, claim.try_number, claim.max_tries - 1
         self.operator = type(task).__name__
+        self.hostname = socket.gethostname()
         self.queue = claim.queue
         self.state = "running"
         self.start_date = datetime.now(UTC)
+        self.end_date: datetime | None = None
         self.dag_run = dag_run
         self.logical_date = dag_run.logical_date
         self.fencing_token = claim.epoch
@@ -110,24 +120,60 @@ class TaskInstance:
         default: Any = None,
         run_id: str | None = None,
     ) -> Any:
-        """Return what a task of this run kept under a key; for a list of tasks a list.
+        """Return what a task kept under a key; for a list of tasks a list.
 
         Args:
             task_ids: The tasks; None: this one.
-            dag_id: The DAG, which must be this one.
+            dag_id: The DAG; by default this one. Of another one it is the latest run that is not later than this one,
+                unless `run_id` says which.
             key: The key; by default what the task returned.
-            include_prior_dates: Whether earlier runs count if this one has none.
+            include_prior_dates: Whether earlier runs count where this one has none.
             map_indexes: Which element of a mapped task.
             default: What to return for nothing.
-            run_id: The run, which must be this one.
+            run_id: The run; by default this one.
         """
-        if dag_id not in (None, self.dag_id) or run_id not in (None, self.run_id):
-            raise TaskError("xcom_pull reads XComs of its own run only; leave dag_id and run_id out")
+        other_dag = None if dag_id == self.dag_id else dag_id
+        other_run = None if other_dag is None and run_id == self.run_id else run_id
         names = (self.task_id,) if task_ids is None else (task_ids,) if isinstance(task_ids, str) else tuple(task_ids)
         index = -1 if map_indexes is None else map_indexes
-        texts = self._services.get_xcom(names, key, index, include_prior_dates)
+        texts = self._services.get_xcom(names, key, index, include_prior_dates, other_dag, other_run)
         values = [default if text is None else decode(text) for text in texts]
         return values[0] if task_ids is None or isinstance(task_ids, str) else values
+
+    def get_previous_dagrun(self, state: str | None = None) -> DagRun | None:
+        """Return the run of this DAG with the logical date before that of this run, if it has one.
+
+        Args:
+            state: Only runs in this state, such as `success`.
+        """
+        if self.dag_run.logical_date is None:
+            return None
+        found = self._services.get_earlier_run(state)
+        return None if found is None else _build_run(found)
+
+    def get_dagrun_state(self, dag_id: str, run_id: str) -> str:
+        """Return the state of a run.
+
+        Raises:
+            NotFoundError: There is no such run.
+        """
+        found = self._services.get_run(dag_id, run_id)
+        if found is None:
+            raise NotFoundError(f"DAG {dag_id!r} has no run {run_id!r}")
+        return found.state
+
+    def get_first_reschedule_date(self, context: Any = None) -> None:
+        """Return None: a sensor that looks again later defers, and is not rescheduled."""
+
+    def get_template_context(self) -> Context:
+        """Return the context of this attempt."""
+        return cast("Context", get_current_context())
+
+    def __getattr__(self, name: str) -> Any:
+        """Say of what Airflow has, and this has not, why, and what to use instead."""
+        if name in _LEFT_OUT:
+            raise LeftOutError(f"a task instance has no {name!r}: {_LEFT_OUT[name]}")
+        raise AttributeError(f"a task instance has no {name!r}")
 
     def read_xcom(self, task_id: str, key: str) -> Any:
         """Return the value of an output that was passed as an argument."""
@@ -188,7 +234,7 @@ def build_context(task: Any, dag: Any, claim: Claim, services: TaskServices, par
     conf = decode(claim.conf)
     run = DagRun(claim.dag_id, claim.run_id, claim.run_kind, logical, start, end, begun, logical or begun, conf or {})
     instance = TaskInstance(task, claim, services, run, params)
-    context: Context = {
+    context: dict[str, Any] = {
         "conn": ConnectionAccessor(),
         "dag": dag,
         "dag_run": run,
@@ -216,7 +262,41 @@ def build_context(task: Any, dag: Any, claim: Claim, services: TaskServices, par
             value=VariableAccessor(deserialize_json=False), json=VariableAccessor(deserialize_json=True)
         ),
     }
-    return {**context, **_format_dates(logical)}
+    return Context({**context, **_format_dates(logical)}, _ask_later(instance))
+
+
+def _ask_later(instance: TaskInstance) -> dict[str, Callable[[], Any]]:
+    """Return what has to be asked for: when the last run before this one that succeeded was."""
+
+    @cache
+    def find() -> DagRun | None:
+        return instance.get_previous_dagrun("success")
+
+    return {name: partial(_read_earlier, find, field) for name, field in _OF_EARLIER.items()}
+
+
+def _read_earlier(find: Callable[[], DagRun | None], field: str) -> Any:
+    found = find()
+    return None if found is None else getattr(found, field)
+
+
+def _build_run(found: PastRun) -> DagRun:
+    began = _moment(found.started_us if found.started_us is not None else found.created_us)
+    assert began is not None
+    logical = _moment(found.logical_us)
+    return DagRun(
+        found.dag_id,
+        found.run_id,
+        found.kind,
+        logical,
+        _moment(found.interval_start_us),
+        _moment(found.interval_end_us),
+        began,
+        logical or began,
+        decode(found.conf) or {},
+        _moment(found.ended_us),
+        found.state,
+    )
 
 
 def _moment(time_us: int | None) -> datetime | None:
@@ -237,6 +317,25 @@ def _format_dates(logical: datetime | None) -> dict[str, str]:
     }
 
 
+#: The keys about the last run before this one that succeeded, with what they are of that run.
+_OF_EARLIER: Final = {
+    "prev_data_interval_start_success": "data_interval_start",
+    "prev_data_interval_end_success": "data_interval_end",
+    "prev_start_date_success": "start_date",
+    "prev_end_date_success": "end_date",
+}
+_COUNTS = "a task does not look at other tasks and runs; use xcom_pull, get_previous_dagrun or get_dagrun_state"
+#: What a task instance has in Airflow, and not here.
+_LEFT_OUT: Final = {
+    **dict.fromkeys(("get_ti_count", "get_dr_count", "get_task_states", "get_task_breadcrumbs"), _COUNTS),
+    **dict.fromkeys(("get_previous_ti", "get_previous_start_date", "previous_ti"), _COUNTS),
+    "get_relevant_upstream_map_indexes": "tasks are not mapped",
+    "rendered_map_index": "tasks are not mapped",
+    **dict.fromkeys(("log_url", "mark_success_url"), "it does not know the address of the web UI; use ti.key"),
+    **dict.fromkeys(("id", "dag_version_id"), "use ti.key to name it, and ti.fencing_token to tell its attempts apart"),
+    "execution_date": "Airflow 3 no longer has it; use logical_date",
+}
+
 #: The names of the keys; parameters of `@task` functions with these names get their values.
 CONTEXT_KEYS: Final = frozenset(
     {
@@ -244,6 +343,6 @@ CONTEXT_KEYS: Final = frozenset(
         *("expanded_ti_count", "fencing_token", "inlets", "logical_date", "macros", "map_index_template", "outlets"),
         *("params", "reason", "run_id", "start_date", "task", "task_instance", "task_instance_key_str"),
         *("task_reschedule_count", "task_state_store", "templates_dict", "test_mode", "ti", "try_number", "ts"),
-        *("ts_nodash", "ts_nodash_with_tz", "var"),
+        *("ts_nodash", "ts_nodash_with_tz", "var", *_OF_EARLIER),
     }
 )

@@ -198,8 +198,16 @@ class DAG:
         """Check what can only be seen once all tasks are there.
 
         Raises:
-            DagError: Tasks wait for each other in a circle, or a setup is used wrongly.
+            DagError: Tasks wait for each other in a circle, a setup is used wrongly, or a run by schedule would lack a
+                param.
         """
+        if self.timetable.kind != "none":
+            for name, param in self.params.items():
+                if not param.has_default:
+                    raise DagError(
+                        f"DAG {self.dag_id!r}: param {name!r} has no default, so no run by schedule can have it; "
+                        "give it a default, or the DAG no schedule"
+                    )
         check_cycles(self.dag_id, self.task_dict)
         for task in self.tasks:
             if not task.is_setup:

@@ -64,6 +64,14 @@ class NotFoundError(TidemillError, KeyError):
         return str(self.args[0])
 
 
+class LeftOutError(TidemillError, KeyError):
+    """Something that Airflow has, and tidemill has not; the message says why, and what to use instead."""
+
+    def __str__(self) -> str:
+        """Return the message; a `KeyError` would show it in quotes."""
+        return str(self.args[0])
+
+
 class TaskDeferred(BaseException):
     """Ends an attempt that hands its task to a trigger; `except Exception` does not catch it.
 

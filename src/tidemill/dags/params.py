@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tidemill.dags.exceptions import DagError, ParamValidationError
+from tidemill.runtime.json_schema import SchemaError, check_schema, find_mismatch
 
 #: Stands for a default that is not given: a run has to give the value.
 NOT_SET: Final = object()
@@ -60,14 +61,10 @@ class Param:
         Raises:
             DagError: The schema is not one, or the default does not match it.
         """
-        import jsonschema
-
         try:
-            json.dumps(self.schema, allow_nan=False)
-            jsonschema.Draft202012Validator.check_schema(self.schema)
-        except (TypeError, ValueError, jsonschema.SchemaError) as error:
-            said = getattr(error, "message", str(error))
-            raise DagError(f"{owner}: the schema of param {name!r} is not JSON schema: {said}") from None
+            check_schema(self.schema)
+        except SchemaError as error:
+            raise DagError(f"{owner}: the schema of param {name!r} is not JSON schema: {error}") from None
         if self.has_default:
             try:
                 self.resolve(name=name)
@@ -86,13 +83,12 @@ def check_value(name: str, value: Any, schema: Mapping[str, Any]) -> None:
     Raises:
         ParamValidationError: It does not match.
     """
-    import jsonschema
-
-    validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
-    error = next(iter(validator.iter_errors(value)), None)
-    if error is not None:
-        place = "".join(f"[{part!r}]" for part in error.absolute_path)
-        raise ParamValidationError(f"param {name!r}{place}: {error.message}")
+    try:
+        mismatch = find_mismatch(json.dumps(schema), value, f"param {name!r}")
+    except SchemaError as error:
+        raise ParamValidationError(f"param {name!r}: its schema cannot be used: {error}") from None
+    if mismatch:
+        raise ParamValidationError(mismatch)
 
 
 def wrap_params(owner: str, params: Mapping[str, Any] | None) -> dict[str, Param]:
@@ -111,13 +107,3 @@ def wrap_params(owner: str, params: Mapping[str, Any] | None) -> dict[str, Param
         if found[name].schema:
             found[name].check(owner, name)
     return found
-
-
-def merge_params(params: Mapping[str, Param], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a run: those that are given over the defaults, all checked.
-
-    Raises:
-        ParamValidationError: A value does not match, or is missing.
-    """
-    known = {name: param.resolve(given.get(name, NOT_SET), name) for name, param in params.items()}
-    return {**known, **{name: value for name, value in given.items() if name not in known}}

@@ -14,9 +14,10 @@ from typing import Any, Final
 
 from tidemill.core.errors import describe_error, escape_surrogates
 from tidemill.dags.arguments import check_duration, check_text
-from tidemill.dags.context import Context, build_context
+from tidemill.dags.context import build_context
 from tidemill.dags.current import running
 from tidemill.dags.exceptions import DagError, TaskDeferred, TaskFailed, TaskSkipped, TaskTimeout
+from tidemill.dags.lazy_context import Context
 from tidemill.dags.params import wrap_params
 from tidemill.dags.results import (
     AttemptDeferred,
@@ -86,11 +87,21 @@ def _run(dag: Any, claim: Claim, services: TaskServices) -> AttemptResult:
 
 
 def _merge_params(dag: Any, task: Any, claim: Claim) -> dict[str, Any]:
-    """Return the parameters of the run, with those of the task for which the run has no value."""
+    """Return the parameters of the run, with those of the task for which the run has no value.
+
+    Raises:
+        ParamValidationError: What the run gives is not what the task accepts, or the task has no value.
+    """
     given: dict[str, Any] = decode(claim.params) or {}
     own = wrap_params(f"task {task.task_id!r}", task.params) if task is not None else {}
     conf = decode(claim.conf) or {}
-    return {**given, **{name: param.default for name, param in own.items() if param.has_default and name not in conf}}
+    values = dict(given)
+    for name, param in own.items():
+        if name in conf:
+            values[name] = param.resolve(conf[name], name)
+        elif param.has_default or name not in given:
+            values[name] = param.resolve(name=name)
+    return values
 
 
 def _execute(task: Any, resume: ResumeClaim | None, context: Context) -> Any:
@@ -196,7 +207,7 @@ def kill(task: Any) -> None:
 
 
 def _run_callbacks(task: Any, callback: CallbackClaim, context: Context) -> AttemptResult:
-    context = {**context, "exception": callback.error, "reason": callback.error}
+    context = context.extend({"exception": callback.error, "reason": callback.error})
     failed = _call_all(getattr(task, f"{callback.name}_callback", ()), context, callback.name)
     return AttemptResult(AttemptFailed(failed, may_retry=False) if failed else AttemptSucceeded())
 
@@ -204,7 +215,7 @@ def _run_callbacks(task: Any, callback: CallbackClaim, context: Context) -> Atte
 def _run_dag_callback(dag: Any, claim: Claim, callback: CallbackClaim, services: TaskServices) -> AttemptResult:
     """Run a callback of the run as a whole, which no task is behind."""
     context = build_context(None, dag, claim, services, _merge_params(dag, None, claim))
-    context |= {"exception": callback.error, "reason": callback.error}
+    context = context.extend({"exception": callback.error, "reason": callback.error})
     with running(None, context, services):
         failed = _call_all(getattr(dag, f"{callback.name}_callback", ()), context, callback.name)
     return AttemptResult(AttemptFailed(failed, may_retry=False) if failed else AttemptSucceeded())

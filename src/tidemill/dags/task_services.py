@@ -74,6 +74,33 @@ class Claim(Protocol):
     def callback(self) -> CallbackClaim | None: ...
 
 
+class PastRun(Protocol):
+    """A run, of this DAG or another; `store.people_calls.RunRecord` says what each field means."""
+
+    @property
+    def dag_id(self) -> str: ...
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def conf(self) -> str: ...
+    @property
+    def logical_us(self) -> int | None: ...
+    @property
+    def interval_start_us(self) -> int | None: ...
+    @property
+    def interval_end_us(self) -> int | None: ...
+    @property
+    def created_us(self) -> int: ...
+    @property
+    def started_us(self) -> int | None: ...
+    @property
+    def ended_us(self) -> int | None: ...
+
+
 class TaskServices(Protocol):
     """What an attempt can ask for; each call waits for the answer.
 
@@ -82,9 +109,23 @@ class TaskServices(Protocol):
     """
 
     def get_xcom(
-        self, task_ids: tuple[str, ...], key: str, map_index: int = -1, include_prior: bool = False
+        self,
+        task_ids: tuple[str, ...],
+        key: str,
+        map_index: int = -1,
+        include_prior: bool = False,
+        dag_id: str | None = None,
+        run_id: str | None = None,
     ) -> tuple[str | None, ...]:
-        """Return what tasks of the run pushed under a key, in order; None: nothing."""
+        """Return what tasks pushed under a key, in order; None: nothing. By default in this run."""
+        ...
+
+    def get_earlier_run(self, state: str | None) -> PastRun | None:
+        """Return the run of this DAG with the logical date before that of this run, in a state; None: there is none."""
+        ...
+
+    def get_run(self, dag_id: str, run_id: str) -> PastRun | None:
+        """Return a run; None: there is none."""
         ...
 
     def push_xcom(self, key: str, value: str) -> None:

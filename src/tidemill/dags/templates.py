@@ -14,11 +14,16 @@ from typing import Any, Final
 
 import jinja2
 import jinja2.nativetypes
+import jinja2.runtime
+import jinja2.utils
 
 from tidemill.dags.group import GroupOutput
+from tidemill.dags.lazy_context import LEFT_OUT
 from tidemill.dags.xcom_arg import RunValue
 
 _MARKS: Final = ("{{", "{%", "{#")
+#: The name under which a template has the context of the task; not one that a template can write.
+_CONTEXT: Final = "the context of the task"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +38,24 @@ def literal(value: Any) -> Literal:
     return Literal(value)
 
 
+class _TemplateContext(jinja2.runtime.Context):
+    """The names of a template, with those of the task's context that are asked for only where they are used."""
+
+    def resolve_or_missing(self, key: str) -> Any:
+        found = super().resolve_or_missing(key)
+        known = self.parent.get(_CONTEXT)
+        if found is jinja2.utils.missing and known is not None and (key in known or key in LEFT_OUT):
+            return known[key]
+        return found
+
+
 def build_environment(dag: Any) -> jinja2.Environment:
     """Return the environment in which the templates of a DAG are rendered."""
     folders = [*dag.template_searchpath, *([str(Path(dag.fileloc).parent)] if dag.fileloc else [])]
     kind = jinja2.nativetypes.NativeEnvironment if dag.render_template_as_native_obj else jinja2.Environment
     # What is rendered are commands and texts, not pages: nothing is escaped.
     environment = kind(loader=jinja2.FileSystemLoader(folders), undefined=jinja2.StrictUndefined, cache_size=0)
+    environment.context_class = _TemplateContext
     environment.globals.update(dag.user_defined_macros)
     environment.filters.update(_FILTERS)
     environment.filters.update(dag.user_defined_filters)
@@ -89,10 +106,10 @@ class Renderer:
 
     def _render_text(self, text: str) -> Any:
         if self._extensions and text.endswith(self._extensions):
-            return self._environment.get_template(text).render(self._context)
+            return self._environment.get_template(text).render(self._context, **{_CONTEXT: self._context})
         if not any(mark in text for mark in _MARKS):
             return text
-        return self._environment.from_string(text).render(self._context)
+        return self._environment.from_string(text).render(self._context, **{_CONTEXT: self._context})
 
 
 def render_fields(owner: Any, fields: Sequence[str], renderer: Renderer) -> None:

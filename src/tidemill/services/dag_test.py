@@ -29,7 +29,7 @@ from tidemill.runtime.codec import encode
 from tidemill.services.dag_store import open_dag_store
 from tidemill.services.triggerer.loading import create_trigger, encode_payload
 from tidemill.services.worker.task_services import StoreServices
-from tidemill.store.call import Call
+from tidemill.store.call import Call, CallRefusedError
 from tidemill.store.database import Calls
 from tidemill.store.opening import open_store
 from tidemill.store.people_calls import CreateRun, GetRun
@@ -168,7 +168,10 @@ class _Test:
             if each.refused:
                 raise ConfigError(each.refused)
         queues = tuple({task.queue for task in self._loaded.dags[dag_id].task_dict.values()} | {"default"})
-        run = self.ask(CreateRun(dag_id, "test", logical_us, encode(conf), by="tidemill dags test"))
+        try:
+            run = self.ask(CreateRun(dag_id, "test", logical_us, encode(conf, "--conf"), by="tidemill dags test"))
+        except CallRefusedError as error:
+            raise ConfigError(str(error)) from error
         while True:
             turn = self.ask(SchedulerTurn(self._service))
             if turn.broken_runs:

@@ -161,6 +161,34 @@ class ListRuns(Call[Listed[RunRecord]], frozen=True):
     limit: int = PAGE
 
 
+class RunProgress(msgspec.Struct, frozen=True):
+    """How far a run is.
+
+    Attributes:
+        run: The run.
+        total: How many tasks it has.
+        done: How many of them have ended.
+        running: How many run now.
+        waiting: The others: they wait for tasks before them, slots, workers, triggers or a retry.
+    """
+
+    run: RunRecord
+    total: int
+    done: int
+    running: int
+    waiting: int
+
+
+class WatchRuns(Call[tuple[RunProgress, ...]], frozen=True):
+    """Answer how far runs are: those that run, then those that wait to start, then the last that ended; newest first.
+
+    Attributes:
+        limit: The most runs.
+    """
+
+    limit: int = 10
+
+
 class GetRun(Call[RunRecord | None], frozen=True):
     """Answer a run; None: there is none. `run_id`: None, the newest one of the DAG."""
 

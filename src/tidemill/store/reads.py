@@ -12,6 +12,7 @@ READS: frozenset[type[Call[Any]]] = frozenset(
         calls.CountStore,
         calls.GetConnection,
         calls.GetDag,
+        calls.GetEarlierRun,
         calls.GetRun,
         calls.GetVariable,
         calls.GetXCom,
@@ -27,5 +28,6 @@ READS: frozenset[type[Call[Any]]] = frozenset(
         calls.ListXComs,
         calls.ReadLog,
         calls.TaskHistory,
+        calls.WatchRuns,
     }
 )

@@ -61,7 +61,7 @@ class LoseService(Call[bool], frozen=True):
 
 
 class LoseOthers(Call[tuple[int, ...]], frozen=True):
-    """End every live service but those named, and answer their numbers.
+    """End every live service of DAGs but those named, and answer their numbers; hosts of lists of triggers stay.
 
     For a process that is the only one with the right to run services on a store: all that are not its own have died.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from tidemill.store.call import Call
+from tidemill.store.people_calls import RunRecord
 from tidemill.store.worker_calls import LogPart
 
 #: What an XCom may hold, in bytes of its encoded value.
@@ -35,6 +36,18 @@ class GetXCom(Call[tuple[str | None, ...]], frozen=True):
     include_prior: bool = False
     dag_id: str | None = None
     run_id: str | None = None
+
+
+class GetEarlierRun(Call[RunRecord | None], frozen=True):
+    """Answer the run of the same DAG with the latest logical date before that of a run; None: there is none.
+
+    Attributes:
+        run: The run; if it has no logical date, no run is before it.
+        state: Only runs in this state; None: in any.
+    """
+
+    run: int
+    state: str | None = None
 
 
 class PushXCom(Call[None], frozen=True):

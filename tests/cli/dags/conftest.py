@@ -19,7 +19,7 @@ from tidemill.runtime.processes import find_descendants
 DAGS = """
 import os, time
 from datetime import timedelta
-from tidemill.dags import DAG, BaseOperator, Variable, get_current_context, task
+from tidemill.dags import DAG, BaseOperator, Param, Variable, get_current_context, task
 from tidemill.triggers.builtin.temporal import TimeDeltaTrigger
 
 class Waits(BaseOperator):
@@ -31,7 +31,7 @@ class Waits(BaseOperator):
     def resume(self, context, event=None):
         return "resumed"
 
-with DAG("story", tags=["example"], params={"rows": 3}):
+with DAG("story", tags=["example"], params={"rows": Param(3, "how many rows", type="integer", minimum=1)}):
     @task
     def first():
         print("the first task")

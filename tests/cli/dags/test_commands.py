@@ -62,6 +62,7 @@ def test_pools_variables_and_connections_are_set_listed_and_deleted(store):
         (("connections", "set", "a", "--type", "http", "--extra", "1"), "must be a JSON object"),
         (("variables", "delete", "nope"), "there is no variable 'nope'"),
         (("dags", "test", "nope"), "no file in"),
+        (("dags", "test", "story", "--conf", '{"rows": "many"}'), "param 'rows': 'many' is not of type 'integer'"),
     ],
 )
 def test_a_mistake_is_named_in_one_line(store, words, advice):

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import signal
+import struct
+import termios
 import time
 from pathlib import Path
 
+from tests.spark.terminal import Command
 from tests.until import wait_until
 
 from tidemill.runtime.exitcode import ExitCode
@@ -24,6 +29,10 @@ def test_a_run_with_a_retry_and_a_deferral_succeeds_and_everything_about_it_can_
     run = dev.rows("dags", "trigger", "story", "--conf", '{"rows": 7}', "--wait")[0]
     assert run["state"] == "success"
     assert dev.states("story") == {"first": "success", "second": "success", "waits": "success"}
+    done = dev.run("dags", "trigger", "story", "--conf", '{"rows": 0}')
+    assert (done.returncode, done.stderr.count("\n")) == (ExitCode.CONFIG, 1)
+    assert "param 'rows': 0 is less than the minimum of 1" in done.stderr
+    assert "how many rows" in dev.run("dags", "show", "story").stdout
     assert [row["text"] for row in dev.rows("tasks", "logs", "story", "first")] == ["the first task"]
     assert "ValueError: not at once" in dev.run("tasks", "logs", "story", "second", "--try", "1").stdout
     changes = [row["to"] for row in dev.rows("tasks", "history", "story", "waits")]
@@ -136,3 +145,51 @@ def test_a_folder_that_is_not_there_is_an_error_that_says_what_to_do(tidemill, t
     assert done.returncode == ExitCode.CONFIG
     assert "there is no folder nowhere" in done.stderr
     assert "tidemill init" in done.stderr
+
+
+def test_a_task_reads_of_the_run_before(dev):
+    (dev.folder / "dags" / "past.py").write_text("""
+from tidemill.dags import DAG, BashOperator, task
+
+with DAG("past"):
+    @task
+    def count(prev_start_date_success=None, ti=None, run_id=None):
+        before = ti.xcom_pull(include_prior_dates=True, default=0)
+        earlier = ti.get_previous_dagrun("success")
+        if earlier:
+            assert earlier.start_date == prev_start_date_success
+            assert ti.xcom_pull("count", run_id=earlier.run_id) == before
+            assert ti.get_dagrun_state("past", earlier.run_id) == "success"
+        return before + 1
+    count() >> BashOperator(task_id="says", bash_command="echo since {{ prev_data_interval_start_success }}")
+""")
+    dev.start()
+    wait_until(lambda: dev.run("dags", "show", "past").returncode == 0, what=lambda: dev.log)
+
+    for day in ("2026-01-01", "2026-01-02"):
+        run = dev.rows("dags", "trigger", "past", "--logical-date", day, "--wait")[0]
+        assert run["state"] == "success", dev.run("tasks", "logs", "past", "count").stdout
+
+    xcoms = {row["task"]: row["value"] for row in dev.rows("tasks", "xcoms", "past")}
+    assert xcoms == {"count": 2, "says": "since 2026-01-01 00:00:00+00:00"}
+
+
+def test_on_a_terminal_a_table_below_the_log_shows_the_runs_and_nothing_of_it_is_left(dev):
+    environ = {**dev.env, "TERM": "xterm", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"}
+    command = Command(["dev"], environ, dev.folder, terminal=True)
+    fcntl.ioctl(command._ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    try:
+        command.until_said("the worker is ready", 60)
+        wait_until(lambda: dev.run("dags", "show", "long").returncode == 0, what=lambda: command.said)
+        dev.run("variables", "set", "seconds", "3")
+        dev.run("dags", "trigger", "long", "--run", "today")
+        wait_until(lambda: re.search(r"long +today +running +0/1 +1 +0 +\d+s", command.said), what=lambda: command.said)
+        wait_until(lambda: re.search(r"long +today +success +1/1 +\d+s", command.said), what=lambda: command.said)
+        command.process.send_signal(signal.SIGTERM)
+        assert command.process.wait(60) == ExitCode.OK
+        command._reader.join(10)
+        assert b"today" not in command._said.rpartition(b"\r\x1b[K\x1b[C\x1b[J\r")[2], "the table is erased"
+        drawn = [row for row in re.split(r"[\r\n]+", re.sub(r"\x1b\[\d*[A-Za-z]", "", command.said)) if "today" in row]
+        assert max(map(len, drawn)) < 80
+    finally:
+        command.close()

@@ -169,12 +169,17 @@ async def test_a_run_is_created_once_for_a_repeated_request(store: PlayedStore) 
         naive = await client.post(f"/api/v1/dags/{DAG}/runs", json={"logical_date": "2026-05-01T12:00:00"})
         unknown = await client.post("/api/v1/dags/nothing/runs", json={})
         typing_error = await client.post(f"/api/v1/dags/{DAG}/runs", json={"config": {}})
+        wrong = await client.post(f"/api/v1/dags/{DAG}/runs", json={"conf": {"region": "mars"}})
 
     assert first.status_code == again.status_code == 201, first.text
     assert first.json()["run"] == again.json()["run"]
     run = first.json()["run"]
     assert (run["conf"], run["by"], run["logical_at"]) == ('{"size":5}', "key", 1777636800.0)
     assert [each.status_code for each in (twin, naive, unknown, typing_error)] == [409, 422, 404, 422]
+    assert (wrong.status_code, wrong.json()["detail"]) == (
+        422,
+        "param 'region': 'mars' is not one of ['eu', 'us']; DAG 'orders' is not run",
+    )
 
 
 async def test_changes_stand_in_the_journal_with_who_made_them(store: PlayedStore) -> None:

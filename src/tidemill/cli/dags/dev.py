@@ -17,14 +17,15 @@ FolderArgument = Annotated[
 ]
 
 
-Plain = Annotated[bool, typer.Option("--plain", help="Show no status line, even on a terminal.")]
+Plain = Annotated[bool, typer.Option("--plain", help="Show no live table of runs, even on a terminal.")]
 
 
 def dev(folder: FolderArgument = None, config: Config = None, plain: Plain = False) -> None:
     """Run the DAGs of a folder on this machine: scheduler, worker, triggerer and web UI in one command.
 
-    Saved files are read again at once. What happens is stored in dags.db beside the folder. Ctrl-C lets running tasks
-    finish, a second one ends at once. (For a Kafka pipeline with your code reloaded: tidemill run --dev.)
+    Saved files are read again at once. What happens is stored in dags.db beside the folder. On a terminal, a table
+    below the log shows the last runs. Ctrl-C lets running tasks finish, a second one ends at once. (For a Kafka
+    pipeline with your code reloaded: tidemill run --dev.)
     """
     with reporting():
         from tidemill.config.loading import load_settings
@@ -38,10 +39,10 @@ def dev(folder: FolderArgument = None, config: Config = None, plain: Plain = Fal
         about = DevFolder(settings, choose_folder(settings, folder), config)
         if plain or not sys.stderr.isatty():
             raise typer.Exit(run_dev(about))
-        from tidemill.cli.dags.dev_line import DevLine
+        from tidemill.cli.dags.dev_screen import DevScreen
         from tidemill.cli.status_line import StatusLine
 
-        line = DevLine()
-        with StatusLine(line.format):
-            code = run_dev(about, line.follow)
+        screen = DevScreen()
+        with StatusLine(screen.format):
+            code = run_dev(about, screen.follow)
         raise typer.Exit(code)

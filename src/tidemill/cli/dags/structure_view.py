@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.cli.dags.views import build_dag_row
 from tidemill.cli.tables import Column, find_width, format_table
-from tidemill.core.tasks.structure import DagStructure, TaskStructure
+from tidemill.core.tasks.structure import DagStructure, ParamStructure, TaskStructure
 
 if TYPE_CHECKING:
     from tidemill.store.people_calls import DagDetails
@@ -19,6 +19,12 @@ _COLUMNS = (
     Column("POOL", optional=True),
     Column("RULE", optional=True),
     Column("AFTER", detail=True),
+)
+_PARAM_COLUMNS = (
+    Column("PARAM", cut=True),
+    Column("DEFAULT", cut=True),
+    Column("SCHEMA", cut=True, optional=True),
+    Column("DESCRIPTION", optional=True),
 )
 
 
@@ -35,6 +41,9 @@ def format_structure(found: DagDetails) -> Iterator[str]:
     if structure.doc:
         yield ""
         yield from structure.doc.strip().splitlines()
+    if structure.params:
+        yield ""
+        yield from format_table(_PARAM_COLUMNS, [_build_param_row(param) for param in structure.params], find_width())
     yield ""
     rows = [_build_row(task) for task in sort_tasks(structure)]
     yield from format_table(_COLUMNS, rows, find_width())
@@ -45,6 +54,11 @@ def _build_row(task: TaskStructure) -> tuple[str, ...]:
     pool = "" if task.pool == "default_pool" else task.pool
     rule = "" if task.rule == "all_success" else task.rule
     return task.id, task.operator, retries, pool, rule, ", ".join(task.upstream)
+
+
+def _build_param_row(param: ParamStructure) -> tuple[str, ...]:
+    default = "(required)" if param.default is None else param.default
+    return param.name, default, "" if param.schema == "{}" else param.schema, param.description
 
 
 def sort_tasks(structure: DagStructure) -> list[TaskStructure]:

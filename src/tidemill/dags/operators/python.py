@@ -9,6 +9,7 @@ from typing import Any
 
 from tidemill.dags.context import CONTEXT_KEYS
 from tidemill.dags.exceptions import DagError, TaskDeferred, TaskFailed
+from tidemill.dags.lazy_context import Context
 from tidemill.dags.operator import BaseOperator
 from tidemill.dags.operators.branching import skip, skip_all_downstream, skip_all_except
 
@@ -51,7 +52,7 @@ class PythonOperator(BaseOperator):
     def execute(self, context: Any) -> Any:
         """Call the function."""
         if self.templates_dict is not None:
-            context = {**context, "templates_dict": self.templates_dict}
+            context = context.extend({"templates_dict": self.templates_dict})
         return call_function(self.python_callable, self.op_args, self.op_kwargs, context)
 
 
@@ -148,7 +149,8 @@ def select_context(
     wanted = {}
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
-            wanted.update({key: value for key, value in context.items() if key not in bound.arguments})
+            values = context.read_all() if isinstance(context, Context) else context
+            wanted.update({key: value for key, value in values.items() if key not in bound.arguments})
         elif parameter.kind is not parameter.VAR_POSITIONAL and name not in bound.arguments and name in context:
             wanted[name] = context[name]
     return {key: value for key, value in wanted.items() if key not in kwargs}

@@ -89,7 +89,8 @@ class Child:
         failures = 0
         while not self._stopping.is_set():
             began = asyncio.get_running_loop().time()
-            owner = secrets.token_hex(8)
+            # Begins with the process that the next `dev` knows, in case this one is killed.
+            owner = f"{os.getpid()}-{secrets.token_hex(8)}"
             try:
                 process = await self._start(owner)
             except OSError as error:

@@ -22,7 +22,7 @@ from typing import Any
 import structlog
 
 from tidemill.config.settings import Settings
-from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.core.errors import RemoteError
 from tidemill.runtime.boot import read_boot_id
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.identity import find_worker_name
@@ -33,6 +33,7 @@ from tidemill.runtime.service_signals import Signals, finish_or_stop
 from tidemill.services.dag_store import choose_cipher, choose_url
 from tidemill.services.dev.child import Child
 from tidemill.services.dev.metrics import CallMeter, DagMetrics, MeasuredStore
+from tidemill.services.dev.takeover import KIND, Lease, take_over
 from tidemill.services.dev.web_ui import WatchedDags, serve_dags_metrics, serve_dags_web
 from tidemill.services.parser.manager import ParserManager
 from tidemill.services.parser.reading import PRELOAD
@@ -42,15 +43,13 @@ from tidemill.services.zygote.messages import Setup
 from tidemill.store.call_server import CallServer
 from tidemill.store.database import Caller, Database
 from tidemill.store.lock import StoreInUseError
-from tidemill.store.opening import open_store
+from tidemill.store.opening import find_file, open_store
 from tidemill.store.service_calls import (
     BeatService,
     BeginService,
     EndService,
     ListServices,
-    LoseOthers,
     LoseService,
-    ServiceRecord,
 )
 
 log = structlog.get_logger(__name__)
@@ -102,6 +101,10 @@ def run_dev(about: DevFolder, on_ready: Callable[[Dev], Awaitable[None]] | None 
 async def _run(about: DevFolder, signals: Signals, on_ready: Callable[[Dev], Awaitable[None]] | None) -> None:
     signals.attach()
     url = choose_url(about.settings, about.folder)
+    if find_file(url) is None and not about.settings.store.encryption_key:
+        log.warning(
+            "store.encryption_key is not set: variables and connections are stored in PostgreSQL as readable text"
+        )
     database = await _open(url, about.settings)
     try:
         meter = CallMeter()
@@ -191,6 +194,7 @@ class Dev:
         self.database = database
         self._output = output
         self.name = find_worker_name(about.settings)
+        self.lease = Lease()
         self._host, self._boot_id = socket.gethostname(), read_boot_id()
         self._services: list[int] = []
         self.zygote = ZygoteClient(Setup(tuple(PRELOAD)))
@@ -207,8 +211,13 @@ class Dev:
             ConfigError: Another `dev` runs on this store.
             RemoteError: A service cannot be kept running.
         """
-        await self._take_over()
-        dev = await self._begin("dev")
+        dev = await self._begin(KIND)
+        taken = await finish_or_stop(self._take_over(dev), stop)
+        if taken is None or taken.exception() is not None:
+            await self._stop([], [])
+        if taken is None:
+            return
+        taken.result()
         scheduler = await self._begin("scheduler")
         started = await finish_or_stop(self.zygote.start(), stop)
         if started is None:
@@ -266,28 +275,8 @@ class Dev:
             with contextlib.suppress(RemoteError):
                 await self.database.call(EndService(service))
 
-    async def _take_over(self) -> None:
-        """End the services of an earlier process that has died.
-
-        Raises:
-            ConfigError: It lives.
-        """
-        if self.database.exclusive:
-            # No other process can have the store open: all services of earlier ones are dead.
-            await self.database.call(LoseOthers())
-            return
-        for service in await self.database.call(ListServices("dev")):
-            if not self._is_dead(service):
-                raise ConfigError(
-                    f"the store {self.database.label} is in use by `tidemill dev` as process {service.pid} on "
-                    f"{service.host}; stop that process, or give this one a store of its own (store.url)"
-                )
-        await self.database.call(LoseOthers(host=self._host))
-
-    def _is_dead(self, service: ServiceRecord) -> bool:
-        if service.host != self._host:
-            return False
-        return service.boot_id != self._boot_id or not Path(f"/proc/{service.pid}").exists()
+    async def _take_over(self, own: int) -> None:
+        await take_over(self.database, own, self._host, self._boot_id, self.lease)
 
     async def _begin(self, kind: str) -> int:
         about = (self._host, self._boot_id, os.getpid())

@@ -57,10 +57,24 @@ class TriggerServices:
         return json.dumps({"conn_type": found.kind, "description": found.description} | fields)
 
     def get_xcom(
-        self, task_ids: tuple[str, ...], key: str, map_index: int = -1, include_prior: bool = False
+        self,
+        task_ids: tuple[str, ...],
+        key: str,
+        map_index: int = -1,
+        include_prior: bool = False,
+        dag_id: str | None = None,
+        run_id: str | None = None,
     ) -> tuple[str | None, ...]:
         """Refuse: what a trigger needs is given to it as an argument."""
         _refuse("XComs")
+
+    def get_earlier_run(self, state: str | None) -> None:
+        """Refuse likewise."""
+        _refuse("other runs")
+
+    def get_run(self, dag_id: str, run_id: str) -> None:
+        """Refuse likewise."""
+        _refuse("other runs")
 
     def push_xcom(self, key: str, value: str) -> None:
         """Refuse: what a trigger has found goes into its event."""

@@ -13,11 +13,13 @@ from typing import Any
 import msgspec
 
 from tidemill.store.call import Call, find_answer_type
+from tidemill.store.people_calls import GetRun
 from tidemill.store.task_calls import (
     ClearTaskState,
     DeleteTaskState,
     DeleteVariable,
     GetConnection,
+    GetEarlierRun,
     GetTaskState,
     GetVariable,
     GetXCom,
@@ -83,6 +85,8 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
     number: int
     call: (
         GetXCom
+        | GetEarlierRun
+        | GetRun
         | PushXCom
         | GetVariable
         | SetVariable

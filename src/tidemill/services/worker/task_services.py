@@ -7,11 +7,13 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from tidemill.store.call import Call
+from tidemill.store.people_calls import GetRun, RunRecord
 from tidemill.store.task_calls import (
     ClearTaskState,
     DeleteTaskState,
     DeleteVariable,
     GetConnection,
+    GetEarlierRun,
     GetTaskState,
     GetVariable,
     GetXCom,
@@ -41,10 +43,24 @@ class StoreServices:
         self._asker = asker
 
     def get_xcom(
-        self, task_ids: tuple[str, ...], key: str, map_index: int = -1, include_prior: bool = False
+        self,
+        task_ids: tuple[str, ...],
+        key: str,
+        map_index: int = -1,
+        include_prior: bool = False,
+        dag_id: str | None = None,
+        run_id: str | None = None,
     ) -> tuple[str | None, ...]:
-        """Return what tasks of the run pushed under a key, in order; None: nothing."""
-        return self._asker.ask(GetXCom(self._attempt.run, task_ids, key, map_index, include_prior))
+        """Return what tasks pushed under a key, in order; None: nothing. By default in this run."""
+        return self._asker.ask(GetXCom(self._attempt.run, task_ids, key, map_index, include_prior, dag_id, run_id))
+
+    def get_earlier_run(self, state: str | None) -> RunRecord | None:
+        """Return the run of this DAG with the logical date before that of this run, in a state; None: there is none."""
+        return self._asker.ask(GetEarlierRun(self._attempt.run, state))
+
+    def get_run(self, dag_id: str, run_id: str) -> RunRecord | None:
+        """Return a run; None: there is none."""
+        return self._asker.ask(GetRun(dag_id, run_id))
 
     def push_xcom(self, key: str, value: str) -> None:
         """Store a value of this task."""

@@ -28,7 +28,8 @@ def end_forked(owner: str) -> None:
     """Kill all processes below the zygotes of a process, and return when they are gone; blocks the thread.
 
     Args:
-        owner: What `OWNER_VARIABLE` told that process, which has ended.
+        owner: What `OWNER_VARIABLE` told that process, which has ended; or the number of a `dev` that has: all that its
+            services and it have forked.
     """
     deadline = time.monotonic() + STUBBORN_SECONDS
     clean = 0

@@ -31,6 +31,7 @@ from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import DagPlan
 from tidemill.store.dag_tables import dag_file, dag_run, dag_version, task_instance, task_journal
 from tidemill.store.queries.board import Board
+from tidemill.store.queries.progress import ACTIVE
 from tidemill.store.queries.runs import begin_run, find_run
 from tidemill.store.queries.task_logs import find_last_try, read_log
 from tidemill.store.queries.task_rows import RunEntry, compute_rank, is_resumed, load_plan
@@ -215,12 +216,9 @@ def _select_names(run: RunEntry, names: Iterable[str]) -> list[str]:
 
 def count_store(connection: Connection) -> StoreCounts:
     """Return what metrics are made of; see `CountStore`."""
-    active = and_(_RUN.state.in_(("queued", "running")))
-    open_tasks = (
-        select(_TASK.state, func.count()).join(dag_run, _RUN.id == _TASK.run).where(active).group_by(_TASK.state)
-    )
+    open_tasks = select(_TASK.state, func.count()).join(ACTIVE, ACTIVE.c.id == _TASK.run).group_by(_TASK.state)
     tasks: dict[str, int] = dict(connection.execute(open_tasks).all())
-    counted = select(_RUN.state, func.count()).where(active).group_by(_RUN.state)
+    counted = select(ACTIVE.c.state, func.count()).group_by(ACTIVE.c.state)
     runs: dict[str, int] = dict(connection.execute(counted).all())
     broken = select(func.count()).where(and_(dag_file.c.present == 1, dag_file.c.error.is_not(None)))
     return StoreCounts(tasks, runs, int(connection.execute(broken).scalar_one()))

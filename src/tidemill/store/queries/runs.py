@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
-import msgspec
 from sqlalchemy import (
     BigInteger,
     Connection,
@@ -34,12 +33,13 @@ from tidemill.core.tasks.attempt import TaskState
 from tidemill.core.tasks.dependencies import Readiness, decide
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.call import CallRefusedError, Listed, RefusalKind
-from tidemill.store.calls import CancelRun, CreateRun, GetRun, ListRuns, RunRecord
+from tidemill.store.calls import CancelRun, CreateRun, GetEarlierRun, GetRun, ListRuns, RunRecord
 from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import DagPlan, TaskPlan
 from tidemill.store.dag_tables import dag, dag_run, dag_version, task_instance
 from tidemill.store.queries.board import Board
 from tidemill.store.queries.isolation import work_on_runs
+from tidemill.store.queries.run_params import check_params, read_conf
 from tidemill.store.queries.task_rows import RunEntry, compute_rank, load_plan
 from tidemill.store.queries.tasks import close_board
 
@@ -113,9 +113,11 @@ def create_run(connection: Connection, request: CreateRun, context: CallContext)
             RefusalKind.UNKNOWN,
             f"DAG {request.dag_id!r} is not active: its file no longer defines it; restore the file",
         )
-    _check_conf(request.conf)
+    conf = read_conf(request.conf)
     run_id = _choose_run_id(connection, found.id, request, context.now_us)
     plan = load_plan(connection, found.version_id, found.digest)
+    if request.kind != "scheduled":  # nobody would be told; its values are the defaults, which match
+        check_params(plan, conf)
     starts = not found.paused and _has_room(connection, found)
     number = _insert_run(connection, found, request, run_id, plan, context.now_us)
     _insert_tasks(connection, number, found.id, plan, context.now_us)
@@ -134,15 +136,6 @@ def lock_dag(connection: Connection, dag_id: str) -> Row[Any]:
     if row is None:
         raise CallRefusedError(RefusalKind.UNKNOWN, f"there is no DAG {dag_id!r}; list them with `tidemill dags list`")
     return row
-
-
-def _check_conf(conf: str) -> None:
-    try:
-        msgspec.json.decode(conf, type=dict[str, msgspec.Raw])
-    except msgspec.DecodeError:
-        raise CallRefusedError(
-            RefusalKind.INVALID, "the configuration of a run has to be a JSON object, such as '{\"size\": 3}'"
-        ) from None
 
 
 def _choose_run_id(connection: Connection, number: int, request: CreateRun, now_us: int) -> str:
@@ -328,6 +321,16 @@ def find_run(connection: Connection, dag_id: str, run_id: str) -> int:
             RefusalKind.UNKNOWN, f"DAG {dag_id!r} has no run {run_id!r}; list them with `tidemill runs list {dag_id}`"
         )
     return int(found)
+
+
+def get_earlier_run(connection: Connection, request: GetEarlierRun) -> RunRecord | None:
+    """Return the run before another one; see `GetEarlierRun`."""
+    own = select(_RUN.dag, _RUN.logical_us).where(_RUN.id == request.run).subquery()
+    statement = RUNS.join(own, and_(_RUN.dag == own.c.dag, _RUN.logical_us < own.c.logical_us))
+    if request.state is not None:
+        statement = statement.where(_RUN.state == request.state)
+    row = connection.execute(statement.order_by(_RUN.logical_us.desc()).limit(1)).first()
+    return None if row is None else read_run(row)
 
 
 def get_run_by_number(connection: Connection, number: int) -> RunRecord:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, insert, select, update
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, func, insert, select, update
 
 from tidemill.core.tasks.attempt import MAX_LOST, TaskState
 from tidemill.core.tasks.inputs import Channel, Lost
@@ -26,6 +26,9 @@ from tidemill.store.tables import service, trigger, trigger_cursor
 
 _SERVICE, _TASK = service.c, task_instance.c
 
+#: The advisory lock for the beginning of a `dev`, "tidemdev" in ASCII.
+_DEV_KEY = int.from_bytes(b"tidemdev", "big")
+
 _TAKE = (
     select(_SERVICE.id)
     .where(and_(_SERVICE.id == bindparam("number"), _SERVICE.ended_us.is_(None)))
@@ -34,7 +37,12 @@ _TAKE = (
 
 
 def begin_service(connection: Connection, request: BeginService, context: CallContext) -> int:
-    """Begin a service; see `BeginService`."""
+    """Begin a service; see `BeginService`.
+
+    Those of the kind `dev` begin one after another: who has the higher number sees the one with the lower number.
+    """
+    if request.kind == "dev" and find_dialect(connection) == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(_DEV_KEY)))
     values = {
         "kind": request.kind,
         "name": request.name,
@@ -97,7 +105,12 @@ def _free_all(connection: Connection, number: int, context: CallContext) -> None
 
 def lose_others(connection: Connection, request: LoseOthers, context: CallContext) -> tuple[int, ...]:
     """End every live service but some; see `LoseOthers`."""
-    wanted: list[ColumnElement[bool]] = [_SERVICE.ended_us.is_(None), _SERVICE.id.not_in(request.keep)]
+    # Hosts of lists of triggers may share a server with DAGs; who is alive among them, they find out themselves.
+    wanted: list[ColumnElement[bool]] = [
+        _SERVICE.ended_us.is_(None),
+        _SERVICE.id.not_in(request.keep),
+        _SERVICE.list == "",
+    ]
     if request.host is not None:
         wanted.append(_SERVICE.host == request.host)
     if request.boot_id is not None:

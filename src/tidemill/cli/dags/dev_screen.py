@@ -1,0 +1,123 @@
+"""What `tidemill dev` shows at the bottom of a terminal: a line about everything, and a table of the last runs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from tidemill.cli.status_text import count_cells
+from tidemill.cli.tables import Column, format_age, format_table
+from tidemill.core.errors import RemoteError
+from tidemill.core.wording import format_count
+from tidemill.store.people_calls import CountStore, RunProgress, StoreCounts, WatchRuns
+
+if TYPE_CHECKING:
+    from tidemill.services.dev.process import Dev
+
+_LOOK_SECONDS = 0.5
+#: Looking takes at most this part of the time, however large the runs are.
+_SHARE = 20
+#: The most runs.
+_RUNS = 8
+#: A table needs this many columns.
+_MIN_WIDTH = 40
+#: How tasks are called in the line, in its order.
+_STATES = {
+    "running": "running",
+    "deferred": "deferred",
+    "queued": "queued",
+    "scheduled": "waiting for a slot",
+    "up_for_retry": "waiting to be retried",
+}
+_COLUMNS = (
+    Column("DAG", cut=True),
+    Column("RUN", cut=True, optional=True),
+    Column("STATE"),
+    Column("DONE", right=True),
+    Column("RUNNING", right=True, optional=True),
+    Column("WAITING", right=True, optional=True),
+    Column("SINCE", right=True),
+)
+
+
+class DevScreen:
+    """What is shown.
+
+    Args:
+        now: Returns the time, in seconds since the epoch.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        """Say that everything begins."""
+        self._now = now
+        self._parts = ["starting"]
+        self._runs: tuple[RunProgress, ...] = ()
+
+    async def follow(self, dev: Dev) -> None:
+        """Look at the store again and again, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            try:
+                counts = await dev.database.call(CountStore())
+                self._runs = await dev.database.call(WatchRuns(_RUNS))
+                self._parts = list_parts(counts)
+            except RemoteError:
+                self._parts = ["the store cannot be reached"]
+            await asyncio.sleep(max(_LOOK_SECONDS, _SHARE * (loop.time() - began)))
+
+    def format(self, width: int) -> str:
+        """Return the line, and the lines of the table below it; what does not fit is left out."""
+        runs = self._runs if width >= _MIN_WIDTH else ()
+        return "\n".join([fit_parts(self._parts, width), *format_runs(runs, self._now(), width)])
+
+
+def fit_parts(parts: Sequence[str], width: int) -> str:
+    """Return a line of as many parts as fit; what does not fit is left out from its end."""
+    text = ""
+    for part in parts:
+        longer = f"{text}, {part}" if text else part
+        if count_cells(longer) > width:
+            break
+        text = longer
+    return text or parts[0][:width]
+
+
+def format_runs(runs: Sequence[RunProgress], now: float, width: int) -> list[str]:
+    """Return the lines of the table of runs; without runs none."""
+    if not runs:
+        return []
+    return list(format_table(_COLUMNS, [_build_row(one, now) for one in runs], width))
+
+
+def _build_row(one: RunProgress, now: float) -> tuple[str, ...]:
+    run = one.run
+    ended = run.ended_us is not None
+    since_us = next(time_us for time_us in (run.ended_us, run.started_us, run.created_us) if time_us is not None)
+    running, waiting = ("", "") if ended else (str(one.running), str(one.waiting))
+    age = format_age(now - since_us / 1_000_000)
+    return run.dag_id, run.run_id, run.state, f"{one.done}/{one.total}", running, waiting, age
+
+
+def list_parts(counts: StoreCounts) -> list[str]:
+    """Return what the line says, the most important first.
+
+    Example:
+        >>> list_parts(StoreCounts({"running": 2, "deferred": 1}, {"running": 1}, 0))
+        ['1 run', 'tasks: 2 running', '1 deferred']
+        >>> list_parts(StoreCounts({}, {}, 2))
+        ['2 files with errors: tidemill dags errors', 'nothing runs']
+    """
+    parts = []
+    if counts.broken_files:
+        parts.append(f"{format_count(counts.broken_files, 'file')} with errors: tidemill dags errors")
+    active = sum(counts.runs.get(state, 0) for state in ("running", "queued"))
+    if not active:
+        return [*parts, "nothing runs"]
+    parts.append(format_count(active, "run"))
+    tasks = [f"{counts.tasks[state]} {text}" for state, text in _STATES.items() if counts.tasks.get(state)]
+    if tasks:
+        tasks[0] = f"tasks: {tasks[0]}"
+    return [*parts, *tasks]

@@ -1,0 +1,48 @@
+"""What a run is given, checked against the params of its DAG before the run is created."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidemill.runtime.codec import decode
+from tidemill.runtime.json_schema import find_mismatch
+from tidemill.store.call import CallRefusedError, RefusalKind
+from tidemill.store.dag_plan import DagPlan
+
+
+def read_conf(conf: str) -> dict[str, msgspec.Raw]:
+    """Return the values that a run is given, each as JSON.
+
+    Raises:
+        CallRefusedError: It is not a JSON object.
+    """
+    try:
+        return msgspec.json.decode(conf, type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError:
+        raise CallRefusedError(
+            RefusalKind.INVALID, "the configuration of a run has to be a JSON object, such as '{\"size\": 3}'"
+        ) from None
+
+
+def check_params(plan: DagPlan, conf: dict[str, msgspec.Raw]) -> None:
+    """Check what a run is given against the params of the DAG; other names are for the tasks to read.
+
+    Raises:
+        CallRefusedError: A value does not match the schema of its param, or is missing.
+    """
+    for param in plan.structure.params:
+        given = conf.get(param.name)
+        if given is None:
+            if param.default is None:
+                raise CallRefusedError(
+                    RefusalKind.INVALID,
+                    f"param {param.name!r} of DAG {plan.structure.id!r} has no default; give it a value in the "
+                    "configuration of the run",
+                )
+        elif param.schema != "{}":
+            try:
+                mismatch = find_mismatch(param.schema, decode(bytes(given)), f"param {param.name!r}")
+            except ValueError as error:
+                mismatch = f"param {param.name!r}: its schema cannot be used: {error}"
+            if mismatch:
+                raise CallRefusedError(RefusalKind.INVALID, f"{mismatch}; DAG {plan.structure.id!r} is not run")

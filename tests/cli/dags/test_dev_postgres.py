@@ -1,0 +1,88 @@
+"""`tidemill dev` over PostgreSQL, from the command line to the server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.dags.conftest import DevSite
+from tests.store.conftest import postgres
+from tests.until import wait_until
+
+from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.processes import find_descendants, is_running
+
+__all__ = ["postgres"]
+
+KEY = "cw_0x689RpI-jtRR7oE8h_eQsKImvJapLeSbXpwF4e4="
+
+
+@pytest.fixture
+async def dev(tmp_path: Path, postgres):
+    site = DevSite(tmp_path)
+    site.env |= {"TIDEMILL_STORE__URL": await postgres.new_database(), "TIDEMILL_STORE__ENCRYPTION_KEY": KEY}
+    yield site
+    site.close()
+
+
+def test_a_run_succeeds_and_can_be_read_with_and_without_dev(dev):
+    process = dev.start()
+
+    run = dev.rows("dags", "trigger", "story", "--conf", '{"rows": 7}', "--wait")[0]
+    assert run["state"] == "success", dev.log
+    xcoms = {row["task"]: row["value"] for row in dev.rows("tasks", "xcoms", "story")}
+    assert xcoms == {"first": 7, "second": 8, "waits": "resumed"}
+    assert [row["text"] for row in dev.rows("tasks", "logs", "story", "first")] == ["the first task"]
+    tree = find_descendants(process.pid)
+    assert dev.stop() == ExitCode.OK
+    wait_until(lambda: not any(map(is_running, tree)), 10, what="the end of all processes")
+    assert dev.rows("runs", "list", "story")[0]["state"] == "success"
+    assert not list(dev.folder.glob("dags.db*")), "nothing is written beside the folder"
+
+
+def test_a_second_dev_is_refused_and_names_the_first_and_the_next_after_a_kill_continues_at_once(dev):
+    process = dev.start()
+    dev.run("variables", "set", "seconds", "1")
+    dev.run("dags", "trigger", "long")
+    wait_until(lambda: dev.states("long") == {"sleeps": "running"}, what=lambda: dev.log)
+
+    done = dev.run("dev")
+
+    assert done.returncode == ExitCode.CONFIG
+    assert f"in use by `tidemill dev` as process {process.pid} on" in done.stderr
+    assert process.poll() is None
+    assert dev.rows("dags", "trigger", "story", "--wait")[0]["state"] == "success", "the first one goes on"
+
+    dev.run("variables", "set", "seconds", "60")
+    run = dev.rows("dags", "trigger", "long")[0]["run"]
+    wait_until(lambda: dev.states("long") == {"sleeps": "running"}, what=lambda: dev.log)
+    dev.run("variables", "set", "seconds", "0")
+    tree = find_descendants(process.pid)
+    process.kill()
+    process.wait()
+    dev.start()
+    assert "waiting to see whether it still runs" not in dev.log
+    wait_until(lambda: dev.rows("runs", "show", "long", run)[0]["state"] == "success", what=lambda: dev.log)
+    history = dev.rows("tasks", "history", "long", "sleeps", "--run", run)
+    assert "lost" in [row["input"].split()[0] for row in history]
+    wait_until(lambda: not any(map(is_running, tree)), 30, what="the end of all processes of the first")
+
+
+async def test_secrets_are_encrypted_with_the_configured_key(dev, postgres):
+    assert dev.run("connections", "set", "db", "--type", "postgres", "--password", "hunter2").returncode == 0
+    import asyncpg
+
+    connection = await asyncpg.connect(dev.env["TIDEMILL_STORE__URL"])
+    value = await connection.fetchval("SELECT value FROM connection")
+    await connection.close()
+
+    assert "hunter2" not in value
+    assert "hunter2" not in json.dumps(dev.rows("connections", "list"))
+
+
+def test_without_a_key_dev_says_that_secrets_lie_readable(dev):
+    del dev.env["TIDEMILL_STORE__ENCRYPTION_KEY"]
+    dev.start()
+
+    wait_until(lambda: "store.encryption_key is not set" in dev.log, what=lambda: dev.log)
