@@ -28,6 +28,7 @@ from tidemill.dags.running import run_attempt
 from tidemill.runtime.codec import encode
 from tidemill.services.dag_store import open_dag_store
 from tidemill.services.triggerer.loading import create_trigger, encode_payload
+from tidemill.services.triggerer.run_ending import explain_fault
 from tidemill.services.worker.task_services import StoreServices
 from tidemill.store.call import Call
 from tidemill.store.database import Calls
@@ -245,8 +246,8 @@ class _Test:
             error = "the trigger ended without an event"
         except asyncio.CancelledError:
             raise
-        except BaseException:
-            error = traceback.format_exc()
+        except BaseException as fault:
+            error = explain_fault(fault)
         with contextlib.suppress(RemoteError):
             await self._store.call(FailTrigger(self._service, claimed.id, claimed.token, error))
 

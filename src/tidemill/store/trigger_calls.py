@@ -119,7 +119,7 @@ class StoreEvents(Call[tuple[EventOutcome, ...]], frozen=True):
 
 
 class FailTrigger(Call[OutcomeKind], frozen=True):
-    """Report that a trigger of a task raised, or ended without an event. `error`: the traceback."""
+    """Report that a trigger of a task raised, or ended without an event. `error`: as in `TriggerFailed`."""
 
     service: int
     trigger: int
