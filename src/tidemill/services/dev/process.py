@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import os
 import socket
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.boot import read_boot_id
 from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.folders import OwnedFolder
 from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.log import version
 from tidemill.runtime.loop_calls import call_on_loop
@@ -138,14 +138,16 @@ async def _serve(database: Database, store: Caller) -> AsyncIterator[Path]:
         store: Answers.
     """
     # Not beside the database: the path of a socket is limited to about 100 bytes.
-    with tempfile.TemporaryDirectory(prefix="tidemill-dev-") as place:
-        server = CallServer(store, Path(place) / "store.sock")
+    # One that was killed leaves its folder to the next.
+    place = OwnedFolder("tidemill-dev-")
+    server = CallServer(store, place.path / "store.sock")
+    try:
         await server.start()
         database.publish(str(server.path))
-        try:
-            yield server.path
-        finally:
-            await server.close()
+        yield server.path
+    finally:
+        await server.close()
+        place.cleanup()
 
 
 @contextlib.contextmanager
