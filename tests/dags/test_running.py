@@ -60,6 +60,12 @@ class Call(BaseOperator):
     def resumed(self, context: Any, event: Any = None, more: Any = None) -> Any:
         return {"event": event, "more": more, "try": context["ti"].try_number}
 
+    def strict(self, context: Any, event: Any) -> Any: ...
+
+    def eventless(self, context: Any) -> Any: ...
+
+    def needy(self, context: Any, more: Any, event: Any) -> Any: ...
+
     def on_kill(self) -> None:
         self.killed = True
         KILLED.append(self.task_id)
@@ -224,7 +230,25 @@ class Local(BaseTrigger):
     [
         ({"method_name": "missing"}, "task 't': Call has no method 'missing' to continue with"),
         ({"method_name": None}, "task 't': Call has no method None to continue with"),
-        ({"kwargs": {"a": object()}}, "kwargs of the deferral['a'] is of type builtins.object"),
+        ({"kwargs": {"more": object()}}, "kwargs of the deferral['more'] is of type builtins.object"),
+        ({"kwargs": {1: 2}}, "task 't': the kwargs of the deferral have the key 1; names of arguments are strings"),
+        (
+            {"kwargs": {"context": 1}},
+            "task 't': the kwargs of the deferral have 'context', which resumed is given anyway",
+        ),
+        ({"kwargs": {"event": 1}}, "task 't': the kwargs of the deferral have 'event', which resumed is given anyway"),
+        (
+            {"kwargs": [1]},
+            "task 't': the kwargs of the deferral must be a dict with the arguments of resumed, not list",
+        ),
+        (
+            {"kwargs": {"unknown": 1}, "method_name": "strict"},
+            "Call.strict cannot continue with the arguments of the deferral (context, unknown, event): got an "
+            "unexpected keyword argument 'unknown'",
+        ),
+        ({"kwargs": {"self": 1}, "method_name": "strict"}, "got an unexpected keyword argument 'self'"),
+        ({"method_name": "eventless"}, "got an unexpected keyword argument 'event'"),
+        ({"method_name": "needy"}, "missing a required argument: 'more'"),
         ({"timeout": -1}, "task 't': timeout of the deferral must be positive"),
         ({"timeout": "1h"}, "task 't': timeout of the deferral must be a timedelta or a number of seconds"),
         ({"trigger": "later"}, "'later' is not a trigger"),
@@ -242,17 +266,22 @@ def test_a_method_that_is_gone_fails_the_attempt() -> None:
     assert ending == AttemptFailed("DagError: task 't': Call has no method 'gone' to continue with")
 
 
-def test_a_function_cannot_defer() -> None:
+@pytest.mark.parametrize(
+    ("method", "advice"),
+    [("resumed", "an operator with execute() and resumed(), or"), ("execute", "an operator with execute(), or")],
+)
+def test_a_function_cannot_defer(method: str, advice: str) -> None:
     with DAG("d") as dag:
 
         @task
         def wait() -> None:
-            raise TaskDeferred(trigger=DateTimeTrigger(MOMENT), method_name="resumed")
+            raise TaskDeferred(trigger=DateTimeTrigger(MOMENT), method_name=method)
 
         wait()
     ending = attempt(dag, "wait").ending
     assert isinstance(ending, AttemptFailed)
     assert "a @task function cannot defer" in ending.error
+    assert advice in ending.error
     assert not ending.may_retry
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -249,6 +250,19 @@ async def test_the_command_line_calls_whoever_has_the_file_open(tmp_path: Path) 
     assert isinstance(store, SqliteDatabase)
     assert await store.call(GetVariable("k")) == "v"
     await store.close()
+
+
+async def test_a_process_that_has_the_file_and_answers_no_more_is_not_called(tmp_path: Path) -> None:
+    url, path = f"sqlite:///{tmp_path}/store.db", tmp_path / "calls.sock"
+    host = await open_sqlite(tmp_path / "store.db")
+    host.publish(str(path))
+    with pytest.raises(StoreInUseError):
+        await open_caller(url)
+    with socket.socket(socket.AF_UNIX) as dead:  # as one leaves it that was killed
+        dead.bind(str(path))
+    with pytest.raises(StoreInUseError):
+        await open_caller(url)
+    await host.close()
 
 
 async def test_a_client_that_sends_nonsense_harms_nobody(server: CallServer, remote: RemoteStore) -> None:

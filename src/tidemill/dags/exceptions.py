@@ -94,7 +94,7 @@ class TaskDeferred(BaseException):
         super().__init__()
         self.trigger = trigger
         self.method_name = method_name
-        self.kwargs = None if kwargs is None else dict(kwargs)
+        self.kwargs = dict(kwargs) if isinstance(kwargs, Mapping) else kwargs
         self.timeout = timeout
 
     def __repr__(self) -> str:

@@ -157,8 +157,9 @@ def _collect_xcoms(task: Any, result: Any) -> tuple[tuple[str, str], ...]:
 def _defer(task: Any, deferral: TaskDeferred) -> Ending:
     """Write a deferral down."""
     try:
-        _find_method(task, deferral.method_name)
-        kwargs = encode(deferral.kwargs or {}, "kwargs of the deferral")
+        given = {} if deferral.kwargs is None else deferral.kwargs
+        _check_continuation(task, deferral.method_name, given)
+        kwargs = encode(given, "kwargs of the deferral")
         timeout = deferral.timeout
         owner = f"task {task.task_id!r}"
         duration = None if timeout is None else check_duration(owner, "timeout of the deferral", timeout)
@@ -167,6 +168,35 @@ def _defer(task: Any, deferral: TaskDeferred) -> Ending:
         return _classify(error, task)
     timeout_us = None if duration is None else int(duration.total_seconds() * _MICROSECONDS)
     return AttemptDeferred(classpath, trigger_kwargs, deferral.method_name, kwargs, timeout_us, deferral.trigger)
+
+
+def _check_continuation(task: Any, name: object, kwargs: object) -> None:
+    """Make sure that a method can continue the task with these arguments, before anything waits for a trigger.
+
+    Raises:
+        DagError: It cannot.
+    """
+    method = _find_method(task, name)
+    owner = f"task {task.task_id!r}: the kwargs of the deferral"
+    if not isinstance(kwargs, Mapping):
+        raise DagError(f"{owner} must be a dict with the arguments of {name}, not {type(kwargs).__name__}")
+    for key in kwargs:
+        if not isinstance(key, str):
+            raise DagError(f"{owner} have the key {key!r}; names of arguments are strings")
+        if key in ("context", "event"):
+            raise DagError(f"{owner} have {key!r}, which {name} is given anyway; use another name")
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):
+        return  # a method written in C, for example
+    event = {} if name == "execute" and not _accepts_event(method) else {"event": None}
+    try:
+        signature.bind(None, **kwargs, **event)
+    except TypeError as error:
+        raise DagError(
+            f"task {task.task_id!r}: {type(task).__name__}.{name} cannot continue with the arguments of the deferral "
+            f"(context, {', '.join([*kwargs, *event])}): {error}"
+        ) from None
 
 
 def _classify(error: BaseException, task: Any = None) -> Ending:

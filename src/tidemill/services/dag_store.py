@@ -80,7 +80,7 @@ async def open_dag_store(settings: Settings, folder: Path, *, create: bool = Fal
         try:
             return await open_caller(url, choose_cipher(settings, url))
         except StoreInUseError:
-            # Another command has it open for a moment, or `dev` begins and has not said yet where it answers.
+            # Another command has it open for a moment, or `dev` is starting or ending, and does not answer.
             if asyncio.get_running_loop().time() >= deadline:
                 raise
         await asyncio.sleep(_PAUSE_SECONDS)

@@ -12,7 +12,6 @@ import contextlib
 import os
 import socket
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -26,8 +25,10 @@ from tidemill.dags.loading import LoadedFile, load_file
 from tidemill.dags.results import AttemptDeferred, AttemptFailed, AttemptResult, AttemptSkipped
 from tidemill.dags.running import run_attempt
 from tidemill.runtime.codec import encode
+from tidemill.runtime.folders import OwnedFolder
 from tidemill.services.dag_store import open_dag_store
 from tidemill.services.triggerer.loading import create_trigger, encode_payload
+from tidemill.services.triggerer.run_ending import explain_fault
 from tidemill.services.worker.task_services import StoreServices
 from tidemill.store.call import Call, CallRefusedError
 from tidemill.store.database import Calls
@@ -84,8 +85,11 @@ def run_dag_test(
         ConfigError: There is no such DAG, or its file is wrong.
     """
     path, loaded = find_dag(folder, dag_id)
-    with tempfile.TemporaryDirectory(prefix="tidemill-dag-test-") as place, asyncio.Runner() as runner:
-        store = runner.run(open_store(f"sqlite:///{place}/dags.db"))
+    with contextlib.ExitStack() as closing:
+        place = OwnedFolder("tidemill-dag-test-")
+        closing.callback(place.cleanup)
+        runner = closing.enter_context(asyncio.Runner())
+        store = runner.run(open_store(f"sqlite:///{place.path}/dags.db"))
         try:
             test = _Test(runner, store, loaded, _Shared(runner, settings, folder), say)
             return test.run(path.relative_to(folder), dag_id, conf, logical_us)
@@ -248,8 +252,8 @@ class _Test:
             error = "the trigger ended without an event"
         except asyncio.CancelledError:
             raise
-        except BaseException:
-            error = traceback.format_exc()
+        except BaseException as fault:
+            error = explain_fault(fault)
         with contextlib.suppress(RemoteError):
             await self._store.call(FailTrigger(self._service, claimed.id, claimed.token, error))
 

@@ -134,6 +134,7 @@ def _build_policy(task: TaskStructure) -> Policy:
         task.max_retry_delay_us,
         task.execution_timeout_us,
         task.soft_fail,
+        task.is_sensor,
     )
 
 

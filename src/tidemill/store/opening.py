@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
@@ -20,6 +21,8 @@ from tidemill.store.database import Caller, Database
 _SQLITE = re.compile(r"sqlite(?:\+\w+)?:///(?P<path>[^?#]+)\Z")
 _POSTGRES = re.compile(r"postgres(?:ql)?(?:\+\w+)?(?P<rest>://.*)\Z", re.DOTALL)
 DEFAULT_NAME = "tidemill.db"
+#: How long a socket may take to accept a connection; only one with many that wait does not at once.
+_PROBE_SECONDS = 1.0
 
 
 def choose_store_url(configured: str, folder: Path) -> str:
@@ -97,7 +100,7 @@ async def open_caller(url: str, cipher: Cipher | None = None) -> Caller:
     """Open a store for calls: itself, or through the process that has it open.
 
     Raises:
-        StoreInUseError: A process writes to the file that answers no calls.
+        StoreInUseError: A process writes to the file that answers no calls: it is starting, or ending.
         ConfigError: The URL is not that of a store.
         RemoteError: The database cannot be reached.
     """
@@ -110,11 +113,24 @@ async def open_caller(url: str, cipher: Cipher | None = None) -> Caller:
         return await open_store(url, cipher)
     except StoreInUseError:
         address = await asyncio.to_thread(StoreLock(path).read_address)
-        if address is None:
+        if address is None or not await asyncio.to_thread(_is_listening, address):
             raise
         from tidemill.store.remote import RemoteStore
 
         return RemoteStore(Path(address), str(path))
+
+
+def _is_listening(address: str) -> bool:
+    """Return whether a process listens at a Unix socket; what it says, and when, is another question."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_SECONDS)
+        try:
+            probe.connect(address)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:  # it has too many connections, say: the first call tells
+            return True
+    return True
 
 
 @contextlib.contextmanager

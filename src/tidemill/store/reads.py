@@ -20,6 +20,7 @@ READS: frozenset[type[Call[Any]]] = frozenset(
         calls.ListConnections,
         calls.ListDags,
         calls.ListFiles,
+        calls.ListOwnedTriggers,
         calls.ListPools,
         calls.ListRuns,
         calls.ListServices,

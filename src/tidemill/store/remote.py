@@ -45,6 +45,10 @@ _AGAIN_SECONDS = 0.05
 MAX_PAUSE_SECONDS = 2.0
 
 
+class ConnectionLostError(RemoteError):
+    """The connection was lost before a call was answered: it may have been carried out, or not."""
+
+
 class RemoteStore:
     """Calls to a store over a socket; it connects with the first call.
 
@@ -197,8 +201,8 @@ class RemoteStore:
         else:
             future.set_result(found)
 
-    def _build_lost(self, error: BaseException) -> RemoteError:
-        return RemoteError(f"the connection to the store {self._label} was lost: {error}")
+    def _build_lost(self, error: BaseException) -> ConnectionLostError:
+        return ConnectionLostError(f"the connection to the store {self._label} was lost: {error}")
 
 
 async def _greet(path: Path, deadline: float) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, object]:

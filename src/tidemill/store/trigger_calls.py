@@ -33,12 +33,49 @@ class ClaimedTrigger(msgspec.Struct, frozen=True):
 
 
 class ClaimTriggers(Call[tuple[ClaimedTrigger, ...]], frozen=True):
-    """Claim triggers that nobody runs. `queues`: empty, all; `request`: as in `WorkerTurn`."""
+    """Claim triggers that nobody runs.
+
+    Attributes:
+        service: The service that is to run them.
+        request: As in `WorkerTurn`.
+        capacity: How many.
+        queues: Whose triggers; empty: all.
+        reserved: Only those that are reserved for the service, of any queue; who does not say so gets none of them.
+    """
 
     service: int
     request: int
     capacity: int
     queues: tuple[str, ...] = ()
+    reserved: bool = False
+
+
+class OwnedTrigger(msgspec.Struct, frozen=True):
+    """A trigger that a service has. `running`: it has claimed it; else it is only reserved for it."""
+
+    id: int
+    token: int
+    running: bool
+
+
+class ListOwnedTriggers(Call[tuple[OwnedTrigger, ...]], frozen=True):
+    """Answer which triggers of tasks a service has, by id."""
+
+    service: int
+
+
+class ReserveTriggers(Call[int], frozen=True):
+    """Take triggers from a service, and reserve them for another one, or for the same; answer how many.
+
+    Attributes:
+        owner: The service that has them, and may have died.
+        service: Only this one may claim them.
+        triggers: Their ids; those that the owner does not have any more are passed over.
+    """
+
+    owner: int
+    service: int
+    triggers: tuple[int, ...]
 
 
 class FiredEvent(msgspec.Struct, frozen=True, array_like=True):
@@ -82,7 +119,7 @@ class StoreEvents(Call[tuple[EventOutcome, ...]], frozen=True):
 
 
 class FailTrigger(Call[OutcomeKind], frozen=True):
-    """Report that a trigger of a task raised, or ended without an event. `error`: the traceback."""
+    """Report that a trigger of a task raised, or ended without an event. `error`: as in `TriggerFailed`."""
 
     service: int
     trigger: int

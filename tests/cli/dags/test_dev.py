@@ -109,6 +109,8 @@ def test_a_killed_tree_leaves_nothing_and_the_next_start_continues(dev):
     dev.run("dags", "trigger", "long")
     wait_until(lambda: dev.states("long") == {"sleeps": "running"}, what=lambda: dev.log)
     tree = find_descendants(process.pid)
+    place = Path((dev.folder / "dags.db.lock").read_text().splitlines()[1]).parent
+    assert place.is_dir()
 
     process.kill()
     process.wait()
@@ -117,6 +119,7 @@ def test_a_killed_tree_leaves_nothing_and_the_next_start_continues(dev):
     wait_until(lambda: not any(map(is_running, tree)), 30, what=lambda: [read_command(pid) for pid in tree])
     assert time.monotonic() - began < 15
     dev.start()
+    assert not place.exists()
     wait_until(lambda: dev.rows("runs", "list", "long")[0]["state"] == "success", what=lambda: dev.log)
 
 

@@ -277,6 +277,21 @@ def test_a_trigger_that_is_too_late_fails_the_try_or_skips_a_sensor_that_fails_s
 
 
 @pytest.mark.parametrize("soft_fail", [False, True])
+def test_a_sensor_whose_trigger_is_too_late_fails_without_retries_or_is_skipped(soft_fail):
+    life = Life(replace(RETRYING, soft_fail=soft_fail, is_sensor=True)).defer(timeout_us=5 * SECOND)
+    life.now += 5 * SECOND
+    life.take(Due)
+    assert life.task.state is (TaskState.SKIPPED if soft_fail else TaskState.FAILED)
+    (said,) = [effect.error for effect in life.effects if isinstance(effect, RunCallback)]
+    assert said == "SensorTimeout: the trigger did not fire before the timeout of the sensor"
+
+
+def test_the_error_of_a_trigger_is_named_in_its_last_line():
+    life = Life(RETRYING).defer().take(TriggerFailed, "Traceback\n  there\n\nthe trigger raised SystemExit: 3\n")
+    assert life.effects[1].error == "Traceback\n  there\n\nTaskDeferralError: the trigger raised SystemExit: 3"
+
+
+@pytest.mark.parametrize("soft_fail", [False, True])
 def test_a_trigger_that_fails_fails_the_try_with_its_traceback(soft_fail):
     life = Life(replace(RETRYING, soft_fail=soft_fail)).defer().take(TriggerFailed, "ValueError: no")
     assert life.effects[0] == StopTrigger(Stop.FAILED)

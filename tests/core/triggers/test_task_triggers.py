@@ -87,10 +87,10 @@ def test_one_that_is_told_to_stop_keeps_its_place_until_it_has_ended():
 
     assert triggers.note_stops([(key, "user"), (key, "timeout")]) == [(key, CancelReason.USER)]
     assert triggers.note_stops([(key, "timeout"), (ClaimKey(9, 9), "user")]) == []
-    assert (triggers.held, triggers.room) == ([], 0)
+    assert (triggers.held, triggers.room, triggers.is_idle) == ([], 0, False)
 
     triggers.note_ended(key)
-    assert triggers.room == 1
+    assert (triggers.room, triggers.is_idle) == (1, True)
 
 
 @given(st.integers(0, 5), st.lists(st.tuples(st.sampled_from(["claim", "repeat", "stop", "end"]), st.lists(KEYS))))

@@ -10,12 +10,12 @@ import pytest
 from tests.until import until
 
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.services.dev.child import Child
+from tidemill.services.dev.child import Child, Death
 
 
 def build(code: str, died: list[int]) -> Child:
-    async def note_death(pid: int) -> None:
-        died.append(pid)
+    async def note_death(death: Death) -> None:
+        died.append(death.pid)
 
     return Child("worker", ["-c", code], os.environ, sys.stderr.fileno(), note_death)
 
@@ -57,8 +57,8 @@ async def test_a_death_that_cannot_be_stored_is_stored_before_it_is_started_agai
     monkeypatch.setattr("tidemill.services.dev.child._STORE_SECONDS", 0.01)
     told: list[int] = []
 
-    async def note_death(pid: int) -> None:
-        told.append(pid)
+    async def note_death(death: Death) -> None:
+        told.append(death.pid)
         if len(told) < 3:
             raise RemoteError("the disk is full")
 
@@ -107,7 +107,7 @@ os._exit(3)
 """
     reader, writer = os.pipe()
 
-    async def note_death(pid: int) -> None:
+    async def note_death(death: Death) -> None:
         forked = int(os.read(reader, 100))
         alive.append(is_alive(forked))
 

@@ -72,6 +72,18 @@ class RaisingAnyText(Told):
         yield
 
 
+class Leaving(Told):
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        raise SystemExit(3)
+        yield
+
+
+class Cancelling(Told):
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        raise asyncio.CancelledError
+        yield
+
+
 class Silent(Told):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         return

@@ -6,7 +6,7 @@ A process that has the store open answers over its socket; otherwise the command
 from __future__ import annotations
 
 import getpass
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from tidemill.store.call import Call, Listed
+    from tidemill.store.database import Caller
 
 T = TypeVar("T")
 
@@ -38,12 +39,21 @@ RunId = Annotated[
 
 
 class Asker:
-    """A store that is open for the calls of one command."""
+    """A store that is open for the calls of one command.
 
-    def __init__(self, runner: asyncio.Runner, store: Any) -> None:
-        """Ask this store on that loop."""
-        self._runner = runner
-        self._store = store
+    Args:
+        runner: Its loop.
+        open_store: Opens it, for the first time, or again after the process that had it open has ended.
+    """
+
+    def __init__(self, runner: asyncio.Runner, open_store: Callable[[], Coroutine[Any, Any, Caller]]) -> None:
+        """Open it."""
+        self._runner, self._open = runner, open_store
+        self._store = runner.run(open_store())
+
+    def close(self) -> None:
+        """Close it."""
+        self._runner.run(self._store.close())
 
     def ask(self, call: Call[T]) -> T:
         """Return the answer to a call.
@@ -52,15 +62,25 @@ class Asker:
             ConfigError: The store refuses it, or it has text that is not UTF-8.
             RemoteError: The store failed.
         """
-        from tidemill.core.errors import ConfigError
+        from tidemill.core.errors import ConfigError, RemoteError
         from tidemill.store.call import CallRefusedError
+        from tidemill.store.reads import READS
+        from tidemill.store.remote import ConnectionLostError
 
         _check_text(call)
         try:
-            answer: T = self._runner.run(self._store.call(call))
+            try:
+                return self._runner.run(self._store.call(call))
+            except ConnectionLostError as error:
+                if type(call) not in READS:
+                    raise RemoteError(
+                        f"{error}; it may have done this before, or not: look, and give the command again if needed"
+                    ) from error
+                self.close()
+                self._store = self._runner.run(self._open())
+                return self._runner.run(self._store.call(call))
         except CallRefusedError as error:
             raise ConfigError(str(error)) from error
-        return answer
 
     def ask_pages(self, build: Callable[[str | None], Call[Listed[T]]]) -> Iterator[tuple[T, ...]]:
         """Yield the rows of one page after another.
@@ -114,11 +134,12 @@ def asking(config: Path | None, folder: Path | None, *, create: bool = False) ->
 
     settings = load_settings(config)
     with asyncio.Runner() as runner:
-        store = runner.run(open_dag_store(settings, choose_folder(settings, folder), create=create))
+        place = choose_folder(settings, folder)
+        asker = Asker(runner, lambda: open_dag_store(settings, place, create=create))
         try:
-            yield Asker(runner, store)
+            yield asker
         finally:
-            runner.run(store.close())
+            asker.close()
 
 
 def find_user() -> str:

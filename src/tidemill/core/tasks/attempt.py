@@ -95,6 +95,7 @@ class Policy:
         max_retry_delay_us: The longest pause.
         execution_timeout_us: How long a try may take, from its first start; None: any time.
         soft_fail: A sensor that is skipped where it would fail because its trigger failed or came too late.
+        is_sensor: A sensor, which fails without retries when its trigger comes too late.
     """
 
     retries: int = 0
@@ -103,6 +104,7 @@ class Policy:
     max_retry_delay_us: int = 86_400_000_000
     execution_timeout_us: int | None = None
     soft_fail: bool = False
+    is_sensor: bool = False
 
     def compute_delay(self, tries: int, bits: int) -> int:
         """Return the pause in microseconds after a try failed, the first one being 1."""
@@ -302,8 +304,10 @@ def _decide_due(task: TaskRow, given: Due, now_us: int) -> Answer:
     if task.deadline_us is not None and now_us >= task.deadline_us:
         stop = (StopTrigger(Stop.TIMEOUT),) if task.state is TaskState.DEFERRED else ()
         return _fail(task, "TaskTimeout: the task took longer than its execution_timeout", now_us, given.bits, *stop)
-    error = "TaskDeferralTimeout: the trigger did not fire before the timeout of the deferral"
-    return _fail(task, error, now_us, given.bits, StopTrigger(Stop.TIMEOUT), soft=True)
+    is_sensor = task.policy.is_sensor
+    name, whose = ("SensorTimeout", "sensor") if is_sensor else ("TaskDeferralTimeout", "deferral")
+    error = f"{name}: the trigger did not fire before the timeout of the {whose}"
+    return _fail(task, error, now_us, given.bits, StopTrigger(Stop.TIMEOUT), may_retry=not is_sensor, soft=True)
 
 
 def _decide_attempt(task: TaskRow, given: Succeeded | Failed | Skipped | Deferred | Lost, now_us: int) -> Answer:
@@ -334,7 +338,9 @@ def _decide_trigger(task: TaskRow, given: TriggerFired | TriggerFailed, now_us: 
     if isinstance(given, TriggerFired):
         resumed = replace(task, due_us=None, resume=replace(task.resume, payload=given.payload))
         return _move(resumed, TaskState.SCHEDULED, StopTrigger(Stop.DONE), Ring(Channel.SCHEDULER))
-    error = f"TaskDeferralError: {given.error}"
+    # As Python shows an error: the traceback, then its name and what it says, which lists show.
+    trace, newline, said = given.error.rstrip().rpartition("\n")
+    error = f"{trace}{newline}TaskDeferralError: {said}"
     return _fail(task, error, now_us, given.bits, StopTrigger(Stop.FAILED), soft=True)
 
 

@@ -136,7 +136,7 @@ class TriggerFired:
 
 @dataclass(frozen=True, slots=True)
 class TriggerFailed:
-    """The task's trigger raised, or ended without an event."""
+    """The task's trigger raised, or ended without an event. `error`: its last line says what happened."""
 
     epoch: int
     error: str

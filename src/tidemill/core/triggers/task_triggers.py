@@ -118,6 +118,11 @@ class TaskTriggers:
         return max(0, self._capacity - len(self._held))
 
     @property
+    def is_idle(self) -> bool:
+        """Whether it runs none, and none cleans up."""
+        return not self._held
+
+    @property
     def held(self) -> list[ClaimKey]:
         """What it runs and has not been told to stop, sorted."""
         return sorted(self._held - self._stopped)

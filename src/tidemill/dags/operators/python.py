@@ -124,9 +124,10 @@ def call_function(
         if inspect.isawaitable(result):
             result = asyncio.run(_wait(result))
     except TaskDeferred as deferral:
+        methods = " and ".join(f"{name}()" for name in dict.fromkeys(("execute", deferral.method_name)))
         raise TaskFailed(
             "a @task function cannot defer, because there is no method to continue with; write an operator with "
-            f"execute() and {deferral.method_name}(), or use a sensor"
+            f"{methods}, or use a sensor"
         ) from None
     if inspect.isgenerator(result):
         raise TaskFailed("the function is a generator; return a list instead")

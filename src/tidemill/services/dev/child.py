@@ -15,6 +15,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import structlog
 
@@ -35,6 +36,21 @@ _KILL_SECONDS = 5.0
 _STORE_SECONDS = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A process that ended without being told to.
+
+    Attributes:
+        pid: Its process id.
+        exit: How it ended, for people.
+        lived_seconds: How long ago it was started.
+    """
+
+    pid: int
+    exit: str
+    lived_seconds: float
+
+
 class Child:
     """A service in a process of its own.
 
@@ -43,8 +59,8 @@ class Child:
         arguments: What follows the Python interpreter on its command line.
         env: Its environment.
         output: Where its standard output and standard error go.
-        on_death: Called with the process id of each one that ended without being told to, before the next starts; again
-            if the store cannot be reached.
+        on_death: Called with each process that ended without being told to, before the next one is started; called
+            again if the store cannot be reached.
     """
 
     def __init__(
@@ -53,12 +69,12 @@ class Child:
         arguments: Sequence[str],
         env: Mapping[str, str],
         output: int,
-        on_death: Callable[[int], Awaitable[None]],
+        on_death: Callable[[Death], Awaitable[None]],
     ) -> None:
         """Start nothing yet."""
         self.name = name
         self._arguments = arguments
-        self._env = {**env, RELAY_VARIABLE: "1"}
+        self._env = dict(env)
         self._output = output
         self._on_death = on_death
         self._process: asyncio.subprocess.Process | None = None
@@ -96,12 +112,12 @@ class Child:
             except OSError as error:
                 what, why = "cannot be started; it is tried again", str(error)
             else:
-                code = await self._wait(process, owner)
+                code = await self._wait(process, owner, began)
                 if self._stopping.is_set():
                     return
                 if code == ExitCode.CONFIG:
                     raise ConfigError(f"the {self.name} cannot be run with this configuration; the log says why")
-                what, why = "has ended; it is started again", _describe(code)
+                what, why = "has ended; it is started again", describe_exit(code)
             failures = 1 if asyncio.get_running_loop().time() - began > _HEALTHY_SECONDS else failures + 1
             pause = self._backoff.compute_delay(failures, random.getrandbits(JITTER_BITS))
             log.warning(f"the {self.name} {what}", code=why, seconds=round(pause, 1))
@@ -113,23 +129,17 @@ class Child:
             await asyncio.wait_for(self._stopping.wait(), seconds)
 
     async def _start(self, owner: str) -> asyncio.subprocess.Process:
-        process = self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *self._arguments,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=self._output,
-            stderr=self._output,
-            env=self._env | {OWNER_VARIABLE: owner},
-            # Ctrl-C in a terminal is for `dev`, which stops its services in order.
-            start_new_session=True,
+        process = self._process = await start_service(
+            self._arguments, self._env | {OWNER_VARIABLE: owner}, self._output
         )
         if self._stopping.is_set():
             self._signal(signal.SIGTERM)
         return process
 
-    async def _wait(self, process: asyncio.subprocess.Process, owner: str) -> int:
+    async def _wait(self, process: asyncio.subprocess.Process, owner: str, began: float) -> int:
         """Wait until it has ended, and free what it held."""
         code = await process.wait()
+        death = Death(process.pid, describe_exit(code), asyncio.get_running_loop().time() - began)
         if process.stdin is not None:
             with contextlib.suppress(OSError):
                 process.stdin.close()
@@ -138,7 +148,7 @@ class Child:
             await asyncio.to_thread(end_forked, owner)
         while True:
             try:
-                await self._on_death(process.pid)
+                await self._on_death(death)
             except RemoteError as error:
                 log.warning(f"what the {self.name} held cannot be freed yet; retrying", error=str(error))
             else:
@@ -176,7 +186,27 @@ class Child:
                 os.kill(process.pid, number)
 
 
-def _describe(code: int) -> str:
+async def start_service(arguments: Sequence[str], env: Mapping[str, str], output: int) -> asyncio.subprocess.Process:
+    """Start a process of a service: what follows the interpreter on its command line, its environment, its output."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=output,
+        stderr=output,
+        env={**env, RELAY_VARIABLE: "1"},
+        # Ctrl-C in a terminal is for `dev`, which stops its services in order.
+        start_new_session=True,
+    )
+
+
+def describe_exit(code: int) -> str:
+    """Return how a process ended, for people: the name of a signal, or its exit code.
+
+    Example:
+        >>> describe_exit(-11)
+        'SIGSEGV'
+    """
     if code < 0:
         with contextlib.suppress(ValueError):
             return signal.Signals(-code).name

@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import os
 import socket
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,15 +24,17 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError
 from tidemill.runtime.boot import read_boot_id
 from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.folders import OwnedFolder
 from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.log import version
 from tidemill.runtime.loop_calls import call_on_loop
 from tidemill.runtime.relayed_output import relayed_output
 from tidemill.runtime.service_signals import Signals, finish_or_stop
 from tidemill.services.dag_store import choose_cipher, choose_url
-from tidemill.services.dev.child import Child
+from tidemill.services.dev.child import Child, Death
 from tidemill.services.dev.metrics import CallMeter, DagMetrics, MeasuredStore
 from tidemill.services.dev.takeover import KIND, Lease, take_over
+from tidemill.services.dev.trials import Trials
 from tidemill.services.dev.web_ui import WatchedDags, serve_dags_metrics, serve_dags_web
 from tidemill.services.parser.manager import ParserManager
 from tidemill.services.parser.reading import PRELOAD
@@ -140,14 +141,16 @@ async def _serve(database: Database, store: Caller) -> AsyncIterator[Path]:
         store: Answers.
     """
     # Not beside the database: the path of a socket is limited to about 100 bytes.
-    with tempfile.TemporaryDirectory(prefix="tidemill-dev-") as place:
-        server = CallServer(store, Path(place) / "store.sock")
+    # One that was killed leaves its folder to the next.
+    place = OwnedFolder("tidemill-dev-")
+    server = CallServer(store, place.path / "store.sock")
+    try:
         await server.start()
         database.publish(str(server.path))
-        try:
-            yield server.path
-        finally:
-            await server.close()
+        yield server.path
+    finally:
+        await server.close()
+        place.cleanup()
 
 
 @contextlib.contextmanager
@@ -192,15 +195,22 @@ class Dev:
         """Start nothing yet."""
         self.about = about
         self.database = database
-        self._output = output
         self.name = find_worker_name(about.settings)
         self.lease = Lease()
         self._host, self._boot_id = socket.gethostname(), read_boot_id()
         self._services: list[int] = []
         self.zygote = ZygoteClient(Setup(tuple(PRELOAD)))
+        triggerer = self._build_arguments("tidemill.services.triggerer.task_process", address)
+        self.trials = Trials(database, triggerer, os.environ, output, self._describe("triggerer"))
         self.children = [
-            self._build_child("worker", "tidemill.services.worker.process", address),
-            self._build_child("triggerer", "tidemill.services.triggerer.task_process", address),
+            Child(
+                "worker",
+                self._build_arguments("tidemill.services.worker.process", address),
+                os.environ,
+                output,
+                self._note_death,
+            ),
+            Child("triggerer", triggerer, os.environ, output, self._note_death),
         ]
         self.parser: ParserManager | None = None
 
@@ -237,6 +247,7 @@ class Dev:
             self._start("scheduler", Scheduler(self.database, self.database.doorbell, scheduler).run()),
             self._start("parser", self.parser.run()),
             self._start("beats", self._beat(dev, scheduler)),
+            self._start("trials of triggers", self.trials.run(dev)),
             *(self._start(child.name, child.run()) for child in self.children),
         ]
         shown = [] if on_ready is None else [asyncio.ensure_future(on_ready(self))]
@@ -279,10 +290,12 @@ class Dev:
         await take_over(self.database, own, self._host, self._boot_id, self.lease)
 
     async def _begin(self, kind: str) -> int:
-        about = (self._host, self._boot_id, os.getpid())
-        service = await self.database.call(BeginService(kind, self.name, *about))
+        service = await self.database.call(self._describe(kind))
         self._services.append(service)
         return service
+
+    def _describe(self, kind: str) -> BeginService:
+        return BeginService(kind, self.name, self._host, self._boot_id, os.getpid())
 
     async def _beat(self, *services: int) -> None:
         while True:
@@ -296,13 +309,15 @@ class Dev:
                 if not lives:
                     raise RemoteError("another process has taken this one for dead, and ended its services")
 
-    def _build_child(self, name: str, module: str, address: Path) -> Child:
+    def _build_arguments(self, module: str, address: Path) -> list[str]:
+        """Return what follows the Python interpreter on the command line of a service."""
         config = [] if self.about.config is None else ["--config", str(self.about.config)]
-        arguments = ["-m", module, str(address), "--folder", str(self.about.folder), *config]
-        return Child(name, arguments, os.environ, self._output, self._note_death)
+        return ["-m", module, str(address), "--folder", str(self.about.folder), *config]
 
-    async def _note_death(self, pid: int) -> None:
-        """Free what a process of this tree held."""
+    async def _note_death(self, death: Death) -> None:
+        """Free what a process of this tree held, but not what may have ended it."""
         for service in await self.database.call(ListServices()):
-            if service.pid == pid and service.host == self._host and service.boot_id == self._boot_id:
+            if service.pid == death.pid and service.host == self._host and service.boot_id == self._boot_id:
+                if service.kind == "triggerer":
+                    await self.trials.note_death(service.id, death.lived_seconds)
                 await self.database.call(LoseService(service.id))

@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from tidemill.config.redaction import redact_text
-from tidemill.core.errors import TidemillError, escape_surrogates
+from tidemill.core.errors import TidemillError, describe_error, escape_surrogates
 from tidemill.core.triggers.lifecycle import CancelReason, EndVerdict, Next
 from tidemill.services.triggerer.loading import TriggerError
 from tidemill.services.triggerer.state_writer import StateChange
@@ -27,6 +27,8 @@ _STATES = {
 
 #: Of a longer error this many characters of each end are kept: it is masked and logged in the loop of all triggers.
 _MAX_ERROR = 10_000
+#: And this many of the line that lists show.
+_MAX_SAID = 500
 
 
 class RefusedEventError(TriggerError):
@@ -107,3 +109,13 @@ def format_fault(fault: BaseException) -> str:
     # Each part is masked with what surrounds it, so that no half of a secret is taken for something else.
     head, tail = redact_text(text[: 2 * _MAX_ERROR])[:_MAX_ERROR], redact_text(text[-2 * _MAX_ERROR :])[-_MAX_ERROR:]
     return f"{head}\n... {len(text) - 2 * _MAX_ERROR:,} characters are left out ...\n{tail}"
+
+
+def explain_fault(fault: BaseException) -> str:
+    """Return an error as `format_fault` does, and what happened in its last line, which lists of tasks show."""
+    text = format_fault(fault).rstrip()
+    if "\n" not in text:
+        return text
+    said = str(fault) if isinstance(fault, TidemillError) else f"the trigger raised {describe_error(fault)}"
+    said = redact_text(escape_surrogates(said).replace("\0", "\\x00"))
+    return f"{text}\n\n{said.splitlines()[0][:_MAX_SAID].rstrip(': ')}"

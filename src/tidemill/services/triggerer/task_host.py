@@ -96,18 +96,36 @@ class TaskHost:
         finally:
             stopping.cancel()
 
-    async def _serve(self, service: int, stopping: asyncio.Task[Any]) -> None:
-        """Run triggers in one service, until it ends."""
+    async def try_out(self, service: int, seconds: float, stop: asyncio.Event) -> None:
+        """Run the triggers that are reserved for a service, until they have ended, or for some seconds."""
+        stopping = asyncio.create_task(stop.wait(), name="stop of the triggerer")
+        try:
+            await self._serve(service, stopping, seconds)
+        finally:
+            stopping.cancel()
+
+    async def _serve(self, service: int, stopping: asyncio.Task[Any], trial_seconds: float | None = None) -> None:
+        """Run triggers in one service, until it ends.
+
+        Args:
+            service: The service.
+            stopping: Done when it is to stop.
+            trial_seconds: For how long it runs only what is reserved for it; None: it runs everything.
+        """
         secrets: set[str] = set()
         logs = TaskLogs(self._calls, self._log_bytes, secrets)
-        source = TaskSource(self._calls, service, self._about.capacity, self._about.queues, logs, self._clock)
+        about, is_trial = self._about, trial_seconds is not None
+        source = TaskSource(self._calls, service, about.capacity, about.queues, logs, self._clock, reserved=is_trial)
         self.host = host = TriggerHost[TaskRun](source, self._settings, clock=self._clock)
         host.start()
         host.book.is_started = True
         log.info("the triggerer runs the triggers of tasks", service=service)
         answers = TriggerServices(self._calls, secrets)
         turns = _Turns(source, host, self._calls.doorbell, self._code, lambda: serving(answers), self._clock)
-        tasks = {asyncio.create_task(one) for one in (turns.run(), source.beat(), _wait(source.ended))}
+        works = [turns.run(), source.beat(), _wait(source.ended)]
+        if trial_seconds is not None:
+            works.append(source.wait_over(trial_seconds))
+        tasks = {asyncio.create_task(one) for one in works}
         try:
             await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:

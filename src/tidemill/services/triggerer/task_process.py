@@ -2,6 +2,7 @@
 
 It reaches the store by named calls over a Unix socket, and has no connection to a database. SIGTERM stops it: triggers
 are given up, and run by the next one. It ends with its parent, too, which holds the other end of its standard input.
+With `--service` it runs what is reserved for that one, for a while: triggers that may have ended an earlier process.
 
 Invariants: it outlives a store that is away or was started again; no trigger fails because of its end.
 """
@@ -10,14 +11,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
 import signal
 import socket
-import stat
 import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
@@ -30,6 +28,7 @@ from tidemill.runtime.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.log import configure
 from tidemill.runtime.service_signals import Signals
+from tidemill.services.parent import watch_parent
 from tidemill.services.triggerer.folder_code import FolderCode
 from tidemill.services.triggerer.leaving import end_anyway
 from tidemill.services.triggerer.task_host import TaskHost
@@ -40,7 +39,7 @@ from tidemill.store.remote import RemoteStore
 log = structlog.get_logger(__name__)
 
 #: How long triggers may take to clean up once the parent is gone, and nothing can be stored.
-ORPHAN_SECONDS = 5.0
+_ORPHAN_SECONDS = 5.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("address", help="the Unix socket of the process that has the store")
     parser.add_argument("--config", help="the configuration file")
     parser.add_argument("--folder", default=".", help="the folder of DAGs, whose modules may define triggers")
+    parser.add_argument("--service", type=int, help="run only the triggers that are reserved for this service")
+    parser.add_argument("--seconds", type=float, default=0.0, help="for how long, with --service")
     given = parser.parse_args(arguments)
     signals = Signals()
     signals.listen()
@@ -62,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Said in so many words: what triggers write to `sys.stderr` goes to the logs of their tasks.
         configure(settings.logging, stream=sys.stderr, relayed=True, worker_id=name)
         with route_output():
-            runner.run(_run(settings, given.address, name, Path(given.folder), signals))
+            trial = None if given.service is None else (given.service, given.seconds)
+            runner.run(_run(settings, given.address, name, Path(given.folder), signals, trial))
     except TidemillError as error:
         code = find_exit_code(error)
         print(error, file=sys.stderr)
@@ -73,42 +75,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-async def _run(settings: Settings, address: str, name: str, folder: Path, signals: Signals) -> None:
+async def _run(
+    settings: Settings, address: str, name: str, folder: Path, signals: Signals, trial: tuple[int, float] | None
+) -> None:
     signals.attach()
     loop = asyncio.get_running_loop()
-    watch_parent(lambda: loop.call_soon_threadsafe(signals.stop.set))
+    watch_parent(lambda: loop.call_soon_threadsafe(signals.stop.set), _ORPHAN_SECONDS)
     capacity = settings.triggerer.capacity
     about = BeginService("triggerer", name, socket.gethostname(), read_boot_id(), os.getpid(), (), capacity)
     store = RemoteStore(Path(address))
     try:
         log_bytes = settings.logs.max_bytes_per_try
         host = TaskHost(store, settings.triggerer, about, FolderCode(folder), log_bytes)
-        await host.run(signals.stop)
+        await (host.run(signals.stop) if trial is None else host.try_out(*trial, signals.stop))
     finally:
         await store.close()
     log.info("the triggerer has ended")
-
-
-def watch_parent(on_gone: Callable[[], object]) -> None:
-    """Call this, on a thread, when the other end of the standard input is closed; end the process soon after that.
-
-    Nothing is watched if the standard input is neither a pipe nor a socket.
-    """
-    mode = os.fstat(0).st_mode
-    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-        return
-
-    def watch() -> None:
-        with contextlib.suppress(OSError):
-            while os.read(0, 4096):
-                pass
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends already
-            on_gone()
-        timer = threading.Timer(ORPHAN_SECONDS, os._exit, [ExitCode.STOPPED])
-        timer.daemon = True
-        timer.start()
-
-    threading.Thread(target=watch, name="watch of the parent", daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from tidemill.core.triggers.event_plan import Refused, StoreOutcome
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.core.triggers.task_triggers import ClaimKey, TaskEnd, decide_end
 from tidemill.services.triggerer.loading import TriggerError, create_trigger, encode_payload, read_identity
-from tidemill.services.triggerer.run_ending import RefusedEventError, format_fault, run_step
+from tidemill.services.triggerer.run_ending import RefusedEventError, explain_fault, run_step
 from tidemill.services.triggerer.run_services import Events
 from tidemill.services.triggerer.stream_membership import StreamMembership
 from tidemill.services.triggerer.task_logs import TaskLog
@@ -268,7 +268,7 @@ class TaskRun:
             await run_step(self.name, "cleanup", trigger.cleanup, END_SECONDS)
         self._trigger = self._stream.routed = None
         if end is TaskEnd.FAILED:
-            error = format_fault(_cut_frames(self._fault or TriggerError("the trigger ended without an event")))
+            error = explain_fault(_cut_frames(self._fault or TriggerError("the trigger ended without an event")))
             self._log.write("error", f"the trigger failed: {error}")
             log.error("the trigger of a task failed", trigger=self.name, classpath=self.claim.classpath, error=error)
             self._services.report_failure(self.claim, error)

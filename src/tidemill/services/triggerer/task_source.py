@@ -65,6 +65,7 @@ class TaskSource:
         queues: Whose triggers; empty: all.
         logs: The logs of their tasks.
         clock: Seconds, monotonic.
+        reserved: Whether it runs only what is reserved for the service.
 
     Attributes:
         name: What its streams are called upstream.
@@ -72,6 +73,7 @@ class TaskSource:
         writer: What stores events.
         ended: Set once the store has said that the service has ended.
         freed: Set when a trigger has ended.
+        exhausted: Set once a claim has found less than there was room for.
         triggers: Which triggers it runs.
     """
 
@@ -86,11 +88,15 @@ class TaskSource:
         queues: tuple[str, ...],
         logs: TaskLogs,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        reserved: bool = False,
     ) -> None:
         """Claim nothing yet."""
         self._calls, self._service, self._queues, self._clock = calls, service, queues, clock
+        self._reserved = reserved
         self.ended = asyncio.Event()
         self.freed = asyncio.Event()
+        self.exhausted = asyncio.Event()
         self.triggers = TaskTriggers(capacity)
         self.writer = CallEvents(calls, service, self.ended.set)
         self._logs = logs
@@ -116,8 +122,10 @@ class TaskSource:
         if not self._repeated:
             self._request += 1
         self._repeated = True
-        claimed = await self._ask(ClaimTriggers(self._service, self._request, room, self._queues))
+        claimed = await self._ask(ClaimTriggers(self._service, self._request, room, self._queues, self._reserved))
         self._repeated = False
+        if len(claimed) < room:
+            self.exhausted.set()
         started = set(self.triggers.note_claimed(ClaimKey(one.id, one.token) for one in claimed))
         return [one for one in claimed if (one.id, one.token) in started]
 
@@ -200,6 +208,15 @@ class TaskSource:
                 self.ended.set()
                 return
             await asyncio.sleep(pause)
+
+    async def wait_over(self, seconds: float) -> None:
+        """Wait until all that it could claim has ended, or until this time has passed since it was claimed."""
+        await self.exhausted.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self.triggers.is_idle:
+                    await self.freed.wait()
+                    self.freed.clear()
 
     async def wait_confirmed(self) -> None:
         """Wait until the store has confirmed, less than half a lease ago, that this service lives."""

@@ -29,7 +29,7 @@ from tidemill.runtime.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.log import configure
 from tidemill.runtime.service_signals import Signals, finish_or_stop
-from tidemill.services.worker.parent import watch_parent
+from tidemill.services.parent import watch_parent
 from tidemill.services.worker.preloads import PRELOADS
 from tidemill.services.worker.store_link import call_unfenced
 from tidemill.services.worker.worker import Worker
@@ -77,7 +77,8 @@ def read_config(settings: Settings, folder: Path) -> WorkerConfig:
 
 
 async def _run(settings: Settings, address: Path, folder: Path, name: str, signals: Signals) -> None:
-    watch_parent()
+    # Its zygote and that one's warden end everything else.
+    watch_parent(lambda: log.warning("the process that started this worker is gone; the worker ends"), 0.0)
     signals.attach()
     config = read_config(settings, folder)
     # First of all: it forks no connection of this process, and is ready when the first attempt is claimed.

@@ -36,6 +36,7 @@ from tidemill.store.dag_tables import dag, dag_run, task_instance
 from tidemill.store.queries.board import Board
 from tidemill.store.queries.cursors import IDS, build_id_rows
 from tidemill.store.queries.events import store_events
+from tidemill.store.queries.reserved_triggers import take_reserved
 from tidemill.store.queries.services import check_service, free_triggers, take_service
 from tidemill.store.queries.tasks import close_board, draw_bits
 from tidemill.store.queries.triggers import make_storable
@@ -60,7 +61,7 @@ def claim_task_triggers(
     take_service(connection, request.service)
     mine = and_(_CURSOR.session_id == request.service, _CURSOR.claim_request == request.request)
     again = list(connection.execute(select(_CURSOR.trigger_id).where(mine)).scalars())
-    found = again or _take_free(connection, request, context)
+    found = again or (take_reserved if request.reserved else _take_free)(connection, request, context)
     return _describe_claimed(connection, found, context)
 
 

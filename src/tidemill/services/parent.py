@@ -1,0 +1,42 @@
+"""Ends a service with its parent, which holds the other end of its standard input.
+
+With the parent the store is gone: nothing can be reported, and who has the store next knows that all that ran is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import threading
+from collections.abc import Callable
+
+from tidemill.runtime.exitcode import ExitCode
+
+
+def watch_parent(on_gone: Callable[[], object], grace_seconds: float) -> None:
+    """End this process when the parent is gone, even if its event loop is blocked.
+
+    Nothing is watched if the standard input is neither a pipe nor a socket.
+
+    Args:
+        on_gone: Called then, on a thread.
+        grace_seconds: How long after that the process may end by itself.
+    """
+    mode = os.fstat(0).st_mode
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        return
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends already
+            on_gone()
+        if not grace_seconds:
+            os._exit(ExitCode.STOPPED)
+        timer = threading.Timer(grace_seconds, os._exit, [ExitCode.STOPPED])
+        timer.daemon = True
+        timer.start()
+
+    threading.Thread(target=watch, name="watch of the parent", daemon=True).start()

@@ -1,0 +1,46 @@
+"""Commands whose store goes away under them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tidemill.cli.dags.asking import Asker
+from tidemill.core.errors import RemoteError
+from tidemill.store.calls import GetVariable, SetVariable
+from tidemill.store.remote import ConnectionLostError
+
+
+class Dying:
+    """A store whose process dies under the first call, until it is opened again."""
+
+    def __init__(self) -> None:
+        self.opened = self.closed = 0
+
+    async def open(self) -> Any:
+        self.opened += 1
+        return self
+
+    async def call(self, request: Any) -> Any:
+        if self.opened == 1:
+            raise ConnectionLostError("the connection to the store was lost")
+        return "answer"
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+def test_what_is_read_is_read_again_from_who_has_the_store_then() -> None:
+    store = Dying()
+    with asyncio.Runner() as runner:
+        assert Asker(runner, store.open).ask(GetVariable("k")) == "answer"
+    assert (store.opened, store.closed) == (2, 1)
+
+
+def test_a_change_is_not_repeated_and_the_user_is_told_to_look() -> None:
+    store = Dying()
+    with asyncio.Runner() as runner, pytest.raises(RemoteError, match="was lost; it may have done this before, or not"):
+        Asker(runner, store.open).ask(SetVariable("k", "v"))
+    assert store.opened == 1
