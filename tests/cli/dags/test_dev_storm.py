@@ -1,17 +1,28 @@
-"""Many runs while processes of the tree, and sometimes all of it, are killed again and again."""
+"""Many runs while processes of the tree, and sometimes all of it, are killed again and again.
+
+STORM_RUNS=2000 STORM_SECONDS=120 pytest --long tests/cli/dags/test_dev_storm.py
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import random
 import signal
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
 
 import pytest
+from tests.cli.dags.conftest import DevSite
 from tests.until import wait_until
 
 from tidemill.runtime.processes import find_descendants, find_marked, read_command
+from tidemill.store.calls import CreateRun, ListRuns, ListTasks, TaskHistory
+from tidemill.store.ciphers import build_cipher
+from tidemill.store.database import Caller
+from tidemill.store.opening import open_caller
 
 STORM = """
 import os
@@ -32,11 +43,12 @@ class Waits(BaseOperator):
     def resume(self, context, event=None):
         note("done")
 
-with DAG("storm", max_active_runs=20):
+# A task whose own process is killed has failed.
+with DAG("storm", max_active_runs=20, default_args={"retries": 9, "retry_delay": timedelta(seconds=0.2)}):
     @task
     def begin():
         note("done")
-    @task(retries=1, retry_delay=timedelta(seconds=0.2))
+    @task
     def fails_once():
         if get_current_context()["ti"].try_number == 1:
             raise ValueError("the first time")
@@ -54,18 +66,59 @@ with DAG("storm", max_active_runs=20):
 TASKS = {"begin", "a", "b", "fails_once", "left", "end"}
 
 
+RUNS = int(os.environ.get("STORM_RUNS", "200"))
+SECONDS = float(os.environ.get("STORM_SECONDS", "45"))
+
+
+@contextlib.asynccontextmanager
+async def opened_store(dev: DevSite) -> AsyncIterator[Caller]:
+    store = await open_caller(f"sqlite:///{dev.folder}/dags.db", build_cipher("", dev.folder / "dags.db.key"))
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def create_runs(dev: DevSite) -> None:
+    async with opened_store(dev) as store:
+        for number in range(RUNS):
+            await store.call(CreateRun("storm", f"r{number}", request=f"r{number}"))
+
+
+async def count_states(dev: DevSite) -> Counter[str]:
+    """Return how many runs are in each state."""
+    states: Counter[str] = Counter()
+    async with opened_store(dev) as store:
+        after = None
+        while True:
+            page = await store.call(ListRuns("storm", after=after))
+            states.update(run.state for run in page.rows)
+            if (after := page.next) is None:
+                return states
+
+
+async def check_tasks(dev: DevSite) -> None:
+    """Fail unless each task of each run has succeeded once, and nothing happened to it afterwards."""
+    async with opened_store(dev) as store:
+        for number in range(RUNS):
+            rows = (await store.call(ListTasks("storm", f"r{number}"))).rows
+            assert {row.task_id: row.state for row in rows} == dict.fromkeys(TASKS, "success")
+            for task in TASKS:
+                changes = [row.after for row in (await store.call(TaskHistory("storm", f"r{number}", task))).rows]
+                assert (changes.count("success"), changes[-1]) == (1, "success"), (number, task, changes)
+
+
 @pytest.mark.long
-@pytest.mark.timeout(400)
-def test_every_task_gets_one_final_state_while_processes_are_killed(dev):
+@pytest.mark.timeout(60 + 10 * SECONDS + RUNS)
+def test_every_task_gets_one_final_state_while_processes_are_killed(dev: DevSite) -> None:
     seed = int(os.environ.get("STORM_SEED", random.randrange(10**6)))
     print("STORM_SEED", seed)
     choose = random.Random(seed)
     (dev.folder / "dags" / "storm.py").write_text(STORM)
     process = dev.start()
     wait_until(lambda: dev.run("dags", "show", "storm").returncode == 0, what=lambda: dev.log)
-    for number in range(60):
-        assert dev.run("dags", "trigger", "storm", "--run", f"r{number}").returncode == 0
-    until = time.monotonic() + 45
+    asyncio.run(create_runs(dev))
+    until = time.monotonic() + SECONDS
     while time.monotonic() < until:
         time.sleep(choose.uniform(1.0, 3.0))
         tree = [pid for pid in find_descendants(process.pid) if "tidemill" in read_command(pid)]
@@ -74,28 +127,19 @@ def test_every_task_gets_one_final_state_while_processes_are_killed(dev):
             process.wait()
             process = dev.start()
             continue
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(choose.choice(tree), signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-
-    def count() -> Counter[str]:
-        return Counter(row["state"] for row in dev.rows("runs", "list", "storm", "--limit", "100"))
 
     wait_until(
-        lambda: count() == {"success": 60}, 200, what=lambda: (seed, count(), dev.log[-5000:]), pause_seconds=0.5
+        lambda: asyncio.run(count_states(dev)) == {"success": RUNS},
+        2 * SECONDS + RUNS / 2,
+        what=lambda: (seed, asyncio.run(count_states(dev)), dev.log[-5000:]),
+        pause_seconds=0.5,
     )
-    for row in dev.rows("runs", "list", "storm", "--limit", "100"):
-        tasks = dev.rows("tasks", "states", "storm", "--run", row["run"])
-        assert {task["task"]: task["state"] for task in tasks} == dict.fromkeys(TASKS, "success")
+    asyncio.run(check_tasks(dev))
     # A task that was killed after its last line, before its report, is run again; none is after its success is stored.
     noted = Counter((dev.folder / "noted.txt").read_text().splitlines())
-    assert {tuple(line.split()[:2]) for line in noted} == {(f"r{n}", task) for n in range(60) for task in TASKS}
-    for row in dev.rows("runs", "list", "storm", "--limit", "10"):
-        for task in TASKS:
-            changes = dev.rows("tasks", "history", "storm", task, "--run", row["run"])
-            assert [change["to"] for change in changes].count("success") == 1
-            assert changes[-1]["to"] == "success"
+    assert {tuple(line.split()[:2]) for line in noted} == {(f"r{n}", task) for n in range(RUNS) for task in TASKS}
     assert find_marked(dev.mark), "this test sees no process"
     assert dev.stop() == 0
     # Ids are given to other processes again after some minutes; the mark is not.
