@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 
 import pytest
 import structlog
@@ -34,6 +36,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if len(short) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
         items[:] = short
+
+
+def pytest_collection_finish() -> None:
+    """Run migrations once, and leave what all tests share, modules and tests, out of every search for garbage."""
+    if (migrate := sys.modules.get("tidemill.store.migrate")) is not None:
+        from tests.store.migrated import repeat_migrations
+
+        migrate._run_alembic = repeat_migrations(migrate._run_alembic)
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""How many examples Hypothesis tries: all with `--long`, a fifth without."""
+"""How many random examples a test tries, of Hypothesis or of seeds: all with `--long`, a fifth without."""
 
 from __future__ import annotations
 

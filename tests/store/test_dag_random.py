@@ -352,23 +352,25 @@ def postgres_table(runner: asyncio.Runner, postgres: PostgresServer) -> Iterator
     runner.run(table.store.close())
 
 
-_CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
+def play_random_runs(table: Table, count: int) -> None:
+    """Play this many runs of random DAGs."""
+
+    @settings(
+        max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    )
+    @given(structures(), STEPS)
+    def play(tasks: list[TaskStructure], steps: list[tuple[int, int]]) -> None:
+        table.play(tasks, steps)
+
+    play()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=_CHECKS)
-@given(structures(), STEPS)
-def test_sqlite_agrees_with_an_evaluator_that_rescans(
-    sqlite_table: Table, tasks: list[TaskStructure], steps: list[tuple[int, int]]
-) -> None:
-    sqlite_table.play(tasks, steps)
+def test_sqlite_agrees_with_an_evaluator_that_rescans(sqlite_table: Table, long_run: bool) -> None:
+    play_random_runs(sqlite_table, 60 if long_run else 20)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=_CHECKS)
-@given(structures(), STEPS)
-def test_postgresql_agrees_with_an_evaluator_that_rescans(
-    postgres_table: Table, tasks: list[TaskStructure], steps: list[tuple[int, int]]
-) -> None:
-    postgres_table.play(tasks, steps)
+def test_postgresql_agrees_with_an_evaluator_that_rescans(postgres_table: Table, long_run: bool) -> None:
+    play_random_runs(postgres_table, 15 if long_run else 5)
 
 
 def test_the_evaluator_can_disagree(sqlite_table: Table) -> None:

@@ -19,6 +19,7 @@ from tests.store.helpers import NOW_US, all_events, claim
 
 from tidemill.core.errors import ConfigError
 from tidemill.core.triggers.event_plan import Duplicate, NewEvent, Stored
+from tidemill.store import migrate
 from tidemill.store.database import Database
 from tidemill.store.migrate import MIGRATIONS, read_revision, upgrade
 from tidemill.store.opening import open_reader, open_store
@@ -38,6 +39,12 @@ async def main():
 sys.stdin.read(1)
 asyncio.run(main())
 """
+
+
+@pytest.fixture(autouse=True)
+def _migrations_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the migrations themselves run, for each database."""
+    monkeypatch.setattr(migrate, "_run_alembic", getattr(migrate._run_alembic, "__wrapped__", migrate._run_alembic))
 
 
 def differences(connection: Connection) -> list[object]:

@@ -350,6 +350,7 @@ def test_a_ticked_letter_goes_from_the_click_to_its_sink(
             page.goto(f"{watch.base}/letters")
             page.locator("input[name=letter]").nth(0).check()
             page.click("text=Redrive the ticked ones")
+            page.wait_for_url("**/redrives?*")  # with its script: until then the form is one without
             page.fill("input[name=to]", "sink")
             page.focus("#dry-run")
             page.keyboard.press("Enter")

@@ -258,7 +258,7 @@ async def test_where_letters_cannot_be_sent_no_page_offers_it(place: Place) -> N
     place.write(range(2))
     pages = Pages(About("recordings", "somewhere", "", "1", is_read_only=True))
     app = FastAPI()
-    app.include_router(build_section(LetterBox(place.settings), pages, 100).pages)
+    build_section(LetterBox(place.settings), pages, 100).pages.mount(app)
     transport = httpx.ASGITransport(WithWorkers(app, Workers()))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         listed = (await client.get("/letters")).text

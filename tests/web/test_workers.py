@@ -9,12 +9,12 @@ import threading
 from typing import Any
 
 import pytest
-from fastapi import APIRouter
 from tests.until import until
 from tests.web.scripted_pipeline import ScriptedPipeline
 from tests.web.serving import log_in, make_app
 
 from tidemill.web.problems import Problem
+from tidemill.web.routes import Routes
 from tidemill.web.sections import Section
 from tidemill.web.workers import BlockingRoute, Workers, is_over
 
@@ -73,7 +73,7 @@ async def test_work_whose_time_is_over_is_told_so_and_counts_until_it_ends() -> 
 
 async def test_work_of_a_request_that_was_given_up_is_told_so() -> None:
     seen: list[bool] = []
-    router = APIRouter(route_class=BlockingRoute)
+    router = Routes(route_class=BlockingRoute)
     begun, go_on = threading.Event(), threading.Event()
 
     @router.get("/slow")
@@ -83,7 +83,7 @@ async def test_work_of_a_request_that_was_given_up_is_told_so() -> None:
         seen.append(is_over())
 
     pipeline = ScriptedPipeline()
-    app: Any = make_app(pipeline, [Section([], APIRouter(), router)])
+    app: Any = make_app(pipeline, [Section([], Routes(), router)])
     async with log_in(pipeline, app) as client:
         app._app._request_seconds = 0.01
         answer = await client.get("/api/v1/slow")

@@ -6,9 +6,10 @@ import difflib
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import FastAPI
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
+from fastapi.params import Depends
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -23,6 +24,7 @@ from tidemill.web.api_page import describe_api
 from tidemill.web.login import build_login
 from tidemill.web.pages import STATIC_FOLDER, Pages
 from tidemill.web.problems import Problem, answer_problem
+from tidemill.web.routes import Routes
 from tidemill.web.sections import Health, Section
 from tidemill.web.workers import WithWorkers, Workers
 
@@ -62,18 +64,18 @@ def create_app(
     links = [link for section in sections for link in section.links]
     pages.links = sorted(links, key=lambda link: link.is_last)
     _handle_errors(app, pages)
-    app.include_router(_build_health(health))
-    app.include_router(build_login(logins, pages, cookie, is_secure=origins.is_secure))
+    _build_health(health).mount(app)
+    build_login(logins, pages, cookie, is_secure=origins.is_secure).mount(app)
     for section in sections:
-        app.include_router(section.api, prefix=API, dependencies=[Depends(_refuse_unknown)])
-        app.include_router(section.pages, include_in_schema=False)
-    app.include_router(_build_api_pages(app, pages))
+        section.api.mount(app, API, dependencies=[Depends(_refuse_unknown)])
+        section.pages.mount(app, include_in_schema=False)
+    _build_api_pages(app, pages).mount(app)
     app.mount("/static", _Static(directory=STATIC_FOLDER), name="static")
     return WithWorkers(Guard(app, logins, origins, cookie), workers or Workers())
 
 
-def _build_health(health: Health) -> APIRouter:
-    router = APIRouter(include_in_schema=False)
+def _build_health(health: Health) -> Routes:
+    router = Routes(include_in_schema=False)
     # Of their own: pages that take long must not make a process look dead.
     probes = Workers()
 
@@ -91,8 +93,8 @@ def _build_health(health: Health) -> APIRouter:
     return router
 
 
-def _build_api_pages(app: FastAPI, pages: Pages) -> APIRouter:
-    router = APIRouter(include_in_schema=False)
+def _build_api_pages(app: FastAPI, pages: Pages) -> Routes:
+    router = Routes(include_in_schema=False)
 
     @router.get("/api/openapi.json")
     async def show_document() -> Response:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from urllib.parse import parse_qs
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from tidemill.web.access.guard import LOGIN_PATH, LOGOUT_PATH
 from tidemill.web.access.logins import SESSION_SECONDS, Logins, TooManyLoginsError
 from tidemill.web.pages import Pages
+from tidemill.web.routes import Routes
 
 
-def build_login(logins: Logins, pages: Pages, cookie: str, *, is_secure: bool) -> APIRouter:
+def build_login(logins: Logins, pages: Pages, cookie: str, *, is_secure: bool) -> Routes:
     """Return the routes.
 
     Args:
@@ -22,7 +22,7 @@ def build_login(logins: Logins, pages: Pages, cookie: str, *, is_secure: bool) -
         cookie: The name of the login's cookie.
         is_secure: Whether browsers may send it over https only.
     """
-    router = APIRouter(include_in_schema=False)
+    router = Routes(include_in_schema=False)
     by_key = logins.key is not None
 
     def answer_page(request: Request, target: str, error: str = "", status: int = 200) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fastapi import APIRouter
+from tidemill.web.routes import Routes
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Section:
     """
 
     links: Sequence[Link]
-    pages: APIRouter
-    api: APIRouter
+    pages: Routes
+    api: Routes
     close: Callable[[], None] | None = None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from tests.core.examples import examples
 
 from tidemill.core.deadletters.redrive import Criteria, Facts
 from tidemill.core.deadletters.redrive_record import RedriveRecord, Run, decode_record
@@ -74,7 +75,7 @@ def test_a_copy_is_independent():
 
 def test_what_has_no_room_is_forgotten_and_no_unsent_letter_is_claimed():
     shuffled = random.Random(7)
-    for _ in range(300):
+    for _ in range(examples(300)):
         record = RedriveRecord("source", Criteria())
         sent: dict[int, int] = {}
         at = 1_000.0

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 import pytest
+from tests.core.examples import examples
 
 from tidemill.core.pipeline.key_order import KeyOrder
 
@@ -90,7 +91,7 @@ def draw_window(
 @pytest.mark.parametrize("hooked", [False, True])
 @pytest.mark.parametrize("part", range(4))
 def test_tasks_start_as_in_the_model_and_none_waits_for_ever(hooked: bool, part: int) -> None:
-    for seed in range(part * 150, part * 150 + 150):
+    for seed in range(part * 150, part * 150 + examples(150)):
         play(seed, hooked)
 
 
@@ -146,7 +147,7 @@ def play(seed: int, hooked: bool) -> None:
 
 @pytest.mark.parametrize("part", range(2))
 def test_tasks_that_are_withdrawn_while_they_wait_let_nothing_start_early_or_never(part: int) -> None:
-    for seed in range(part * 200, part * 200 + 200):
+    for seed in range(part * 200, part * 200 + examples(200)):
         play_with_withdrawals(seed)
 
 
@@ -259,8 +260,8 @@ def cost_of(count: int) -> float:
 
 def test_a_task_costs_the_same_however_long_its_queue_is() -> None:
     short = min(cost_of(1_000) for _ in range(5))
-    long = min(cost_of(50_000) for _ in range(3))
-    print(f"{short * 1e6:.1f} us a task in a line of 1,000, {long * 1e6:.1f} us in one of 50,000")
+    long = min(cost_of(20_000) for _ in range(3))
+    print(f"{short * 1e6:.1f} us a task in a line of 1,000, {long * 1e6:.1f} us in one of 20,000")
     assert long < short * 8
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+from tests.core.examples import examples
+
 from tidemill.core.recorder.outgoing import EVENTS, OutgoingFrames
 
 
@@ -105,7 +107,7 @@ def test_what_is_given_up_is_counted_sent_or_not() -> None:
 
 
 def test_whatever_happens_each_row_is_stored_or_counted() -> None:
-    for seed in range(200):
+    for seed in range(examples(200)):
         rng = random.Random(seed)
         frames = OutgoingFrames(rng.randrange(20, 200), rng.randrange(5, 50), rng.randrange(1, 60))
         counts: dict[int, int] = {}

@@ -1250,7 +1250,7 @@ def test_after_stop_reading_a_late_member_fails_its_event_and_acks_nothing_that_
 
 
 @pytest.mark.parametrize("kind", [GroupAgainstNaive, SeatsAgainstNaive])
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(examples(60)))
 def test_the_group_agrees_with_the_model_over_long_schedules(kind: type[GroupAgainstNaive], seed: int) -> None:
     """Hypothesis prefers short schedules; this finds failures that take many steps."""
     rng = random.Random(seed)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+from tests.core.examples import examples
+
 from tidemill.core.supervision.silence import Hung, SilenceWatch
 
 
@@ -48,7 +50,7 @@ def test_a_part_that_hangs_repeatedly_is_given_up():
 
 
 def test_random_runs_blame_exactly_the_engines_that_were_silent_while_the_driver_ran():
-    for seed in range(300):
+    for seed in range(examples(300)):
         chance = random.Random(seed)
         watch, now, last_tick = SilenceWatch(15.0), 0.0, None
         heard: dict[int, float] = {}

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.core.examples import examples
 
 from tidemill.core.retry import JITTER_BITS
 from tidemill.core.tasks.attempt import (
@@ -402,7 +403,7 @@ def test_a_report_that_is_repeated_because_its_answer_was_lost_is_told_from_one_
     assert feed(life.task, replace(report, epoch=life.task.epoch + 1), life.now, identify(report)) == Fenced()
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.data())
 def test_whatever_happens_in_whatever_order_the_invariants_hold(data):
     """Speakers come with current and old epochs, repeat themselves, and users interfere."""

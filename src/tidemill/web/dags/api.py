@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from starlette.requests import Request
 
 from tidemill.core.wording import format_count
@@ -14,6 +14,7 @@ from tidemill.store.people_calls import CancelRun, ClearTasks, CreateRun, MarkTa
 from tidemill.web.dags import models
 from tidemill.web.dags.desk import PAGE_ROWS, Desk, describe_run
 from tidemill.web.problems import Problem
+from tidemill.web.routes import Routes
 from tidemill.web.workers import BlockingRoute
 
 RUN_STATES = ("queued", "running", "success", "failed")
@@ -48,9 +49,9 @@ def check_states(states: list[str], known: tuple[str, ...]) -> tuple[str, ...]:
     return chosen
 
 
-def build_api(desk: Desk) -> APIRouter:
+def build_api(desk: Desk) -> Routes:
     """Return the routes."""
-    router = APIRouter(route_class=BlockingRoute)
+    router = Routes(route_class=BlockingRoute)
     _add_dags(router, desk)
     _add_tasks(router, desk)
     _add_changes(router, desk)
@@ -58,7 +59,7 @@ def build_api(desk: Desk) -> APIRouter:
     return router
 
 
-def _add_dags(router: APIRouter, desk: Desk) -> None:
+def _add_dags(router: Routes, desk: Desk) -> None:
     @router.get("/dags", tags=["dags"], summary="The DAGs, by id")
     def list_dags(
         tag: Tag = "", inactive: bool = False, cursor: Cursor = "", limit: Limit = PAGE_ROWS
@@ -101,7 +102,7 @@ def _add_dags(router: APIRouter, desk: Desk) -> None:
         return describe_run(desk.find_run(dag_id, run_id))
 
 
-def _add_tasks(router: APIRouter, desk: Desk) -> None:
+def _add_tasks(router: Routes, desk: Desk) -> None:
     @router.get(f"{_BASE}/tasks", tags=["dags"], summary="The tasks of a run, and what each waits for")
     def list_tasks(
         dag_id: DagId,
@@ -154,7 +155,7 @@ def _add_tasks(router: APIRouter, desk: Desk) -> None:
         return desk.list_xcoms(dag_id, run_id, task or None, cursor, limit)
 
 
-def _add_changes(router: APIRouter, desk: Desk) -> None:
+def _add_changes(router: Routes, desk: Desk) -> None:
     @router.post("/dags/{dag_id}/pause", tags=["dags"], summary="Pause a DAG, or let it go on")
     def pause(request: Request, dag_id: DagId, order: models.PauseDagOrder) -> models.Done:
         changed = desk.ask(PauseDag(dag_id, order.paused, request.state.identity.name))
@@ -181,7 +182,7 @@ def _add_changes(router: APIRouter, desk: Desk) -> None:
         return models.Created(text=f"Cancelled the run {run_id}.", run=describe_run(run))
 
 
-def _add_task_changes(router: APIRouter, desk: Desk) -> None:
+def _add_task_changes(router: Routes, desk: Desk) -> None:
     @router.post(f"{_BASE}/clear", tags=["dags"], summary="Let tasks run again; their XComs are deleted")
     def clear(request: Request, dag_id: DagId, run_id: RunId, order: models.ClearOrder) -> models.Changed:
         by = request.state.identity.name

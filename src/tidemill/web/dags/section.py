@@ -7,7 +7,7 @@ import json
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import RedirectResponse, Response
 from starlette.requests import Request
 
@@ -31,6 +31,7 @@ from tidemill.web.dags.layout import HEIGHT, WIDTH, Picture, draw
 from tidemill.web.dags.params import build_field
 from tidemill.web.pages import Pages
 from tidemill.web.recorded.filters import change_address
+from tidemill.web.routes import Routes
 from tidemill.web.sections import Link, Section
 from tidemill.web.workers import BlockingRoute
 
@@ -85,8 +86,8 @@ def _digest(*parts: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _build_pages(desk: Desk, pages: Pages) -> APIRouter:
-    router = APIRouter(route_class=BlockingRoute)
+def _build_pages(desk: Desk, pages: Pages) -> Routes:
+    router = Routes(route_class=BlockingRoute)
 
     def link_more(request: Request, cursor: str | None) -> str:
         given = {name: request.query_params.getlist(name) for name in request.query_params}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import Response
 from starlette.requests import Request
 
@@ -31,6 +31,7 @@ from tidemill.web.letters.redrive_models import (
 from tidemill.web.letters.section import Filters
 from tidemill.web.pages import Pages
 from tidemill.web.problems import Problem
+from tidemill.web.routes import Routes
 from tidemill.web.sections import Section
 from tidemill.web.workers import BlockingRoute
 
@@ -60,8 +61,8 @@ def build_section(desk: RedriveDesk, settings: Settings, pages: Pages) -> Sectio
     return Section([], _build_pages(desk, settings, pages), _build_api(desk, settings), desk.close)
 
 
-def _build_pages(desk: RedriveDesk, settings: Settings, pages: Pages) -> APIRouter:
-    router = APIRouter(route_class=BlockingRoute)
+def _build_pages(desk: RedriveDesk, settings: Settings, pages: Pages) -> Routes:
+    router = Routes(route_class=BlockingRoute)
 
     def describe_here() -> dict[str, Any]:
         return {"here": [describe_redrive(state) for state in desk.list_all()]}
@@ -109,8 +110,8 @@ def name_version(states: list[Any]) -> str:
     return f"{newest.redrive_id}-{newest.read}-{newest.letters}-{newest.ended}"
 
 
-def _build_api(desk: RedriveDesk, settings: Settings) -> APIRouter:
-    router = APIRouter(route_class=BlockingRoute, prefix="/redrives", tags=["dead letters"])
+def _build_api(desk: RedriveDesk, settings: Settings) -> Routes:
+    router = Routes(route_class=BlockingRoute, prefix="/redrives", tags=["dead letters"])
 
     @router.get("", summary="Redrives of this process, and all whose cursors are kept")
     def list_redrives() -> RedriveList:

@@ -6,7 +6,7 @@ import re
 import time
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Depends, Query
 from fastapi.responses import Response
 from starlette.requests import Request
 
@@ -17,6 +17,7 @@ from tidemill.web.letters.models import LetterPage, WholeLetter
 from tidemill.web.pages import Pages
 from tidemill.web.problems import Problem
 from tidemill.web.recorded.filters import change_address, parse_time
+from tidemill.web.routes import Routes
 from tidemill.web.sections import Link, Section
 from tidemill.web.workers import BlockingRoute
 
@@ -66,8 +67,8 @@ def build_section(box: LetterBox, pages: Pages, max_rows: int) -> Section:
         pages: Renders pages.
         max_rows: The most rows of an answer.
     """
-    router = APIRouter(route_class=BlockingRoute)
-    api = APIRouter(route_class=BlockingRoute, tags=["dead letters"])
+    router = Routes(route_class=BlockingRoute)
+    api = Routes(route_class=BlockingRoute, tags=["dead letters"])
 
     @router.get("/letters")
     def show_letters(request: Request, criteria: Filters, cursor: CursorText = "") -> Response:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, ParamSpec, TypeVar
 
-from fastapi import APIRouter, Path
+from fastapi import Path
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
@@ -20,6 +20,7 @@ from tidemill.spark.live.web_ui import Watched
 from tidemill.web.formats import format_duration
 from tidemill.web.pipeline.models import Done
 from tidemill.web.problems import Problem
+from tidemill.web.routes import Routes
 from tidemill.web.workers import run_blocking
 
 ArgsP = ParamSpec("ArgsP")
@@ -69,14 +70,14 @@ def _name(partition: int | None) -> str:
     return "all partitions" if partition is None else f"partition {partition}"
 
 
-def build_actions(watched: Watched, note: Callable[[str, str], None]) -> APIRouter:
+def build_actions(watched: Watched, note: Callable[[str, str], None]) -> Routes:
     """Return the routes.
 
     Args:
         watched: The pipeline.
         note: Records what was done and by whom.
     """
-    router = APIRouter(prefix="/actions", tags=["actions"])
+    router = Routes(prefix="/actions", tags=["actions"])
     control = watched.control
 
     @router.post("/release", summary="Release the failure brake of all engines")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import structlog
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import Response
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
@@ -34,6 +34,7 @@ from tidemill.web.pipeline.settings_view import list_settings
 from tidemill.web.problems import Problem
 from tidemill.web.recorded.archive import Archive
 from tidemill.web.recorded.models import Run
+from tidemill.web.routes import Routes
 from tidemill.web.sections import Link, Section
 from tidemill.web.series import Series, build_series, choose_step
 from tidemill.web.workers import run_blocking
@@ -140,8 +141,8 @@ def build_section(view: PipelineView, pages: Pages) -> Section:
     return Section(links, _build_pages(view, pages), _build_api(view), view.live.close)
 
 
-def _build_pages(view: PipelineView, pages: Pages) -> APIRouter:
-    router = APIRouter()
+def _build_pages(view: PipelineView, pages: Pages) -> Routes:
+    router = Routes()
 
     @router.get("/")
     async def show_overview(
@@ -186,8 +187,8 @@ def find_queries(view: PipelineView) -> list[PrometheusQuery]:
     return list_queries(settings.debug, view.watched.worker, settings.cluster_name)
 
 
-def _build_api(view: PipelineView) -> APIRouter:
-    router = APIRouter(tags=["pipeline"])
+def _build_api(view: PipelineView) -> Routes:
+    router = Routes(tags=["pipeline"])
 
     @router.get("/overview", summary="The state of the pipeline")
     async def read_overview() -> Overview:
@@ -242,5 +243,5 @@ def _build_api(view: PipelineView) -> APIRouter:
     async def read_live_tasks() -> LivePicture:
         return view.board.describe_all()
 
-    router.include_router(build_actions(view.watched, view.note_action))
+    router.include(build_actions(view.watched, view.note_action))
     return router

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import Response
 from starlette.requests import Request
 
@@ -14,6 +14,7 @@ from tidemill.web.probe.desk import ProbeDesk
 from tidemill.web.probe.models import Probe, ProbeOrder, check_size, describe_probe, read_pasted
 from tidemill.web.probe.waterfall import draw_probe
 from tidemill.web.problems import Problem
+from tidemill.web.routes import Routes
 from tidemill.web.sections import Link, Section
 from tidemill.web.values.section import ValueReader
 from tidemill.web.workers import BlockingRoute
@@ -38,14 +39,14 @@ def build_section(desk: ProbeDesk, reader: ValueReader, settings: Settings, page
     return Section([Link("Probe", "/probe")], _build_pages(desk, reader, pages), _build_api(desk, reader))
 
 
-def _build_absent(paths: tuple[str, ...]) -> APIRouter:
-    router = APIRouter(include_in_schema=False)
+def _build_absent(paths: tuple[str, ...]) -> Routes:
+    router = Routes(include_in_schema=False)
 
     async def refuse() -> Response:
         raise Problem(404, _OFF)
 
     for path in paths:
-        router.add_api_route(path, refuse, methods=["GET", "POST"])
+        router.add(path, refuse, methods=["GET", "POST"])
     return router
 
 
@@ -60,8 +61,8 @@ def _name_version(probe: Probe | None) -> str:
     return "0" if probe is None else f"{probe.number}-{probe.ended_at}"
 
 
-def _build_pages(desk: ProbeDesk, reader: ValueReader, pages: Pages) -> APIRouter:
-    router = APIRouter(route_class=BlockingRoute)
+def _build_pages(desk: ProbeDesk, reader: ValueReader, pages: Pages) -> Routes:
+    router = Routes(route_class=BlockingRoute)
 
     @router.get("/probe")
     def show(request: Request, partition: AskedPartition = None, offset: AskedOffset = None) -> Response:
@@ -78,8 +79,8 @@ def _build_pages(desk: ProbeDesk, reader: ValueReader, pages: Pages) -> APIRoute
     return router
 
 
-def _build_api(desk: ProbeDesk, reader: ValueReader) -> APIRouter:
-    router = APIRouter(route_class=BlockingRoute, prefix="/probe", tags=["probe"])
+def _build_api(desk: ProbeDesk, reader: ValueReader) -> Routes:
+    router = Routes(route_class=BlockingRoute, prefix="/probe", tags=["probe"])
 
     @router.get("", summary="The probe that runs, or the last one of this process")
     async def read_newest() -> Probe:

@@ -15,13 +15,14 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 import structlog
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import Response, StreamingResponse
 
 from tidemill.recorder.periods import Period
 from tidemill.recorder.tar_stream import find_room, stream_tar
 from tidemill.web.problems import Problem
 from tidemill.web.recorded.archive import Archive
+from tidemill.web.routes import Routes
 from tidemill.web.workers import run_blocking
 
 log = structlog.get_logger(__name__)
@@ -160,9 +161,9 @@ def _name_file(periods: Sequence[Period]) -> str:
     return f"{_UNSAFE.sub('_', name)}.tar"
 
 
-def build_api(downloads: Downloads) -> APIRouter:
+def build_api(downloads: Downloads) -> Routes:
     """Return the route."""
-    router = APIRouter(tags=["recordings"])
+    router = Routes(tags=["recordings"])
 
     @router.get(
         "/recordings/download",

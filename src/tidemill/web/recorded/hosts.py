@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel
 
 from tidemill.web.pages import Pages
 from tidemill.web.peers.peers import Answer, Peers
 from tidemill.web.recorded import models
+from tidemill.web.routes import Routes
 from tidemill.web.workers import BlockingRoute
 
 
@@ -53,9 +53,9 @@ def list_hosts(peers: Peers) -> list[Host]:
     return [Host(*pair) for pair in zip(runs(), overviews(), strict=True)]
 
 
-def build_pages(pages: Pages, peers: Peers) -> APIRouter:
+def build_pages(pages: Pages, peers: Peers) -> Routes:
     """Return the route."""
-    router = APIRouter(route_class=BlockingRoute)
+    router = Routes(route_class=BlockingRoute)
 
     @router.get("/hosts")
     def show() -> Response:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Annotated
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import Response
 from starlette.requests import Request
 
@@ -18,6 +18,7 @@ from tidemill.web.pages import Pages
 from tidemill.web.recorded import models
 from tidemill.web.recorded.archive import Archive
 from tidemill.web.recorded.filters import RunFilters, parse_time
+from tidemill.web.routes import Routes
 from tidemill.web.series import Series, build_series, choose_step
 from tidemill.web.workers import BlockingRoute
 
@@ -87,9 +88,9 @@ def select_runs(runs: Sequence[models.Run], chosen: RunFilter) -> list[models.Ru
     ]
 
 
-def build_pages(archive: Archive, pages: Pages, absent: str, peers: Mapping[str, str]) -> APIRouter:
+def build_pages(archive: Archive, pages: Pages, absent: str, peers: Mapping[str, str]) -> Routes:
     """Return the route of the page; see `show_runs`."""
-    router = APIRouter(route_class=BlockingRoute)
+    router = Routes(route_class=BlockingRoute)
 
     @router.get("/runs")
     def show(request: Request, chosen: RunFilters, range_seconds: Range = RANGE_SECONDS) -> Response:
@@ -98,9 +99,9 @@ def build_pages(archive: Archive, pages: Pages, absent: str, peers: Mapping[str,
     return router
 
 
-def build_api(archive: Archive) -> APIRouter:
+def build_api(archive: Archive) -> Routes:
     """Return the routes of the API."""
-    router = APIRouter(route_class=BlockingRoute, tags=["recordings"])
+    router = Routes(route_class=BlockingRoute, tags=["recordings"])
 
     @router.get("/runs", summary="Runs that have recordings: those being written first, then the newest first")
     def list_runs(chosen: RunFilters) -> list[models.Run]:

@@ -6,7 +6,7 @@ import time
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from fastapi.responses import RedirectResponse, Response
 from starlette.requests import Request
 
@@ -28,6 +28,7 @@ from tidemill.web.recorded.filters import (
 )
 from tidemill.web.recorded.merged import MergedArchive
 from tidemill.web.recorded.waterfall import draw_waterfall
+from tidemill.web.routes import Routes
 from tidemill.web.sections import Link, Section
 from tidemill.web.workers import BlockingRoute
 
@@ -64,16 +65,16 @@ def build_section(archive: Archive, pages: Pages, absent: str = "", peers: Peers
         Link("Recordings", "/recordings"),
     ]
     routes, api = _build_pages(archive, merged, pages), _build_api(archive, merged)
-    routes.include_router(runs.build_pages(archive, pages, absent, merged.peers.addresses))
-    routes.include_router(hosts.build_pages(pages, merged.peers))
-    api.include_router(runs.build_api(archive))
+    routes.include(runs.build_pages(archive, pages, absent, merged.peers.addresses))
+    routes.include(hosts.build_pages(pages, merged.peers))
+    api.include(runs.build_api(archive))
     loads = downloads.Downloads(archive)
-    api.include_router(downloads.build_api(loads))
+    api.include(downloads.build_api(loads))
     return Section(links, routes, api, loads.close)
 
 
-def _build_pages(archive: Archive, merged: MergedArchive, pages: Pages) -> APIRouter:
-    router = APIRouter(route_class=BlockingRoute)
+def _build_pages(archive: Archive, merged: MergedArchive, pages: Pages) -> Routes:
+    router = Routes(route_class=BlockingRoute)
 
     def answer(
         request: Request, template: str, cursor: str | None = None, status: int = 200, **values: Any
@@ -139,8 +140,8 @@ def _build_pages(archive: Archive, merged: MergedArchive, pages: Pages) -> APIRo
     return router
 
 
-def _build_api(archive: Archive, merged: MergedArchive) -> APIRouter:
-    router = APIRouter(route_class=BlockingRoute, tags=["recordings"])
+def _build_api(archive: Archive, merged: MergedArchive) -> Routes:
+    router = Routes(route_class=BlockingRoute, tags=["recordings"])
 
     @router.get("/messages", summary="Finished messages, the newest first")
     def find_messages(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
 from fastapi.responses import RedirectResponse, Response
 from starlette.requests import Request
 
 from tidemill.web.pages import Pages
 from tidemill.web.problems import Problem
+from tidemill.web.routes import Routes
 from tidemill.web.sections import Section
 
 ABSENT = (
@@ -26,7 +26,7 @@ def build_section(pages: Pages, *, has_letters: bool) -> Section:
         pages: Renders pages.
         has_letters: Whether another section shows dead letters.
     """
-    router, api = APIRouter(), APIRouter(include_in_schema=False)
+    router, api = Routes(), Routes(include_in_schema=False)
 
     @router.get("/")
     async def show_first(request: Request) -> Response:
@@ -40,12 +40,12 @@ def build_section(pages: Pages, *, has_letters: bool) -> Section:
         raise Problem(404, f"{ABSENT}{NO_LETTERS}")
 
     for path in _PAGES:
-        router.add_api_route(path, refuse)
+        router.add(path, refuse)
     for path in _API:
-        api.add_api_route(path, refuse)
+        api.add(path, refuse)
     for path in ("/actions/{rest:path}", "/redrives", "/redrives/{rest:path}", "/probe"):
-        api.add_api_route(path, refuse, methods=["GET", "POST"])
+        api.add(path, refuse, methods=["GET", "POST"])
     if not has_letters:
-        router.add_api_route("/letters", refuse_letters)
-        api.add_api_route("/letters", refuse_letters)
+        router.add("/letters", refuse_letters)
+        api.add("/letters", refuse_letters)
     return Section([], router, api)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from fastapi.responses import RedirectResponse, Response
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
@@ -15,6 +15,7 @@ from tidemill.web.pipeline.models import Setting
 from tidemill.web.pipeline.settings_view import list_settings
 from tidemill.web.problems import Problem
 from tidemill.web.recorded.filters import change_address
+from tidemill.web.routes import Routes
 from tidemill.web.sections import Link, Section
 from tidemill.web.triggers import models
 from tidemill.web.triggers.lane_series import LaneSeries
@@ -59,8 +60,8 @@ def _list_settings(view: TriggersView) -> list[Setting]:
     return list_settings(view.watched.settings, view.watched.settings, hidden=_HIDDEN)
 
 
-def _build_pages(view: TriggersView, pages: Pages) -> APIRouter:
-    router = APIRouter(route_class=BlockingRoute)
+def _build_pages(view: TriggersView, pages: Pages) -> Routes:
+    router = Routes(route_class=BlockingRoute)
 
     def link_more(request: Request, cursor: str | None) -> str:
         given = {name: request.query_params.getlist(name) for name in request.query_params}
@@ -117,8 +118,8 @@ def _build_pages(view: TriggersView, pages: Pages) -> APIRouter:
     return router
 
 
-def _build_api(view: TriggersView) -> APIRouter:
-    router = APIRouter(tags=["triggers"], route_class=BlockingRoute)
+def _build_api(view: TriggersView) -> Routes:
+    router = Routes(tags=["triggers"], route_class=BlockingRoute)
 
     @router.get("/host", summary="The state of the trigger host")
     def read_host() -> models.Host:

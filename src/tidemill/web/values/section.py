@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import Path
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 from starlette.requests import Request
@@ -20,6 +20,7 @@ from tidemill.deadletters.restore import SourceReader
 from tidemill.runtime.messages import SourceMessage
 from tidemill.web.pages import Pages
 from tidemill.web.problems import Problem
+from tidemill.web.routes import Routes
 from tidemill.web.sections import Section
 from tidemill.web.values.shown_bytes import Shown, show
 from tidemill.web.workers import BlockingRoute
@@ -129,8 +130,8 @@ def build_section(reader: ValueReader, pages: Pages) -> Section:
         reader: Reads messages.
         pages: Renders pages.
     """
-    router = APIRouter(route_class=BlockingRoute)
-    api = APIRouter(route_class=BlockingRoute, tags=["recordings"])
+    router = Routes(route_class=BlockingRoute)
+    api = Routes(route_class=BlockingRoute, tags=["recordings"])
     pages.value_topic = reader.topic
 
     @router.get("/messages/{topic}/{partition}/{offset}/value")
