@@ -72,7 +72,7 @@ def _row(info: RecordingInfo) -> list[str]:
         f"{info.tasks:,}",
         f"{info.events:,}",
         format_size(info.size_bytes),
-        "live" if info.live else "",
+        ", ".join(word for word, is_so in (("bounded run", info.bounded), ("live", info.live)) if is_so),
         "; ".join(info.problems),
     ]
 

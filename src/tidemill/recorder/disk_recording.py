@@ -57,6 +57,7 @@ class DiskRecording:
         settings: How much is kept and for how long.
         policy: When segments are sealed.
         folder: The name of its folder; '': that of the group and the worker.
+        bounded: Whether it is of a bounded run.
 
     Raises:
         OSError: Nothing can be written there.
@@ -71,8 +72,11 @@ class DiskRecording:
         settings: DebugSettings,
         policy: SealPolicy | None = None,
         folder: str = "",
+        *,
+        bounded: bool = False,
     ) -> None:
         """Begin the first period."""
+        self._bounded = bounded
         self._group = group
         self._worker = worker
         self._settings = settings
@@ -104,6 +108,7 @@ class DiskRecording:
                 self._worker,
                 int(now * 1_000_000),
                 keep_hours=self._settings.retention_hours,
+                bounded=self._bounded,
             )
         except BaseException:
             os.close(lock)

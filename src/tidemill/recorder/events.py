@@ -27,6 +27,8 @@ class EventKind(enum.StrEnum):
     PERIODIC_RUN = "periodic_run"
     PARTITION_STALLED = "partition_stalled"
     ACTION = "action"
+    RUN_STARTED = "run_started"
+    RUN_ENDED = "run_ended"
     TRIGGER_STARTED = "trigger_started"
     TRIGGER_RESTARTED = "trigger_restarted"
     TRIGGER_ENDED = "trigger_ended"
@@ -57,6 +59,7 @@ ORDINARY = frozenset(
         EventKind.RESUMED,
         EventKind.ENGINE_STARTED,
         EventKind.ACTION,
+        EventKind.RUN_STARTED,
         EventKind.TRIGGER_STARTED,
         EventKind.TRIGGER_RESTARTED,
         EventKind.TRIGGER_ENDED,

@@ -244,10 +244,13 @@ class Reader:
         if tasks.rows:
             rows += self._find_task_events(stores, topic, partition, offset, [task.task_id for task in tasks.rows])
 
-        def find_commit(since: int, until: int) -> int | None:
-            return event_search.find_commit(stores, f"{topic}/{partition}", offset, since, until, problems)
+        bounded = [store for store in stores if self._names.find(store).bounded] if messages.rows else []
+        others = [store for store in stores if store not in bounded]
 
-        told = tell_stories(messages.rows, tasks.rows, rows, find_commit)
+        def find_commit(since: int, until: int) -> int | None:
+            return event_search.find_commit(others, f"{topic}/{partition}", offset, since, until, problems)
+
+        told = tell_stories(messages.rows, tasks.rows, rows, find_commit, {store.recording for store in bounded})
         first, last = self.find_span()
         return msgspec.structs.replace(
             told, kept_from_us=first, kept_to_us=last, problems=list(dict.fromkeys(problems))

@@ -13,6 +13,7 @@ from tidemill.recorder.file_view import FileView
 from tidemill.recorder.frames import DamagedSegmentError
 from tidemill.recorder.periods import Period
 from tidemill.recorder.queries import RecordingInfo
+from tidemill.recorder.read_database import read_about
 from tidemill.recorder.row_search import READ_ERRORS
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.segment_store import DiskStore, SegmentStore
@@ -31,13 +32,13 @@ def describe_recording(store: SegmentStore) -> RecordingInfo:
         if table is RowTable.MESSAGES and count:
             times += span
     kept: list[int] = []
-    about: dict[str, Any] = {"group": "", "worker": "", "started_us": 0, "events": 0}
+    about: dict[str, Any] = {"group": "", "worker": "", "started_us": 0, "bounded": False, "events": 0}
 
     def read(db: sqlite3.Connection) -> None:
-        found = db.execute('select "group", worker, started_at_us, keep_seconds from about').fetchone()
+        found = read_about(db)
         if found is not None:
-            about["group"], about["worker"], about["started_us"] = found[:3]
-            kept.append(found[3])
+            about.update(group=found.group, worker=found.worker, started_us=found.started_us, bounded=found.bounded)
+            kept.append(found.keep_seconds)
         about["events"] = db.execute("select count(*) from events").fetchone()[0]
 
     ask_database(store, read, problems)

@@ -38,10 +38,14 @@ class EventLog:
 
     Args:
         clock: A clock that never goes back, in seconds.
+        kinds: What is kept; others are left out.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, kinds: frozenset[EventKind] = frozenset(EventKind)
+    ) -> None:
         """Start without events."""
+        self._kinds = kinds
         self._clock = clock
         self._sample = FailureSample(MAX_PER_SECOND)
         self._events: deque[RecordedEvent] = deque()
@@ -68,6 +72,8 @@ class EventLog:
             sink: The sink's place in the configuration.
             data: Other facts.
         """
+        if kind not in self._kinds:
+            return
         error_class = classify_error(text) if text and kind not in ORDINARY else ""
         if kind in _SAMPLED and not self._sample.admits(self._clock(), kind, error_class):
             return
