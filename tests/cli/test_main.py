@@ -303,3 +303,27 @@ def test_standard_streams_that_were_closed_are_the_null_device_also_for_programs
     done = subprocess.run(["sh", "-c", closed], capture_output=True, text=True, timeout=30)
 
     assert (done.returncode, done.stderr) == (0, "[True, True, False]")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["trace", "a\nb"],
+        ["trace", "t:0:\nerror: all is lost"],
+        ["trace", "--label", "no\r\nvalue"],
+        ["pause", "--for", "1\n2"],
+        ["record", "merge", "nowhere\n\x1b[31m", "--to", "there"],
+    ],
+)
+def test_what_a_user_typed_never_adds_a_line_to_an_error(tmp_path: Path, words: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tidemill", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    (line,) = done.stderr.strip("\n").split("\n")
+    assert line.startswith("error: "), done.stderr
+    assert "\x1b" not in line

@@ -393,6 +393,22 @@ def damage(recorded: Path, ending: str, how: str) -> Path:
     return victim
 
 
+@pytest.mark.parametrize("index", ["whole", "empty"])
+def test_rows_that_are_gone_while_their_index_is_there_are_named(recorded: Path, index: str):
+    victim = sorted(recorded.rglob("messages-*.parquet"))[1]
+    victim.unlink()
+    if index == "empty":
+        victim.with_suffix(".idx").write_bytes(b"")
+    reader = Reader(recorded)
+    for query in (MessageQuery(), MessageQuery(key=b"nobody"), MessageQuery(topic=TOPIC, partition=0, offset=1)):
+        (problem,) = reader.find_messages(query, limit=1_000).problems
+        assert f"{victim.name} is missing; its " in problem
+        assert (" rows from 20" in problem) == (index == "whole")
+    assert victim.name in " ".join(reader.trace(TOPIC, 0, 1).problems)
+    assert [victim.name in " ".join(info.problems) for info in reader.list_recordings()] == [True]
+    assert reader.find_tasks(TaskQuery()).problems == []
+
+
 @pytest.mark.parametrize("how", ["cut", "changed", "empty"])
 def test_a_damaged_index_is_made_again_and_logged(recorded: Path, how: str):
     victim = damage(recorded, "idx", how)

@@ -31,6 +31,7 @@ from tidemill.runtime.lock import HeldError, lock_file
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _MAX_NAME = 100
 _SEGMENT = re.compile(r"(messages|tasks)-(\d{6,12})\.(open|parquet)")
+_INDEX = re.compile(r"(messages|tasks)-(\d{6,12})\.idx")
 _PERIOD = re.compile(r"(.+)-(\d{8}T\d{6}Z(?:-\d+)?)\.db")
 LOCK = "lock"
 
@@ -155,6 +156,20 @@ class Period(msgspec.Struct, frozen=True):
                 if known is None or not known.sealed:
                     found[name.number, name.table] = name
         return sorted(found.values())
+
+    def list_missing(self) -> list[SegmentName]:
+        """Return the segments of which only the index is left, the oldest first; retention removes that before rows."""
+        found = []
+        with contextlib.suppress(OSError):
+            check_private_folder(self.folder)
+            names = {entry.name for entry in os.scandir(self.folder)}
+            for match in filter(None, map(_INDEX.fullmatch, names)):
+                name = SegmentName(int(match[2]), RowTable(match[1]), sealed=True)
+                rows = [f"{name.stem}.parquet", f"{name.stem}.open"]
+                # It may have been sealed or removed while the folder was read.
+                if names.isdisjoint(rows) and self.path_of(name, "idx").exists():
+                    found += [] if any((self.folder / row).exists() for row in rows) else [name]
+        return sorted(found)
 
     def list_files(self) -> list[Path]:
         """Return all of its files."""

@@ -8,13 +8,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tidemill.core.wording import to_one_line
 from tidemill.recorder.event_search import ask_database
 from tidemill.recorder.file_view import FileView
 from tidemill.recorder.frames import DamagedSegmentError
 from tidemill.recorder.periods import Period
 from tidemill.recorder.queries import RecordingInfo
 from tidemill.recorder.read_database import read_about
-from tidemill.recorder.row_search import READ_ERRORS
+from tidemill.recorder.row_search import READ_ERRORS, describe_missing
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.segment_store import DiskStore, SegmentStore
 
@@ -88,14 +89,15 @@ def _list_segments(store: SegmentStore, problems: list[str]) -> list[tuple[RowTa
                 continue
             parts, problem = store.list_parts(name)
             if problem:
-                problems.append(f"{name.stem} is damaged; the rest of it was skipped: {problem}")
+                problems.append(f"{name.stem} is damaged; the rest of it was skipped: {to_one_line(problem)}")
             for part in parts:
                 about = part.summary
                 found.append((name.table, about.rows, (about.first_at, about.last_at)))
         except FileNotFoundError:
             continue
         except READ_ERRORS as error:
-            problems.append(f"{name.stem} is damaged and was skipped: {error}")
+            problems.append(f"{name.stem} is damaged and was skipped: {to_one_line(str(error))}")
+    problems += [describe_missing(store, name) for name in store.list_missing()]
     return found
 
 
