@@ -209,6 +209,11 @@ class EventsDatabase:
         """Store what was counted in `step` seconds from `at` on, seconds since the epoch."""
         self._db.execute("insert into counts (step, at, body) values (?, ?, ?)", (step, at, body))
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has happened: there are no events, and nothing was counted."""
+        return not self.events and self._db.execute("select 1 from counts limit 1").fetchone() is None
+
     def add_config(self, at_us: int, body: str) -> None:
         """Store the configuration, in which secrets are masked already."""
         self._db.execute("insert or replace into worker_config values (?, ?)", (at_us, body))
