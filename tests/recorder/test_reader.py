@@ -653,3 +653,22 @@ def test_a_letter_belongs_to_the_time_at_which_its_message_was_processed(tmp_pat
     assert dead == {(0, START + minute), (1, START), (2, START)}, "a failed one is failed"
     assert reader.find_dead_lettered([]) == []
     assert reader.find_dead_lettered(page.rows * 600)[: len(found)] == found
+
+
+def test_the_story_of_each_message_of_a_letter_has_it_once(tmp_path: Path) -> None:
+    rows = [message(offset, consumed_at=START, resolved_at=START + 1_000) for offset in (1, 2, 3)]
+    about: dict[str, str | int | float] = {"letter_id": "l", "messages": 3}
+    events = [
+        RecordedEvent(START + 500, EventKind.DEAD_LETTERED, TOPIC, 0, offset, "all", text="no", data=about)
+        for offset in (1, 2, 3)
+    ]
+    with RecordWriter(DebugSettings(db_dir=str(tmp_path)), "g", "w") as writer:
+        writer.put_rows("e1", 0, 1, RowTable.MESSAGES, messages(*rows))
+        ran = task("all", [1, 2, 3], queued_at=START + 1, started_at=START + 2, ended_at=START + 3)
+        writer.put_rows("e1", 0, 2, RowTable.TASKS, tasks(ran))
+        writer.put_events("e1", 0, 3, events)
+        wait_until(lambda: writer.statistics.rows == 4)
+    for offset in (1, 2, 3):
+        (story,) = Reader(tmp_path).trace(TOPIC, 0, offset).stories
+        assert [row.event.offset for row in story.events] == [offset]
+        assert story.is_dead_lettered

@@ -76,7 +76,8 @@ class RecordedEvent(msgspec.Struct, frozen=True, omit_defaults=True):
         kind: What.
         topic: Where it happened, if to a message or a partition; None otherwise.
         partition: Likewise.
-        offset: Likewise; of a task with several messages, the first one.
+        offset: Likewise; of a task with several messages, the first one. A dead letter has an event for each of its
+            messages, of which only the first has an error class.
         task_id: The task it happened to; of a trigger host, the trigger.
         sink: The sink's place in the configuration ("sinks.kafka.out"); of a trigger host, the shared stream.
         text: The error or the reason, secrets masked, up to `schema.MAX_ERROR_CHARS`.

@@ -102,6 +102,19 @@ def create_file(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
+def identify_folder(folder: Path) -> str:
+    """Return what tells a folder from all others, on any machine; '' if it is not there.
+
+    It says nothing about the folder, and changes when the machine is started again.
+    """
+    try:
+        status = folder.stat()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        return ""
+    return hashlib.blake2b(f"{boot} {status.st_dev} {status.st_ino}".encode(), digest_size=16).hexdigest()
+
+
 class SegmentName(msgspec.Struct, frozen=True, order=True):
     """A segment of a period; they are numbered in the order in which they were begun."""
 

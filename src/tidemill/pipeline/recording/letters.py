@@ -38,7 +38,8 @@ class RecordedLetters:
         self._letters.put(letter, confirmed)
 
     def _record(self, letter: Letter) -> None:
-        self._recorder.note_letter((source.topic, source.partition, source.offset) for source in letter.sources)
+        places = [(source.topic, source.partition, source.offset) for source in letter.sources]
+        self._recorder.note_letter(places)
         source = letter.sources[0] if letter.sources else None
         data: dict[str, str | int | float] = {"letter_id": letter.letter_id, "kind": letter.kind.value}
         if len(letter.sources) + letter.sources_dropped > 1:
@@ -55,6 +56,7 @@ class RecordedLetters:
             task_id=letter.task_id,
             sink=f"sinks.{letter.sink_type}.{letter.sink_name}" if letter.sink_name else None,
             data=data,
+            others=places[1:],
         )
 
     def statistics(self) -> LetterStatistics:
