@@ -180,6 +180,7 @@ class RecordWriter:
 
         Raises:
             sqlite3.Error: SQLite cannot make the database, not even in memory.
+            OSError: The folder of a bounded run cannot be written.
         """
         recording = self.recording = self._open_recording()
         self.statistics.place = recording.place
@@ -196,6 +197,8 @@ class RecordWriter:
                     folder, self._group, self._worker, self._settings, self._policy, self._folder, bounded=self._bounded
                 )
             except (OSError, sqlite3.Error, RuntimeError) as error:  # RuntimeError: a user without a home
+                if self._bounded:  # nobody could look at its memory afterwards
+                    raise
                 problem = str(error)
         recording = MemoryRecording(self._group, self._worker, self._settings, self._policy)
         if problem is not None:

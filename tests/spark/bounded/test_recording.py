@@ -92,6 +92,14 @@ def test_a_recorder_that_cannot_begin_is_logged_and_the_run_goes_on(
     assert [line["event"] for line in logs] == ["the run is not recorded"]
 
 
+def test_a_folder_that_cannot_be_written_means_that_nothing_is_recorded(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    settings = make_settings(tmp_path / "file" / "db")
+    with capture_logs() as logs, record_bounded_run(settings, "w", make_run()) as recorder:
+        assert recorder is None
+    assert [(line["event"], line["path"]) for line in logs] == [("the run is not recorded", settings.debug.db_dir)]
+
+
 def test_a_folder_that_does_not_answer_holds_the_run_up_for_a_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

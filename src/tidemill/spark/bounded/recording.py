@@ -161,13 +161,14 @@ class _Keeper:
         self._run = run
         self._opened: queue.SimpleQueue[BoundedRecorder | None] = queue.SimpleQueue()
         self._problem: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._is_open = False
         self._thread = threading.Thread(target=self._keep, name="tidemill-run-recorder", daemon=True)
 
     def open(self) -> BoundedRecorder | None:
         """Return the recorder; None: there is none, which is logged."""
         self._thread.start()
         try:
-            return self._opened.get(timeout=OPEN_SECONDS)
+            recorder = self._opened.get(timeout=OPEN_SECONDS)
         except queue.Empty:
             log.warning(
                 "the run is not recorded: the folder of recordings does not answer",
@@ -175,6 +176,8 @@ class _Keeper:
                 waited_seconds=OPEN_SECONDS,
             )
             return None
+        self._is_open = recorder is not None
+        return recorder
 
     def close(self, problem: str) -> None:
         """Record the end of the run.
@@ -185,14 +188,19 @@ class _Keeper:
         from tidemill.recorder import writer
 
         self._problem.put(problem)
-        if self._opened.empty():
+        if self._is_open:
             self._thread.join(writer.END_SECONDS + _GRACE_SECONDS)
 
     def _keep(self) -> None:
         try:
             self._record()
         except Exception as error:  # whatever it is, the run goes on
-            log.warning("the run is not recorded", path=self._settings.debug.db_dir, error=describe_error(error))
+            log.warning(
+                "the run is not recorded",
+                path=self._settings.debug.db_dir,
+                error=describe_error(error),
+                advice="set debug.db_dir to a folder that this user can write to, or debug.enabled to false",
+            )
             self._opened.put(None)
 
     def _record(self) -> None:
