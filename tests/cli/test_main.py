@@ -29,6 +29,8 @@ from tidemill.core.errors import (
 )
 from tidemill.runtime.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.lock import WorkerNameInUseError
+from tidemill.runtime.stop_signals import EarlyStop
+from tidemill.spark.foreground import note_signals
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -255,6 +257,39 @@ def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_traceback() -> N
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
+@pytest.mark.parametrize(
+    ("command", "code"), [("run", ExitCode.OK), ("backfill", ExitCode.STOPPED), ("status", -signal.SIGTERM)]
+)
+@pytest.mark.parametrize("module", ["typer", "tidemill.config.loading", "tidemill.config.settings"])
+def test_sigterm_while_a_command_is_imported_is_a_start_that_is_stopped(command: str, code: int, module: str) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        if name == {module!r}: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        f"sys.argv = ['tidemill', {command!r}, '--handler', 'x:Y', 'none.yaml']\n"
+        f"sys.argv += ['--from', 'earliest', '--outcomes', 'x'] if {command!r} == 'backfill' else []\n"
+        f"sys.argv[2:] = [] if {command!r} == 'status' else sys.argv[2:]\n"
+        "from tidemill.cli.entry import main\n"
+        "main()\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+
+    assert (done.returncode, done.stderr) == (code, "")
+
+
+def test_an_early_stop_is_over_for_good_once_something_else_handles_the_signal() -> None:
+    before = signal.signal(signal.SIGTERM, EarlyStop(0))
+    try:
+        with note_signals(lambda: None):
+            pass
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_ctrl_c_while_the_options_are_read_ends_the_command_without_a_traceback() -> None:
     code = (
         "import os, signal, sys\n"
@@ -303,3 +338,27 @@ def test_standard_streams_that_were_closed_are_the_null_device_also_for_programs
     done = subprocess.run(["sh", "-c", closed], capture_output=True, text=True, timeout=30)
 
     assert (done.returncode, done.stderr) == (0, "[True, True, False]")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["trace", "a\nb"],
+        ["trace", "t:0:\nerror: all is lost"],
+        ["trace", "--label", "no\r\nvalue"],
+        ["pause", "--for", "1\n2"],
+        ["record", "merge", "nowhere\n\x1b[31m", "--to", "there"],
+    ],
+)
+def test_what_a_user_typed_never_adds_a_line_to_an_error(tmp_path: Path, words: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tidemill", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    (line,) = done.stderr.strip("\n").split("\n")
+    assert line.startswith("error: "), done.stderr
+    assert "\x1b" not in line

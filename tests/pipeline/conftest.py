@@ -57,7 +57,7 @@ class Rig:
         letters: DeadLetters = self.letters
         self.recorder = EngineRecorder(self.settings.debug) if "debug" in config else None
         if self.recorder is not None:
-            letters = RecordedLetters(self.letters, self.recorder.events)
+            letters = RecordedLetters(self.letters, self.recorder)
         self.engine = Engine(
             self.settings,
             handler,

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 from tests.jsonl import read_lines
@@ -16,12 +17,15 @@ from tests.until import until
 from tidemill.config.settings import Settings
 from tidemill.core.errors import HandlerError
 from tidemill.core.ranges import OffsetRange, find_remaining
+from tidemill.core.recorder.outgoing import EVENTS
 from tidemill.pipeline.bounded import BoundedEngine, make_bounded_settings
 from tidemill.pipeline.build import build_history
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
 from tidemill.pipeline.reports import outcomes as outcomes_module
 from tidemill.pipeline.reports.outcomes import Outcomes, find_finished_ranges, name_range
+from tidemill.recorder.events import EventKind, RecordedEvent
+from tidemill.recorder.schema import RowTable, decode_rows
 from tidemill.runtime.identity import Identity, new_engine_id
 from tidemill.runtime.progress import EngineSummary, StopReason
 from tidemill.sinks.payloads import CollectResult, FilePayload
@@ -299,3 +303,67 @@ async def test_a_part_whose_outcomes_fail_late_is_not_complete(place, monkeypatc
     await asyncio.get_running_loop().shutdown_default_executor()
     assert not engine.complete
     assert summary.reason is StopReason.FAILED
+
+
+class Failing(Copy):
+    """Every tenth message fails in a process; every 25th has a result that its sink refuses."""
+
+    async def arrange(self, messages, pending):
+        tasks = await super().arrange(messages, pending)
+        for n, m in enumerate(messages):
+            if m.offset % 10 == 0:
+                tasks[n] = ExecutorTask(
+                    f"bad-{m.offset}", ("-c", "exit 3"), source_offsets=(m.offset,), binary_path="/bin/sh"
+                )
+            else:
+                tasks[n].labels["n"] = str(m.offset)
+        return tasks
+
+    async def on_task_complete(self, result):
+        offset = result.task.source_offsets[0]
+        path = "out" if offset % 25 else "../escaped"
+        return CollectResult(files=[FilePayload(path=path, data={"n": offset})])
+
+
+def read_frames(engine: BoundedEngine) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[RecordedEvent]]:
+    """Return the rows of messages and tasks, and the events, that the engine would send to its driver."""
+    messages: list[dict[str, Any]] = []
+    tasks: list[dict[str, Any]] = []
+    events: list[RecordedEvent] = []
+    frames = engine.records
+    assert frames is not None
+    while (frame := frames.take_next()) is not None:
+        if frame.table == EVENTS:
+            events += msgspec.msgpack.decode(frame.body, type=list[RecordedEvent])
+        else:
+            table = RowTable(frame.table)
+            (messages if table is RowTable.MESSAGES else tasks).extend(decode_rows(table, frame.body).to_pylist())
+        frames.note_stored(frame.seq)
+    return messages, tasks, events
+
+
+async def test_only_what_failed_is_recorded_with_what_left_a_dead_letter_although_its_tasks_ended_well(
+    place: Place,
+) -> None:
+    engine = place.over_ranges(Failing(), OffsetRange(0, 0, 100), debug={"enabled": True})
+    summary = await finish(engine)
+    assert (summary.reason, engine.complete) == (StopReason.DRAINED, True)
+    messages, tasks, events = read_frames(engine)
+    failed = [n for n in range(100) if n % 10 == 0]
+    refused = [25, 75]
+    assert {row["offset"]: row["status"] for row in messages} == dict.fromkeys(failed, "failed") | dict.fromkeys(
+        refused, "done"
+    )
+    assert {row["committed_at"] for row in messages} == {None}
+    assert Counter(row["task_id"] for row in tasks) == {f"bad-{n}": 4 for n in failed}, "each try of what failed"
+    assert {row["exit_code"] for row in tasks} == {3}
+    kinds = Counter(event.kind for event in events)
+    assert kinds[EventKind.DEAD_LETTERED] == len(failed) + len(refused)
+    assert kinds[EventKind.TASK_FAILED] == len(failed)
+    assert EventKind.ASSIGNED not in kinds
+
+
+async def test_nothing_is_recorded_where_the_recorder_is_off(place: Place) -> None:
+    engine = place.over_ranges(Copy(), OffsetRange(0, 0, 5), debug={"enabled": False})
+    await finish(engine)
+    assert engine.records is None

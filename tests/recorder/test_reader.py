@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import sqlite3
@@ -392,6 +393,22 @@ def damage(recorded: Path, ending: str, how: str) -> Path:
     return victim
 
 
+@pytest.mark.parametrize("index", ["whole", "empty"])
+def test_rows_that_are_gone_while_their_index_is_there_are_named(recorded: Path, index: str):
+    victim = sorted(recorded.rglob("messages-*.parquet"))[1]
+    victim.unlink()
+    if index == "empty":
+        victim.with_suffix(".idx").write_bytes(b"")
+    reader = Reader(recorded)
+    for query in (MessageQuery(), MessageQuery(key=b"nobody"), MessageQuery(topic=TOPIC, partition=0, offset=1)):
+        (problem,) = reader.find_messages(query, limit=1_000).problems
+        assert f"{victim.name} is missing; its " in problem
+        assert (" rows from 20" in problem) == (index == "whole")
+    assert victim.name in " ".join(reader.trace(TOPIC, 0, 1).problems)
+    assert [victim.name in " ".join(info.problems) for info in reader.list_recordings()] == [True]
+    assert reader.find_tasks(TaskQuery()).problems == []
+
+
 @pytest.mark.parametrize("how", ["cut", "changed", "empty"])
 def test_a_damaged_index_is_made_again_and_logged(recorded: Path, how: str):
     victim = damage(recorded, "idx", how)
@@ -534,7 +551,8 @@ def test_counts_are_differences_and_add_up_in_steps(tmp_path: Path):
         assert series.points[-1].partitions["orders/0"].committed_to == 5 * len(seen)
     (database,) = tmp_path.rglob("*.db")
     with sqlite3.connect(database) as db:
-        assert db.execute("select count(*) from worker_state").fetchone() == (1,)
+        states = db.execute("select body from worker_state order by at_us").fetchall()
+    assert [json.loads(body)["consumed"] for (body,) in states] == [10, seen[-1].consumed], "the first and the last"
 
 
 def test_the_time_of_a_commit_is_found_in_the_counts(tmp_path: Path):
@@ -635,3 +653,22 @@ def test_a_letter_belongs_to_the_time_at_which_its_message_was_processed(tmp_pat
     assert dead == {(0, START + minute), (1, START), (2, START)}, "a failed one is failed"
     assert reader.find_dead_lettered([]) == []
     assert reader.find_dead_lettered(page.rows * 600)[: len(found)] == found
+
+
+def test_the_story_of_each_message_of_a_letter_has_it_once(tmp_path: Path) -> None:
+    rows = [message(offset, consumed_at=START, resolved_at=START + 1_000) for offset in (1, 2, 3)]
+    about: dict[str, str | int | float] = {"letter_id": "l", "messages": 3}
+    events = [
+        RecordedEvent(START + 500, EventKind.DEAD_LETTERED, TOPIC, 0, offset, "all", text="no", data=about)
+        for offset in (1, 2, 3)
+    ]
+    with RecordWriter(DebugSettings(db_dir=str(tmp_path)), "g", "w") as writer:
+        writer.put_rows("e1", 0, 1, RowTable.MESSAGES, messages(*rows))
+        ran = task("all", [1, 2, 3], queued_at=START + 1, started_at=START + 2, ended_at=START + 3)
+        writer.put_rows("e1", 0, 2, RowTable.TASKS, tasks(ran))
+        writer.put_events("e1", 0, 3, events)
+        wait_until(lambda: writer.statistics.rows == 4)
+    for offset in (1, 2, 3):
+        (story,) = Reader(tmp_path).trace(TOPIC, 0, offset).stories
+        assert [row.event.offset for row in story.events] == [offset]
+        assert story.is_dead_lettered

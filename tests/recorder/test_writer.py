@@ -387,8 +387,8 @@ def test_one_segment_that_cannot_be_sealed_holds_up_no_other(tmp_path: Path, mon
 
 
 def test_an_old_period_stays_where_nobody_knows_whether_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with RecordWriter(settings(tmp_path), "g", "w"):
-        pass
+    with RecordWriter(settings(tmp_path), "g", "w") as writer:
+        writer.add_event(RecordedEvent(1, EventKind.ACTION))
     period = find_period(tmp_path)
 
     def refuse(path: Path) -> int:
@@ -715,3 +715,17 @@ def test_no_secret_is_in_the_state_that_is_stored(tmp_path: Path):
     state = msgspec.json.decode(body, type=EngineProgress)
     assert state.sinks["sinks.http.api"].last_error == "cannot reach http://***@host/"
     assert state.flow == {"password-resets/0": (3, 2, 0)}
+
+
+def test_a_start_that_was_stopped_leaves_no_empty_period(tmp_path: Path):
+    for _ in range(3):
+        with RecordWriter(settings(tmp_path), "g", "w", read_progress=EngineProgress, config={"a": 1}) as writer:
+            assert writer.statistics.place != "memory"
+    assert not list(tmp_path.rglob("*"))
+    with RecordWriter(settings(tmp_path), "g", "w") as writer:
+        writer.add_event(RecordedEvent(1, EventKind.ACTION))
+    (period,) = Reader(tmp_path).list_recordings()
+    assert period.events == 1
+    with RecordWriter(settings(tmp_path), "g", "w"):
+        pass
+    assert [info.period for info in Reader(tmp_path).list_recordings()] == [period.period]

@@ -51,6 +51,19 @@ class Slow(Known):
         ]
 
 
+class Flawed(Known):
+    """A known result per message, but for those that are to fail."""
+
+    async def arrange(self, messages, pending):
+        tasks = await super().arrange(messages, pending)
+        return [
+            ExecutorTask(task.task_id, ("-c", "exit 3"), source_offsets=task.source_offsets, binary_path="/bin/sh")
+            if message.payload.fail
+            else task
+            for task, message in zip(tasks, messages, strict=True)
+        ]
+
+
 class Shuffled(Known):
     """Results that take their time, so that only an order keeps them in order."""
 

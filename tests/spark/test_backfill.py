@@ -23,6 +23,8 @@ from tests import prepared
 from tests.jsonl import read_lines
 from tests.until import wait_until
 
+from tidemill.recorder.queries import EventQuery
+from tidemill.recorder.reader import Reader
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.processes import find_marked, read_parent
 from tidemill.testing.kafka import committed_offsets
@@ -152,6 +154,35 @@ def test_a_topic_is_done_once_in_ranges_finer_than_its_partitions(site: Site) ->
     admin = AdminClient({"bootstrap.servers": site.broker.bootstrap})
     groups = {found.group_id for found in admin.list_consumer_groups().result(10).valid}
     assert not {name for name in groups if name.startswith(site.topic)}, "a group was joined"
+
+
+def test_a_backfill_is_recorded_with_its_counts_and_its_failures_and_found_like_a_pipeline(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDEMILL_DEBUG__ENABLED", "true")
+    site.feed(300)
+    site.feed(2, fail=True)
+    db = site.folder / "recordings"
+    site.config(debug={"db_dir": str(db)}, executor={"max_retries": 1})
+    done = site.run("Flawed", "--from", "earliest", "--range-messages", "100")
+    assert done.returncode == ExitCode.OK, done.stderr
+
+    def ask(*words: str) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "COLUMNS": "200"}
+        return prepared.run_text([*words, str(site.config_path)], cwd=site.folder, env=env, timeout=60)
+
+    listed = json.loads(ask("record", "list", "--json").stdout)
+    assert (listed["bounded"], listed["live"], listed["messages"], listed["tasks"]) == (True, False, 2, 4)
+    traced = ask("trace", f"{site.topic}:1:150")
+    assert traced.returncode == ExitCode.OK, traced.stderr
+    assert f"bounded run {listed['recording']}, range " in traced.stdout.splitlines()[0]
+    assert "exit code 3" in traced.stdout
+    assert "commit" not in traced.stdout, "nothing is committed"
+    assert ask("trace", f"{site.topic}:1:20").returncode == ExitCode.NOTHING_FOUND, "it went well"
+    reader = Reader(db)
+    assert sum(point.consumed for point in reader.read_counts(0, 2**52).points) == 302
+    (ended,) = reader.find_events(EventQuery(kinds=("run_ended",))).rows
+    assert (ended.event.text, ended.event.data["messages_done"], ended.event.data["dead_lettered"]) == ("done", 302, 2)
 
 
 def test_order_by_key_demands_whole_partitions_and_keeps_the_order_then(site: Site) -> None:

@@ -55,6 +55,7 @@ async def test_actions_are_carried_out_and_recorded_with_who_did_them(noted: lis
     [
         ("pause", {}, 422),
         ("pause", {"seconds": 0}, 422),
+        ("pause", {"seconds": 1e-9}, 422),
         ("pause", {"seconds": 604_801}, 422),
         ("pause", {"seconds": "NaN"}, 422),
         ("pause", {"seconds": 60, "partition": -1}, 422),
@@ -151,5 +152,5 @@ async def test_the_actions_are_in_the_openapi_document() -> None:
     wanted = {"release", "drain", "pause", "resume", "engines/{slot}/restart"}
     assert {f"/api/v1/actions/{name}" for name in wanted} <= posts
     assert "<caption>Body</caption>" in page
-    assert "For how long; up to 7 days." in page
+    assert "For how long; from 1 second to 7 days." in page
     assert "Answer: RedriveReport" in page

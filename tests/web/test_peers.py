@@ -283,3 +283,25 @@ async def test_a_cursor_that_was_not_given_out_is_refused_or_harmless(folder: Pa
 def test_tokens_of_peers_are_masked() -> None:
     settings = DebugSettings(peers=[PeerSettings(url="https://b.example", token=TOKEN)])
     assert TOKEN not in str(redact(settings.model_dump(mode="json")))
+
+
+async def test_a_server_of_the_same_folder_is_named_and_shows_nothing_twice(folder: Path, tmp_path: Path) -> None:
+    token = {"other": {"hash": hash_token(TOKEN), "role": "read"}}
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    debug = {"enabled": True, "port": 0, "db_dir": str(link), "tokens": token}
+    with serve_web(ScriptedPipeline({"debug": debug}).watched()) as web:
+        assert web is not None
+        web.begin()
+        address = web.address.rstrip("/")
+        name = address.partition("://")[2]
+        async with log_in(make_pipeline(folder, address)) as client:
+            pages = [await read(client, path, peers="true") for path in ("/messages", "/tasks")]
+            failures = await read(client, "/failures", peers="true")
+            shown = (await client.get("/hosts")).text
+    for page in [*pages, failures]:
+        assert list(page["missing"]) == [name]
+        assert "recordings of this same folder" in page["missing"][name]
+    assert [len(page["rows"]) for page in pages] == [30, 30]
+    assert [group["count"] for group in failures["groups"]] == [30]
+    assert "recordings of this same folder" in shown

@@ -168,3 +168,21 @@ def test_the_lag_of_one_worker_stays_known_beside_one_that_has_none() -> None:
     counts = Counts(at=1, lag=5, in_flight=2, consumed=3)
     add_workers(counts, Counts(at=1, in_flight=4, consumed=1))
     assert (counts.lag, counts.in_flight, counts.consumed) == (5, 6, 4)
+
+
+async def test_bounded_runs_are_marked_on_each_page_and_show_what_failed(tmp_path: Path) -> None:
+    debug = DebugSettings(db_dir=str(tmp_path / "db"))
+    pipeline = ScriptedPipeline({"debug": {"enabled": True, "db_dir": debug.db_dir}})
+    with RecordWriter(debug, "g", "w.backfill", bounded=True) as writer, RecordWriter(debug, "g", "w") as live:
+        write(writer, 1)
+        write(live, 2)
+    async with log_in(pipeline) as client:
+        marked = {run["worker"]: run["bounded"] for run in await read(client, "/runs")}
+        periods = {row["worker"]: row["bounded"] for row in await read(client, "/recordings")}
+        pages = [(await client.get(path)).text for path in ("/runs", "/recordings")]
+        story = (await client.get("/messages/orders/0/1")).text
+        other = (await client.get("/messages/orders/0/2")).text
+    assert marked == periods == {"w.backfill": True, "w": False}
+    assert [page.count(">bounded run<") for page in pages] == [1, 1]
+    assert "nothing, in a bounded run" in story
+    assert "bounded run" not in other

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ from tests.until import until
 from tests.web.scripted_pipeline import ScriptedPipeline
 from tests.web.serving import log_in, make_app
 
-from tidemill.web.problems import Problem
+from tidemill.web.problems import Problem, answer_problem
 from tidemill.web.routes import Routes
 from tidemill.web.sections import Section
 from tidemill.web.workers import BlockingRoute, Workers, is_over
@@ -126,3 +127,8 @@ async def main():
 asyncio.run(main())
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+
+
+def test_a_problem_is_one_line_whatever_a_user_or_a_library_said() -> None:
+    answer = answer_problem(422, "cursor: not a cursor:\n  a\r\nb \x1b[31m\n")
+    assert json.loads(answer.body)["detail"] == "cursor: not a cursor: a b \\x1b[31m"

@@ -21,7 +21,7 @@ from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.saved_files import FirstFiles, SavedFiles, find_code_folders
-from tidemill.runtime.stop_signals import find_stop_signals
+from tidemill.runtime.stop_signals import find_stop_signals, handle_signal
 from tidemill.spark.session.packaging import find_own_modules
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _ending_on_signals() -> Iterator[None]:
             signal.signal(other, signal.SIG_IGN)
         raise typer.Exit(ExitCode.OK)
 
-    before = {number: signal.signal(number, end) for number in find_stop_signals()}
+    before = {number: handle_signal(number, end) for number in find_stop_signals()}
     try:
         yield
     finally:

@@ -1,4 +1,5 @@
-"""The entry point of the `tidemill` command: Ctrl-C before the command itself runs ends it without a traceback.
+"""The entry point of the `tidemill` command: Ctrl-C before the command itself runs ends it without a traceback,
+and SIGTERM with the exit code of a start that is stopped.
 
 It imports nothing that takes time before that is arranged.
 """
@@ -6,6 +7,11 @@ It imports nothing that takes time before that is arranged.
 from __future__ import annotations
 
 import signal
+import sys
+
+#: How a command ends at a first SIGTERM before it has begun: nothing was read, so a pipeline has ended well, while a
+#: backfill has all of its work left. The numbers are those of `ExitCode`, which takes time to import.
+_EARLY = {"run": 0, "backfill": 130}
 
 
 def main() -> None:
@@ -14,6 +20,22 @@ def main() -> None:
     # background has it ignored, and that stays as it is.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from tidemill.runtime.stop_signals import EarlyStop
+
+    command = next(iter(sys.argv[1:]), "")
+    if command not in _EARLY or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        _run()
+        return
+    early = EarlyStop(_EARLY[command])
+    signal.signal(signal.SIGTERM, early)
+    try:
+        _run()
+    finally:
+        if signal.getsignal(signal.SIGTERM) is early:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _run() -> None:
     from tidemill.cli.main import main as run
 
     run()

@@ -24,7 +24,7 @@ Partition = Annotated[
 
 def pause(
     config: ConfigPath = None,
-    span: Annotated[str, typer.Option("--for", metavar="TIME", help="For how long: 90s, 15m, 4h, up to 7d.")] = "15m",
+    span: Annotated[str, typer.Option("--for", metavar="TIME", help="For how long: 90s, 15m, 4h, 1s to 7d.")] = "15m",
     partition: Partition = None,
 ) -> None:
     """Let the pipeline of CONFIG on this machine read no new messages for a time; it resumes by itself.

@@ -16,7 +16,7 @@ from tidemill.cli.recordings import find_folder
 from tidemill.cli.reporting import reporting
 from tidemill.cli.tables import Column, find_width, format_table
 from tidemill.core.errors import ConfigError
-from tidemill.core.wording import format_count
+from tidemill.core.wording import format_count, to_one_line
 
 if TYPE_CHECKING:
     from tidemill.recorder.queries import RecordingInfo
@@ -72,8 +72,8 @@ def _row(info: RecordingInfo) -> list[str]:
         f"{info.tasks:,}",
         f"{info.events:,}",
         format_size(info.size_bytes),
-        "live" if info.live else "",
-        "; ".join(info.problems),
+        ", ".join(word for word, is_so in (("bounded run", info.bounded), ("live", info.live)) if is_so),
+        to_one_line("; ".join(info.problems)),
     ]
 
 
@@ -129,7 +129,7 @@ def merge(
         _refuse_file("--to", to)
         copies, problems = copy_recordings(sources, to)
         for problem in problems:
-            typer.echo(f"warning: {problem}", err=True)
+            typer.echo(f"warning: {to_one_line(problem)}", err=True)
         typer.echo(f"{format_count(len(copies), 'recording')} copied to {to}", err=True)
 
 
@@ -188,5 +188,5 @@ def export(
             problems,
         )
         for problem in problems:
-            typer.echo(f"warning: {problem}", err=True)
+            typer.echo(f"warning: {to_one_line(problem)}", err=True)
         typer.echo(f"{format_count(count, 'message')} written to {parquet}", err=True)

@@ -10,22 +10,27 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import select
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TextIO
 
 import typer
 
 from tidemill.core.errors import ConfigError, RemoteError, TidemillError
+from tidemill.core.wording import to_one_line
 from tidemill.runtime.exitcode import ExitCode, find_exit_code
 
 #: What the operating system says about a place that cannot take more, and about a path that cannot be used.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _UNUSABLE = (errno.ENAMETOOLONG, errno.EACCES, errno.EROFS, errno.ELOOP, errno.ENOTDIR)
+
+#: What commands split their arguments at.
+_PARTS = re.compile(r"[:=,]")
 
 
 @contextlib.contextmanager
@@ -139,10 +144,22 @@ def _flush() -> None:
 
 
 def print_error(error: TidemillError) -> None:
-    """Write an error to standard error in one line, masking what libraries and handlers said in it."""
+    """Write an error to standard error in one line, masking what libraries and handlers said in it.
+
+    A list of problems has a line for each; what the user typed never has more than one.
+    """
     from tidemill.config.redaction import redact_text
 
     # Configuration errors quote no secrets, and name keys that masking would take for one.
     text = str(error) if isinstance(error, ConfigError) else redact_text(str(error))
     with contextlib.suppress(OSError):
-        typer.echo(f"error: {text}", err=True)
+        typer.echo(f"error: {_escape_words(text, sys.argv[1:])}", err=True)
+
+
+def _escape_words(text: str, words: Iterable[str]) -> str:
+    """Return a text in which the words of a command, and their parts, are in one line each."""
+    parts = [part for word in words if not word.isprintable() for part in (word, *_PARTS.split(word))]
+    for part in parts:
+        if not part.isprintable():
+            text = text.replace(part, to_one_line(part))
+    return text

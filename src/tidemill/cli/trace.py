@@ -11,7 +11,7 @@ import typer
 from tidemill.cli.recordings import expand_folder, load_quietly
 from tidemill.cli.reporting import reporting
 from tidemill.core.errors import ConfigError, escape_surrogates
-from tidemill.core.wording import format_count
+from tidemill.core.wording import format_count, to_one_line
 from tidemill.runtime.exitcode import ExitCode
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def trace(
         query, config = _read_arguments(place, config, key, task, label)
         traces, where, opened = _find(query, config)
         for problem in traces.problems:
-            typer.echo(f"warning: {problem}", err=True)
+            typer.echo(f"warning: {to_one_line(problem)}", err=True)
         if as_json:
             span = (traces.first_us, traces.last_us)
             typer.echo(encode_traces(traces.found, opened, more=traces.more, span=span))

@@ -65,9 +65,12 @@ def _describe_story(story: Story) -> str:
     took = (
         "" if row.resolved_at is None or row.consumed_at is None else f" in {_span(row.resolved_at - row.consumed_at)}"
     )
-    title = f"{row.topic}:{row.partition}:{row.offset} {status}{took}, {row.recording}, engine {row.engine}"
+    where = (
+        f"bounded run {row.recording}, range {row.engine}" if story.bounded else f"{row.recording}, engine {row.engine}"
+    )
+    title = f"{row.topic}:{row.partition}:{row.offset} {status}{took}, {where}"
     key = [] if row.key is None else [f"key {_show_key(row.key)}" if row.key else "an empty key"]
-    tail = [] if story.committed_us is not None else ["no commit is recorded within 10 minutes"]
+    tail = [] if story.bounded or story.committed_us is not None else ["no commit is recorded within 10 minutes"]
     return "\n".join(map(escape, [title, *key, *_draw(lines, start), *tail]))
 
 

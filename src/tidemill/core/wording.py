@@ -1,4 +1,4 @@
-"""Numbers in sentences."""
+"""Numbers in sentences, and sentences in one line."""
 
 from __future__ import annotations
 
@@ -15,3 +15,16 @@ def format_count(count: int, noun: str) -> str:
         ('1 message', '1,200 messages', '0 processes')
     """
     return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('s') else 's'}"
+
+
+def to_one_line(text: str) -> str:
+    r"""Return a text in one line: line breaks become spaces, other control characters are escaped.
+
+    Example:
+        >>> to_one_line("the file is damaged:\n  no header\n"), to_one_line("a \x1b[31m key")
+        ('the file is damaged: no header', 'a \\x1b[31m key')
+    """
+    if text.isprintable():
+        return text
+    joined = " ".join(line.strip() for line in text.splitlines() if line.strip())
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in joined)

@@ -7,11 +7,13 @@ included; whatever ends it sooner leaves `complete` unset, and its outcomes cove
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import describe_error
 from tidemill.core.pipeline.message_stage import MessageStage
+from tidemill.core.recorder.outgoing import OutgoingFrames
+from tidemill.deadletters.writer import DeadLetters
 from tidemill.pipeline.build import build_engine
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.reports.outcomes import Outcomes
@@ -20,18 +22,22 @@ from tidemill.runtime.identity import Identity
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.sources.bounded import BoundedSource
 
+if TYPE_CHECKING:  # loaded only where something is recorded
+    from tidemill.pipeline.recording.recorder import EngineRecorder
+
 
 def make_bounded_settings(settings: Settings) -> Settings:
     """Return the settings of a bounded run: a message is done when what its window delivers is confirmed too.
 
     A live engine may commit before a window's own payloads are confirmed and still deliver them; a bounded one ends.
     It commits nothing to a group either, so there is nothing to hold together in a transaction: results are
-    delivered at least once. Its outcomes are the record of it; the flight recorder is of live pipelines.
+    delivered at least once. Its outcomes are the record of what went well: only failures leave rows in the flight
+    recorder.
     """
     settings = settings.model_copy(deep=True)
     settings.executor.commit = "window"
     settings.kafka.exactly_once = False
-    settings.debug.enabled = False
+    settings.debug.probe_enabled = False
     return settings
 
 
@@ -57,7 +63,7 @@ class BoundedEngine:
         """Wire the parts; nothing is connected yet."""
         self._source = source
         self._outcomes = outcomes
-        self._engine = build_engine(settings, handler, identity, source, outcomes, outcomes.letters)
+        self._engine = build_engine(settings, handler, identity, source, outcomes, outcomes.letters, _build_recorder)
         if outcomes.letters is not None:
             outcomes.letters.on_error = self._engine.fail
         if self._engine.brake is not None:
@@ -98,9 +104,9 @@ class BoundedEngine:
         return self._outcomes.letters.published if self._outcomes.letters is not None else []
 
     @property
-    def records(self) -> None:
-        """Nothing is recorded; see `make_bounded_settings`."""
-        return None
+    def records(self) -> OutgoingFrames | None:
+        """What the driver is to store; None: nothing is recorded."""
+        return self._engine.records
 
     @property
     def live(self) -> None:
@@ -155,3 +161,13 @@ class BoundedEngine:
 
     def _refused(self, error: Exception) -> None:
         self._engine.drain()
+
+
+def _build_recorder(settings: Settings, letters: DeadLetters) -> tuple[EngineRecorder, DeadLetters]:
+    """Return what records the failures of an engine, and letters that are recorded."""
+    from tidemill.pipeline.recording.choice import FAILURES
+    from tidemill.pipeline.recording.letters import RecordedLetters
+    from tidemill.pipeline.recording.recorder import EngineRecorder
+
+    recorder = EngineRecorder(settings.debug, choice=FAILURES)
+    return recorder, RecordedLetters(letters, recorder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,9 @@ from tidemill.sources.kafka import KafkaSource
 if TYPE_CHECKING:  # loaded only where something is recorded
     from tidemill.pipeline.recording.recorder import EngineRecorder
 
+#: Returns what records an engine, and letters that are recorded, from its settings and where letters go.
+RecorderMaker = Callable[[Settings, DeadLetters], "tuple[EngineRecorder, DeadLetters]"]
+
 
 def build_engine(
     settings: Settings,
@@ -32,6 +36,7 @@ def build_engine(
     source: Source | None = None,
     report: Report | None = None,
     letters: DeadLetters | None = None,
+    make_recorder: RecorderMaker | None = None,
 ) -> Engine:
     """Return an engine of this pipeline; nothing is connected yet.
 
@@ -42,11 +47,12 @@ def build_engine(
         source: Where messages come from; None: the topic, as a member of the group.
         report: Where finished messages are reported; None: the history, if one is configured.
         letters: Where dead letters go; None: the dead-letter topic.
+        make_recorder: Returns what records it, if anything is recorded; None: what records everything.
     """
     mode: DeliveryMode = ExactlyOnce() if settings.kafka.exactly_once else AtLeastOnce()
     letters, recorder = letters or mode.make_letters(settings), None
     if settings.debug.enabled:
-        recorder, letters = _build_recorder(settings, letters)
+        recorder, letters = (make_recorder or _build_recorder)(settings, letters)
     sinks, group = build_sinks(settings), settings.kafka.consumer_group
     outbox = Outbox(sinks, letters, handler.on_delivery_error, settings.delivery, mode, group=group)
     return Engine(
@@ -69,7 +75,7 @@ def _build_recorder(settings: Settings, letters: DeadLetters) -> tuple[EngineRec
     from tidemill.pipeline.recording.recorder import EngineRecorder
 
     recorder = EngineRecorder(settings.debug)
-    return recorder, RecordedLetters(letters, recorder.events)
+    return recorder, RecordedLetters(letters, recorder)
 
 
 def build_history(settings: Settings, identity: Identity) -> HistoryWriter | None:

@@ -52,7 +52,7 @@ def clean_worker(
     for name in removal.periods:
         remove_period(periods[name])
     for stem in removal.segments:
-        for ending in ("parquet", "idx"):
+        for ending in ("idx", "parquet"):  # an index without its rows would be told as a loss
             with contextlib.suppress(FileNotFoundError):
                 (current.folder / f"{stem}.{ending}").unlink()
     return removal

@@ -135,12 +135,13 @@ class CountSampler:
         self._committed: dict[str, int] = {}
         self._partitions_at = 0
 
-    def take(self, now: EngineProgress, at: int) -> Counts:
+    def take(self, now: EngineProgress, at: int, *, last: bool = False) -> Counts:
         """Return what happened since the last call.
 
         Args:
             now: The sums over all engines; kept, so that it must not change any more.
             at: Seconds since the epoch.
+            last: Whether partitions are counted however short ago they were: there is no later time.
         """
         before, self._before = self._before, now
         counts = Counts(at, in_flight=now.in_flight, lag=sum(now.lag.values()) if now.lag else None)
@@ -155,7 +156,7 @@ class CountSampler:
         }
         past = before.flow
         counts.committed = sum(subtract_count(flow[1], past.get(name, _NO_FLOW)[1]) for name, flow in now.flow.items())
-        if abs(at - self._partitions_at) >= seconds_between_partitions(len(now.flow)):
+        if last or abs(at - self._partitions_at) >= seconds_between_partitions(len(now.flow)):
             self._partitions_at = at
             counts.partitions = self._take_partitions(now)
         return counts

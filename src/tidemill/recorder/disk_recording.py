@@ -21,7 +21,7 @@ import structlog
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.core.recorder.retention import Limits, SegmentSize
 from tidemill.core.recorder.sealing import SealPolicy, is_period_over
-from tidemill.recorder.cleaning import clean_worker, remove_expired
+from tidemill.recorder.cleaning import clean_worker, remove_expired, remove_recordings
 from tidemill.recorder.events import RecordedEvent
 from tidemill.recorder.events_database import EventsDatabase
 from tidemill.recorder.frames import FrameInfo
@@ -57,6 +57,7 @@ class DiskRecording:
         settings: How much is kept and for how long.
         policy: When segments are sealed.
         folder: The name of its folder; '': that of the group and the worker.
+        bounded: Whether it is of a bounded run.
 
     Raises:
         OSError: Nothing can be written there.
@@ -71,8 +72,11 @@ class DiskRecording:
         settings: DebugSettings,
         policy: SealPolicy | None = None,
         folder: str = "",
+        *,
+        bounded: bool = False,
     ) -> None:
         """Begin the first period."""
+        self._bounded = bounded
         self._group = group
         self._worker = worker
         self._settings = settings
@@ -104,6 +108,7 @@ class DiskRecording:
                 self._worker,
                 int(now * 1_000_000),
                 keep_hours=self._settings.retention_hours,
+                bounded=self._bounded,
             )
         except BaseException:
             os.close(lock)
@@ -325,18 +330,25 @@ class DiskRecording:
         _close_period(before, lock, database)
 
     def close(self) -> None:
-        """Seal what is open, and leave the period; what the disk refuses stays open, for the next run to seal."""
+        """Seal what is open, and leave the period; what the disk refuses stays open, for the next run to seal.
+
+        A period in which nothing happened, as of a start that was stopped, is removed.
+        """
+        is_empty = False
         try:
             for table in list(self._open):
                 self._seal(table)
             if self._housekeeping is not None:
                 self._housekeeping.join(END_SECONDS)
+            is_empty = not self._numbers and self.database.is_empty
         finally:
             link = self._folder / self._link_name
             with contextlib.suppress(OSError):
                 if str(link.readlink()) == self._period.database.name:
                     link.unlink()
             _close_period(self._period, self._lock, self.database)
+        if is_empty:
+            remove_recordings([self._period])
 
 
 def _close_period(period: Period, lock: int, database: EventsDatabase) -> None:

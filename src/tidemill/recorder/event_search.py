@@ -11,6 +11,7 @@ import msgspec
 
 from tidemill.core.recorder.cursor import Key
 from tidemill.core.recorder.failure_count import count_failures, rank_failures
+from tidemill.core.wording import to_one_line
 from tidemill.recorder.counts import Counts
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.events_database import COUNT_SECONDS
@@ -48,7 +49,9 @@ def ask_database(store: SegmentStore, read: Callable[[sqlite3.Connection], None]
     except FileNotFoundError:
         return  # retention was faster
     except (OSError, sqlite3.Error, msgspec.MsgspecError, ValueError) as error:
-        problems.append(f"{store.recording}: a database is damaged or not complete and was skipped: {error}")
+        problems.append(
+            f"{store.recording}: a database is damaged or not complete and was skipped: {to_one_line(str(error))}"
+        )
 
 
 def search_events(

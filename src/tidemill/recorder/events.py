@@ -27,6 +27,8 @@ class EventKind(enum.StrEnum):
     PERIODIC_RUN = "periodic_run"
     PARTITION_STALLED = "partition_stalled"
     ACTION = "action"
+    RUN_STARTED = "run_started"
+    RUN_ENDED = "run_ended"
     TRIGGER_STARTED = "trigger_started"
     TRIGGER_RESTARTED = "trigger_restarted"
     TRIGGER_ENDED = "trigger_ended"
@@ -57,6 +59,7 @@ ORDINARY = frozenset(
         EventKind.RESUMED,
         EventKind.ENGINE_STARTED,
         EventKind.ACTION,
+        EventKind.RUN_STARTED,
         EventKind.TRIGGER_STARTED,
         EventKind.TRIGGER_RESTARTED,
         EventKind.TRIGGER_ENDED,
@@ -73,7 +76,8 @@ class RecordedEvent(msgspec.Struct, frozen=True, omit_defaults=True):
         kind: What.
         topic: Where it happened, if to a message or a partition; None otherwise.
         partition: Likewise.
-        offset: Likewise; of a task with several messages, the first one.
+        offset: Likewise; of a task with several messages, the first one. A dead letter has an event for each of its
+            messages, of which only the first has an error class.
         task_id: The task it happened to; of a trigger host, the trigger.
         sink: The sink's place in the configuration ("sinks.kafka.out"); of a trigger host, the shared stream.
         text: The error or the reason, secrets masked, up to `schema.MAX_ERROR_CHARS`.

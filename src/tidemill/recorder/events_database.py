@@ -49,7 +49,7 @@ create table segments (
   first_at integer not null, last_at integer not null, sealed_at integer not null);
 create table about (
   version integer not null, "group" text not null, worker text not null, started_at_us integer not null,
-  keep_seconds integer not null);
+  keep_seconds integer not null, bounded integer not null);
 """
 
 
@@ -71,12 +71,22 @@ class EventsDatabase:
         worker: The worker's name.
         started_at_us: When the period began.
         keep_hours: For how long it is to be kept.
+        bounded: Whether it is of a bounded run, which records failures only.
 
     Raises:
         sqlite3.Error: It cannot be written.
     """
 
-    def __init__(self, place: Path | str, group: str, worker: str, started_at_us: int, keep_hours: float) -> None:
+    def __init__(
+        self,
+        place: Path | str,
+        group: str,
+        worker: str,
+        started_at_us: int,
+        keep_hours: float,
+        *,
+        bounded: bool = False,
+    ) -> None:
         """Create the tables."""
         # The writer's thread uses it; it is created and closed by others.
         if isinstance(place, Path):
@@ -88,7 +98,8 @@ class EventsDatabase:
         self._db.execute("pragma synchronous = off")
         self._db.executescript(f"begin; {_TABLES} pragma user_version = {VERSION}; commit;")
         self._db.execute(
-            "insert into about values (?, ?, ?, ?, ?)", (VERSION, group, worker, started_at_us, int(keep_hours * 3600))
+            "insert into about values (?, ?, ?, ?, ?, ?)",
+            (VERSION, group, worker, started_at_us, int(keep_hours * 3600), bounded),
         )
         self._classes: dict[str, int] = {}
         self.events = 0
@@ -197,6 +208,11 @@ class EventsDatabase:
     def add_counts(self, step: int, at: int, body: bytes) -> None:
         """Store what was counted in `step` seconds from `at` on, seconds since the epoch."""
         self._db.execute("insert into counts (step, at, body) values (?, ?, ?)", (step, at, body))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has happened: there are no events, and nothing was counted."""
+        return not self.events and self._db.execute("select 1 from counts limit 1").fetchone() is None
 
     def add_config(self, at_us: int, body: str) -> None:
         """Store the configuration, in which secrets are masked already."""

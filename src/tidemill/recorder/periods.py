@@ -31,6 +31,7 @@ from tidemill.runtime.lock import HeldError, lock_file
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _MAX_NAME = 100
 _SEGMENT = re.compile(r"(messages|tasks)-(\d{6,12})\.(open|parquet)")
+_INDEX = re.compile(r"(messages|tasks)-(\d{6,12})\.idx")
 _PERIOD = re.compile(r"(.+)-(\d{8}T\d{6}Z(?:-\d+)?)\.db")
 LOCK = "lock"
 
@@ -101,6 +102,19 @@ def create_file(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
+def identify_folder(folder: Path) -> str:
+    """Return what tells a folder from all others, on any machine; '' if it is not there.
+
+    It says nothing about the folder, and changes when the machine is started again.
+    """
+    try:
+        status = folder.stat()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        return ""
+    return hashlib.blake2b(f"{boot} {status.st_dev} {status.st_ino}".encode(), digest_size=16).hexdigest()
+
+
 class SegmentName(msgspec.Struct, frozen=True, order=True):
     """A segment of a period; they are numbered in the order in which they were begun."""
 
@@ -155,6 +169,20 @@ class Period(msgspec.Struct, frozen=True):
                 if known is None or not known.sealed:
                     found[name.number, name.table] = name
         return sorted(found.values())
+
+    def list_missing(self) -> list[SegmentName]:
+        """Return the segments of which only the index is left, the oldest first; retention removes that before rows."""
+        found = []
+        with contextlib.suppress(OSError):
+            check_private_folder(self.folder)
+            names = {entry.name for entry in os.scandir(self.folder)}
+            for match in filter(None, map(_INDEX.fullmatch, names)):
+                name = SegmentName(int(match[2]), RowTable(match[1]), sealed=True)
+                rows = [f"{name.stem}.parquet", f"{name.stem}.open"]
+                # It may have been sealed or removed while the folder was read.
+                if names.isdisjoint(rows) and self.path_of(name, "idx").exists():
+                    found += [] if any((self.folder / row).exists() for row in rows) else [name]
+        return sorted(found)
 
     def list_files(self) -> list[Path]:
         """Return all of its files."""

@@ -247,6 +247,7 @@ class RecordingInfo(msgspec.Struct, frozen=True):
         events: Events.
         size_bytes: All of its files.
         live: Whether it is being written.
+        bounded: Whether it is of a bounded run, which records failures only.
         kept_until_us: When it is too old by its own configuration; None: it is being written, or not known.
         problems: What could not be read.
     """
@@ -264,6 +265,7 @@ class RecordingInfo(msgspec.Struct, frozen=True):
     events: int = 0
     size_bytes: int = 0
     live: bool = False
+    bounded: bool = False
     kept_until_us: int | None = None
     problems: list[str] = []
 
@@ -277,6 +279,7 @@ class Story(msgspec.Struct, frozen=True):
         events: Its events, in order: failures, retries, deliveries that were refused, letters.
         committed_us: When its offset was seen to be committed; None: it was not, or not recorded.
         committed_exactly: Whether that is the commit itself, and not the first look after it.
+        bounded: Whether that was in a bounded run, which commits nothing.
     """
 
     message: MessageRow
@@ -284,6 +287,7 @@ class Story(msgspec.Struct, frozen=True):
     events: list[EventRow] = []
     committed_us: int | None = None
     committed_exactly: bool = False
+    bounded: bool = False
 
     @property
     def is_dead_lettered(self) -> bool:

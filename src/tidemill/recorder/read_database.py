@@ -6,8 +6,44 @@ import os
 import sqlite3
 import stat
 
+import msgspec
+
 from tidemill.recorder.events_database import VERSION
 from tidemill.recorder.periods import Period
+
+
+class About(msgspec.Struct, frozen=True):
+    """What a period is called.
+
+    Attributes:
+        group: The consumer group.
+        worker: The worker's name.
+        started_us: When it was begun, in UTC microseconds since the epoch.
+        keep_seconds: For how long it is to be kept.
+        bounded: Whether it is of a bounded run, which records failures only.
+    """
+
+    group: str
+    worker: str
+    started_us: int
+    keep_seconds: int
+    bounded: bool
+
+
+def read_about(db: sqlite3.Connection) -> About | None:
+    """Return what a period is called; None: its process was killed before it said that.
+
+    Raises:
+        sqlite3.Error: It cannot be read.
+    """
+    found = db.execute("select * from about")
+    row = found.fetchone()
+    if row is None:
+        return None
+    facts = dict(zip((column[0] for column in found.description), row, strict=True))
+    # A recording of a version without bounded runs has no such column.
+    bounded = bool(facts.get("bounded"))
+    return About(facts["group"], facts["worker"], facts["started_at_us"], facts["keep_seconds"], bounded)
 
 
 def open_database(period: Period) -> sqlite3.Connection:

@@ -7,6 +7,7 @@ removes meanwhile is not missed. Any thread may ask.
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -19,7 +20,7 @@ from tidemill.recorder.counts import Counts, add_workers
 from tidemill.recorder.linked_search import Place, find_linked, link_events, link_tasks, list_cursor_kinds
 from tidemill.recorder.memory import release_memory
 from tidemill.recorder.memory_recording import MemoryRecording
-from tidemill.recorder.periods import Period, list_periods, list_worker_folders
+from tidemill.recorder.periods import Period, identify_folder, list_periods, list_worker_folders
 from tidemill.recorder.queries import (
     CountSeries,
     EventPage,
@@ -65,11 +66,17 @@ class Reader:
     def __init__(self, db_dir: Path | None, memory: dict[str, MemoryRecording] | None = None) -> None:
         """Read nothing yet."""
         self._db_dir = db_dir
+        self._identity = uuid.uuid4().hex
         self._memory = [MemoryStore(name, recording) for name, recording in (memory or {}).items()]
         self._cache = StoreCache()
         self._names = RunNames()
         # Parquet files are shared, and not made for several threads at once.
         self._lock = threading.Lock()
+
+    @property
+    def identity(self) -> str:
+        """What all readers of the same folder on this machine have in common, and no others."""
+        return self._identity if self._db_dir is None else identify_folder(self._db_dir) or self._identity
 
     def _list_stores(self, runs: RunChoice = _ALL) -> list[SegmentStore]:
         """Return the stores of some runs, the newest of each first."""
@@ -243,11 +250,15 @@ class Reader:
         rows = list(events.rows)
         if tasks.rows:
             rows += self._find_task_events(stores, topic, partition, offset, [task.task_id for task in tasks.rows])
+            rows = _drop_same_letters(rows)
+
+        bounded = [store for store in stores if self._names.find(store).bounded] if messages.rows else []
+        others = [store for store in stores if store not in bounded]
 
         def find_commit(since: int, until: int) -> int | None:
-            return event_search.find_commit(stores, f"{topic}/{partition}", offset, since, until, problems)
+            return event_search.find_commit(others, f"{topic}/{partition}", offset, since, until, problems)
 
-        told = tell_stories(messages.rows, tasks.rows, rows, find_commit)
+        told = tell_stories(messages.rows, tasks.rows, rows, find_commit, {store.recording for store in bounded})
         first, last = self.find_span()
         return msgspec.structs.replace(
             told, kept_from_us=first, kept_to_us=last, problems=list(dict.fromkeys(problems))
@@ -281,6 +292,18 @@ class Reader:
         """Return the periods of some runs, the newest of each first."""
         with self._lock:
             return [describe_recording(store) for store in self._list_stores(runs)]
+
+
+def _drop_same_letters(rows: Sequence[EventRow]) -> list[EventRow]:
+    """Leave out that a letter was written where that is there already: each of its messages has an event."""
+    letters: set[tuple[str, object]] = set()
+    kept = []
+    for row in rows:
+        letter = row.event.data.get("letter_id")
+        if letter is None or (row.recording, letter) not in letters:
+            kept.append(row)
+            letters.add((row.recording, letter))
+    return kept
 
 
 def split_label(label: str) -> tuple[str, str]:

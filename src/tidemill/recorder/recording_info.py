@@ -8,12 +8,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tidemill.core.wording import to_one_line
 from tidemill.recorder.event_search import ask_database
 from tidemill.recorder.file_view import FileView
 from tidemill.recorder.frames import DamagedSegmentError
 from tidemill.recorder.periods import Period
 from tidemill.recorder.queries import RecordingInfo
-from tidemill.recorder.row_search import READ_ERRORS
+from tidemill.recorder.read_database import read_about
+from tidemill.recorder.row_search import READ_ERRORS, describe_missing
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.segment_store import DiskStore, SegmentStore
 
@@ -31,13 +33,13 @@ def describe_recording(store: SegmentStore) -> RecordingInfo:
         if table is RowTable.MESSAGES and count:
             times += span
     kept: list[int] = []
-    about: dict[str, Any] = {"group": "", "worker": "", "started_us": 0, "events": 0}
+    about: dict[str, Any] = {"group": "", "worker": "", "started_us": 0, "bounded": False, "events": 0}
 
     def read(db: sqlite3.Connection) -> None:
-        found = db.execute('select "group", worker, started_at_us, keep_seconds from about').fetchone()
+        found = read_about(db)
         if found is not None:
-            about["group"], about["worker"], about["started_us"] = found[:3]
-            kept.append(found[3])
+            about.update(group=found.group, worker=found.worker, started_us=found.started_us, bounded=found.bounded)
+            kept.append(found.keep_seconds)
         about["events"] = db.execute("select count(*) from events").fetchone()[0]
 
     ask_database(store, read, problems)
@@ -87,14 +89,15 @@ def _list_segments(store: SegmentStore, problems: list[str]) -> list[tuple[RowTa
                 continue
             parts, problem = store.list_parts(name)
             if problem:
-                problems.append(f"{name.stem} is damaged; the rest of it was skipped: {problem}")
+                problems.append(f"{name.stem} is damaged; the rest of it was skipped: {to_one_line(problem)}")
             for part in parts:
                 about = part.summary
                 found.append((name.table, about.rows, (about.first_at, about.last_at)))
         except FileNotFoundError:
             continue
         except READ_ERRORS as error:
-            problems.append(f"{name.stem} is damaged and was skipped: {error}")
+            problems.append(f"{name.stem} is damaged and was skipped: {to_one_line(str(error))}")
+    problems += [describe_missing(store, name) for name in store.list_missing()]
     return found
 
 

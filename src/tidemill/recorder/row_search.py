@@ -6,11 +6,13 @@ sort key of the last row) leads to exactly the rows after it.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tidemill.core.wording import format_count, to_one_line
 from tidemill.recorder.frames import DamagedSegmentError
 from tidemill.recorder.periods import SegmentName
 from tidemill.recorder.row_filter import (
@@ -72,9 +74,28 @@ def list_segments(stores: Iterable[SegmentStore], table: RowTable, problems: lis
             except FileNotFoundError:
                 continue  # retention was faster
             except READ_ERRORS as error:
-                problems.append(f"{store.recording}: {name.stem} is damaged and was skipped: {error}")
+                problems.append(f"{store.recording}: {name.stem} is damaged and was skipped: {to_one_line(str(error))}")
+        missing = [name for name in store.list_missing() if name.table is table]
+        problems += [f"{store.recording}: {describe_missing(store, name)}" for name in missing]
     sealed.sort(key=lambda segment: segment.summary.last_at if segment.summary else 0, reverse=True)
     return opened + sealed
+
+
+def describe_missing(store: SegmentStore, name: SegmentName) -> str:
+    """Say that the rows of a segment are gone, and how many, if its index says that."""
+    try:
+        about = store.summarize(name)
+    except READ_ERRORS:
+        return f"{name.stem}.parquet is missing; its rows are lost"
+    times = " to ".join(_show_time(at) for at in (about.first_at, about.last_at))
+    return f"{name.stem}.parquet is missing; its {format_count(about.rows, 'row')} from {times} (UTC) are lost"
+
+
+def _show_time(at_us: int) -> str:
+    try:
+        return datetime.datetime.fromtimestamp(at_us / 1_000_000, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (OverflowError, OSError, ValueError):
+        return f"{at_us} us"
 
 
 def search(
@@ -110,7 +131,7 @@ def search(
         except FileNotFoundError:
             continue
         except READ_ERRORS as error:
-            problems.append(f"{segment.place} is damaged and was skipped: {error}")
+            problems.append(f"{segment.place} is damaged and was skipped: {to_one_line(str(error))}")
     return found
 
 
@@ -125,7 +146,7 @@ def _search_segment(
         name = SegmentName(segment.name.number, segment.name.table, sealed=True)
         return _search_sealed(segment.store, name, criteria, limit, names)
     if problem:
-        problems.append(f"{segment.place} is damaged; the rest of it was skipped: {problem}")
+        problems.append(f"{segment.place} is damaged; the rest of it was skipped: {to_one_line(problem)}")
     found: list[Found] = []
     for part in parts:
         if criteria.may_be_in(part.summary):

@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 
 from tidemill.recorder.event_search import ask_database
+from tidemill.recorder.read_database import read_about
 from tidemill.recorder.segment_store import DiskStore, RecentlyUsed, SegmentStore
 
 _MILLION = 1_000_000
@@ -54,6 +55,7 @@ class Run(msgspec.Struct, frozen=True):
         written_us: When something was last written.
         live: Whether it is being written.
         periods: How many it has.
+        bounded: Whether they are of bounded runs, which record failures only.
     """
 
     recording: str
@@ -63,21 +65,36 @@ class Run(msgspec.Struct, frozen=True):
     written_us: int
     live: bool
     periods: int
+    bounded: bool = False
+
+
+class RunName(msgspec.Struct, frozen=True):
+    """What a recording is called.
+
+    Attributes:
+        group: The consumer group.
+        worker: The worker's name.
+        bounded: Whether it is of bounded runs.
+    """
+
+    group: str
+    worker: str
+    bounded: bool = False
 
 
 class RunNames:
-    """Knows the groups and workers of recordings, which never change."""
+    """Knows what recordings are called, which never changes."""
 
     def __init__(self) -> None:
         """Know none yet."""
-        self._known: RecentlyUsed[str, tuple[str, str]] = RecentlyUsed(_MAX_NAMES)
+        self._known: RecentlyUsed[str, RunName] = RecentlyUsed(_MAX_NAMES)
 
-    def find(self, store: SegmentStore) -> tuple[str, str]:
-        """Return group and worker; where the database cannot be read, the name of the folder and ''."""
+    def find(self, store: SegmentStore) -> RunName:
+        """Return the name; where the database cannot be read, its group is the name of the folder."""
         try:
             return self._known.find(store.recording, lambda: _read_names(store))
         except LookupError:  # not kept: it may be readable a moment later
-            return store.recording, ""
+            return RunName(store.recording, "")
 
     def choose(self, stores: Iterable[SegmentStore], choice: RunChoice) -> list[SegmentStore]:
         """Return the stores of some runs."""
@@ -87,7 +104,9 @@ class RunNames:
         return [
             store
             for store in chosen
-            if (names := self.find(store)) and choice.group in (None, names[0]) and choice.worker in (None, names[1])
+            if (name := self.find(store))
+            and choice.group in (None, name.group)
+            and choice.worker in (None, name.worker)
         ]
 
 
@@ -102,16 +121,17 @@ def list_runs(stores: Sequence[SegmentStore], names: RunNames) -> list[Run]:
 
 def _describe(recording: str, stores: Sequence[SegmentStore], names: RunNames) -> Run:
     """Return a run; its stores are the newest first."""
-    group, worker = names.find(stores[0])
+    name = names.find(stores[0])
     started: list[int] = []
 
     def read(db: sqlite3.Connection) -> None:
-        started.extend(row[0] for row in db.execute("select started_at_us from about"))
+        if (about := read_about(db)) is not None:
+            started.append(about.started_us)
 
     ask_database(stores[0], read, [])
     first = started[0] if started else 0
     if not isinstance(stores[0], DiskStore):
-        return Run(recording, group, worker, first, first, live=True, periods=len(stores))
+        return Run(recording, name.group, name.worker, first, first, live=True, periods=len(stores))
     written = first
     period = stores[0].period
     for path in (period.database, period.folder):
@@ -119,14 +139,15 @@ def _describe(recording: str, stores: Sequence[SegmentStore], names: RunNames) -
             written = max(written, int(path.lstat().st_mtime * _MILLION))
     # Two processes of one name may write beside each other.
     live = any(isinstance(store, DiskStore) and store.period.is_live() for store in stores[:2])
-    return Run(recording, group, worker, first, written, live, len(stores))
+    return Run(recording, name.group, name.worker, first, written, live, len(stores), name.bounded)
 
 
-def _read_names(store: SegmentStore) -> tuple[str, str]:
-    found: list[tuple[str, str]] = []
+def _read_names(store: SegmentStore) -> RunName:
+    found: list[RunName] = []
 
     def read(db: sqlite3.Connection) -> None:
-        found.extend((row[0], row[1]) for row in db.execute('select "group", worker from about'))
+        if (about := read_about(db)) is not None:
+            found.append(RunName(about.group, about.worker, about.bounded))
 
     ask_database(store, read, [])
     if not found:

@@ -17,17 +17,18 @@ from tidemill.runtime.progress import EngineProgress
 _MINUTE = 60
 
 
-#: What happened since the last call, and the state; called with seconds since the epoch. None: nothing is known yet.
-Sample = Callable[[int], tuple[Counts, object] | None]
+#: What happened since the last call, and the state; called with seconds since the epoch, and whether it is the last
+#: time. None: nothing is known yet.
+Sample = Callable[[int, bool], tuple[Counts, object] | None]
 
 
 def sample_progress(read_progress: Callable[[], EngineProgress | None]) -> Sample:
     """Return what samples the sums over all engines."""
     sampler = CountSampler()
 
-    def sample(at: int) -> tuple[Counts, object] | None:
+    def sample(at: int, last: bool) -> tuple[Counts, object] | None:
         progress = read_progress()
-        return None if progress is None else (sampler.take(progress, at), progress)
+        return None if progress is None else (sampler.take(progress, at, last=last), progress)
 
     return sample
 
@@ -73,10 +74,23 @@ class Sampler:
         if database is not self._database:
             self._enter(database)
         now = time.monotonic()
-        if self._sample is None or not self._settings.store_state or now < self._next:
+        if now >= self._next:
+            self._next = now + 1.0
+            self._look(database, now)
+
+    def end(self, database: EventsDatabase) -> None:
+        """Store what happened since the last look, and the last state.
+
+        Raises:
+            sqlite3.Error: It cannot be written.
+        """
+        self._next_state = 0.0
+        self._look(database, time.monotonic(), last=True)
+
+    def _look(self, database: EventsDatabase, now: float, *, last: bool = False) -> None:
+        if self._sample is None or not self._settings.store_state:
             return
-        self._next = now + 1.0
-        found = self._sample(int(time.time()))
+        found = self._sample(int(time.time()), last)
         if found is None:
             return
         counts, state = found

@@ -78,6 +78,9 @@ class SegmentStore(Protocol):
     def list_segments(self) -> list[SegmentName]:
         """Return the segments, the oldest first."""
 
+    def list_missing(self) -> list[SegmentName]:
+        """Return the sealed segments whose rows are gone, while their indexes are there."""
+
     def summarize(self, name: SegmentName) -> SegmentSummary:
         """Return what a sealed segment has."""
 
@@ -131,6 +134,10 @@ class DiskStore:
     def list_segments(self) -> list[SegmentName]:
         """See `SegmentStore`."""
         return self.period.list_segments()
+
+    def list_missing(self) -> list[SegmentName]:
+        """See `SegmentStore`."""
+        return self.period.list_missing()
 
     def summarize(self, name: SegmentName) -> SegmentSummary:
         """See `SegmentStore`."""
@@ -200,6 +207,10 @@ class MemoryStore:
     def list_segments(self) -> list[SegmentName]:
         """See `SegmentStore`."""
         return self._memory.list_segments()
+
+    def list_missing(self) -> list[SegmentName]:
+        """See `SegmentStore`."""
+        return []
 
     def _find(self, name: SegmentName) -> SealedSegment:
         segment = self._memory.find_sealed(name)

@@ -6,7 +6,7 @@ queued, an event to the first row that was resolved after it; what is left is of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from tidemill.recorder.queries import EventRow, MessageRow, Story, TaskRow, Trace
 
@@ -20,6 +20,7 @@ def tell_stories(
     tasks: Sequence[TaskRow],
     events: Sequence[EventRow],
     find_commit: Callable[[int, int], int | None],
+    bounded: Collection[str] = (),
 ) -> Trace:
     """Return the stories of one message.
 
@@ -28,6 +29,7 @@ def tell_stories(
         tasks: Its tasks.
         events: Its events.
         find_commit: Returns the first second, from one to another, at which its offset was seen to be committed.
+        bounded: The recordings of bounded runs, which commit nothing.
     """
     rows = sorted(messages, key=lambda row: row.resolved_at or 0)
     left_tasks = sorted(tasks, key=lambda task: (task.started_at or task.queued_at or 0, task.attempt))
@@ -38,12 +40,13 @@ def tell_stories(
         left_tasks = [task for task in left_tasks if task not in mine]
         during = [event for event in left_events if _is_event_of(event, row)]
         left_events = [event for event in left_events if event not in during]
+        is_bounded = row.recording in bounded
         committed, exactly = row.committed_at, row.committed_at is not None
-        if committed is None and row.resolved_at is not None:
+        if committed is None and not is_bounded and row.resolved_at is not None:
             second = row.resolved_at // _MILLION
             seen = find_commit(second, second + COMMIT_SECONDS)
             committed = None if seen is None else max(seen * _MILLION, row.resolved_at)
-        stories.append(Story(row, mine, during, committed, exactly))
+        stories.append(Story(row, mine, during, committed, exactly, is_bounded))
     return Trace(stories, left_events, left_tasks)
 
 

@@ -132,6 +132,7 @@ class RecordWriter:
         sample: Instead of `read_progress`, where there are no engines.
         folder: The name of the folder below `db_dir`; '': that of the group and the worker.
         end_seconds: How long its end may take; None: `END_SECONDS`.
+        bounded: Whether it is a bounded run, which records failures only.
 
     Example:
         >>> with RecordWriter(settings, "orders", "host-1", stored=link.confirm) as writer:  # doctest: +SKIP
@@ -151,8 +152,10 @@ class RecordWriter:
         sample: Sample | None = None,
         folder: str = "",
         end_seconds: float | None = None,
+        bounded: bool = False,
     ) -> None:
         """Write nothing yet."""
+        self._bounded = bounded
         self._folder = folder
         self._end_seconds = END_SECONDS if end_seconds is None else end_seconds
         self._settings = settings
@@ -177,6 +180,7 @@ class RecordWriter:
 
         Raises:
             sqlite3.Error: SQLite cannot make the database, not even in memory.
+            OSError: The folder of a bounded run cannot be written.
         """
         recording = self.recording = self._open_recording()
         self.statistics.place = recording.place
@@ -189,8 +193,12 @@ class RecordWriter:
         if self._settings.db_dir:
             try:
                 folder = Path(self._settings.db_dir).expanduser()
-                return DiskRecording(folder, self._group, self._worker, self._settings, self._policy, self._folder)
+                return DiskRecording(
+                    folder, self._group, self._worker, self._settings, self._policy, self._folder, bounded=self._bounded
+                )
             except (OSError, sqlite3.Error, RuntimeError) as error:  # RuntimeError: a user without a home
+                if self._bounded:  # nobody could look at its memory afterwards
+                    raise
                 problem = str(error)
         recording = MemoryRecording(self._group, self._worker, self._settings, self._policy)
         if problem is not None:
@@ -265,6 +273,7 @@ class RecordWriter:
                 self._store(recording, items)
                 self._guard(recording.tick)
                 self._guard(lambda: self._sampler.tick(recording.database))
+            self._guard(lambda: self._sampler.end(recording.database))
         finally:
             self._guard(recording.close)
 

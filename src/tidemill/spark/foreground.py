@@ -30,7 +30,7 @@ from tidemill.runtime.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.identity import cluster_name
 from tidemill.runtime.kafka_client import CALL_SECONDS
 from tidemill.runtime.log import configure, tell_failure
-from tidemill.runtime.stop_signals import find_stop_signals
+from tidemill.runtime.stop_signals import find_stop_signals, handle_signal
 from tidemill.spark.preflight import has_source_topic, look_up_partitions
 from tidemill.spark.run_state import Phase, RunStates
 from tidemill.spark.session.session import Spark
@@ -198,7 +198,7 @@ def note_signals(note: Callable[[], None]) -> Iterator[None]:
     def handle(number: int, frame: FrameType | None) -> None:
         note()
 
-    before = {number: signal.signal(number, handle) for number in find_stop_signals()}
+    before = {number: handle_signal(number, handle) for number in find_stop_signals()}
     try:
         yield
     finally:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 from starlette.responses import Response
 
+from tidemill.core.wording import to_one_line
+
 MEDIA_TYPE = "application/problem+json"
 
 
@@ -23,7 +25,8 @@ def answer_problem(status: int, text: str, headers: Mapping[str, str] | None = N
         title = http.HTTPStatus(status).phrase
     except ValueError:
         title = "Error"
-    document = {"type": "about:blank", "title": title, "status": status, "detail": text}
+    # What a user typed, or a library said, may have line breaks.
+    document = {"type": "about:blank", "title": title, "status": status, "detail": to_one_line(text)}
     return Response(json.dumps(document), status, dict(headers or {}), MEDIA_TYPE)
 
 

@@ -32,6 +32,7 @@ class Routes:
         tags: Of all routes, in the description of the API.
         route_class: Their class.
         include_in_schema: Whether the description of the API has them.
+        dependencies: Called before each of them, after those of the application.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Routes:
         tags: Sequence[str] = (),
         route_class: type[APIRoute] = APIRoute,
         include_in_schema: bool = True,
+        dependencies: Sequence[Depends] = (),
     ) -> None:
         """Declare nothing yet."""
         self._prefix = prefix
@@ -48,6 +50,7 @@ class Routes:
             "tags": list(tags),
             "route_class_override": route_class,
             "include_in_schema": include_in_schema,
+            "dependencies": list(dependencies),
         }
         self._declared: list[_Declared] = []
 
@@ -81,7 +84,8 @@ class Routes:
         """
         for route in self._declared:
             shown = include_in_schema and route.options["include_in_schema"]
-            options = {**route.options, "include_in_schema": shown, "dependencies": list(dependencies)}
+            before = [*dependencies, *route.options["dependencies"]]
+            options = {**route.options, "include_in_schema": shown, "dependencies": before}
             app.router.add_api_route(prefix + route.path, route.endpoint, **options)
 
     def _declare(self, path: str, method: str, options: dict[str, Any]) -> Callable[[EndpointT], EndpointT]:

@@ -31,8 +31,8 @@ from tidemill.pipeline.handler.models import (
     PrecomputedResult,
 )
 from tidemill.pipeline.handler.periodic import periodic
+from tidemill.pipeline.recording import event_log, task_rows
 from tidemill.pipeline.recording import recorder as recorder_module
-from tidemill.pipeline.recording import task_rows
 from tidemill.pipeline.recording.event_log import MAX_PER_SECOND, EventLog
 from tidemill.pipeline.recording.recorder import EngineRecorder
 from tidemill.pipeline.recording.task_rows import MAX_STREAM_BYTES, cut_stream, mask_stream
@@ -186,6 +186,28 @@ async def test_each_try_of_a_task_has_a_row_and_its_failure_an_event_with_secret
     (letter,) = recorded.of(EventKind.DEAD_LETTERED)
     assert letter.error_class == failed.error_class
     assert SECRET not in str(recorded.events)
+
+
+async def test_a_letter_about_several_messages_marks_each_and_counts_once(rig: MakeRig) -> None:
+    class Together(Handler[Any, Any]):
+        async def arrange(self, messages: Any, pending: Any) -> list[ExecutorTask]:
+            return [shell("exit 3", *(m.offset for m in messages), task_id="all")]
+
+    executor = {"max_retries": 0, "window_size": 3}
+    it = rig(Together(), [message(n) for n in range(3)], debug={}, executor=executor)
+    await it.committed(3)
+    letters = (await end(it)).of(EventKind.DEAD_LETTERED)
+    assert [letter.offset for letter in letters] == [0, 1, 2]
+    assert len({letter.data["letter_id"] for letter in letters}) == 1
+    assert [bool(letter.error_class) for letter in letters] == [True, False, False]
+    assert len({letter.text for letter in letters}) == 1
+
+
+def test_letters_about_very_many_messages_have_a_bounded_number_of_events() -> None:
+    log = EventLog()
+    for n in range(20):
+        log.add(EventKind.DEAD_LETTERED, f"no {n}", others=[("t", 0, offset) for offset in range(1_000)])
+    assert sum(count for _, count in log.take()) <= event_log.MAX_WAITING + 20
 
 
 async def test_a_task_that_is_replaced_is_named_by_those_that_replace_it(rig: MakeRig) -> None:

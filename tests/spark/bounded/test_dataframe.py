@@ -15,14 +15,18 @@ from typing import Any
 import pytest
 from tests.archives import find_spark_archive
 from tests.jsonl import read_lines
-from tests.spark.backfill_handlers import Known, Unready
+from tests.spark.backfill_handlers import Flawed, Known, Unready
+from tests.until import wait_until
 
 from tidemill import CollectResult, ExecutorTask, FilePayload, Handler, PrecomputedResult
+from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, HandlerError, TidemillError
 from tidemill.deadletters.letter import decode_letter
 from tidemill.deadletters.opening import open_letters
 from tidemill.deadletters.reader import Found
+from tidemill.recorder.queries import EventQuery
+from tidemill.recorder.reader import Reader
 from tidemill.runtime.broker import free_port
 from tidemill.runtime.java import find_java
 from tidemill.spark import backfill, process
@@ -70,6 +74,7 @@ def settings(embedded_kafka: Any, tmp_path: Path) -> Settings:
         {
             "kafka": {"brokers": embedded_kafka.bootstrap, "source_topic": unique_name("rows")},
             "sinks": {"filesystem": {"out": {"base_path": str(tmp_path / "out")}}},
+            "debug": {"enabled": False},
         }
     )
 
@@ -206,6 +211,45 @@ def test_rows_whose_engine_hangs_again_and_again_end_the_run_by_name(session, se
     with pytest.raises(TidemillError, match="range 0 failed: its engine said nothing for 2 s, 4 times"):
         process(rows_of(session, 1).coalesce(1), Hanging, settings)
     assert session.sparkContext.parallelize(range(100), 4).map(lambda n: n + 1).sum() == 5_050
+
+
+def test_rows_are_recorded_only_if_the_configuration_has_a_debug_section(session, settings, tmp_path, monkeypatch):
+    db = tmp_path / "recordings"
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    fields = settings.model_dump(exclude_unset=True, exclude={"debug"})
+    process(rows_of(session, 5), Known, Settings.model_validate(fields))
+    assert not list((tmp_path / "home").rglob("*.db"))
+    recorded = Settings.model_validate({**fields, "debug": {"db_dir": str(db)}})
+    process(rows_of(session, 5, fail=True).coalesce(1), Flawed, recorded)
+    (period,) = Reader(db).list_recordings()
+    assert (period.bounded, period.live, period.messages) == (True, False, 5)
+    assert sum(point.consumed for point in Reader(db).read_counts(0, 2**52).points) == 5
+
+
+def test_a_stream_has_one_recording_for_all_of_its_batches(session, settings, tmp_path):
+    db, source = tmp_path / "recordings", tmp_path / "in"
+    source.mkdir()
+    for name in ("a", "b"):
+        (source / name).write_text(json.dumps({"n": 1, "fail": True}) + "\n")
+    settings.debug = DebugSettings(db_dir=str(db))
+    stream = session.readStream.option("maxFilesPerTrigger", 1).text(str(source))
+    query = process(
+        stream.selectExpr("CAST(NULL AS STRING) AS key", "value"),
+        Flawed,
+        settings,
+        outcomes=tmp_path / "outcomes",
+        checkpoint=tmp_path / "checkpoint",
+        trigger={"availableNow": True},
+    )
+    query.awaitTermination(100)
+    assert not query.isActive
+    reader = Reader(db)
+    wait_until(lambda: reader.find_events(EventQuery(kinds=("run_ended",))).rows, 60)
+    (ended,) = reader.find_events(EventQuery(kinds=("run_ended",))).rows
+    assert (ended.event.data["messages_done"], ended.event.data["dead_lettered"]) == (2, 2)
+    wait_until(lambda: not any(period.live for period in reader.list_recordings()), 60)
+    (period,) = reader.list_recordings()
+    assert period.messages == 2
 
 
 def test_dead_letters_of_rows_go_to_the_topic_and_a_history_is_written(session, settings, tmp_path):

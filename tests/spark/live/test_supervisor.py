@@ -211,7 +211,7 @@ def test_a_pause_ends_by_itself_and_survives_the_restart_of_an_engine(running: C
     assert (pause.partition, pause.by) == (1, "ann")
     assert 0 < pause.left_seconds <= 600
 
-    run.live.actions.pause(0.05, 1, "rob")
+    run.live.actions.pause(1.0, 1, "rob")
     wait_until(lambda: run.live.progress().paused == [] and run.live.progress().pauses == [])
     wait_until(lambda: run.works(1))
     assert seen == [(1, True), (1, True), (1, False)]
@@ -222,8 +222,10 @@ def test_a_pause_ends_by_itself_and_survives_the_restart_of_an_engine(running: C
 def test_what_cannot_be_done_is_refused(running: Callable[..., Running]) -> None:
     run = running(1)
     actions = run.live.actions
-    for seconds in (0.0, -1.0, 8 * 86_400.0, math.nan):
-        with pytest.raises(UserActionError, match="up to 7 days"):
+    with pytest.raises(UserActionError, match="up to 7 days, and not 691200 s; to stop for longer, drain"):
+        actions.pause(8 * 86_400.0, None, "ann")
+    for seconds in (0.0, -1.0, 1e-9, math.nan):
+        with pytest.raises(UserActionError, match="at least 1 s, and not "):
             actions.pause(seconds, None, "ann")
     with pytest.raises(UserActionError, match="no partition -1"):
         actions.pause(1.0, -1, "ann")

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 #: The longest pause; to wait longer, stop the pipeline.
 MAX_PAUSE_SECONDS = 7 * 86_400.0
+#: The shortest one: an engine takes a moment to hear of it.
+MIN_PAUSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -19,6 +19,8 @@ from tidemill.recorder.texts import classify_error, clean_error, clean_name
 
 #: This many failures of a second are recorded one by one.
 MAX_PER_SECOND = 1_000
+#: While this many wait, further messages of a letter have no events.
+MAX_WAITING = 5_000
 #: What may come in any number; the other kinds are rare by nature, and must not be crowded out.
 _SAMPLED = frozenset(
     {
@@ -38,10 +40,14 @@ class EventLog:
 
     Args:
         clock: A clock that never goes back, in seconds.
+        kinds: What is kept; others are left out.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, kinds: frozenset[EventKind] = frozenset(EventKind)
+    ) -> None:
         """Start without events."""
+        self._kinds = kinds
         self._clock = clock
         self._sample = FailureSample(MAX_PER_SECOND)
         self._events: deque[RecordedEvent] = deque()
@@ -56,6 +62,7 @@ class EventLog:
         task_id: str | None = None,
         sink: str | None = None,
         data: dict[str, str | int | float] | None = None,
+        others: Sequence[tuple[str, int, int]] = (),
     ) -> None:
         """Add an event that happens now.
 
@@ -67,24 +74,32 @@ class EventLog:
             task_id: The task it happens to.
             sink: The sink's place in the configuration.
             data: Other facts.
+            others: Further messages it happens to, by topic, partition and offset: each has an event too, which counts
+                as no failure of its own. While too many wait, they are left out.
         """
+        if kind not in self._kinds:
+            return
         error_class = classify_error(text) if text and kind not in ORDINARY else ""
         if kind in _SAMPLED and not self._sample.admits(self._clock(), kind, error_class):
             return
-        self._events.append(
-            RecordedEvent(
-                time.time_ns() // 1000,
-                kind,
-                clean_name(partition[0]) if partition is not None else None,
-                partition[1] if partition is not None else None,
-                offset,
-                clean_name(task_id) if task_id is not None else None,
-                clean_name(sink) if sink is not None else None,
-                clean_error(text),
-                error_class,
-                {name: clean_error(fact) if isinstance(fact, str) else fact for name, fact in (data or {}).items()},
-            )
+        event = RecordedEvent(
+            time.time_ns() // 1000,
+            kind,
+            clean_name(partition[0]) if partition is not None else None,
+            partition[1] if partition is not None else None,
+            offset,
+            clean_name(task_id) if task_id is not None else None,
+            clean_name(sink) if sink is not None else None,
+            clean_error(text),
+            error_class,
+            {name: clean_error(fact) if isinstance(fact, str) else fact for name, fact in (data or {}).items()},
         )
+        self._events.append(event)
+        for topic, number, place in others[: max(0, MAX_WAITING - len(self._events))]:
+            other = msgspec.structs.replace(
+                event, topic=clean_name(topic), partition=number, offset=place, error_class=""
+            )
+            self._events.append(other)
 
     def take(self, *, last: bool = False) -> Iterator[tuple[bytes, int]]:
         """Yield what was added since the last call, encoded, and how many events each body has.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tidemill.deadletters.letter import Letter
 from tidemill.deadletters.writer import DeadLetters, LetterStatistics
-from tidemill.pipeline.recording.event_log import EventLog
+from tidemill.pipeline.recording.recorder import EngineRecorder
 from tidemill.recorder.events import EventKind
 
 
@@ -15,13 +15,13 @@ class RecordedLetters:
 
     Args:
         letters: Where they go.
-        events: Where they are recorded.
+        recorder: Where they are recorded.
     """
 
-    def __init__(self, letters: DeadLetters, events: EventLog) -> None:
+    def __init__(self, letters: DeadLetters, recorder: EngineRecorder) -> None:
         """Keep both."""
         self._letters = letters
-        self._events = events
+        self._recorder = recorder
         self._dropped = 0
 
     async def open(self) -> None:
@@ -38,6 +38,8 @@ class RecordedLetters:
         self._letters.put(letter, confirmed)
 
     def _record(self, letter: Letter) -> None:
+        places = [(source.topic, source.partition, source.offset) for source in letter.sources]
+        self._recorder.note_letter(places)
         source = letter.sources[0] if letter.sources else None
         data: dict[str, str | int | float] = {"letter_id": letter.letter_id, "kind": letter.kind.value}
         if len(letter.sources) + letter.sources_dropped > 1:
@@ -46,7 +48,7 @@ class RecordedLetters:
         if dropped > self._dropped:
             self._dropped = dropped
             data["dropped"] = 1
-        self._events.add(
+        self._recorder.events.add(
             EventKind.DEAD_LETTERED,
             letter.error,
             partition=None if source is None else (source.topic, source.partition),
@@ -54,6 +56,7 @@ class RecordedLetters:
             task_id=letter.task_id,
             sink=f"sinks.{letter.sink_type}.{letter.sink_name}" if letter.sink_name else None,
             data=data,
+            others=places[1:],
         )
 
     def statistics(self) -> LetterStatistics:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import structlog
@@ -20,6 +20,7 @@ from tidemill.core.recorder.outgoing import EVENTS, OutgoingFrames
 from tidemill.core.recorder.pause_watch import PauseWatch
 from tidemill.pipeline.commits import Commits
 from tidemill.pipeline.handler.models import ExecutorError
+from tidemill.pipeline.recording.choice import EVERYTHING, RecordChoice
 from tidemill.pipeline.recording.event_log import EventLog
 from tidemill.pipeline.recording.message_rows import MessageRows, TakenRows
 from tidemill.pipeline.recording.slow_tasks import SlowTasks
@@ -68,6 +69,7 @@ class EngineRecorder:
     Args:
         settings: The section `debug`.
         clock: A clock that never goes back, in seconds.
+        choice: What is recorded.
 
     Attributes:
         frames: What is sent to the driver.
@@ -76,12 +78,20 @@ class EngineRecorder:
         tasks: Where rows are packed on a thread; an engine sets its own.
     """
 
-    def __init__(self, settings: DebugSettings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        settings: DebugSettings,
+        clock: Callable[[], float] = time.monotonic,
+        choice: RecordChoice = EVERYTHING,
+    ) -> None:
         """Start with nothing recorded."""
+        self._choice = choice
+        #: Messages with a dead letter that have not left the pipeline yet.
+        self._lettered: set[tuple[str, int, int]] = set()
         self._clock = clock
         self._stores_events = settings.store_events
         self.frames = OutgoingFrames(settings.max_buffer_bytes, settings.max_buffer, WINDOW_BYTES)
-        self.events = EventLog(clock)
+        self.events = EventLog(clock, choice.kinds)
         self.commits: CommitTimes[TopicPartition] = CommitTimes()
         self.tasks = EngineTasks()
         self._packing: dict[RowTable, asyncio.Task[None]] = {}
@@ -96,7 +106,8 @@ class EngineRecorder:
     def attach(self, pool: TaskPool, commits: Commits, services: Services) -> None:
         """Listen to the parts of the engine."""
         pool.on_attempt = self.note_attempt
-        commits.on_committed = self.note_committed
+        if self._choice.successes:  # else no row would ever ask for them
+            commits.on_committed = self.note_committed
         services.on_block = self.note_block
         services.periodic.on_run = self.note_periodic_run
 
@@ -104,7 +115,8 @@ class EngineRecorder:
 
     def take(self, batch: FinishedBatch) -> None:
         """Record messages that left the pipeline."""
-        now, failures, batches = self._clock(), 0, [batch]
+        now, failures = self._clock(), 0
+        batches = self._choose(batch)
         while batches:
             part = batches.pop()
             try:
@@ -120,13 +132,34 @@ class EngineRecorder:
         elif self._messages.size >= MAX_ROWS:
             self._pack_messages(now - COMMIT_SECONDS)
 
+    def _choose(self, batch: FinishedBatch) -> list[FinishedBatch]:
+        """Return the batch, or what is recorded of it; none, if that is nothing."""
+        if self._choice is EVERYTHING:
+            return [batch]
+        lettered = self._lettered
+        places = [(message.topic, message.partition, message.offset) for message in batch.messages]
+        wanted = [
+            status in self._choice.statuses or place in lettered
+            for status, place in zip(batch.statuses, places, strict=True)
+        ]
+        lettered.difference_update(places)
+        return [batch.select(wanted)] if any(wanted) else []
+
+    def note_letter(self, places: Iterable[tuple[str, int, int]]) -> None:
+        """Take note of messages with a dead letter, by topic, partition and offset."""
+        if self._choice is not EVERYTHING:
+            self._lettered.update(places)
+
     def note_committed(self, partition: TopicPartition, offset: int) -> None:
         """Record a commit."""
         self.commits.note(partition, offset, time.time_ns() // 1000)
 
     def note_attempt(self, run: TaskRun, outcome: ProcessOutcome) -> None:
         """Record a try of a task that has just ended."""
-        self._slow.note(run, outcome)
+        if self._choice.successes:
+            self._slow.note(run, outcome)
+        elif outcome.kind is None:
+            return
         now = self._clock()
         try:
             self._tasks.add(run, outcome, now)
@@ -136,6 +169,8 @@ class EngineRecorder:
 
     def note_known(self, run: TaskRun, exit_code: int, output_bytes: int) -> None:
         """Record a task whose result was known; for those with a label or an exit code only."""
+        if exit_code == 0 and not self._choice.successes:
+            return
         try:
             self._tasks.add_known(run, exit_code, output_bytes)
         except Exception as error:  # a user's values can be anything
@@ -186,6 +221,8 @@ class EngineRecorder:
 
     def note_periodic_run(self, hook: str, seconds: float, error: str | None) -> None:
         """Record that a periodic hook has run."""
+        if error is None and not self._choice.successes:
+            return
         self.events.add(EventKind.PERIODIC_RUN, error or "", data={"hook": hook, "seconds": round(seconds, 6)})
 
     def look(self, sinks: Mapping[str, SinkStats], paused: Collection[str]) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -161,6 +162,11 @@ class FinishedBatch:
             tasks=pack_counts(self.tasks),
             attempts=pack_counts(self.attempts),
         )
+
+    def select(self, wanted: Iterable[bool]) -> FinishedBatch:
+        """Return those messages of which this is true; at least one has to be."""
+        items = zip(self.messages, self.runs, self.windows, self.resolved_ns, self.rejected, strict=True)
+        return FinishedBatch(list(itertools.compress(items, wanted)))
 
     def split(self) -> tuple[FinishedBatch, FinishedBatch]:
         """Return both halves of the messages, to find the one that a report cannot take."""

@@ -41,7 +41,7 @@ def record_host(settings: Settings, worker: str, list_name: str, book: HostBook)
         f"triggers {list_name}",
         worker,
         config=redact(settings.model_dump(mode="json")),
-        sample=recorder.sample,
+        sample=lambda at, last: recorder.sample(at),
         folder=name_list_folder(list_name),
         end_seconds=END_SECONDS,
     )

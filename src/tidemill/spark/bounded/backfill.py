@@ -13,7 +13,8 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,7 +23,7 @@ import structlog
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.core.ranges import Chunk, check_order, choose_piece_size, group_pieces, parse_position, split
+from tidemill.core.ranges import Chunk, check_order, choose_piece_size, group_pieces, parse_position
 from tidemill.core.wording import format_count
 from tidemill.pipeline.bounded import make_bounded_settings
 from tidemill.pipeline.handler.base import Handler
@@ -30,7 +31,8 @@ from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.link_messages import LinkAddress
 from tidemill.spark.bounded.letter_run import LetterRun, check_letters, letter_run
-from tidemill.spark.bounded.plan import Folder, Plan, check_still_there, format_now, look_up, refuse_unordered
+from tidemill.spark.bounded.plan import Folder, Plan, check_still_there, make_plan, refuse_unordered
+from tidemill.spark.bounded.recording import BoundedRecorder, describe_backfill, record_bounded_run
 from tidemill.spark.bounded.run import BoundedProgress, BoundedRun
 from tidemill.spark.bounded.schema import outcomes_frame
 from tidemill.spark.bounded.task import ChunkResult, run_ranges
@@ -66,6 +68,10 @@ class _Work:
     def before(self) -> int:
         """How many offsets were done by earlier runs."""
         return self.plan.total - sum(self.sizes)
+
+
+def _name_worker(settings: Settings) -> str:
+    return f"{find_worker_name(settings)}.backfill"
 
 
 class Backfill:
@@ -157,7 +163,10 @@ class Backfill:
             if todo.parts:
                 context = session.sparkContext
                 ship_package(context)
-                with BoundedRun(context, todo.sizes, todo.before) as run:
+                with (
+                    self._record(todo) as recorder,
+                    BoundedRun(context, todo.sizes, todo.before, recorder) as run,
+                ):
                     self._run = run
                     try:
                         self._check(todo, run.results(lambda: self._collect(context, run.address, todo)))
@@ -207,7 +216,9 @@ class Backfill:
         with self._folder.locked():
             plan = self._folder.load(settings.kafka.source_topic, self._start, self._end)
             if plan is None:
-                plan = self._make_plan(settings)
+                plan = make_plan(
+                    settings, self._start, self._end, self._choose_size(settings), whole=self._whole_partitions
+                )
                 self._folder.save(plan)
                 left = plan.pieces
             else:
@@ -217,32 +228,23 @@ class Backfill:
                 log.info("resuming the backfill", left=sum(piece.size for piece in left), total=plan.total)
                 check_still_there(settings, left)
             self.gap = plan.deleted
-            size = self._range_messages or choose_piece_size(plan.total, self._count_cores(settings))
+            size = self._choose_size(settings)(plan.total)
             with letter_run(settings, self._folder.path) as letters:
                 yield _Work(settings, packed, plan, group_pieces(left, size), letters)
-
-    def _make_plan(self, settings: Settings) -> Plan:
-        topic = settings.kafka.source_topic
-        spans = look_up(
-            settings, parse_position(self._start, "the start (--from)"), parse_position(self._end, "the end (--to)")
-        )
-        for span in spans:
-            where = f"{topic}/{span.range.partition}"
-            if span.deleted:
-                log.warning(
-                    "messages were deleted by the broker before they could be read", partition=where, gap=span.deleted
-                )
-            if span.beyond:
-                log.info("the partition ends before the requested end", partition=where, missing=span.beyond)
-        ranges = [span.range for span in spans if span.range.size]
-        total = sum(part.size for part in ranges)
-        size = self._range_messages or choose_piece_size(total, self._count_cores(settings))
-        pieces = sorted(ranges) if self._whole_partitions else split(ranges, size)
-        return Plan(topic, self._start, self._end, pieces, sum(span.deleted for span in spans), format_now())
 
     @staticmethod
     def _count_cores(settings: Settings) -> int:
         return settings.spark.engines or len(os.sched_getaffinity(0))
+
+    def _record(self, todo: _Work) -> AbstractContextManager[BoundedRecorder | None]:
+        run = describe_backfill(
+            todo.plan, todo.sizes, self._folder.path, self.progress, lambda: "stopped" if self._stopped else "done"
+        )
+        return record_bounded_run(todo.settings, _name_worker(todo.settings), run)
+
+    def _choose_size(self, settings: Settings) -> Callable[[int], int]:
+        """Return what says how many messages a range has at most, given how many there are."""
+        return lambda total: self._range_messages or choose_piece_size(total, self._count_cores(settings))
 
     # -- on Spark ---------------------------------------------------------------------------------------------
 
@@ -253,8 +255,8 @@ class Backfill:
         name = f"tidemill backfill {settings.kafka.source_topic}"
         spark = Spark(settings.spark, name, cores, bounded_conf(settings.spark, name, cores))
         log.info("starting Spark", master=settings.spark.master, ranges=len(todo.parts), offsets=todo.plan.total)
-        with self._foreground.running(spark):
-            with BoundedRun(spark.context, todo.sizes, todo.before) as run:
+        with self._foreground.running(spark), self._record(todo) as recorder:
+            with BoundedRun(spark.context, todo.sizes, todo.before, recorder) as run:
                 self._run = run
                 self._foreground.states.enter(Phase.RUNNING)
                 try:
@@ -297,8 +299,8 @@ class Backfill:
 
     def _collect(self, context: SparkContext, address: LinkAddress, todo: _Work) -> list[bytes]:
         settings, folder = todo.settings, str(self._folder.path)
-        worker, log_context = f"{find_worker_name(settings)}.backfill", self._foreground.log_context
-        job = EngineJob(0, 0, worker, address, settings, todo.packed, log_context, import_path=list_own_folders())
+        log_context, folders = self._foreground.log_context, list_own_folders()
+        job = EngineJob(0, 0, _name_worker(settings), address, settings, todo.packed, log_context, import_path=folders)
         job = todo.letters.of(job)
 
         def work(parts: Iterator[tuple[int, Chunk]]) -> Iterator[bytes]:

@@ -9,9 +9,12 @@ per micro-batch, which is replaced when Spark repeats that micro-batch.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +28,15 @@ from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.link_messages import LinkAddress
 from tidemill.runtime.log import choose_format
+from tidemill.runtime.progress import EngineProgress
 from tidemill.spark.bounded.letter_run import check_letters, forget_letters, letter_run
+from tidemill.spark.bounded.recording import BoundedRecorder, RecordedRun, record_bounded_run, watch_end
 from tidemill.spark.bounded.run import BoundedRun
 from tidemill.spark.bounded.schema import outcomes_frame
 from tidemill.spark.bounded.task import run_rows
 from tidemill.spark.engine.process import EngineJob
 from tidemill.spark.preflight import make_handler, refuse_no_sinks, run_startup, with_full_paths
+from tidemill.spark.progress import sum_progress
 from tidemill.spark.session.conf import is_local_context
 from tidemill.spark.session.packaging import list_own_folders, pack_handler, ship_package
 
@@ -98,7 +104,7 @@ def process(
     if checkpoint is not None or trigger is not None:
         raise ConfigError("checkpoint and trigger are for streams, and this DataFrame is a batch; leave them out")
     folder = run.own_folder(outcomes)
-    run.batch(df, folder)
+    run.only_batch(df, folder)
     return outcomes_frame(df.sparkSession, folder)
 
 
@@ -133,10 +139,17 @@ class _Rows:
         config: Settings | str | Path | None,
     ) -> None:
         settings = config if isinstance(config, Settings) else load_settings(config)
+        has_debug = "debug" in settings.model_fields_set
         instance = make_handler(handler)
         self._settings = make_bounded_settings(with_full_paths(run_startup(instance, settings)))
+        if not has_debug:  # a DataFrame in somebody's own program leaves no files that nobody asked for
+            self._settings.debug.enabled = False
         refuse_no_sinks(self._settings)
         check_letters(self._settings)
+        self._worker = f"{find_worker_name(settings)}.rows"
+        self._recorder: BoundedRecorder | None = None
+        self._run: BoundedRun | None = None
+        self._past: EngineProgress = EngineProgress()
         self._packed = pack_handler(instance)
         self._session = session
         context = session.sparkContext
@@ -179,8 +192,29 @@ class _Rows:
             self.batch(batch, _make_folder(folder))
 
         writer = df.writeStream.foreachBatch(each).option("checkpointLocation", str(Path(checkpoint).absolute()))
-        query: StreamingQuery = (writer.trigger(**trigger) if trigger else writer).start()
+        # One recording for all of its micro-batches, until it ends.
+        with contextlib.ExitStack() as stack:
+            self._recorder = stack.enter_context(self._record("a stream of rows", root))
+            query: StreamingQuery = (writer.trigger(**trigger) if trigger else writer).start()
+            if self._recorder is not None:
+                kept = stack.pop_all()
+                atexit.register(kept.close)
+                watch_end(query.awaitTermination, kept.close)
         return query
+
+    def _record(self, about: str, folder: Path) -> AbstractContextManager[BoundedRecorder | None]:
+        run = RecordedRun(about, {"outcomes": str(folder)}, self._progress, lambda: "done")
+        return record_bounded_run(self._settings, self._worker, run)
+
+    def _progress(self) -> EngineProgress:
+        """Return the sums over all batches so far; from any thread."""
+        past, run = self._past, self._run
+        return past if run is None else sum_progress([past, run.progress()], [])
+
+    def only_batch(self, df: DataFrame, folder: Path) -> None:
+        """Process the rows of a DataFrame that is not a stream, once."""
+        with self._record("a DataFrame", folder) as self._recorder:
+            self.batch(df, folder)
 
     def batch(self, df: DataFrame, folder: Path) -> None:
         """Process the rows of a batch, once."""
@@ -189,7 +223,7 @@ class _Rows:
         if "offset" in given:
             # In order, as from a topic; and two rows that are the same message come one after the other.
             rows = rows.sortWithinPartitions(*(name for name in _PLACE if name in given))
-        with letter_run(self._settings, folder) as letters, BoundedRun(self._context) as run:
+        with letter_run(self._settings, folder) as letters, self._running() as run:
             job, target = letters.of(self._make_job(run.address)), str(folder)
 
             def work(index: int, part: Iterator[Any]) -> Iterator[bytes]:
@@ -207,15 +241,24 @@ class _Rows:
             raise TidemillError("the engines were told to stop before all rows were done")
         letters.check(results)
 
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[BoundedRun]:
+        """Run the driver's side of a batch, and keep what it counted."""
+        with BoundedRun(self._context, recorder=self._recorder) as run:
+            self._run = run
+            try:
+                yield run
+            finally:
+                self._past, self._run = self._progress(), None
+
     def _make_job(self, address: LinkAddress) -> EngineJob:
         settings = self._settings
-        worker = find_worker_name(settings)
-        about = {"worker_id": worker, "consumer_group": settings.kafka.consumer_group}
+        about = {"worker_id": find_worker_name(settings), "consumer_group": settings.kafka.consumer_group}
         if is_local_context(self._context):
             # Engines have no terminal, but the JVM passes what they log on to that of this process.
             form = choose_format(settings.logging)
             settings = settings.model_copy(update={"logging": settings.logging.model_copy(update={"format": form})})
-        return EngineJob(0, 0, f"{worker}.rows", address, settings, self._packed, about, import_path=list_own_folders())
+        return EngineJob(0, 0, self._worker, address, settings, self._packed, about, import_path=list_own_folders())
 
 
 def _make_folder(folder: Path) -> Path:
@@ -229,6 +272,4 @@ def _make_folder(folder: Path) -> Path:
 
 
 def _remove_at_exit(folder: Path) -> None:
-    import atexit
-
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -13,7 +13,7 @@ import contextlib
 import datetime
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import confluent_kafka as ck
@@ -22,7 +22,18 @@ import structlog
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.core.ranges import Edge, Moment, Offset, OffsetRange, Position, Span, find_remaining, find_span
+from tidemill.core.ranges import (
+    Edge,
+    Moment,
+    Offset,
+    OffsetRange,
+    Position,
+    Span,
+    find_remaining,
+    find_span,
+    parse_position,
+    split,
+)
 from tidemill.pipeline.reports.outcomes import find_finished_ranges
 from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, describe_client_error
 from tidemill.sources.ranges import make_reader_config
@@ -228,3 +239,28 @@ def check_still_there(settings: Settings, left: list[OffsetRange]) -> None:
 def format_now() -> str:
     """Return the time, ISO 8601, UTC."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def make_plan(settings: Settings, start: str, end: str, choose_size: Callable[[int], int], *, whole: bool) -> Plan:
+    """Return the plan of a backfill of the source topic as it is now, and log what was requested and is not there.
+
+    Args:
+        settings: Of the run.
+        start: Where it begins, as the user wrote it.
+        end: Where it ends, likewise.
+        choose_size: Returns how many messages a range has at most, given how many there are.
+        whole: Whether no partition is split.
+    """
+    topic = settings.kafka.source_topic
+    spans = look_up(settings, parse_position(start, "the start (--from)"), parse_position(end, "the end (--to)"))
+    for span in spans:
+        where = f"{topic}/{span.range.partition}"
+        if span.deleted:
+            log.warning(
+                "messages were deleted by the broker before they could be read", partition=where, gap=span.deleted
+            )
+        if span.beyond:
+            log.info("the partition ends before the requested end", partition=where, missing=span.beyond)
+    ranges = [span.range for span in spans if span.range.size]
+    pieces = sorted(ranges) if whole else split(ranges, choose_size(sum(part.size for part in ranges)))
+    return Plan(topic, start, end, pieces, sum(span.deleted for span in spans), format_now())

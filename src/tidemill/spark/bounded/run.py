@@ -21,6 +21,7 @@ from tidemill.core.supervision.silence import Hung, SilenceWatch
 from tidemill.runtime.link_messages import Begin, Command, Drain, Exit, Go, Hello, LinkAddress, Refused, Welcome
 from tidemill.runtime.link_server import LinkServer
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
+from tidemill.spark.bounded.recording import BoundedRecorder
 from tidemill.spark.bounded.task import ChunkResult
 from tidemill.spark.live.jobs import describe_failure, make_engine_error
 from tidemill.spark.progress import PipelineProgress, sum_progress
@@ -61,10 +62,18 @@ class BoundedRun:
         context: Where the tasks run.
         sizes: How much there is to process in each part; empty if unknown.
         before: How much of the whole earlier runs did.
+        recorder: Records what engines send; None: nothing is recorded.
     """
 
-    def __init__(self, context: SparkContext, sizes: Sequence[int] = (), before: int = 0) -> None:
+    def __init__(
+        self,
+        context: SparkContext,
+        sizes: Sequence[int] = (),
+        before: int = 0,
+        recorder: BoundedRecorder | None = None,
+    ) -> None:
         """Open nothing; the block listens."""
+        self._recorder = recorder
         self._context = context
         self._sizes = sizes
         self._before = before
@@ -89,7 +98,8 @@ class BoundedRun:
         """
         local = is_local_context(self._context)
         host = "127.0.0.1" if local else str(self._context.getConf().get("spark.driver.host"))
-        self._server = LinkServer(self, bind_host=host)
+        open_link = LinkServer if self._recorder is None else self._recorder.open_link
+        self._server = open_link(self, bind_host=host)
         self.address: LinkAddress = self._server.start()
         self._server.loop.call_soon_threadsafe(self._tick)
         return self

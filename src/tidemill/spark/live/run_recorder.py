@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import structlog
@@ -34,6 +34,16 @@ log = structlog.get_logger(__name__)
 LOST_SECONDS = RECONNECT_SECONDS + 1.0
 _LOG_SECONDS = 60.0
 _decode_events = msgspec.msgpack.Decoder(list[RecordedEvent]).decode
+
+
+class EngineWitness(Protocol):
+    """Is told when engines come and go."""
+
+    def tell(self, kind: EventKind, hello: Hello, text: str = "", *, is_failure: bool = True) -> None:
+        """Record what happened to an engine."""
+
+    def lose_engine(self, hello: Hello, last: EngineProgress) -> None:
+        """Record that an engine is lost, given what its last beat said."""
 
 
 class RunRecorder:
@@ -134,7 +144,7 @@ class RunRecorder:
 
     def open_link(self, events: LinkEvents, *, bind_host: str) -> LinkServer:
         """Return a link that records what engines send, and when they start and end."""
-        self.server = LinkServer(_WatchedLink(events, self), bind_host=bind_host, records=self)
+        self.server = LinkServer(WatchedLink(events, self), bind_host=bind_host, records=self)
         return self.server
 
 
@@ -146,15 +156,20 @@ def _count_lost(engine: EngineStatus, lost: int) -> EngineStatus:
     return msgspec.structs.replace(engine, past=past)
 
 
-class _WatchedLink:
+class WatchedLink:
     """Passes the events of a link on.
 
     An engine has started with its first beat: one that is refused sends none.
+
+    Args:
+        events: Where they go.
+        witness: Is told when engines come and go.
     """
 
-    def __init__(self, events: LinkEvents, recorder: RunRecorder) -> None:
+    def __init__(self, events: LinkEvents, witness: EngineWitness) -> None:
+        """Know no engine yet."""
         self._events = events
-        self._recorder = recorder
+        self._witness = witness
         self._new: dict[int, Hello] = {}
         self._engines: dict[int, Hello] = {}
         #: Engines whose link is closed, and when they count as lost.
@@ -162,32 +177,37 @@ class _WatchedLink:
         self._last: dict[int, EngineProgress] = {}
 
     def on_hello(self, link: int, hello: Hello) -> None:
+        """Keep who it is."""
         self._new[link] = hello
         self._events.on_hello(link, hello)
 
     def on_beat(self, link: int, progress: EngineProgress) -> None:
+        """Keep what it says."""
         if self._new and (hello := self._new.pop(link, None)) is not None:
             self._engines[link] = hello
             missed = self._missed.pop(hello.engine_id, None)
             if missed is not None:
                 missed.cancel()
             elif not hello.run_token:
-                self._recorder.tell(EventKind.ENGINE_STARTED, hello)
+                self._witness.tell(EventKind.ENGINE_STARTED, hello)
         self._last[link] = progress
         self._events.on_beat(link, progress)
 
     def on_ready(self, link: int) -> None:
+        """Pass it on."""
         self._events.on_ready(link)
 
     def on_ended(self, link: int, summary: EngineSummary) -> None:
+        """Tell how it ended."""
         hello = self._engines.pop(link, None)
         if hello is not None:
             text = summary.reason.value if summary.error is None else f"{summary.reason.value}: {summary.error}"
             is_failure = summary.reason is not StopReason.DRAINED
-            self._recorder.tell(EventKind.ENGINE_ENDED, hello, text, is_failure=is_failure)
+            self._witness.tell(EventKind.ENGINE_ENDED, hello, text, is_failure=is_failure)
         self._events.on_ended(link, summary)
 
     def on_closed(self, link: int) -> None:
+        """Wait for it to come back."""
         self._new.pop(link, None)
         hello, last = self._engines.pop(link, None), self._last.pop(link, None)
         if hello is not None and last is not None:
@@ -197,4 +217,4 @@ class _WatchedLink:
 
     def _lose(self, hello: Hello, last: EngineProgress) -> None:
         self._missed.pop(hello.engine_id, None)
-        self._recorder.lose_engine(hello, last)
+        self._witness.lose_engine(hello, last)

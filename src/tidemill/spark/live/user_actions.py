@@ -16,7 +16,7 @@ import structlog
 
 from tidemill.core.errors import UserActionError
 from tidemill.core.supervision import slot_events
-from tidemill.core.supervision.pauses import MAX_PAUSE_SECONDS, Pause, Pauses
+from tidemill.core.supervision.pauses import MAX_PAUSE_SECONDS, MIN_PAUSE_SECONDS, Pause, Pauses
 from tidemill.core.supervision.slot_limits import SlotState
 from tidemill.runtime import link_messages
 from tidemill.runtime.link_messages import Command, Release
@@ -82,8 +82,10 @@ class UserActions:
             UserActionError: There is no such partition, or the time is not possible.
             RemoteError: The link is being closed, or does not answer.
         """
-        if not 0 < seconds <= MAX_PAUSE_SECONDS:
+        if seconds > MAX_PAUSE_SECONDS:
             raise UserActionError(f"a pause lasts up to 7 days, and not {seconds:g} s; to stop for longer, drain")
+        if not seconds >= MIN_PAUSE_SECONDS:
+            raise UserActionError(f"a pause lasts at least 1 s, and not {seconds:g} s; to end one, resume")
         if partition is not None and not self._is_known(partition):
             count = f"; it has {self._partitions}" if self._partitions is not None else ""
             raise UserActionError(f"the source topic has no partition {partition}{count}")

@@ -6,13 +6,12 @@ Invariant: importing this module imports neither pyspark nor Kafka's client.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import threading
 from collections.abc import Iterator
-from types import FrameType
 
 from tidemill.config.settings import SparkSettings
+from tidemill.runtime.stop_signals import EarlyStop
 from tidemill.spark.session.session import Spark
 
 
@@ -33,18 +32,15 @@ def launched_early(settings: SparkSettings) -> Iterator[Spark]:
 @contextlib.contextmanager
 def _killed_by_signals(spark: Spark) -> Iterator[None]:
     # SIGINT raises KeyboardInterrupt.
-    untouched = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    untouched = [number for number, each in before.items() if each is signal.SIG_DFL or isinstance(each, EarlyStop)]
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def end(number: int, frame: FrameType | None) -> None:
-        spark.kill_launch()
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-
     for number in untouched:
-        signal.signal(number, end)
+        early = before[number]
+        code = early.code if isinstance(early, EarlyStop) else None
+        signal.signal(number, EarlyStop(code, spark.kill_launch))
     try:
         yield
     finally:

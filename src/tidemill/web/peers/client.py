@@ -18,6 +18,8 @@ from urllib.parse import urlencode, urlsplit
 
 from tidemill.config.web_settings import PeerSettings
 
+#: The header in which a server says whose recordings it shows; the same for all servers of a folder.
+IDENTITY = "Tidemill-Recordings"
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _PIECE_BYTES = 64 * 1024
 
@@ -44,16 +46,17 @@ class PeerClient:
         self._token = settings.token
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
 
-    def ask(self, path: str, query: Sequence[tuple[str, str]], seconds: float) -> bytes:
+    def ask(self, path: str, query: Sequence[tuple[str, str]], seconds: float, own: str = "") -> bytes:
         """Return the JSON document at a path of its API; blocks.
 
         Args:
             path: Behind `/api/v1`.
             query: Of the address.
             seconds: How long it may take.
+            own: The identity of the recordings that are shown here.
 
         Raises:
-            PeerError: It has not answered, or with something else.
+            PeerError: It has not answered, or with something else, or it shows the same recordings.
         """
         ends_at = time.monotonic() + seconds
         connection = self._connect(seconds)
@@ -72,7 +75,7 @@ class PeerClient:
             headers = {"Authorization": f"Bearer {self._token}", "Accept": "application/json"}
             asked = f"?{urlencode(query, errors='replace')}" if query else ""
             connection.request("GET", f"{self._prefix}/api/v1{path}{asked}", headers=headers)
-            body = _read(connection.getresponse())
+            body = _read(connection.getresponse(), own)
         except PeerError as error:
             raise (PeerError(f"no answer within {seconds:g} s") if is_over.is_set() else error) from None
         except TimeoutError:
@@ -95,13 +98,15 @@ class PeerClient:
         return http.client.HTTPConnection(self.host, self._port, timeout=seconds)
 
 
-def _read(response: http.client.HTTPResponse) -> bytes:
+def _read(response: http.client.HTTPResponse, own: str) -> bytes:
     if 300 <= response.status < 400:
         raise PeerError("it redirects, which is not followed; set the address that it redirects to")
     if response.status in (401, 403):
         raise PeerError("it does not know the token; see debug.peers here, and debug.tokens there")
     if response.status != 200:
         raise PeerError(f"it answers with status {response.status}")
+    if own and response.headers.get(IDENTITY) == own:
+        raise PeerError("it shows the recordings of this same folder, which are here already; leave it out")
     parts, size = [], 0
     while piece := response.read1(_PIECE_BYTES):
         size += len(piece)

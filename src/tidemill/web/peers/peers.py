@@ -48,11 +48,15 @@ class Peers:
 
     Args:
         settings: Where they are.
+        identify: Returns what servers of the recordings that are shown here have in common: they are not asked twice.
         seconds: How long each may take.
     """
 
-    def __init__(self, settings: Sequence[PeerSettings], seconds: float = PEER_SECONDS) -> None:
+    def __init__(
+        self, settings: Sequence[PeerSettings], identify: Callable[[], str], seconds: float = PEER_SECONDS
+    ) -> None:
         """Ask nothing yet."""
+        self._identify = identify
         self._clients = {client.name: client for client in map(PeerClient, settings)}
         self._waiting = dict.fromkeys(self._clients, 0)
         self._lock = threading.Lock()
@@ -117,7 +121,7 @@ class Peers:
 
         def work() -> None:
             try:
-                body = client.ask(path, query, self._seconds)
+                body = client.ask(path, query, self._seconds, self._identify())
                 answer.value, answer.at = adapter.validate_json(body), time.time()
             except PeerError as error:
                 answer.problem = str(error)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
 from tidemill.core.errors import RemoteError, UserActionError
-from tidemill.core.supervision.pauses import MAX_PAUSE_SECONDS
+from tidemill.core.supervision.pauses import MAX_PAUSE_SECONDS, MIN_PAUSE_SECONDS
 from tidemill.core.wording import format_count
 from tidemill.spark.live.user_requests import describe_pause, describe_resume
 from tidemill.spark.live.web_ui import Watched
@@ -34,7 +34,9 @@ class PauseOrder(BaseModel):
     """For how long nothing is read, and of what."""
 
     model_config = ConfigDict(extra="forbid")
-    seconds: float = Field(gt=0, le=MAX_PAUSE_SECONDS, description="For how long; up to 7 days.")
+    seconds: float = Field(
+        ge=MIN_PAUSE_SECONDS, le=MAX_PAUSE_SECONDS, description="For how long; from 1 second to 7 days."
+    )
     partition: Partition = None
 
 

@@ -70,7 +70,7 @@ class PipelineView:
         self.recording = name_worker_folder(watched.settings.kafka.consumer_group, watched.worker)
         self.watched = watched
         self.sampler = Sampler()
-        self.peers = Peers(watched.settings.debug.peers)
+        self.peers = Peers(watched.settings.debug.peers, lambda: archive.identity)
         self.board = LiveBoard()
         self.live = LiveUpdates({"overview": self._describe, "page": self._render, "tasks": self._show_tasks})
         self._pages = pages

@@ -67,6 +67,11 @@ class Archive:
         self._reader = reader
         self.max_rows = max_rows
 
+    @property
+    def identity(self) -> str:
+        """What servers of the same recordings have in common."""
+        return self._reader.identity
+
     def _limit(self, limit: int) -> int:
         return max(1, min(limit, self.max_rows))
 

@@ -148,6 +148,7 @@ def describe_run(run: StoredRun) -> Run:
         started_at=run.started_us / MILLION,
         written_at=run.written_us / MILLION,
         live=run.live,
+        bounded=run.bounded,
         periods=run.periods,
     )
 
@@ -167,6 +168,7 @@ def describe_recording(info: RecordingInfo) -> Recording:
         events=info.events,
         size_bytes=info.size_bytes,
         live=info.live,
+        bounded=info.bounded,
         kept_until=to_seconds(info.kept_until_us),
         problems=info.problems,
     )
@@ -191,4 +193,5 @@ def _describe_told(story: Story) -> Told:
         events=[describe_event(event) for event in story.events],
         committed_at=to_seconds(story.committed_us),
         committed_exactly=story.committed_exactly,
+        bounded=story.bounded,
     )

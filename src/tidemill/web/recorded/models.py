@@ -11,6 +11,7 @@ from tidemill.recorder.queries import (
 )
 
 MILLION = 1_000_000
+_BOUNDED = "Whether it is of bounded runs (backfills, DataFrames), which record failures only."
 
 
 def to_seconds(at_us: int | None) -> float | None:
@@ -143,6 +144,7 @@ class Recording(BaseModel):
     events: int
     size_bytes: int
     live: bool = Field(description="Whether it is being written.")
+    bounded: bool = Field(False, description=_BOUNDED)
     kept_until: float | None = Field(description="When it is removed for its age; earlier if there are too many.")
     goes_next: bool = Field(False, description="Whether it is the next one of its worker that retention removes.")
     problems: list[str]
@@ -158,6 +160,7 @@ class Run(BaseModel):
     written_at: float = Field(description="When something was last written.")
     live: bool = Field(description="Whether it is being written.")
     periods: int
+    bounded: bool = Field(False, description=_BOUNDED)
 
 
 class MessagePage(BaseModel):
@@ -205,6 +208,7 @@ class Told(BaseModel):
     events: list[Event]
     committed_at: float | None
     committed_exactly: bool = Field(description="Whether that is the commit itself, and not the first look after it.")
+    bounded: bool = Field(False, description="Whether that was in a bounded run, which commits nothing.")
 
 
 class OpenPlace(BaseModel):

@@ -6,12 +6,13 @@ import time
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from fastapi import Path, Query
+from fastapi import Depends, Path, Query
 from fastapi.responses import RedirectResponse, Response
 from starlette.requests import Request
 
 from tidemill.recorder.events import EventKind
 from tidemill.web.pages import Pages
+from tidemill.web.peers.client import IDENTITY
 from tidemill.web.peers.peers import Peers
 from tidemill.web.problems import Problem
 from tidemill.web.recorded import downloads, hosts, models, runs
@@ -55,7 +56,7 @@ def build_section(archive: Archive, pages: Pages, absent: str = "", peers: Peers
         absent: What this server does not show, and why; ''.
         peers: Other hosts; None: there are none.
     """
-    merged = MergedArchive(archive, peers or Peers([]))
+    merged = MergedArchive(archive, peers or Peers([], lambda: archive.identity))
     links = [
         Link("Messages", "/messages"),
         Link("Tasks", "/tasks"),
@@ -141,7 +142,10 @@ def _build_pages(archive: Archive, merged: MergedArchive, pages: Pages) -> Route
 
 
 def _build_api(archive: Archive, merged: MergedArchive) -> Routes:
-    router = Routes(route_class=BlockingRoute, tags=["recordings"])
+    async def identify(response: Response) -> None:
+        response.headers[IDENTITY] = archive.identity
+
+    router = Routes(dependencies=[Depends(identify)], route_class=BlockingRoute, tags=["recordings"])
 
     @router.get("/messages", summary="Finished messages, the newest first")
     def find_messages(

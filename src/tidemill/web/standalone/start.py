@@ -24,7 +24,7 @@ def mount_sections(pages: Pages, settings: Settings, folder: Path, *, has_letter
     """Return the sections; see `build_server`."""
     archive = Archive(Reader(folder), settings.debug.max_ui_rows)
     absent = ABSENT if has_letters else f"{ABSENT}{NO_LETTERS}"
-    recorded = build_recorded_section(archive, pages, absent, Peers(settings.debug.peers))
+    recorded = build_recorded_section(archive, pages, absent, Peers(settings.debug.peers, lambda: archive.identity))
     sections = [build_section(pages, has_letters=has_letters), recorded]
     if has_letters:
         sections.append(build_letters_section(LetterBox(settings), pages, archive.max_rows))

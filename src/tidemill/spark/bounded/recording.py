@@ -1,0 +1,254 @@
+"""The recording of a bounded run in its driver: the run itself, its counts, and what failed.
+
+Invariants: nothing here fails the run, or holds it up for longer than `OPEN_SECONDS` at its beginning and the writer's
+`END_SECONDS` at its end; engines never wait for the disk, since what they send is confirmed at once. Off means not
+imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tidemill.config.redaction import redact, redact_text
+from tidemill.config.settings import Settings
+from tidemill.core.errors import describe_error
+from tidemill.runtime.link_messages import Hello
+from tidemill.runtime.link_server import LinkEvents, LinkServer
+from tidemill.runtime.progress import EngineProgress
+from tidemill.spark.bounded.plan import Plan
+
+if TYPE_CHECKING:
+    from tidemill.recorder.events import EventKind
+    from tidemill.recorder.writer import RecordWriter
+    from tidemill.spark.live.run_recorder import RunRecorder
+
+log = structlog.get_logger(__name__)
+
+#: A folder of recordings that does not answer in this time is left alone.
+OPEN_SECONDS = 5.0
+#: The writer says itself that a disk is too slow; this comes on top of its time.
+_GRACE_SECONDS = 0.5
+
+Facts = Mapping[str, str | int | float]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """What is recorded of a run besides its engines.
+
+    Attributes:
+        about: What the run is, in words.
+        facts: More about it: where it begins and ends, its ranges, the folder of its outcomes.
+        progress: Returns the sums over all engines; called on any thread.
+        describe_end: Returns how it ended, if nothing failed.
+    """
+
+    about: str
+    facts: Facts
+    progress: Callable[[], EngineProgress]
+    describe_end: Callable[[], str]
+
+
+def describe_backfill(
+    plan: Plan,
+    sizes: Sequence[int],
+    outcomes: Path,
+    progress: Callable[[], EngineProgress],
+    describe_end: Callable[[], str],
+) -> RecordedRun:
+    """Return what is recorded of a backfill.
+
+    Args:
+        plan: Its plan.
+        sizes: How many messages each of its ranges has that are left to do.
+        outcomes: The folder of its outcomes.
+        progress: See `RecordedRun`.
+        describe_end: Likewise.
+    """
+    facts: dict[str, str | int | float] = {"topic": plan.topic, "from": plan.start, "to": plan.end}
+    facts |= {"outcomes": str(outcomes), "ranges": len(sizes), "offsets": sum(sizes)}
+    about = f"backfill of {plan.topic} from {plan.start} to {plan.end}"
+    return RecordedRun(about, facts, progress, describe_end)
+
+
+class BoundedRecorder:
+    """Stores what the engines of a bounded run record; see `RecordSink`.
+
+    A part whose engine was lost is done again, with its failures: nothing of a lost engine is missing.
+
+    Args:
+        recorder: Stores it.
+    """
+
+    def __init__(self, recorder: RunRecorder) -> None:
+        """Start without a link."""
+        self._recorder = recorder
+        self._server: LinkServer | None = None
+
+    def open_link(self, events: LinkEvents, *, bind_host: str) -> LinkServer:
+        """Return a link that records what engines send, and when they start and end."""
+        from tidemill.spark.live.run_recorder import WatchedLink
+
+        self._server = LinkServer(WatchedLink(events, self), bind_host=bind_host, records=self)
+        return self._server
+
+    def put_rows(self, engine_id: str, slot: int, seq: int, table: str, body: bytes, count: int) -> None:
+        """Take rows of an engine."""
+        self._recorder.put_rows(engine_id, slot, seq, table, body, count)
+        self._confirm(engine_id, seq)
+
+    def put_events(self, engine_id: str, slot: int, seq: int, body: bytes, count: int) -> None:
+        """Take events of an engine."""
+        self._recorder.put_events(engine_id, slot, seq, body, count)
+        self._confirm(engine_id, seq)
+
+    def _confirm(self, engine_id: str, seq: int) -> None:
+        if self._server is not None:
+            self._server.confirm(engine_id, seq)
+
+    def tell(self, kind: EventKind, hello: Hello, text: str = "", *, is_failure: bool = True) -> None:
+        """Record what happened to an engine; its slot is the number of its part."""
+        self._recorder.tell(kind, hello, text, is_failure=is_failure)
+
+    def lose_engine(self, hello: Hello, last: EngineProgress) -> None:
+        """Record that an engine is lost."""
+        from tidemill.recorder.events import EventKind
+
+        self._recorder.tell(EventKind.ENGINE_LOST, hello)
+
+
+@contextlib.contextmanager
+def record_bounded_run(settings: Settings, worker: str, run: RecordedRun) -> Iterator[BoundedRecorder | None]:
+    """Record a run while the block runs; yields what the link gives rows and events to, or None: nothing is recorded.
+
+    Without a folder nothing is: the memory of a process that ends cannot be looked at.
+
+    Args:
+        settings: Of the run.
+        worker: The name that its engines have.
+        run: What is recorded of the run itself.
+    """
+    if not settings.debug.enabled or not settings.debug.db_dir:
+        yield None
+        return
+    keeper = _Keeper(settings, worker, run)
+    recorder = keeper.open()
+    problem = ""
+    try:
+        yield recorder
+    except BaseException as error:
+        problem = describe_error(error) if isinstance(error, Exception) else type(error).__name__
+        raise
+    finally:
+        keeper.close(problem)
+
+
+class _Keeper:
+    """Holds a recording open on a thread of its own, where a disk may take its time."""
+
+    def __init__(self, settings: Settings, worker: str, run: RecordedRun) -> None:
+        self._settings = settings
+        self._worker = worker
+        self._run = run
+        self._opened: queue.SimpleQueue[BoundedRecorder | None] = queue.SimpleQueue()
+        self._problem: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._is_open = False
+        self._thread = threading.Thread(target=self._keep, name="tidemill-run-recorder", daemon=True)
+
+    def open(self) -> BoundedRecorder | None:
+        """Return the recorder; None: there is none, which is logged."""
+        self._thread.start()
+        try:
+            recorder = self._opened.get(timeout=OPEN_SECONDS)
+        except queue.Empty:
+            log.warning(
+                "the run is not recorded: the folder of recordings does not answer",
+                path=self._settings.debug.db_dir,
+                waited_seconds=OPEN_SECONDS,
+            )
+            return None
+        self._is_open = recorder is not None
+        return recorder
+
+    def close(self, problem: str) -> None:
+        """Record the end of the run.
+
+        Args:
+            problem: Why it failed; '': it did not.
+        """
+        from tidemill.recorder import writer
+
+        self._problem.put(problem)
+        if self._is_open:
+            self._thread.join(writer.END_SECONDS + _GRACE_SECONDS)
+
+    def _keep(self) -> None:
+        try:
+            self._record()
+        except Exception as error:  # whatever it is, the run goes on
+            log.warning(
+                "the run is not recorded",
+                path=self._settings.debug.db_dir,
+                error=describe_error(error),
+                advice="set debug.db_dir to a folder that this user can write to, or debug.enabled to false",
+            )
+            self._opened.put(None)
+
+    def _record(self) -> None:
+        from tidemill.recorder.events import EventKind
+        from tidemill.recorder.opening import start_writing
+        from tidemill.recorder.writer import RecordWriter
+        from tidemill.spark.live.run_recorder import RunRecorder
+
+        settings, run, recorder = self._settings, self._run, RunRecorder()
+        writer = recorder.writer = RecordWriter(
+            settings.debug,
+            settings.kafka.consumer_group,
+            self._worker,
+            read_progress=run.progress,
+            config=redact(settings.model_dump(mode="json")),
+            bounded=True,
+        )
+        with start_writing(writer) as can_write:
+            if can_write:
+                _tell(writer, EventKind.RUN_STARTED, run.about, run.facts)
+            self._opened.put(BoundedRecorder(recorder) if can_write else None)
+            problem = self._problem.get()
+            if can_write:
+                text = f"failed: {problem}" if problem else run.describe_end()
+                _tell(writer, EventKind.RUN_ENDED, text, _count(run.progress()), is_failure=bool(problem))
+
+
+def _count(done: EngineProgress) -> Facts:
+    counts = ("consumed", "messages_done", "tasks_done", "tasks_failed", "dead_lettered", "skipped", "gap")
+    return {name: getattr(done, name) for name in counts}
+
+
+def _tell(writer: RecordWriter, kind: EventKind, text: str, facts: Facts, *, is_failure: bool = False) -> None:
+    from tidemill.recorder.events import RecordedEvent
+    from tidemill.recorder.texts import classify_error, clean_error
+
+    error_class = classify_error(text) if is_failure else ""
+    data = {name: redact_text(fact) if isinstance(fact, str) else fact for name, fact in facts.items()}
+    at = time.time_ns() // 1000
+    writer.add_event(RecordedEvent(at, kind, text=clean_error(text), error_class=error_class, data=data))
+
+
+def watch_end(wait: Callable[[], object], close: Callable[[], object]) -> None:
+    """Call a function once another one has returned, on a thread of its own."""
+
+    def watch() -> None:
+        with contextlib.suppress(Exception):
+            wait()
+        close()
+
+    threading.Thread(target=watch, name="tidemill-run-end", daemon=True).start()
