@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.dags import DagError
-from tidemill.dags.loading import ImportedFiles, combine_digests, digest_files, load_file
+from tidemill.dags.loading import combine_digests, digest_files, load_file
 
 DAGS = """
 from tidemill.dags import DAG, EmptyOperator, dag
@@ -77,10 +77,11 @@ def test_files_that_are_saved_while_they_are_imported_are_seen_to_have_changed(t
     names = ["file.py", "saved_module.py", "saved_package/__init__.py", "saved_package/inner.py"]
     path = write(tmp_path, "file.py", "import saved_module, saved_package.inner\n" + save)
     before = {name: digest_files(tmp_path, [name]) for name in names}
+    finders = list(sys.meta_path)
     loaded = load_file(path, tmp_path)
     assert {name: combine_digests({name: digest}) for name, digest in loaded.modules.items()} == before
     assert digest_files(tmp_path, names) != loaded.digest
-    assert not any(isinstance(finder, ImportedFiles) for finder in sys.meta_path)
+    assert sys.meta_path == finders
 
 
 def test_a_file_may_change_how_modules_are_found(tmp_path: Path) -> None:

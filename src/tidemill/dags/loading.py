@@ -49,12 +49,13 @@ class ImportedFiles:
         folder: The folder, resolved.
 
     Attributes:
+        folder: The folder.
         digests: The SHA-256 of each of them, by path.
     """
 
     def __init__(self, folder: Path) -> None:
         """Hash nothing yet."""
-        self._folder = str(folder)
+        self.folder = str(folder)
         self.digests: dict[str, str] = {}
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
@@ -72,7 +73,7 @@ class ImportedFiles:
 
     def _is_below(self, place: object) -> bool:
         # The user's code may have put anything there.
-        return isinstance(place, str) and (place == self._folder or place.startswith(f"{self._folder}/"))
+        return isinstance(place, str) and (place == self.folder or place.startswith(f"{self.folder}/"))
 
 
 def load_file(path: Path | str, folder: Path | str, imported: ImportedFiles | None = None) -> LoadedFile:
@@ -121,7 +122,7 @@ def combine_digests(modules: dict[str, str]) -> str:
 
 def digest_files(folder: Path, names: list[str]) -> str:
     """Return what `LoadedFile.digest` is for these files as they are now; one that is gone counts as empty."""
-    return combine_digests({name: _digest(_read(folder / name)) for name in names})
+    return combine_digests({name: digest_file(folder / name) for name in names})
 
 
 def _check_dags(found: list[DAG], path: Path) -> dict[str, DAG]:
@@ -147,7 +148,7 @@ def find_imports(path: Path, folder: Path, known: Mapping[str, str] = MappingPro
     """
     path, folder = path.resolve(), folder.resolve()
     name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name
-    found = {name: known.get(str(path)) or _digest(_read(path))}
+    found = {name: known.get(str(path)) or digest_file(path)}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         # Most modules are elsewhere, and paths are slow.
@@ -155,8 +156,13 @@ def find_imports(path: Path, folder: Path, known: Mapping[str, str] = MappingPro
             continue
         place = Path(file)
         if place.is_relative_to(folder) and place != path:
-            found[place.relative_to(folder).as_posix()] = known.get(file) or _digest(_read(place))
+            found[place.relative_to(folder).as_posix()] = known.get(file) or digest_file(place)
     return found
+
+
+def digest_file(path: Path) -> str:
+    """Return the SHA-256 of a file as it is now; one that is gone counts as empty."""
+    return _digest(_read(path))
 
 
 def _read(path: Path) -> bytes:
