@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import io
+import struct
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta, timezone
@@ -28,6 +30,11 @@ from tidemill.dags.building import build_structure, serialize_dag
 from tidemill.triggers.base import BaseTrigger
 from tidemill.triggers.builtin.file import FileTrigger
 
+#: A zone of the program itself, as its file would define it: UTC, under a name that no other program knows.
+NOWHERE = ZoneInfo.from_file(
+    io.BytesIO(b"TZif" + bytes(16) + struct.pack(">6l", 0, 0, 0, 0, 1, 4) + struct.pack(">lBB", 0, 0, 0) + b"UTC\0"),
+    key="Nowhere/Near",
+)
 AIRFLOW_NAMES = (
     "BaseHook BaseOperator BaseSensorOperator Connection Context DAG EdgeModifier Label Param PokeReturnValue "
     "TaskGroup Variable XComArg chain chain_linear cross_downstream dag get_current_context literal setup task "
@@ -214,6 +221,10 @@ def test_a_wrong_task_is_refused_with_its_id_and_the_argument(create: Any, messa
         (
             {"schedule": "@daily", "start_date": datetime(2026, 1, 1, tzinfo=timezone(timedelta(hours=2)))},
             "DAG 'd': the time zone of start_date, UTC.02:00, has no name",
+        ),
+        (
+            {"schedule": "@daily", "start_date": datetime(2026, 1, 1, tzinfo=NOWHERE)},
+            "DAG 'd': the time zone of start_date, 'Nowhere/Near', is not known on this machine",
         ),
         ({"start_date": datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=2)))}, "is outside the years 1 to 9999"),
         ({"catchup": 1}, "DAG 'd': catchup must be True or False, got 1"),

@@ -69,6 +69,26 @@ def test_a_file_is_read_as_it_is_now(tmp_path: Path) -> None:
     assert list(load_file(path, tmp_path).dags) == ["b"]
 
 
+def test_files_that_are_saved_while_they_are_imported_are_seen_to_have_changed(tmp_path: Path) -> None:
+    save = "import pathlib\npathlib.Path(__file__).write_text('X = 2')\n"
+    write(tmp_path, "saved_package/__init__.py", "")
+    write(tmp_path, "saved_package/inner.py", save)
+    write(tmp_path, "saved_module.py", save)
+    names = ["file.py", "saved_module.py", "saved_package/__init__.py", "saved_package/inner.py"]
+    path = write(tmp_path, "file.py", "import saved_module, saved_package.inner\n" + save)
+    before = {name: digest_files(tmp_path, [name]) for name in names}
+    finders = list(sys.meta_path)
+    loaded = load_file(path, tmp_path)
+    assert {name: combine_digests({name: digest}) for name, digest in loaded.modules.items()} == before
+    assert digest_files(tmp_path, names) != loaded.digest
+    assert sys.meta_path == finders
+
+
+def test_a_file_may_change_how_modules_are_found(tmp_path: Path) -> None:
+    path = write(tmp_path, "file.py", "import sys\nsys.meta_path.pop(0)\nsys.path.insert(0, 7)\nsys.path.pop(0)")
+    load_file(path, tmp_path)
+
+
 def test_what_a_file_does_to_the_path_stays_with_it(tmp_path: Path) -> None:
     path = write(tmp_path, "file.py", "import sys\nsys.path.insert(0, '/nowhere')\nsys.path.pop()")
     before = list(sys.path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -32,7 +33,9 @@ from tidemill.store.calls import (
     ReadLog,
     Report,
     ResumeWith,
+    SetConnection,
     SetPool,
+    SetVariable,
     Skip,
     StoreEvents,
     StoreFile,
@@ -411,7 +414,7 @@ async def test_a_run_is_created_once_per_request_and_refuses_a_twin(player: Play
         with pytest.raises(CallRefusedError, match=r"the id of a run .* at most 250 characters") as refused:
             await player.store.call(CreateRun("dag", run_id=name))
         assert refused.value.kind is RefusalKind.INVALID
-    for name in ("a/b", "/", ".", ".."):
+    for name in ("a/b", "/", ".", "..", "-x"):
         with pytest.raises(CallRefusedError, match=r"the id of a run .* nor have a '/'") as refused:
             await player.store.call(CreateRun("dag", run_id=name))
         assert refused.value.kind is RefusalKind.INVALID
@@ -424,6 +427,33 @@ async def test_ids_that_no_page_can_have_in_its_address_are_not_stored(
 ) -> None:
     (stored,) = await player.store.call(StoreFile("dag.py", "digest", structures=(encode(structure),)))
     assert f"the id '{name}' must not be" in stored.refused
+
+
+@pytest.mark.parametrize("name", ["", " ", "two\nlines", "\x1b[31mred", "n" * 251, "a\0b"])
+@pytest.mark.parametrize(
+    "build",
+    [lambda name: SetPool(name, 1), lambda name: SetVariable(name, "v"), lambda name: SetConnection(name, "http")],
+)
+async def test_names_that_cannot_be_shown_are_refused(player: Player, name: str, build: Any) -> None:
+    with pytest.raises(CallRefusedError, match=r"name") as refused:
+        await player.store.call(build(name))
+    assert refused.value.kind is RefusalKind.INVALID
+
+
+async def test_a_pool_keeps_what_is_not_given(player: Player) -> None:
+    await player.store.call(SetPool("small", 1, "for a slow database", True))
+    await player.store.call(SetPool("small", 2))
+    await player.store.call(SetPool("default_pool", 3))
+    pools = {one.name: one for one in await player.store.call(ListPools())}
+    small, default = pools["small"], pools["default_pool"]
+    assert (small.slots, small.description, small.include_deferred) == (2, "for a slow database", True)
+    assert (default.slots, default.description) == (3, "Default pool")
+    await player.store.call(SetPool("small", 2, "", False))
+    (small,) = [one for one in await player.store.call(ListPools()) if one.name == "small"]
+    assert (small.description, small.include_deferred) == ("", False)
+    for wrong in (SetPool("small", -1), SetPool("small", 1 << 31), SetPool("small", 1, "\0")):
+        with pytest.raises(CallRefusedError):
+            await player.store.call(wrong)
 
 
 async def test_bells_ring_after_a_commit(player: Player) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection
@@ -18,6 +19,8 @@ from tests.until import until
 
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.triggers.group_commit import Standing
+from tidemill.store.call_batches import answer_call
+from tidemill.store.calls import GetVariable, SetVariable
 from tidemill.store.group_commit import DatabaseEvents, EventStore
 from tidemill.store.lock import StoreInUseError
 from tidemill.store.opening import choose_store_url, open_reader, open_store
@@ -239,3 +242,23 @@ async def test_only_this_user_can_read_what_is_stored(tmp_path: Path) -> None:
     finally:
         await store.close()
     assert modes == dict.fromkeys(("new.db", "new.db-wal", "new.db-shm", "new.db.lock"), 0o600)
+
+
+async def test_a_transaction_that_sqlite_ends_by_itself_confirms_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer_or_fill(connection: Connection, request: Any, context: Any) -> Any:
+        if request.key == "full":
+            connection.exec_driver_sql("ROLLBACK")  # as SQLite may do when the disk is full
+            raise sqlite3.OperationalError("database or disk is full")
+        return answer_call(connection, request, context)
+
+    monkeypatch.setattr("tidemill.store.call_batches.answer_call", answer_or_fill)
+    database = await open_sqlite(tmp_path / "store.db")
+    calls = [database.call(SetVariable(key, "v")) for key in ("before", "full", "after")]
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    for key, outcome in zip(("before", "full", "after"), outcomes, strict=True):
+        stored = await database.call(GetVariable(key))
+        assert isinstance(outcome, RemoteError) if stored is None else outcome is None
+    assert isinstance(outcomes[1], RemoteError)
+    await database.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from tidemill.core.tasks.timetable import PRESETS, InvalidScheduleError, check_cron
 from tidemill.dags.arguments import check_duration, suggest
@@ -76,6 +76,14 @@ def _find_zone(owner: str, start_date: object) -> str:
     if zone is None or zone == UTC:
         return "UTC"
     if isinstance(zone, ZoneInfo) and zone.key:
+        try:
+            # What the scheduler does; a zone that was read from a file may have any name.
+            ZoneInfo(zone.key)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            raise DagError(
+                f"{owner}: the time zone of start_date, {zone.key!r}, is not known on this machine; correct it, or "
+                "install the package tzdata"
+            ) from None
         return zone.key
     if isinstance(zone, timezone) and not zone.utcoffset(None):
         return "UTC"

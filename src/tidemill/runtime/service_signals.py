@@ -42,10 +42,15 @@ async def finish_or_stop(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> a
 
 
 class Signals:
-    """The signals of this process."""
+    """The signals of this process.
 
-    def __init__(self) -> None:
+    Args:
+        is_child: Whether another process of tidemill stops this one, and says so itself.
+    """
+
+    def __init__(self, *, is_child: bool = False) -> None:
         """Handle none yet."""
+        self._is_child = is_child
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending = self._hung_up = False
         self._on_hangup: Callable[[], None] | None = None
@@ -92,7 +97,8 @@ class Signals:
 
     def _stop(self) -> None:
         if not self.stop.is_set():
-            log.info("stopping; a second signal stops at once")
+            if not self._is_child:
+                log.info("stopping; a second signal stops at once")
             self.stop.set()
 
     def _read_again(self) -> None:

@@ -111,10 +111,24 @@ class CallBatches:
                 with connection.begin_nested():
                     done.answers.append(answer_call(connection, request, context))
             except Exception as error:
+                check_transaction(connection)
                 done.answers.append(build_failure(self._label, request, error))
             else:
                 done.bells |= context.bells
         return done
+
+
+def check_transaction(connection: Connection) -> None:
+    """Check that SQLite has not ended the transaction by itself, as it may when the disk is full.
+
+    What was done before would be gone, what follows would be committed by itself, and the commit would say nothing.
+
+    Raises:
+        sqlite3.OperationalError: It has.
+    """
+    driver = connection.connection.driver_connection
+    if isinstance(driver, sqlite3.Connection) and not driver.in_transaction:
+        raise sqlite3.OperationalError("SQLite has rolled the transaction back; the disk may be full")
 
 
 def answer_call(connection: Connection, request: Call[T], context: CallContext) -> T:

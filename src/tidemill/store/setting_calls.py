@@ -26,12 +26,19 @@ class ListPools(Call[tuple[PoolRecord, ...]], frozen=True):
 
 
 class SetPool(Call[None], frozen=True):
-    """Create a pool, or change it. `include_deferred`: whether deferred tasks keep their slots."""
+    """Create a pool, or change it.
+
+    Attributes:
+        name: Its name.
+        slots: How many slots it has.
+        description: What it is for; None: as it was, or empty if it is new.
+        include_deferred: Whether deferred tasks keep their slots; None: as it was, or no if it is new.
+    """
 
     name: str
     slots: int
-    description: str = ""
-    include_deferred: bool = False
+    description: str | None = None
+    include_deferred: bool | None = None
 
 
 class DeletePool(Call[bool], frozen=True):

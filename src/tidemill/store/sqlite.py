@@ -23,7 +23,7 @@ from sqlalchemy.pool import SingletonThreadPool
 
 from tidemill.core.errors import ConfigError
 from tidemill.store.call import Call
-from tidemill.store.call_batches import CallBatches, answer_call, build_failure
+from tidemill.store.call_batches import CallBatches, answer_call, build_failure, check_transaction
 from tidemill.store.ciphers import Cipher
 from tidemill.store.context import build_context
 from tidemill.store.database import build_remote_error
@@ -120,7 +120,9 @@ class SqliteDatabase:
     def _run(self, engine: Engine, work: Callable[[Connection], T]) -> T:
         try:
             with engine.begin() as connection:
-                return work(connection)
+                result = work(connection)
+                check_transaction(connection)
+                return result
         except (SQLAlchemyError, sqlite3.Error, OSError, UnicodeError) as error:
             raise build_remote_error(self.label, error) from error
 

@@ -60,6 +60,8 @@ def test_pools_variables_and_connections_are_set_listed_and_deleted(store):
         (("runs", "list", "--state", "done"), "use queued, running, success, failed"),
         (("tasks", "mark", "nope", "a", "--as", "done"), "success, failed or skipped"),
         (("connections", "set", "a", "--type", "http", "--extra", "1"), "must be a JSON object"),
+        (("variables", "set", "", "x"), "a variable needs a name"),
+        (("connections", "set", "", "--type", "http"), "a connection needs a name"),
         (("variables", "delete", "nope"), "there is no variable 'nope'"),
         (("dags", "test", "nope"), "no file in"),
         (("dags", "test", "story", "--conf", '{"rows": "many"}'), "param 'rows': 'many' is not of type 'integer'"),

@@ -42,6 +42,7 @@ def test_a_run_with_a_retry_and_a_deferral_succeeds_and_everything_about_it_can_
 
     tree = find_descendants(process.pid)
     assert dev.stop() == ExitCode.OK
+    assert dev.log.count("stopping; a second signal stops at once") == 1
     wait_until(lambda: not any(map(is_running, tree)), 10, what="the end of all processes")
     # Without `dev` the store is read by the command itself.
     assert dev.rows("runs", "list", "story")[0]["state"] == "success"

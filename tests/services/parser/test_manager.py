@@ -91,6 +91,20 @@ def store() -> Store:
     return Store()
 
 
+async def test_a_save_that_the_time_of_the_file_does_not_show_is_noticed(folder: Path, store: Store) -> None:
+    path = folder / "a.py"
+    path.write_text(DAG.format(name="a", task="one"))
+    async with running(folder, store):
+        await until(lambda: store.task_of("a.py") == "one")
+        before = path.stat()
+        with path.open("r+") as stream:  # the same size, and within the same tick of the clock
+            stream.write(DAG.format(name="a", task="two"))
+            stream.flush()
+            os.utime(stream.fileno(), ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert (path.stat().st_mtime_ns, path.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
+        await until(lambda: store.task_of("a.py") == "two")
+
+
 async def test_files_are_read_stored_changed_and_removed(folder: Path, store: Store) -> None:
     write(folder, "a.py", DAG.format(name="a", task="one"))
     write(folder, "below/b.py", DAG.format(name="b", task="two"))

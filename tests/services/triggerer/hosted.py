@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from tidemill.core.errors import TidemillError
 from tidemill.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 from tidemill.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 
@@ -69,6 +70,23 @@ class RaisingAnyText(Told):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         raise OSError("no file \udce9\0" + "x" * 3_000_000)
+        yield
+
+
+class MuteError(TidemillError):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+class RaisingMute(Told):
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        raise MuteError
+        yield
+
+
+class RaisingNothing(Told):
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        raise TidemillError("\n") from ValueError()
         yield
 
 

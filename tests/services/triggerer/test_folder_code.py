@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+import time
 
 import pytest
 
@@ -39,6 +41,28 @@ def test_a_module_is_imported_again_when_another_one_of_the_folder_has_changed(f
 
     assert code.forget_changed() == ["code_b"]
     assert importlib.import_module("code_a").VALUE == 2
+
+
+def test_a_file_from_the_future_has_not_changed(folder):
+    later = time.time() + 3600  # or the clock was set back
+    os.utime(folder / "code_a.py", (later, later))
+    code = FolderCode(folder)
+    code.import_modules(["code_a"])
+    before = sys.modules["code_a"]
+
+    assert code.forget_changed() == []
+    assert importlib.import_module("code_a") is before
+
+
+def test_a_module_that_was_saved_while_it_was_imported_is_imported_again(folder):
+    text = "import pathlib\nVALUE = 1\npathlib.Path(__file__).write_text('VALUE = 2')\n"
+    (folder / "code_b.py").write_text(text)
+    code = FolderCode(folder)
+    code.import_modules(["code_a"])
+
+    assert code.forget_changed() == ["code_b"]
+    assert importlib.import_module("code_a").VALUE == 2
+    assert code.forget_changed() == []
 
 
 def test_one_whose_file_is_gone_is_forgotten(folder):

@@ -69,17 +69,18 @@ def set_pool(
     slots: Annotated[int, typer.Argument(metavar="SLOTS", min=0)],
     description: Description = None,
     include_deferred: Annotated[
-        bool, typer.Option("--include-deferred", help="Deferred tasks keep their slots.")
-    ] = False,
+        bool | None,
+        typer.Option("--include-deferred/--exclude-deferred", help="Whether deferred tasks keep their slots."),
+    ] = None,
     config: Config = None,
     folder: Folder = None,
 ) -> None:
-    """Create a pool, or change it."""
+    """Create a pool, or change it; what is not given stays as it was."""
     with reporting():
         from tidemill.store.setting_calls import SetPool
 
         with asking(config, folder, create=True) as store:
-            store.ask(SetPool(name, slots, description or "", include_deferred))
+            store.ask(SetPool(name, slots, description, include_deferred))
 
 
 @pools.command("delete")

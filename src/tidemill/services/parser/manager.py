@@ -8,6 +8,8 @@ that hangs or breaks holds up no other for longer than its time limit, and not a
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -42,12 +44,16 @@ class _File:
     Attributes:
         signature: How it looked; empty: it is to be read again.
         names: The file and what it imported.
+        digest: The hash of these.
+        changed: The system has said that one of these was written, whatever its signature says.
         broken: It cannot be read.
         refused: Another file has the id of one of its DAGs.
     """
 
     signature: Signature = ()
     names: list[str] = field(default_factory=list)
+    digest: str = ""
+    changed: bool = False
     broken: bool = False
     refused: bool = False
 
@@ -124,16 +130,20 @@ class ParserManager:
                     yield_on_timeout=True,
                 ):
                     # The system watches only once the first changes are waited for; what came before is scanned.
-                    if first or any(is_relevant(path) or not Path(path).suffix for _, path in changes):
-                        self._note_changes()
+                    relevant = {path for _, path in changes if is_relevant(path) or not Path(path).suffix}
+                    if first or relevant:
+                        self._note_changes(relevant)
                     first = False
             except (OSError, RuntimeError) as error:
                 log.warning("changes of DAG files are noticed by scans only", error=str(error))
             await asyncio.sleep(SCAN_SECONDS)
 
-    def _note_changes(self) -> None:
-        # A file that could not be read may have missed a module that is there now.
-        for file in self._files.values():
+    def _note_changes(self, paths: Collection[str]) -> None:
+        # Two saves within a tick of the clock of files leave the same signature.
+        names = {os.path.relpath(path, self._folder) for path in paths}
+        for name, file in self._files.items():
+            file.changed = file.changed or not names.isdisjoint(file.names or [name])
+            # A file that could not be read may have missed a module that is there now.
             if file.broken or file.refused:
                 file.signature = ()
         self._changed.set()
@@ -156,12 +166,18 @@ class ParserManager:
             log.info("a DAG file is gone; its DAGs are inactive", file=name)
         for name in found:
             file = self._files.setdefault(name, _File())
-            signature = await asyncio.to_thread(sign_files, self._folder, file.names or [name])
-            if signature != file.signature and name not in self._waiting:
+            if name not in self._waiting and await asyncio.to_thread(self._is_changed, name, file):
                 self._waiting.add(name)
                 self._queue.put_nowait(name)
         self._is_first = False
         self._check_ready()
+
+    def _is_changed(self, name: str, file: _File) -> bool:
+        names = file.names or [name]
+        if sign_files(self._folder, names) != file.signature:
+            return True
+        written, file.changed = file.changed, False
+        return written and digest_files(self._folder, names) != file.digest
 
     def _check_ready(self) -> None:
         if not self._waiting and not self._reading and not self._is_first:
@@ -212,7 +228,7 @@ class ParserManager:
             # The other files are read; this one is tried again with each scan.
             log.exception("a DAG file cannot be read or stored; this is a bug in tidemill", file=name)
             return False
-        file.signature, file.names = before, list(modules or [name])
+        file.signature, file.names, file.digest = before, list(modules or [name]), now
         return False
 
     async def _keep(self, name: str, reading: FileReading, digest: str) -> None:

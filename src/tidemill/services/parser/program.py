@@ -88,16 +88,17 @@ def parse_file(path: Path, folder: Path) -> ParseResult:
     """Run a DAG file in this process, and return what it defines, or the traceback."""
     # Here, so that a zygote that preloads this module decides by its own list what is imported.
     from tidemill.dags.building import serialize_dag
-    from tidemill.dags.loading import combine_digests, find_imports, load_file
+    from tidemill.dags.loading import ImportedFiles, combine_digests, find_imports, load_file
 
     error: str | None = None
     structures: tuple[bytes, ...] = ()
+    imported = ImportedFiles(folder.resolve())
     try:
-        loaded = load_file(path, folder)
+        loaded = load_file(path, folder, imported)
         structures = tuple(serialize_dag(loaded.dags[dag_id]) for dag_id in sorted(loaded.dags))
     except BaseException as raised:
         error = describe_failure(raised)
-    modules = find_imports(path, folder)
+    modules = find_imports(path, folder, imported.digests)
     return ParseResult(modules, combine_digests(modules), structures, error)
 
 

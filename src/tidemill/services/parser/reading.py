@@ -70,8 +70,9 @@ async def read_file(forker: Forker, path: Path, folder: Path, timeout_seconds: f
     Raises:
         RemoteError: No process could be started; the file is not to blame.
     """
-    result_pipe, output_pipe = _Pipe(LENGTH_BYTES + MAX_RESULT_BYTES), _Pipe(MAX_OUTPUT_BYTES)
-    try:
+    with contextlib.ExitStack() as closing:
+        result_pipe = closing.enter_context(contextlib.closing(_Pipe(LENGTH_BYTES + MAX_RESULT_BYTES)))
+        output_pipe = closing.enter_context(contextlib.closing(_Pipe(MAX_OUTPUT_BYTES)))
         request = msgspec.msgpack.encode(ParseRequest(str(path), str(folder), timeout_seconds))
         process = await forker.fork(TARGET, request, (result_pipe.writer, output_pipe.writer))
         result_pipe.close_writer()
@@ -81,9 +82,6 @@ async def read_file(forker: Forker, path: Path, folder: Path, timeout_seconds: f
         # All of the group is gone: what was written is there to be read.
         output = output_pipe.read_rest().decode(errors="replace").replace("\0", "\\x00")
         result = _decode(result_pipe.read_rest())
-    finally:
-        result_pipe.close()
-        output_pipe.close()
     if result is not None:
         return FileReading(result, result.error, output)
     return FileReading(None, _describe_end(exited.status, timeout_seconds if timed_out else None, output), output)

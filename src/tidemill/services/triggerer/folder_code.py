@@ -1,17 +1,19 @@
 """The modules of the folder of DAGs, imported in a process that lives longer than they do.
 
-Invariant: what is imported after a file has changed is the changed one; what was created from the old one keeps it.
+Invariants: what is imported after a file has changed is the changed one; what was created from the old one keeps it; no
+clock is asked, since those of files and of this process may differ.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import structlog
+
+from tidemill.dags.loading import ImportedFiles, digest_file
 
 log = structlog.get_logger(__name__)
 
@@ -33,6 +35,7 @@ class FolderCode:
         if str(self._folder) not in sys.path:
             sys.path.insert(0, str(self._folder))
         self._marks: dict[str, _Mark] = {}
+        self._imported = _watch_imports(self._folder)
 
     def forget_changed(self) -> list[str]:
         """Forget all modules of the folder if a file of one has changed, and return the names of those that have.
@@ -45,30 +48,26 @@ class FolderCode:
             for name in modules:
                 sys.modules.pop(name, None)
             self._marks.clear()
+            self._imported.digests.clear()
             importlib.invalidate_caches()
             log.info("code of triggers has changed; it is imported again", changed=changed)
         # What code of triggers has imported by itself.
-        self.note_imported(time.time())
+        self.note_imported()
         return changed
 
-    def note_imported(self, since: float) -> None:
-        """Note how the files of modules are that have been imported.
-
-        Args:
-            since: When that began, in seconds since the epoch; a file that has changed after that counts as changed.
-        """
+    def note_imported(self) -> None:
+        """Note how the files of modules are that have been imported; one that was saved meanwhile counts as changed."""
         for name, path in self._find_modules().items():
             if name not in self._marks:
-                mark = _mark(path)
-                self._marks[name] = mark if mark is not None and mark[0] < since * 1e9 else _UNSURE
+                mark, known = _mark(path), self._imported.digests.get(str(path))
+                self._marks[name] = mark if known in (None, digest_file(path)) else _UNSURE
 
     def import_modules(self, names: Iterable[str]) -> None:
         """Import modules, on any thread; what fails is told when it is used."""
         importlib.invalidate_caches()
-        began = time.time()
         for name in names:
             _try(lambda name=name: importlib.import_module(name))  # type: ignore[misc]
-        self.note_imported(began)
+        self.note_imported()
 
     def _find_modules(self) -> dict[str, Path]:
         found = {}
@@ -77,6 +76,15 @@ class FolderCode:
             if isinstance(file, str) and name != "__main__" and self._folder in (path := Path(file)).parents:
                 found[name] = path
         return found
+
+
+def _watch_imports(folder: Path) -> ImportedFiles:
+    """Return what hashes the modules of a folder before they are imported, in this process from now on."""
+    found = [finder for finder in sys.meta_path if isinstance(finder, ImportedFiles) and finder.folder == str(folder)]
+    if not found:
+        found = [ImportedFiles(folder)]
+        sys.meta_path.insert(0, found[0])
+    return found[0]
 
 
 def _mark(path: Path) -> _Mark:

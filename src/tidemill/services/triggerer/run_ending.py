@@ -113,9 +113,12 @@ def format_fault(fault: BaseException) -> str:
 
 def explain_fault(fault: BaseException) -> str:
     """Return an error as `format_fault` does, and what happened in its last line, which lists of tasks show."""
-    text = format_fault(fault).rstrip()
-    if "\n" not in text:
-        return text
-    said = str(fault) if isinstance(fault, TidemillError) else f"the trigger raised {describe_error(fault)}"
-    said = redact_text(escape_surrogates(said).replace("\0", "\\x00"))
-    return f"{text}\n\n{said.splitlines()[0][:_MAX_SAID].rstrip(': ')}"
+    described = describe_error(fault)
+    own = described.partition(": ")[2].strip() or described
+    said = own if isinstance(fault, TidemillError) else f"the trigger raised {described}"
+    said = redact_text(said.replace("\0", "\\x00")).splitlines()[0][:_MAX_SAID].rstrip(": ")
+    try:
+        text = format_fault(fault).strip()
+    except Exception:  # its own `__str__` may raise, and its task must not wait for ever
+        return said
+    return text if text and "\n" not in text else f"{text}\n\n{said}".lstrip()

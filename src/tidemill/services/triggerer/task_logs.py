@@ -15,7 +15,6 @@ from collections.abc import Iterable
 
 import structlog
 
-from tidemill.core.errors import TidemillError
 from tidemill.runtime.task_lines import TaskLine
 from tidemill.services.worker.logs import AttemptLog
 from tidemill.store.calls import AppendLog, ClaimedTrigger, LogPart
@@ -141,7 +140,7 @@ class TaskLogs:
         for start in range(0, len(parts), _CALL_PARTS):
             try:
                 await call_patiently(self._calls, AppendLog(tuple(parts[start : start + _CALL_PARTS])))
-            except TidemillError:
+            except Exception:  # whatever it is, the lines of others are stored
                 log.exception("the store refuses lines of triggers; they are dropped")
 
 

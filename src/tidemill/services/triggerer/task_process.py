@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--service", type=int, help="run only the triggers that are reserved for this service")
     parser.add_argument("--seconds", type=float, default=0.0, help="for how long, with --service")
     given = parser.parse_args(arguments)
-    signals = Signals()
+    signals = Signals(is_child=True)
     signals.listen()
     # Ctrl-C reaches all processes of a terminal; the parent says when this one stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -209,9 +209,14 @@ class TaskRun:
                 self._fault = self._fault or error
             self._interruptible = False
             end = decide_end(self.reason, self._outcome)
-            await self._finish(end)
+            try:
+                await self._finish(end)
+                self._log.finish()
+            except Exception:
+                log.exception("the end of a trigger failed; this is a bug in tidemill", trigger=self.name)
+                if end is TaskEnd.FAILED:  # its task would wait for ever
+                    self._services.report_failure(self.claim, "the trigger failed; the log of the triggerer says more")
         self._alive = False
-        self._log.finish()
         self._services.note_ended(self.key, end)
 
     async def _wait_for_event(self) -> None:

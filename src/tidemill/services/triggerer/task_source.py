@@ -182,11 +182,17 @@ class TaskSource:
         report.add_done_callback(self._reports.discard)
 
     async def _report(self, claim: ClaimedTrigger, error: str) -> None:
-        try:
-            await call_patiently(self._calls, FailTrigger(self._service, claim.id, claim.token, error))
-        except TidemillError as refusal:
-            # Its task has moved on, or another triggerer runs it.
-            log.warning("the store does not accept that a trigger failed", trigger=claim.id, error=str(refusal))
+        for said in (error, "the trigger failed, and how cannot be stored; the log of the triggerer has it"):
+            try:
+                await call_patiently(self._calls, FailTrigger(self._service, claim.id, claim.token, said))
+            except CallRefusedError as refusal:
+                # Its task has moved on, or another triggerer runs it.
+                log.warning("the store does not accept that a trigger failed", trigger=claim.id, error=str(refusal))
+            except Exception:
+                # Its task would wait for ever.
+                log.exception("the store cannot be told how a trigger failed", trigger=claim.id)
+                continue
+            return
 
     # -- life ---------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
-from tidemill.core.errors import RemoteError, TidemillError
+from tidemill.core.errors import RemoteError
 from tidemill.runtime.log import throttle
 from tidemill.services.worker.logs import AttemptLog
 from tidemill.store.database import Calls
@@ -96,7 +96,7 @@ class LogStore:
                     self._take()
                     continue
                 log.exception("the store refuses lines of logs; they are dropped")
-            except TidemillError:
+            except Exception:  # whatever it is, the lines of others are stored
                 log.exception("the store refuses lines of logs; they are dropped")
             del self._parts[: len(batch)]
 

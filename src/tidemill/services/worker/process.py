@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", help="the configuration file")
     parser.add_argument("--folder", help="the folder of DAGs")
     given = parser.parse_args(arguments)
-    signals = Signals()
+    signals = Signals(is_child=True)
     signals.listen()
     # Ctrl-C reaches all processes of a terminal; the parent says when this one stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

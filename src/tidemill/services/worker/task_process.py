@@ -18,7 +18,6 @@ import select
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -28,7 +27,7 @@ import msgspec
 
 from tidemill.core.errors import RemoteError, TidemillError, describe_error, escape_surrogates
 from tidemill.dags.exceptions import TaskTimeout
-from tidemill.dags.loading import LoadedFile, load_file
+from tidemill.dags.loading import LoadedFile, digest_file, load_file
 from tidemill.dags.results import (
     AttemptDeferred,
     AttemptFailed,
@@ -130,16 +129,15 @@ class TaskProcess:
         folder = Path(self._task.folder)
         file = folder / self._task.file
         files = {self._task.file: sign_file(file)}
-        began_ns = time.time_ns()
         try:
             with self._interruptible():
                 self._loaded = load_file(file, folder)
         except BaseException as error:  # whatever the file raises, `SystemExit` too
             self._broken = self._explain_import(error)
-        for name in () if self._loaded is None else self._loaded.modules:
+        for name, digest in ({} if self._loaded is None else self._loaded.modules).items():
             sign = sign_file(folder / name)
             # One that was saved while it was imported may be another one than was read.
-            files.setdefault(name, sign if sign[:1] < (began_ns,) else ())
+            files.setdefault(name, sign if digest_file(folder / name) == digest else ())
         self._output.flush()
         self._tell(Loaded(files))
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from tidemill.core.errors import RemoteError, TidemillError, describe_error
+from tidemill.core.errors import InvariantError, RemoteError, TidemillError, describe_error
 from tidemill.core.tasks.worker_slots import (
     Attempt,
     Died,
@@ -47,6 +47,7 @@ from tidemill.services.worker.messages import (
     Task,
     encode_answer,
 )
+from tidemill.services.worker.reports import Reports
 from tidemill.services.worker.signatures import sign_file
 from tidemill.services.worker.store_link import SCAN_SECONDS, beat, call_unfenced, listen
 from tidemill.services.worker.task_handle import TaskHandle
@@ -63,7 +64,6 @@ from tidemill.store.worker_calls import (
     Loss,
     Report,
     Result,
-    WorkerAnswer,
     WorkerTurn,
 )
 
@@ -78,7 +78,6 @@ _SHORT_SECONDS = 0.05
 CALLBACK_SECONDS = 60.0
 #: How long the store may be away at the very end.
 _LAST_SECONDS = 10.0
-_MAX_REPORTS = 64
 #: See `task_process`, which is not imported here: it imports everything that tasks need.
 _TIMEOUT_SIGNAL = signal.SIGRTMIN + 5
 _END_SIGNAL = signal.SIGRTMIN + 6
@@ -112,8 +111,7 @@ class Worker:
         self._slots = WorkerSlots(config.limits)
         self._handles: dict[int, TaskHandle] = {}
         self._running: dict[tuple[int, int], _Running] = {}
-        self._reports: list[Report] = []
-        self._callbacks: list[CallbackReport] = []
+        self._reports = Reports()
         self._logs = LogStore(calls, lambda: [each.log for each in self._running.values()])
         self._request = 0
         self._wanted = True
@@ -170,7 +168,7 @@ class Worker:
     # -- turns -----------------------------------------------------------------------------------------------------
 
     async def _take_turns(self) -> None:
-        while not (self._draining and not self._slots.held and not self._reports and not self._callbacks):
+        while not (self._draining and not self._slots.held and not self._reports):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SCAN_SECONDS):
                     await self._wake.wait()
@@ -178,9 +176,8 @@ class Worker:
             if self._short and self._slots.held:
                 await self._wait_for_company()
             self._short = False
-            answer = await self._take_turn()
-            if answer.claimed and self._slots.capacity:
-                self._wake.set()  # there may be more
+            if await self._take_turn():
+                self._wake.set()
         await self._logs.close(_LAST_SECONDS)
 
     async def _wait_for_company(self) -> None:
@@ -192,22 +189,25 @@ class Worker:
                     await self._wake.wait()
             self._wake.clear()
 
-    async def _take_turn(self) -> WorkerAnswer:
-        reports, self._reports = self._reports[:_MAX_REPORTS], self._reports[_MAX_REPORTS:]
-        callbacks, self._callbacks = self._callbacks[:_MAX_REPORTS], self._callbacks[_MAX_REPORTS:]
-        if self._reports or self._callbacks:
-            self._wake.set()
+    async def _take_turn(self) -> bool:
+        """Report and claim; return whether there may be more to do at once."""
+        reports, callbacks = self._reports.take()
         self._request += 1
         turn = WorkerTurn(
             self._service,
             self._request,
-            tuple(reports),
-            tuple(callbacks),
+            reports,
+            callbacks,
             tuple(attempt.key for attempt in self._slots.held if attempt.key[0] > 0),
             self._slots.capacity if self._zygote.ready.is_set() else 0,
             self._config.queues,
         )
-        answer = await call_unfenced(self._calls, turn)
+        try:
+            answer = await call_unfenced(self._calls, turn)
+        except (RemoteError, InvariantError) as error:
+            self._reports.note_refused(error)
+            return True
+        self._reports.note_stored()
         for report, outcome in zip(reports, answer.outcomes, strict=True):
             if outcome.reason:
                 log.warning("the store refuses a report", task=report.task, epoch=report.epoch, reason=outcome.reason)
@@ -215,7 +215,7 @@ class Worker:
             self._do(self._slots.end(key, self._now()))
         for claim in answer.claimed:
             self._claim(claim, answer.now_us)
-        return answer
+        return self._reports.more or bool(answer.claimed and self._slots.capacity)
 
     async def _listen(self) -> None:
         while True:
@@ -365,10 +365,10 @@ class Worker:
         claim = running.claim
         if claim.callback is not None:
             error = result.error if isinstance(result, Failure) else None
-            self._callbacks.append(CallbackReport(claim.callback.id, error, isinstance(result, Loss), log_end))
+            self._reports.add(CallbackReport(claim.callback.id, error, isinstance(result, Loss), log_end))
             return
         said = finished or Finished(result)
-        self._reports.append(
+        self._reports.add(
             Report(claim.task, claim.epoch, result, said.xcoms, said.skip, said.skip_all_downstream, log_end)
         )
 

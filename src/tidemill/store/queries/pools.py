@@ -14,6 +14,7 @@ from tidemill.store.call import CallRefusedError, RefusalKind
 from tidemill.store.calls import PoolRecord, SetPool
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import pool, task_instance
+from tidemill.store.queries.checks import check_name, check_text
 
 #: The pool of tasks that name none.
 DEFAULT_POOL = "default_pool"
@@ -44,16 +45,18 @@ def _sum_slots(connection: Connection, state: Any) -> dict[str, int]:
 
 def set_pool(connection: Connection, request: SetPool, context: CallContext) -> None:
     """Create a pool, or change it; see `SetPool`."""
-    if request.slots < 0 or not request.name:
-        raise CallRefusedError(RefusalKind.INVALID, "a pool needs a name, and 0 slots or more")
-    values = {
-        "name": request.name,
-        "slots": request.slots,
-        "description": request.description,
-        "include_deferred": int(request.include_deferred),
-    }
+    check_name("pool", request.name)
+    check_text("description", request.description or "")
+    if not 0 <= request.slots < 1 << 31:
+        raise CallRefusedError(RefusalKind.INVALID, f"a pool may not have {request.slots} slots; give 0 or more")
+    given: dict[str, Any] = {"slots": request.slots}
+    if request.description is not None:
+        given["description"] = request.description
+    if request.include_deferred is not None:
+        given["include_deferred"] = int(request.include_deferred)
+    values = {"name": request.name, "description": "", "include_deferred": 0, **given}
     make: Any = postgresql.insert if find_dialect(connection) == "postgresql" else sqlite.insert
-    connection.execute(make(pool).values(values).on_conflict_do_update(index_elements=["name"], set_=values))
+    connection.execute(make(pool).values(values).on_conflict_do_update(index_elements=["name"], set_=given))
     context.bells.add(Channel.SCHEDULER)
 
 

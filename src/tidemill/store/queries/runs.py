@@ -145,11 +145,11 @@ def _choose_run_id(connection: Connection, number: int, request: CreateRun, now_
         CallRefusedError: There is a run of this name, or with this logical date; or it is not a name.
     """
     given = request.run_id or ""
-    if given in (".", "..") or "/" in given:
+    if given in (".", "..") or "/" in given or given.startswith("-"):
         raise CallRefusedError(
             RefusalKind.INVALID,
-            f"the id of a run {given[:_MAX_NAME]!r} must not be '.' or '..', nor have a '/': it is a part of "
-            "addresses; choose another one",
+            f"the id of a run {given[:_MAX_NAME]!r} must not be '.' or '..', nor have a '/', nor begin with '-': it is "
+            "a part of addresses and commands; choose another one",
         )
     if len(given) > _MAX_NAME or not given.isprintable():
         raise CallRefusedError(

@@ -30,6 +30,7 @@ from tidemill.store.calls import (
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import connection as connections
 from tidemill.store.dag_tables import task_instance, task_state, variable
+from tidemill.store.queries.checks import check_name, check_text
 from tidemill.store.queries.effects import write_xcoms
 from tidemill.store.queries.xcoms import check_xcom
 
@@ -63,7 +64,7 @@ def get_task_state(connection: Connection, task: int, epoch: int, key: str) -> s
 
 def set_task_state(connection: Connection, request: SetTaskState, context: CallContext) -> None:
     """Keep a value over tries; see `SetTaskState`."""
-    _check_text("key", request.key)
+    check_text("key", request.key)
     if len(request.value) > MAX_XCOM_BYTES:
         raise CallRefusedError(RefusalKind.INVALID, f"a value of the task state has more than {MAX_XCOM_BYTES} bytes")
     check_attempt(connection, request.task, request.epoch)
@@ -88,8 +89,9 @@ def get_variable(connection: Connection, key: str, context: CallContext) -> str 
 
 def set_variable(connection: Connection, request: SetVariable, context: CallContext) -> None:
     """Store a variable; see `SetVariable`."""
-    _check_text("key", request.key)
-    _check_text("value", request.value)
+    check_name("variable", request.key)
+    check_text("value", request.value)
+    check_text("description", request.description or "")
     values: dict[str, Any] = {
         "key": request.key,
         "value": context.cipher.encrypt(request.value),
@@ -130,10 +132,11 @@ def get_connection(connection: Connection, number: str, context: CallContext) ->
 
 def set_connection(connection: Connection, request: SetConnection, context: CallContext) -> None:
     """Store a connection; see `SetConnection`."""
+    check_name("connection", request.id)
     fields = msgspec.structs.asdict(request)
     for name, value in fields.items():
         if isinstance(value, str):
-            _check_text(name, value)
+            check_text(name, value)
     record = ConnectionRecord(**fields)
     shown = ("id", "kind", "host", "port", "schema", "login", "description")
     values = {name: fields[name] for name in shown}
@@ -158,17 +161,6 @@ def list_connections(connection: Connection, request: ListConnections) -> Listed
         for row in rows[: request.limit]
     )
     return Listed(records, records[-1].id if len(rows) > request.limit else None)
-
-
-def _check_text(name: str, text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise CallRefusedError(RefusalKind.INVALID, f"the {name} is not Unicode text; remove lone surrogates") from None
-    if "\0" in text:
-        raise CallRefusedError(
-            RefusalKind.INVALID, f"the {name} has a NUL character, which databases refuse; remove it"
-        )
 
 
 def _upsert(

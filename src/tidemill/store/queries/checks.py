@@ -1,0 +1,40 @@
+"""Checks of what people and tasks give names and texts to, before it is stored."""
+
+from __future__ import annotations
+
+from tidemill.store.call import CallRefusedError, RefusalKind
+
+#: The most characters of a name.
+MAX_NAME = 250
+
+
+def check_name(what: str, name: str) -> None:
+    """Check that a name can be shown, typed and stored.
+
+    Raises:
+        CallRefusedError: It is empty or too long, or has line breaks or other control characters.
+    """
+    if not name.strip():
+        raise CallRefusedError(RefusalKind.INVALID, f"a {what} needs a name; this one is empty")
+    if len(name) > MAX_NAME or not name.isprintable():
+        raise CallRefusedError(
+            RefusalKind.INVALID,
+            f"the name of a {what} {name[:MAX_NAME]!r} must have at most {MAX_NAME} characters, and no line breaks "
+            "or other control characters; choose another one",
+        )
+
+
+def check_text(name: str, text: str) -> None:
+    """Check that every database accepts a text.
+
+    Raises:
+        CallRefusedError: It does not.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise CallRefusedError(RefusalKind.INVALID, f"the {name} is not Unicode text; remove lone surrogates") from None
+    if "\0" in text:
+        raise CallRefusedError(
+            RefusalKind.INVALID, f"the {name} has a NUL character, which databases refuse; remove it"
+        )
