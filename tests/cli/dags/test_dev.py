@@ -196,3 +196,16 @@ def test_on_a_terminal_a_table_below_the_log_shows_the_runs_and_nothing_of_it_is
         assert max(map(len, drawn)) < 80
     finally:
         command.close()
+
+
+def test_dev_removes_old_runs(dev):
+    dev.start()
+    dev.run("variables", "set", "seconds", "0")
+    for name in ("first", "second"):
+        assert dev.rows("dags", "trigger", "long", "--run", name, "--wait")[0]["state"] == "success"
+    assert dev.stop() == ExitCode.OK
+
+    dev.start(TIDEMILL_STORE__RETENTION_RUNS_DAYS="0.000001", TIDEMILL_STORE__RETENTION_RUNS_COUNT="1")
+
+    wait_until(lambda: [row["run"] for row in dev.rows("runs", "list")] == ["second"], what=lambda: dev.log)
+    wait_until(lambda: "old runs of DAGs were removed" in dev.log, what=lambda: dev.log)
