@@ -133,13 +133,20 @@ class Worker:
         """The task processes."""
         return [handle.process.pid for handle in self._handles.values() if handle.process is not None]
 
+    def measure(self) -> dict[str, float]:
+        """Return what the metrics of `dev` say of this worker."""
+        busy, free = len(self._slots.held), self._slots.capacity
+        return {"slots_busy": busy, "slots_free": free, "processes": len(self.pids)}
+
     async def run(self) -> None:
         """Claim and run attempts until `drain` was called and everything is reported.
 
         Raises:
             WorkerFencedError: The store has ended the service.
         """
-        helpers = [self._loop.create_task(each) for each in (self._listen(), beat(self._calls, self._service))]
+        helpers = [
+            self._loop.create_task(each) for each in (self._listen(), beat(self._calls, self._service, self.measure))
+        ]
         turns = self._loop.create_task(self._take_turns())
         try:
             await asyncio.wait([turns, *helpers], return_when=asyncio.FIRST_COMPLETED)
