@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
@@ -14,11 +15,15 @@ import pytest
 import yaml
 from tests.docs.own_network import with_free_port
 from tests.docs.snippets import PAGES, ROOT, Block, blocks
+from tests.store.conftest import postgres
+from tests.store.server import PostgresServer
 from tests.until import wait_until
 
 from tidemill.config.loading import load_settings
 from tidemill.runtime.folders import user_cache_folder
 from tidemill.runtime.jars import kafka_classpath
+
+__all__ = ["postgres"]
 
 KNOWN = {"python", "yaml", "yaml triggers", "sh", "sh background", "text", "console", "json"}
 
@@ -49,6 +54,8 @@ def test_python_runs_and_yaml_is_a_valid_configuration(page, tmp_path, monkeypat
     monkeypatch.syspath_prepend(tmp_path)  # blocks may import files of their page
     for block in blocks(page):
         if block.file is not None:
+            Path(block.file).parent.mkdir(exist_ok=True)
+            monkeypatch.syspath_prepend(tmp_path / Path(block.file).parent)
             Path(block.file).write_text(block.code)
             monkeypatch.delitem(sys.modules, Path(block.file).stem, raising=False)
         if block.info == "python":
@@ -83,6 +90,7 @@ class PageRun:
     def run(self) -> None:
         for block in blocks(self.page):
             if block.file is not None:
+                (self.where / block.file).parent.mkdir(exist_ok=True)
                 (self.where / block.file).write_text(block.code)
             elif block.info == "sh" and not block.commands_of_ci:
                 self.run_to_its_end(block)
@@ -132,9 +140,12 @@ class PageRun:
     [pytest.param(page, marks=pytest.mark.long if page.name in SLOW else ()) for page in pages_with("sh")],
     ids=named,
 )
-def test_the_commands_of_a_page_work_in_order(page, tmp_path):
+def test_the_commands_of_a_page_work_in_order(page, tmp_path, request):
     kafka_classpath()  # the network of a page reaches no further than this machine
     run = PageRun(page, tmp_path)
+    if any("$DATABASE_URL" in block.code for block in blocks(page)):
+        server: PostgresServer = request.getfixturevalue("postgres")
+        run.env["DATABASE_URL"] = asyncio.run(server.new_database())
     try:
         with_free_port(run.run)
     finally:

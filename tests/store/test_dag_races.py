@@ -127,3 +127,29 @@ async def test_a_run_that_is_created_while_the_one_before_ends_is_not_forgotten(
     await players[0].play()
 
     assert (await players[0].run(run)).state == "success"
+
+
+async def test_triggerers_that_claim_at_once_never_share_out_a_stream(players: list[Player]) -> None:
+    streams, members = 30, 4
+    names = [f"s{stream:02}m{member}" for stream in range(streams) for member in range(members)]
+    await players[0].create(dag(*[task(name) for name in names]))
+    deferred = [
+        Report(one.task, one.epoch, Deferral("tests.Trigger", "{}", "resume", stream_key=one.task_id[:3]))
+        for one in await players[0].claim(len(names))
+    ]
+    await players[0].turn(*deferred)
+    triggerers = [await one.begin_service("triggerer") for one in players]
+    owners: dict[str, set[int]] = {}
+    claimed: list[int] = []
+    for request in range(1, 40):
+        answers = await asyncio.gather(
+            *[one.store.call(ClaimTriggers(t, request, 9)) for one, t in zip(players, triggerers, strict=True)]
+        )
+        for triggerer, answer in zip(triggerers, answers, strict=True):
+            for trigger in answer:
+                assert trigger.stream_key is not None
+                owners.setdefault(trigger.stream_key, set()).add(triggerer)
+                claimed.append(trigger.id)
+
+    assert len(claimed) == len(set(claimed)) == len(names)
+    assert {stream for stream, of_stream in owners.items() if len(of_stream) > 1} == set()

@@ -35,6 +35,14 @@ class StoreSettings(Section):
     retention_events_days: NonNegativeFloat = Field(
         0.0, description="Events are removed from the store after this many days; 0 keeps them."
     )
+    retention_runs_days: NonNegativeFloat = Field(
+        90.0,
+        description="`tidemill dev` removes runs of DAGs this many days after their end, with their tasks, history, "
+        "XComs and logs, and versions of DAGs that no run has any more. 0 keeps them.",
+    )
+    retention_runs_count: PositiveInt = Field(
+        100, description="The last runs of each DAG stay, however old they are: this many."
+    )
     retention_identities_days: NonNegativeFloat = Field(
         0.0,
         description="Identities are removed after this many days; events that repeat later are not recognised. 0 keeps "

@@ -37,5 +37,6 @@ class LogsSettings(Section):
 
     max_bytes_per_try: Annotated[int, Field(ge=65_536)] = Field(
         10_485_760,
-        description="How much of the log of one attempt is kept: half of it from the beginning, and half from the end.",
+        description="How much of the log of one try is kept: half of it from the beginning, and half from the end. A "
+        "try that is deferred has several attempts; each has what the ones before it have left, and at least 16 KiB.",
     )

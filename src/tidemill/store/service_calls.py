@@ -37,9 +37,15 @@ class BeginService(Call[int], frozen=True):
 
 
 class BeatService(Call[bool], frozen=True):
-    """Beat; False: somebody has ended the service, which stops at once."""
+    """Beat; False: somebody has ended the service, which stops at once.
+
+    Attributes:
+        service: The service.
+        measures: What it says of itself, by name, for whoever passes its calls on; the store does not keep it.
+    """
 
     service: int
+    measures: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class EndService(Call[bool], frozen=True):

@@ -7,6 +7,7 @@ import signal
 import struct
 import termios
 import time
+import urllib.request
 from pathlib import Path
 
 from tests.spark.terminal import Command
@@ -197,3 +198,47 @@ def test_on_a_terminal_a_table_below_the_log_shows_the_runs_and_nothing_of_it_is
         assert max(map(len, drawn)) < 80
     finally:
         command.close()
+
+
+def test_what_worker_and_triggerer_do_is_in_the_metrics_of_dev(dev):
+    dev.env["TIDEMILL_METRICS__ENABLED"] = "true"
+    dev.env["TIDEMILL_METRICS__PORT"] = "0"
+    dev.start()
+    address = wait_until(lambda: re.search(r"http://\S+/metrics", dev.log), what=lambda: dev.log)[0]
+    (dev.folder / "dags" / "patient.py").write_text("""
+from datetime import timedelta
+from tidemill.dags import DAG, TimeDeltaSensor
+with DAG("patient"):
+    TimeDeltaSensor(task_id="waits", delta=timedelta(hours=1))
+""")
+    wait_until(lambda: dev.run("dags", "show", "patient").returncode == 0, what=lambda: dev.log)
+    dev.run("dags", "trigger", "patient")
+    dev.run("dags", "trigger", "long")
+
+    def read() -> dict[str, float]:
+        with urllib.request.urlopen(address, timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+
+    wanted = {'tidemill_worker_slots{state="busy"}': 1, 'tidemill_worker_slots{state="free"}': 7}
+    wanted |= {"tidemill_task_triggers": 1, 'tidemill_tasks{state="deferred"}': 1, 'tidemill_tasks{state="running"}': 1}
+    wait_until(lambda: read().items() >= wanted.items(), what=lambda: str(read()), pause_seconds=0.5)
+    assert read()["tidemill_task_processes"] >= 1
+    assert {
+        'tidemill_service_lag_seconds{service="worker"}',
+        'tidemill_service_lag_seconds{service="triggerer"}',
+    } <= set(read())
+    dev.run("runs", "cancel", "long")
+
+
+def test_dev_removes_old_runs(dev):
+    dev.start()
+    dev.run("variables", "set", "seconds", "0")
+    for name in ("first", "second"):
+        assert dev.rows("dags", "trigger", "long", "--run", name, "--wait")[0]["state"] == "success"
+    assert dev.stop() == ExitCode.OK
+
+    dev.start(TIDEMILL_STORE__RETENTION_RUNS_DAYS="0.000001", TIDEMILL_STORE__RETENTION_RUNS_COUNT="1")
+
+    wait_until(lambda: [row["run"] for row in dev.rows("runs", "list")] == ["second"], what=lambda: dev.log)
+    wait_until(lambda: "old runs of DAGs were removed" in dev.log, what=lambda: dev.log)

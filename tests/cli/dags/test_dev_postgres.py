@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 from tests.cli.dags.conftest import DevSite
-from tests.store.conftest import postgres
+from tests.store.conftest import own_postgres, postgres
+from tests.store.server import PostgresServer
 from tests.until import wait_until
 
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.processes import find_descendants, is_running
 
-__all__ = ["postgres"]
+__all__ = ["own_postgres", "postgres"]
 
 KEY = "cw_0x689RpI-jtRR7oE8h_eQsKImvJapLeSbXpwF4e4="
 
@@ -86,3 +87,26 @@ def test_without_a_key_dev_says_that_secrets_lie_readable(dev):
     dev.start()
 
     wait_until(lambda: "store.encryption_key is not set" in dev.log, what=lambda: dev.log)
+
+
+async def test_a_server_that_is_away_for_a_while_costs_no_task(tmp_path: Path, own_postgres: PostgresServer):
+    site = DevSite(tmp_path)
+    site.env |= {"TIDEMILL_STORE__URL": await own_postgres.new_database(), "TIDEMILL_STORE__ENCRYPTION_KEY": KEY}
+    try:
+        process = site.start()
+        site.run("variables", "set", "seconds", "3")
+        site.run("dags", "trigger", "long", "--run", "today")
+        wait_until(lambda: site.states("long") == {"sleeps": "running"}, what=lambda: site.log)
+
+        own_postgres.stop("immediate")
+        wait_until(lambda: "cannot be reached" in site.log, what=lambda: site.log)
+        own_postgres.start()
+
+        wait_until(lambda: site.rows("runs", "show", "long", "today")[0]["state"] == "success", what=lambda: site.log)
+        history = [row["input"].split()[0] for row in site.rows("tasks", "history", "long", "sleeps")]
+        assert history.count("claim") == 1, history
+        assert process.poll() is None
+        assert site.rows("dags", "trigger", "story", "--wait")[0]["state"] == "success", site.log
+        assert site.stop() == ExitCode.OK
+    finally:
+        site.close()

@@ -16,10 +16,12 @@ from tidemill.config.settings import Settings
 from tidemill.services.dev.metrics import DEFINITIONS, CallMeter, DagMetrics, MeasuredStore, find_delay
 from tidemill.services.dev.web_ui import serve_dags_metrics
 from tidemill.store.calls import (
+    BeatService,
     BeginService,
     ClaimTriggers,
     DagRecord,
     Deferral,
+    EndService,
     Failure,
     FiredEvent,
     Report,
@@ -65,6 +67,10 @@ async def test_tasks_attempts_pools_and_resumes_are_measured(database: Any) -> N
     await store.call(StoreEvents(triggerer, 1, (FiredEvent(trigger.id, trigger.token, "1", None, 0),)))
     clock["now"] = 100.3
     await player.claim()
+    for worker, late in ((player.worker, 0.25), (await player.begin_service("worker"), 0.5)):
+        said = {"slots_busy": 2.0, "slots_free": 6.0, "processes": 3.0, "lag_seconds": late}
+        await store.call(BeatService(worker, said))
+    await store.call(BeatService(triggerer, {"triggers": 7.0, "lag_seconds": 0.125}))
 
     collected = await asyncio.to_thread(metrics.collect)
     values = read(collected)
@@ -79,6 +85,18 @@ async def test_tasks_attempts_pools_and_resumes_are_measured(database: Any) -> N
     assert (values["resume_seconds_count[]"], values["resume_seconds_sum[]"]) == (1, pytest.approx(0.3))
     assert values["parse_errors[]"] == 1
     assert values["schedule_delay_seconds[]"] == 0
+    assert (values["worker_slots['busy']"], values["worker_slots['free']"], values["task_processes[]"]) == (4, 12, 6)
+    assert (values["task_triggers[]"], values["task_events_total[]"]) == (7, 1)
+    assert values["service_lag_seconds['worker']"] == 0.5
+    assert values["service_lag_seconds['triggerer']"] == 0.125
+
+    await store.call(EndService(triggerer))
+    clock["now"] += 15
+    await store.call(BeatService(player.worker, said))
+    clock["now"] += 15  # the other worker says nothing any more
+    values = read(await asyncio.to_thread(metrics.collect))
+    assert (values["worker_slots['busy']"], values["task_triggers[]"]) == (2, 0)
+    assert "service_lag_seconds['triggerer']" not in values
 
 
 def test_the_delay_is_that_of_the_oldest_run_that_is_due() -> None:

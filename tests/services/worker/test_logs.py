@@ -12,6 +12,7 @@ from tests.services.worker.test_attempts import make, with_body
 from tests.until import until
 
 from tidemill.runtime.task_lines import TaskLine, decode_lines
+from tidemill.services.worker.log_budget import LogBudget
 from tidemill.services.worker.logs import PART_BASE, PART_BYTES, AttemptLog
 from tidemill.store.calls import ConnectionRecord, LogPart
 
@@ -169,3 +170,19 @@ async def test_passwords_of_connections_that_a_task_uses_are_masked(worker: Runn
     worker.store.queue(make_attempt(1, "run"))
     await worker.report(1)
     assert worker.store.text_of(1) == "it is ***"
+
+
+def test_the_attempts_of_a_try_share_its_limit_and_each_may_write_a_little() -> None:
+    budget = LogBudget(200_000)
+    kept = []
+    for epoch in range(6):
+        log = budget.open_log(5, 1, epoch)
+        log.add_output("stdout", b"x" * 60_000 + b"\n", 1)
+        log.add(TaskLine(2, "info", "stdout", f"the end of {epoch}"))
+        parts = log.finish(3)
+        kept.append(sum(len(text) for text in texts(parts) if set(text) == {"x"}))
+        assert f"the end of {epoch}" in texts(parts)
+        budget.note_finished(log)
+
+    assert kept == [60_000, 60_000, 0, 0, 0, 0], "only the end of what is too much for the rest is shown"
+    assert budget.open_log(5, 2, 9)._half == 100_000, "another try begins anew"

@@ -91,7 +91,8 @@ def logs(
     task: TaskId,
     run: RunId = None,
     try_number: Annotated[
-        int | None, typer.Option("--try", metavar="N", min=1, help="Which try; default: the last one.")
+        int | None,
+        typer.Option("--try", metavar="N", min=0, help="Which try; 0: its callbacks; default: the last one."),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show new lines until the task has ended.")] = False,
     config: Config = None,

@@ -25,6 +25,7 @@ from tidemill.store.call import Call
 from tidemill.store.database import Caller, Calls
 from tidemill.store.doorbell import Doorbell
 from tidemill.store.people_calls import CountStore, DagRecord, ListDags, StoreCounts
+from tidemill.store.service_calls import BeatService, BeginService, EndService
 from tidemill.store.setting_calls import ListPools, PoolRecord
 from tidemill.store.trigger_calls import ClaimTriggers, EventOutcomeKind, StoreEvents
 from tidemill.store.worker_calls import OutcomeKind, WorkerTurn
@@ -41,14 +42,26 @@ RESUME = Definition(
     "resume_seconds", Kind.HISTOGRAM, "The time from a stored event to the claim of the task that it resumes."
 )
 BROKEN = Definition("parse_errors", Kind.GAUGE, "Files of DAGs that cannot be parsed.")
+SLOTS = Definition("worker_slots", Kind.GAUGE, "Attempts that workers run, and how many more they would.", ("state",))
+PROCESSES = Definition("task_processes", Kind.GAUGE, "Processes of workers that run tasks, or are ready to.")
+TRIGGERS = Definition("task_triggers", Kind.GAUGE, "Triggers of deferred tasks that triggerers run.")
+EVENTS = Definition("task_events_total", Kind.COUNTER, "Events of triggers that have resumed tasks.")
+LAG = Definition(
+    "service_lag_seconds", Kind.GAUGE, "How late the event loop of a service was at its last beat.", ("service",)
+)
 
 #: All metrics of DAGs.
-DEFINITIONS: tuple[Definition, ...] = (WORKER, TASKS, RUNS, ATTEMPTS, POOLS, DELAY, RESUME, BROKEN)
+DEFINITIONS: tuple[Definition, ...] = (
+    *(WORKER, TASKS, RUNS, ATTEMPTS, POOLS, DELAY, RESUME, BROKEN),
+    *(SLOTS, PROCESSES, TRIGGERS, EVENTS, LAG),
+)
 
 OUTCOMES = ("success", "failure", "skip", "deferral", "loss")
 _STATES = ("none", "scheduled", "queued", "running", "deferred", "up_for_retry")
 #: The most triggers, and resumed tasks, that are remembered.
 MAX_REMEMBERED = 50_000
+#: What a service has said of itself holds for this long: it beats every 5 s.
+SAID_SECONDS = 20.0
 _SECONDS = 5.0
 _PAGE = 500
 
@@ -65,6 +78,9 @@ class CallMeter:
         self._resume_seconds = 0.0
         self._tasks: OrderedDict[int, int] = OrderedDict()  # the task of each trigger
         self._fired: OrderedDict[int, float] = OrderedDict()  # when a task was resumed
+        self._events = 0
+        self._kinds: OrderedDict[int, str] = OrderedDict()  # of services
+        self._said: dict[int, tuple[float, dict[str, float]]] = {}  # what services say of themselves, and when
 
     def note(self, request: Call[Any], answer: Any) -> None:
         """Note a call that was answered."""
@@ -80,6 +96,15 @@ class CallMeter:
                     task = self._tasks.pop(event.trigger, None)
                     if task is not None and outcome.kind is EventOutcomeKind.STORED:
                         _remember(self._fired, task, self._now())
+                        self._events += 1
+            case BeginService():
+                _remember(self._kinds, answer, request.kind)
+            case BeatService() if answer:
+                with self._lock:
+                    self._said[request.service] = (self._now(), request.measures)
+            case EndService():
+                with self._lock:
+                    self._said.pop(request.service, None)
             case _:
                 pass
 
@@ -93,6 +118,22 @@ class CallMeter:
                 seconds = self._now() - fired
                 self._resumes[bisect.bisect_left(DURATION_BOUNDS, seconds)] += 1
                 self._resume_seconds += seconds
+
+    def read_services(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return what all services say of themselves, added up by name, and the greatest lag of each kind."""
+        until = self._now() - SAID_SECONDS
+        totals: dict[str, float] = {}
+        lags: dict[str, float] = {}
+        with self._lock:
+            # One that was killed says nothing any more.
+            self._said = {service: said for service, said in self._said.items() if said[0] >= until}
+            for service, (_, measures) in self._said.items():
+                kind = self._kinds.get(service, "")
+                for name, value in measures.items():
+                    totals[name] = totals.get(name, 0.0) + value
+                if kind:
+                    lags[kind] = max(lags.get(kind, 0.0), measures.get("lag_seconds", 0.0))
+        return {**totals, "events": self._events}, lags
 
     def read(self) -> tuple[dict[str, int], Distribution]:
         """Return how many attempts ended how, and how long tasks took to be resumed."""
@@ -197,3 +238,9 @@ class DagMetrics:
         yield build_family(DELAY, [((), delay)])
         yield build_family(RESUME, [((), resumes)])
         yield build_family(BROKEN, [((), counts.broken_files)])
+        said, lags = self._meter.read_services()
+        yield build_family(SLOTS, [((state,), said.get(f"slots_{state}", 0)) for state in ("busy", "free")])
+        yield build_family(PROCESSES, [((), said.get("processes", 0))])
+        yield build_family(TRIGGERS, [((), said.get("triggers", 0))])
+        yield build_family(EVENTS, [((), said["events"])])
+        yield build_family(LAG, [((kind,), lag) for kind, lag in sorted(lags.items())])

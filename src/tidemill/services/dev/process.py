@@ -45,6 +45,7 @@ from tidemill.store.call_server import CallServer
 from tidemill.store.database import Caller, Database
 from tidemill.store.lock import StoreInUseError
 from tidemill.store.opening import find_file, open_store
+from tidemill.store.run_retention import RunRetention
 from tidemill.store.service_calls import (
     BeatService,
     BeginService,
@@ -248,6 +249,7 @@ class Dev:
             self._start("parser", self.parser.run()),
             self._start("beats", self._beat(dev, scheduler)),
             self._start("trials of triggers", self.trials.run(dev)),
+            self._start("retention", RunRetention(self.database, settings.store).run()),
             *(self._start(child.name, child.run()) for child in self.children),
         ]
         shown = [] if on_ready is None else [asyncio.ensure_future(on_ready(self))]

@@ -199,10 +199,12 @@ class TaskSource:
     async def beat(self) -> None:
         """Beat until the service has ended, or for ever."""
         pause = BEAT_SECONDS
+        lag = 0.0
         while not self.ended.is_set():
             began = self._clock()
             try:
-                if not await self._calls.call(BeatService(self._service)):
+                measures = {"triggers": float(len(self.triggers.held)), "lag_seconds": lag}
+                if not await self._calls.call(BeatService(self._service, measures)):
                     self.ended.set()
                     return
                 self._confirmed_at, pause = began, BEAT_SECONDS
@@ -213,7 +215,9 @@ class TaskSource:
             except CallRefusedError:
                 self.ended.set()
                 return
+            due = self._clock() + pause
             await asyncio.sleep(pause)
+            lag = max(0.0, self._clock() - due)
 
     async def wait_over(self, seconds: float) -> None:
         """Wait until all that it could claim has ended, or until this time has passed since it was claimed."""

@@ -56,6 +56,16 @@ class AttemptLog:
         self.secrets: set[str] = set()
 
     @property
+    def name(self) -> tuple[int, int]:
+        """The task and the try."""
+        return self._task, self._try_number
+
+    @property
+    def kept_bytes(self) -> int:
+        """How much has been kept so far."""
+        return self._head_bytes + self._tail_bytes
+
+    @property
     def has_lines(self) -> bool:
         """Whether there is something to store."""
         return bool(self._lines) or any(self._begun.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from typing import TypeVar
 
 from tidemill.core.errors import RemoteError, TidemillError
@@ -48,12 +49,21 @@ async def listen(bell: Bell) -> None:
         await asyncio.sleep(_BACKOFF.compute_delay(1, random.getrandbits(JITTER_BITS)))
 
 
-async def beat(calls: Calls, service: int) -> None:
+async def beat(calls: Calls, service: int, measure: Callable[[], dict[str, float]]) -> None:
     """Beat until the store has ended the service.
+
+    Args:
+        calls: The store.
+        service: The number of the service.
+        measure: Returns what it says of itself.
 
     Raises:
         WorkerFencedError: It has.
     """
-    while await call_unfenced(calls, BeatService(service)):  # noqa: ASYNC110 - the answer may be no
+    loop = asyncio.get_running_loop()
+    lag = 0.0
+    while await call_unfenced(calls, BeatService(service, {**measure(), "lag_seconds": lag})):
+        due = loop.time() + BEAT_SECONDS
         await asyncio.sleep(BEAT_SECONDS)
+        lag = loop.time() - due
     raise WorkerFencedError("the store has ended this worker")

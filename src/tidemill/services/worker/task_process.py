@@ -54,6 +54,7 @@ from tidemill.services.worker.messages import (
 )
 from tidemill.services.worker.residue import find_changes, find_children_left, take_state
 from tidemill.services.worker.signatures import sign_file
+from tidemill.services.worker.stream_key import write_key
 from tidemill.services.worker.task_output import Lines, TaskOutput
 from tidemill.services.worker.task_services import StoreServices
 from tidemill.store.call import Call
@@ -292,7 +293,7 @@ def _translate(ending: Ending) -> Result:
                 ending.method,
                 ending.method_kwargs,
                 ending.timeout_us,
-                None if key is None else repr(key),
+                None if key is None else write_key(key),
             )
 
 

@@ -35,6 +35,7 @@ from tidemill.core.tasks.worker_slots import (
 )
 from tidemill.services.worker.asked_secrets import find_secrets
 from tidemill.services.worker.endings import explain_end
+from tidemill.services.worker.log_budget import LogBudget
 from tidemill.services.worker.log_store import LogStore
 from tidemill.services.worker.logs import AttemptLog
 from tidemill.services.worker.messages import (
@@ -112,6 +113,7 @@ class Worker:
         self._handles: dict[int, TaskHandle] = {}
         self._running: dict[tuple[int, int], _Running] = {}
         self._reports = Reports()
+        self._budget = LogBudget(config.max_log_bytes)
         self._logs = LogStore(calls, lambda: [each.log for each in self._running.values()])
         self._request = 0
         self._wanted = True
@@ -131,13 +133,20 @@ class Worker:
         """The task processes."""
         return [handle.process.pid for handle in self._handles.values() if handle.process is not None]
 
+    def measure(self) -> dict[str, float]:
+        """Return what the metrics of `dev` say of this worker."""
+        busy, free = len(self._slots.held), self._slots.capacity
+        return {"slots_busy": busy, "slots_free": free, "processes": len(self.pids)}
+
     async def run(self) -> None:
         """Claim and run attempts until `drain` was called and everything is reported.
 
         Raises:
             WorkerFencedError: The store has ended the service.
         """
-        helpers = [self._loop.create_task(each) for each in (self._listen(), beat(self._calls, self._service))]
+        helpers = [
+            self._loop.create_task(each) for each in (self._listen(), beat(self._calls, self._service, self.measure))
+        ]
         turns = self._loop.create_task(self._take_turns())
         try:
             await asyncio.wait([turns, *helpers], return_when=asyncio.FIRST_COMPLETED)
@@ -238,7 +247,7 @@ class Worker:
             if handle.task.file == claim.file and not self._is_fresh(handle):
                 self._do(self._slots.note_stale(handle.number, now))
         try_number = 0 if claim.callback is not None else claim.try_number
-        attempt_log = AttemptLog(claim.task, try_number, epoch, self._config.max_log_bytes)
+        attempt_log = self._budget.open_log(claim.task, try_number, epoch)
         self._running[key] = _Running(claim, attempt_log, now)
         self._do(self._slots.claim(Attempt(key, claim.file, None if timeout is None else now + timeout), now))
 
@@ -354,6 +363,7 @@ class Worker:
     def _report(self, attempt: Attempt, result: Result | None, finished: Finished | None) -> None:
         running = self._running.pop(attempt.key)
         parts = running.log.finish(time.time_ns() // 1000)
+        self._budget.note_finished(running.log)
         self._wake.set()
         if result is None:
             self._logs.add(parts)

@@ -18,7 +18,7 @@ class WorkerConfig:
         folder: The folder of DAGs.
         limits: Of processes and attempts.
         queues: The queues that it serves.
-        max_log_bytes: How much of the log of an attempt is kept.
+        max_log_bytes: How much of the log of a try is kept.
         log_level: The lowest level of `logging` in tasks that is kept.
     """
 

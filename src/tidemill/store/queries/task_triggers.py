@@ -11,14 +11,28 @@ from typing import Any
 
 import msgspec
 import structlog
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, exists, literal_column, or_, select, update
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    and_,
+    exists,
+    func,
+    literal,
+    literal_column,
+    or_,
+    select,
+    update,
+)
 
 from tidemill.core.errors import ConfigError
 from tidemill.core.tasks.attempt import Already, Answer, Fenced, Moved
 from tidemill.core.tasks.inputs import Input, TriggerFailed, TriggerFired
 from tidemill.core.triggers.event_plan import Duplicate, NewEvent, Refusal, Stored, StoreOutcome
 from tidemill.runtime.log import throttle
-from tidemill.store.batches import find_dialect
+from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.calls import (
     ClaimedTrigger,
     ClaimTriggers,
@@ -49,6 +63,9 @@ _TRIGGER, _CURSOR, _TASK = trigger.c, trigger_cursor.c, task_instance.c
 _RUNNING = TriggerState.RUNNING.value
 #: How often a claim looks for other triggers in place of those that cannot be run.
 _LOOKS = 20
+_STREAMS = RowSet("streams", key=str)
+#: What the hashes of streams begin with, so that they are not those of other advisory locks: "tidestre" in ASCII.
+_STREAMS_SEED = int.from_bytes(b"tidestre", "big")
 _KINDS = {Refusal.UNKNOWN_TRIGGER: EventOutcomeKind.UNKNOWN, Refusal.FENCED: EventOutcomeKind.FENCED}
 _answers = msgspec.json.Encoder().encode
 _read_answers = msgspec.json.Decoder(tuple[EventOutcome, ...]).decode
@@ -65,7 +82,7 @@ def claim_task_triggers(
     return _describe_claimed(connection, found, context)
 
 
-def _find_unreadable(rows: Iterable[Row[Any, Any]], context: CallContext) -> list[int]:
+def _find_unreadable(rows: Iterable[Row[Any, Any, Any]], context: CallContext) -> list[int]:
     """Return the triggers whose arguments cannot be decrypted: they wait for their key."""
     found = []
     for row in rows:
@@ -102,7 +119,7 @@ def _take_free(connection: Connection, request: ClaimTriggers, context: CallCont
     skip: list[int] = []
     for _ in range(_LOOKS):
         statement = (
-            select(_TRIGGER.id, _TRIGGER.kwargs)
+            select(_TRIGGER.id, _TRIGGER.kwargs, _TRIGGER.stream_key)
             .join(trigger_cursor, _CURSOR.trigger_id == _TRIGGER.id)
             .where(and_(*free, *([_TRIGGER.id.not_in(skip)] if skip else ())))
             .order_by(_TRIGGER.priority.desc(), _TRIGGER.id)
@@ -114,12 +131,14 @@ def _take_free(connection: Connection, request: ClaimTriggers, context: CallCont
         if not unreadable:
             break
         skip += unreadable
-    found = [row.id for row in rows if row.id not in skip]
+    streams = _lock_streams(connection, {row.stream_key for row in rows if row.stream_key is not None})
+    found = [row.id for row in rows if row.id not in skip and (row.stream_key is None or row.stream_key in streams)]
     if found:
         dialect = find_dialect(connection)
         wanted, given = select(IDS.build_source(dialect).c.id), IDS.build_parameters(dialect, build_id_rows(found))
-        # Read anew now that the cursors are locked: the wide rows may have changed while they were not.
-        still = select(_TRIGGER.id).where(and_(_TRIGGER.id.in_(wanted), free[1])).order_by(_TRIGGER.id)
+        # Read anew now that cursors and streams are locked: triggers may have changed, and streams may have been taken,
+        # while they were not.
+        still = select(_TRIGGER.id).where(and_(_TRIGGER.id.in_(wanted), free[1], free[3])).order_by(_TRIGGER.id)
         found = list(connection.execute(still, given).scalars())
         given = IDS.build_parameters(dialect, build_id_rows(found))
         new = {"token": _CURSOR.token + 1, "session_id": request.service, "claim_request": request.request}
@@ -127,6 +146,22 @@ def _take_free(connection: Connection, request: ClaimTriggers, context: CallCont
         state = {"state": _RUNNING, "reason": None, "changed_us": context.now_us}
         connection.execute(update(trigger).where(_TRIGGER.id.in_(wanted)).values(state), given)
     return found
+
+
+def _lock_streams(connection: Connection, keys: Collection[str]) -> Collection[str]:
+    """Return those streams of which no other transaction claims triggers now; none may before this one has ended.
+
+    Two services that claim at the same time would not see each other's claims, and would share out a stream. The other
+    ones need not be waited for: their triggers belong to who claims them.
+    """
+    if not keys or find_dialect(connection) != "postgresql":
+        return keys  # a SQLite file has one writer
+    source = _STREAMS.build_source("postgresql")
+    lock = func.pg_try_advisory_xact_lock(func.hashtextextended(source.c.key, literal(_STREAMS_SEED, BigInteger())))
+    rows = connection.execute(
+        select(source.c.key, lock), _STREAMS.build_parameters("postgresql", [(key,) for key in sorted(keys)])
+    )
+    return {key for key, locked in rows if locked}
 
 
 def _describe_claimed(connection: Connection, ids: Collection[int], context: CallContext) -> tuple[ClaimedTrigger, ...]:
