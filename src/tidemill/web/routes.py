@@ -7,7 +7,7 @@ web UI costs when it starts. What is declared here is prepared once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from fastapi import FastAPI
@@ -32,7 +32,7 @@ class Routes:
         tags: Of all routes, in the description of the API.
         route_class: Their class.
         include_in_schema: Whether the description of the API has them.
-        dependencies: Called before each of them, after those of the application.
+        dependencies: Called before each of them, and before those that are included.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Routes:
     ) -> None:
         """Declare nothing yet."""
         self._prefix = prefix
-        self._options = {
+        self._options: dict[str, Any] = {
             "tags": list(tags),
             "route_class_override": route_class,
             "include_in_schema": include_in_schema,
@@ -68,8 +68,10 @@ class Routes:
         self._declared.append(_Declared(self._prefix + path, endpoint, merged))
 
     def include(self, other: Routes) -> None:
-        """Add all routes of another one, as they are there."""
-        self._declared += other._declared
+        """Add all routes of another one, as they are there, after the dependencies of this one."""
+        for route in other._declared:
+            before = [*self._options["dependencies"], *route.options["dependencies"]]
+            self._declared.append(replace(route, options={**route.options, "dependencies": before}))
 
     def mount(
         self, app: FastAPI, prefix: str = "", *, dependencies: Sequence[Depends] = (), include_in_schema: bool = True

@@ -70,10 +70,6 @@ class _Work:
         return self.plan.total - sum(self.sizes)
 
 
-def _name_worker(settings: Settings) -> str:
-    return f"{find_worker_name(settings)}.backfill"
-
-
 class Backfill:
     """A backfill: a handler, its configuration, two positions and a folder; one run of it.
 
@@ -240,7 +236,7 @@ class Backfill:
         run = describe_backfill(
             todo.plan, todo.sizes, self._folder.path, self.progress, lambda: "stopped" if self._stopped else "done"
         )
-        return record_bounded_run(todo.settings, _name_worker(todo.settings), run)
+        return record_bounded_run(todo.settings, f"{find_worker_name(todo.settings)}.backfill", run)
 
     def _choose_size(self, settings: Settings) -> Callable[[int], int]:
         """Return what says how many messages a range has at most, given how many there are."""
