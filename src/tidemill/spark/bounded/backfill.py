@@ -59,6 +59,7 @@ class _Work:
     def __init__(self, settings: Settings, packed: bytes, plan: Plan, parts: list[Chunk], letters: LetterRun) -> None:
         self.letters = letters
         self.settings = settings
+        self.worker = f"{find_worker_name(settings)}.backfill"
         self.packed = packed
         self.plan = plan
         self.parts = parts
@@ -236,7 +237,7 @@ class Backfill:
         run = describe_backfill(
             todo.plan, todo.sizes, self._folder.path, self.progress, lambda: "stopped" if self._stopped else "done"
         )
-        return record_bounded_run(todo.settings, f"{find_worker_name(todo.settings)}.backfill", run)
+        return record_bounded_run(todo.settings, todo.worker, run)
 
     def _choose_size(self, settings: Settings) -> Callable[[int], int]:
         """Return what says how many messages a range has at most, given how many there are."""
@@ -296,7 +297,7 @@ class Backfill:
     def _collect(self, context: SparkContext, address: LinkAddress, todo: _Work) -> list[bytes]:
         settings, folder = todo.settings, str(self._folder.path)
         log_context, folders = self._foreground.log_context, list_own_folders()
-        job = EngineJob(0, 0, _name_worker(settings), address, settings, todo.packed, log_context, import_path=folders)
+        job = EngineJob(0, 0, todo.worker, address, settings, todo.packed, log_context, import_path=folders)
         job = todo.letters.of(job)
 
         def work(parts: Iterator[tuple[int, Chunk]]) -> Iterator[bytes]:
