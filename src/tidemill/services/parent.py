@@ -31,7 +31,8 @@ def watch_parent(on_gone: Callable[[], object], grace_seconds: float) -> None:
         with contextlib.suppress(OSError):
             while os.read(0, 4096):
                 pass
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends already
+        # The loop is closed, say, or nobody reads the log any more: it ends all the same.
+        with contextlib.suppress(Exception):
             on_gone()
         if not grace_seconds:
             os._exit(ExitCode.STOPPED)

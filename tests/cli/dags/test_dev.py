@@ -107,7 +107,6 @@ def test_a_process_of_the_tree_that_is_killed_comes_back_and_its_task_is_run_aga
 
 def test_a_killed_tree_leaves_nothing_and_the_next_start_continues(dev):
     process = dev.start()
-    dev.run("variables", "set", "seconds", "1")
     dev.run("dags", "trigger", "long")
     wait_until(lambda: dev.states("long") == {"sleeps": "running"}, what=lambda: dev.log)
     tree = find_descendants(process.pid)
@@ -120,6 +119,7 @@ def test_a_killed_tree_leaves_nothing_and_the_next_start_continues(dev):
     began = time.monotonic()
     wait_until(lambda: not any(map(is_running, tree)), 30, what=lambda: [read_command(pid) for pid in tree])
     assert time.monotonic() - began < 15
+    assert dev.run("variables", "set", "seconds", "0").returncode == ExitCode.OK
     dev.start()
     assert not place.exists()
     wait_until(lambda: dev.rows("runs", "list", "long")[0]["state"] == "success", what=lambda: dev.log)
