@@ -46,7 +46,6 @@ from tidemill.store.queries.task_rows import (
     RunEntry,
     TaskEntry,
     TaskValues,
-    find_runs_of,
     lock_named,
     lock_pending,
     lock_runs,
@@ -98,9 +97,8 @@ class Board:
 
     def lock(self, tasks: Collection[int], runs: Collection[int] = ()) -> None:
         """Lock runs, those of the tasks included, and then the tasks. It is called first, and once."""
-        wanted = {*runs, *(find_runs_of(self.connection, tasks) if tasks else ())}
-        if wanted:
-            self._keep_runs(lock_runs(self.connection, wanted))
+        if tasks or runs:
+            self._keep_runs(lock_runs(self.connection, runs, tasks))
         self.add(tasks)
 
     def take(self, rows: Iterable[TaskValues]) -> list[TaskEntry]:

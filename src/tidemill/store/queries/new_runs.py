@@ -35,7 +35,7 @@ from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import DagPlan, TaskPlan
 from tidemill.store.dag_tables import dag, dag_run, dag_version, task_instance
 from tidemill.store.queries.run_params import check_params, read_conf
-from tidemill.store.queries.runs import IS_QUEUED, IS_RUNNING, RUNS, get_run_by_number, read_run, start_runs
+from tidemill.store.queries.runs import IS_QUEUED, IS_RUNNING, RUNS, read_run, start_runs
 from tidemill.store.queries.task_rows import compute_rank, load_plan
 from tidemill.store.statements import Statement
 
@@ -104,11 +104,29 @@ def create_run(connection: Connection, request: CreateRun, context: CallContext)
     if request.kind != "scheduled":  # nobody would be told; its values are the defaults, which match
         check_params(plan, conf)
     starts = not found.paused and _has_room(connection, found)
-    number = _insert_run(connection, found, request, run_id, plan, context.now_us)
+    interval = (
+        request.logical_us if request.interval_start_us is None else request.interval_start_us,
+        request.logical_us if request.interval_end_us is None else request.interval_end_us,
+    )
+    number = _insert_run(connection, found, request, run_id, interval, plan, context.now_us)
     _insert_tasks(connection, number, found.id, plan, context.now_us)
-    if starts:
-        start_runs(connection, [number], context)
-    return get_run_by_number(connection, number)
+    run = start_runs(connection, [number], context).runs[number] if starts else None
+    return RunRecord(
+        number,
+        request.dag_id,
+        run_id,
+        request.kind,
+        "queued" if run is None else run.state,
+        None if run is None else run.reason,
+        found.number,
+        request.logical_us,
+        *interval,
+        request.conf,
+        request.by,
+        context.now_us,
+        None if run is None else run.started_us,
+        None if run is None else run.ended_us,
+    )
 
 
 def lock_dag(connection: Connection, dag_id: str) -> LockedDag:
@@ -190,9 +208,14 @@ def _active_runs(dialect: str) -> Select[Any]:
 
 
 def _insert_run(
-    connection: Connection, found: LockedDag, request: CreateRun, run_id: str, plan: DagPlan, now_us: int
+    connection: Connection,
+    found: LockedDag,
+    request: CreateRun,
+    run_id: str,
+    interval: tuple[int | None, int | None],
+    plan: DagPlan,
+    now_us: int,
 ) -> int:
-    interval_us = request.logical_us
     values = {
         "dag": found.id,
         "version_id": found.version_id,
@@ -204,8 +227,8 @@ def _insert_run(
         "created_by": request.by,
         "request": request.request or None,
         "logical_us": request.logical_us,
-        "interval_start_us": interval_us if request.interval_start_us is None else request.interval_start_us,
-        "interval_end_us": interval_us if request.interval_end_us is None else request.interval_end_us,
+        "interval_start_us": interval[0],
+        "interval_end_us": interval[1],
         "created_us": now_us,
     }
     return int(_run_insert.fetch(connection, values)[0][0])

@@ -5,11 +5,12 @@ Invariants: rows of runs are locked before those of their tasks, both by ascendi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Select, Update, and_, bindparam, literal_column, select, update
+from sqlalchemy import Connection, Select, SelectBase, Update, and_, bindparam, literal_column, select, union, update
 
 from tidemill.core.errors import InvariantError, describe_error
 from tidemill.core.tasks.attempt import Resume, TaskRow, TaskState
@@ -25,6 +26,7 @@ _PLANS = PlanCache()
 _FIRST = 1 << 40
 _STATES = {state.value: state for state in TaskState}
 
+_OF_TASKS = RowSet("of_tasks", id=int)
 _NAMED = RowSet("named", run=int, task_id=str)
 #: What nearly every step changes of a task, and what few do.
 _MOVING = (
@@ -181,9 +183,16 @@ def is_resumed(rank: int) -> bool:
 Found = tuple[dict[int, RunEntry], dict[int, UnreadableStructureError]]
 
 
-def lock_runs(connection: Connection, ids: Collection[int]) -> Found:
-    """Lock runs until the transaction ends; return them by id, and what is wrong with those that cannot be read."""
-    return _read_runs(connection, ids, _run_lock)
+def lock_runs(connection: Connection, ids: Collection[int], tasks: Collection[int] = ()) -> Found:
+    """Lock runs, and those of tasks, by ascending id until the transaction ends.
+
+    Returns:
+        The runs by id, and what is wrong with those that cannot be read.
+    """
+    if not tasks:
+        return _read_runs(connection, ids, _run_lock)
+    given = _OF_TASKS.build_parameters(find_dialect(connection), build_id_rows(tasks))
+    return _read_runs(connection, ids, _runs_lock, given)
 
 
 def read_runs(connection: Connection, ids: Collection[int]) -> Found:
@@ -191,8 +200,10 @@ def read_runs(connection: Connection, ids: Collection[int]) -> Found:
     return _read_runs(connection, ids, _run_select)
 
 
-def _read_runs(connection: Connection, ids: Collection[int], statement: Statement) -> Found:
-    parameters = IDS.build_parameters(find_dialect(connection), build_id_rows(ids))
+def _read_runs(
+    connection: Connection, ids: Collection[int], statement: Statement, given: Mapping[str, Any] = MappingProxyType({})
+) -> Found:
+    parameters = {**IDS.build_parameters(find_dialect(connection), build_id_rows(ids)), **given}
     found, unreadable = {}, {}
     for version_id, digest, *row in statement.fetch(connection, parameters):
         try:
@@ -224,32 +235,28 @@ def load_plan(connection: Connection, version_id: int, digest: str) -> DagPlan:
 
 @Statement
 def _run_lock(dialect: str) -> Select[Any]:
-    return _build_run_select(dialect).with_for_update(of=dag_run)
+    return _build_run_select(select(IDS.build_source(dialect).c.id)).with_for_update(of=dag_run)
+
+
+@Statement
+def _runs_lock(dialect: str) -> Select[Any]:
+    of_tasks = select(_TASK.run).where(_TASK.id.in_(select(_OF_TASKS.build_source(dialect).c.id)))
+    wanted = union(select(IDS.build_source(dialect).c.id), of_tasks)
+    return _build_run_select(wanted).with_for_update(of=dag_run)
 
 
 @Statement
 def _run_select(dialect: str) -> Select[Any]:
-    return _build_run_select(dialect)
+    return _build_run_select(select(IDS.build_source(dialect).c.id))
 
 
-def _build_run_select(dialect: str) -> Select[Any]:
+def _build_run_select(wanted: SelectBase) -> Select[Any]:
     return (
         select(dag_version.c.id, dag_version.c.digest, *[dag_run.c[name] for name in _RUN_FIELDS])
         .join(dag_version, dag_version.c.id == dag_run.c.version_id)
-        .where(dag_run.c.id.in_(select(IDS.build_source(dialect).c.id)))
+        .where(dag_run.c.id.in_(wanted))
         .order_by(dag_run.c.id)
     )
-
-
-def find_runs_of(connection: Connection, tasks: Collection[int]) -> list[int]:
-    """Return the runs that tasks belong to."""
-    given = IDS.build_parameters(find_dialect(connection), build_id_rows(tasks))
-    return [run for (run,) in _runs_of.fetch(connection, given)]
-
-
-@Statement
-def _runs_of(dialect: str) -> Select[Any]:
-    return select(_TASK.run).where(_TASK.id.in_(select(IDS.build_source(dialect).c.id))).distinct()
 
 
 def lock_tasks(connection: Connection, ids: Collection[int]) -> list[TaskValues]:
