@@ -17,6 +17,7 @@ from tidemill.store.call import Call
 from tidemill.store.context import CallContext
 from tidemill.store.queries import (
     dags,
+    new_runs,
     people,
     pools,
     progress,
@@ -92,7 +93,7 @@ FUNCTIONS: dict[type[Call[Any]], Function] = {
     calls.ListDags: lambda c, r, x: dags.list_dags(c, r),
     calls.GetDag: lambda c, r, x: dags.get_dag(c, r),
     calls.PauseDag: dags.pause_dag,
-    calls.CreateRun: runs.create_run,
+    calls.CreateRun: new_runs.create_run,
     calls.CancelRun: runs.cancel_run,
     calls.ListRuns: lambda c, r, x: runs.list_runs(c, r),
     calls.GetRun: lambda c, r, x: runs.get_run(c, r),

@@ -23,6 +23,7 @@ from tidemill.store.call import Call, CallRefusedError
 from tidemill.store.ciphers import Cipher
 from tidemill.store.context import CallContext, read_now
 from tidemill.store.database import build_remote_error
+from tidemill.store.statements import savepoint
 
 log = structlog.get_logger(__name__)
 
@@ -108,7 +109,7 @@ class CallBatches:
         for request in requests:
             context = CallContext(now_us, self._cipher)
             try:
-                with connection.begin_nested():
+                with savepoint(connection):
                     done.answers.append(answer_call(connection, request, context))
             except Exception as error:
                 check_transaction(connection)

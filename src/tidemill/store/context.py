@@ -6,13 +6,14 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 from tidemill.core.tasks.inputs import Channel
 from tidemill.store.batches import find_dialect
 from tidemill.store.ciphers import Cipher
+from tidemill.store.statements import execute_text
 
-_NOW = text("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)")
+_NOW = "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)"
 
 
 @dataclass(slots=True)
@@ -39,7 +40,7 @@ class CallContext:
 def read_now(connection: Connection) -> int:
     """Return the database's time in UTC microseconds since the epoch; that of SQLite is that of this machine."""
     if find_dialect(connection) == "postgresql":
-        return int(connection.execute(_NOW).scalar_one())
+        return int(execute_text(connection, _NOW)[0][0])
     return time.time_ns() // 1000
 
 

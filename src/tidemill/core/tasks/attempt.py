@@ -20,7 +20,8 @@ Invariants:
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple, TypedDict, Unpack
 
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.core.tasks.dependencies import Outcome, Readiness
@@ -114,8 +115,7 @@ class Policy:
         return int(bound * (0.5 + bits / (2 << JITTER_BITS)))
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(NamedTuple):
     """How an attempt continues after a deferral. `payload`: the encoded event."""
 
     method: str
@@ -123,9 +123,8 @@ class Resume:
     payload: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TaskRow:
-    """A task instance, as far as its life is concerned.
+class TaskRow(NamedTuple):
+    """A task instance, as far as its life is concerned; a tuple, because one is created with every change.
 
     Attributes:
         policy: What its author has decided.
@@ -166,12 +165,14 @@ class TaskRow:
     @property
     def next_due_us(self) -> int | None:
         """When `Due` has to be fed, in UTC microseconds; None: not before something else happens."""
-        match self.state:
-            case TaskState.UP_FOR_RETRY:
-                return self.due_us
-            case TaskState.SCHEDULED | TaskState.QUEUED | TaskState.DEFERRED:
-                return min((time for time in (self.due_us, self.deadline_us) if time is not None), default=None)
-        return None
+        due_us, deadline_us = self.due_us, self.deadline_us
+        if self.state is TaskState.UP_FOR_RETRY:
+            return due_us
+        if self.state not in (TaskState.SCHEDULED, TaskState.QUEUED, TaskState.DEFERRED):
+            return None
+        if due_us is None or deadline_us is None:
+            return deadline_us if due_us is None else due_us
+        return min(due_us, deadline_us)
 
     def holds_slots(self, include_deferred: bool = False) -> bool:
         """Return whether it counts in its pool; `include_deferred`: whether deferred tasks do."""
@@ -180,8 +181,7 @@ class TaskRow:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(NamedTuple):
     """The task changes to `task`, and the effects are carried out."""
 
     task: TaskRow
@@ -208,6 +208,17 @@ class Refused:
 Answer = Moved | Already | Fenced | Refused
 
 
+class _Changes(TypedDict, total=False):
+    tries: int
+    lost: int
+    deadline_us: int | None
+    due_us: int | None
+    resume: Resume | None
+
+
+_RING_SCHEDULER, _RING_WORKER, _RING_TRIGGERER = Ring(Channel.SCHEDULER), Ring(Channel.WORKER), Ring(Channel.TRIGGERER)
+
+
 def feed(task: TaskRow, given: Input, now_us: int, left: str | None = None) -> Answer:
     """Return what a task becomes.
 
@@ -219,35 +230,42 @@ def feed(task: TaskRow, given: Input, now_us: int, left: str | None = None) -> A
     """
     if given.epoch is not None and given.epoch != task.epoch:
         return Already() if given.epoch < task.epoch and left == identify(given) else Fenced()
+    # The most frequent inputs first.
     match given:
-        case Clear() | Mark() | Cancel():
-            return _decide_user(task, given)
         case Ready() | Admit() | Claim() | Due():
             return _decide_waiting(task, given, now_us)
+        case Succeeded() | Failed() | Skipped() | Deferred() | Lost():
+            return _decide_attempt(task, given, now_us)
         case TriggerFired() | TriggerFailed():
             return _decide_trigger(task, given, now_us)
         case _:
-            return _decide_attempt(task, given, now_us)
+            return _decide_user(task, given)
 
 
 def _refuse(task: TaskRow, given: Input) -> Refused:
     return Refused(f"a task that is {task.state.value} takes no {type(given).__name__.lower()}")
 
 
-def _move(task: TaskRow, state: TaskState, *effects: Effect | None) -> Moved:
+def _move(
+    task: TaskRow,
+    state: TaskState,
+    *effects: Effect | None,
+    session: int | None = None,
+    **changes: Unpack[_Changes],
+) -> Moved:
     """Return the task in another state, with what holds for every change."""
-    session = task.session if state is TaskState.RUNNING else None
-    moved = replace(task, state=state, epoch=task.epoch + 1, session=session)
+    moved = task._replace(state=state, epoch=task.epoch + 1, session=session, **changes)
     all_effects = [effect for effect in effects if effect is not None]
-    if moved.outcome is not task.outcome:
-        all_effects += [TellSuccessors(task.outcome, moved.outcome), Ring(Channel.SCHEDULER)]
+    before, after = task.outcome, moved.outcome
+    if after is not before:
+        all_effects += (TellSuccessors(before, after), _RING_SCHEDULER)
     return Moved(moved, tuple(all_effects))
 
 
 def _end(task: TaskRow, outcome: Outcome, *effects: Effect | None, error: str | None = None) -> Moved:
     """End the task. Its callback runs if it was started."""
     callback = RunCallback(_CALLBACKS[outcome], error) if task.started else None
-    return _move(replace(task, due_us=None, deadline_us=None, resume=None), _STATES[outcome], *effects, callback)
+    return _move(task, _STATES[outcome], *effects, callback, due_us=None, deadline_us=None, resume=None)
 
 
 def _fail(
@@ -259,40 +277,39 @@ def _fail(
     if not may_retry or task.tries >= task.max_tries:
         return _end(task, Outcome.FAILED, *effects, error=error)
     due_us = now_us + task.policy.compute_delay(task.tries, bits)
-    waiting = replace(task, due_us=due_us, deadline_us=None, resume=None, lost=0)
-    callback = RunCallback(Callback.RETRY, error)
-    return _move(waiting, TaskState.UP_FOR_RETRY, *effects, callback, Ring(Channel.SCHEDULER))
+    told = (*effects, RunCallback(Callback.RETRY, error), _RING_SCHEDULER)
+    return _move(task, TaskState.UP_FOR_RETRY, *told, due_us=due_us, deadline_us=None, resume=None, lost=0)
 
 
 def _decide_waiting(task: TaskRow, given: Ready | Admit | Claim | Due, now_us: int) -> Answer:
-    match given, task.state:
-        case Ready(readiness=Readiness.RUN), TaskState.NONE:
-            return _move(task, TaskState.SCHEDULED, Ring(Channel.SCHEDULER))
-        case Ready(readiness=Readiness.SKIP), TaskState.NONE:
-            return _end(task, Outcome.SKIPPED)
-        case Ready(readiness=Readiness.FAIL), TaskState.NONE:
-            return _end(task, Outcome.UPSTREAM_FAILED)
-        case Admit(), TaskState.SCHEDULED:
-            return _move(task, TaskState.QUEUED, Ring(Channel.WORKER))
-        case Claim(session=session), TaskState.QUEUED:
-            return _start(task, session, now_us)
-        case Due(), _:
+    match given:
+        case Claim(session=session):
+            if task.state is TaskState.QUEUED:
+                return _start(task, session, now_us)
+        case Admit():
+            if task.state is TaskState.SCHEDULED:
+                return _move(task, TaskState.QUEUED, _RING_WORKER)
+        case Ready(readiness=readiness):
+            if task.state is TaskState.NONE and readiness is not Readiness.WAIT:
+                return _decide_ready(task, readiness)
+        case _:
             return _decide_due(task, given, now_us)
     return _refuse(task, given)
+
+
+def _decide_ready(task: TaskRow, readiness: Readiness) -> Moved:
+    if readiness is Readiness.RUN:
+        return _move(task, TaskState.SCHEDULED, _RING_SCHEDULER)
+    return _end(task, Outcome.SKIPPED if readiness is Readiness.SKIP else Outcome.UPSTREAM_FAILED)
 
 
 def _start(task: TaskRow, session: int, now_us: int) -> Moved:
     """Begin an attempt: of a new try, or of one that was deferred or lost."""
     if task.resume is not None or task.lost:
-        return _move(replace(task, session=session), TaskState.RUNNING)
-    timeout_us = task.policy.execution_timeout_us
-    begun = replace(
-        task,
-        session=session,
-        tries=task.tries + 1,
-        deadline_us=None if timeout_us is None else now_us + timeout_us,
-    )
-    return _move(begun, TaskState.RUNNING, ClearXComs() if task.tries else None)
+        return _move(task, TaskState.RUNNING, session=session)
+    timeout_us, cleared = task.policy.execution_timeout_us, ClearXComs() if task.tries else None
+    deadline_us = None if timeout_us is None else now_us + timeout_us
+    return _move(task, TaskState.RUNNING, cleared, session=session, tries=task.tries + 1, deadline_us=deadline_us)
 
 
 def _decide_due(task: TaskRow, given: Due, now_us: int) -> Answer:
@@ -300,7 +317,7 @@ def _decide_due(task: TaskRow, given: Due, now_us: int) -> Answer:
     if due_us is None or now_us < due_us:
         return Refused(f"nothing is due for a task that is {task.state.value}")
     if task.state is TaskState.UP_FOR_RETRY:
-        return _move(replace(task, due_us=None), TaskState.SCHEDULED, Ring(Channel.SCHEDULER))
+        return _move(task, TaskState.SCHEDULED, _RING_SCHEDULER, due_us=None)
     if task.deadline_us is not None and now_us >= task.deadline_us:
         stop = (StopTrigger(Stop.TIMEOUT),) if task.state is TaskState.DEFERRED else ()
         return _fail(task, "TaskTimeout: the task took longer than its execution_timeout", now_us, given.bits, *stop)
@@ -323,21 +340,21 @@ def _decide_attempt(task: TaskRow, given: Succeeded | Failed | Skipped | Deferre
             return _fail(task, error, now_us, bits, may_retry=may_retry)
         case Deferred():
             due_us = None if given.timeout_us is None else now_us + given.timeout_us
-            waiting = replace(task, due_us=due_us, lost=0, resume=Resume(given.method, given.kwargs))
-            made = MakeTrigger(task.epoch + 1, given.trigger)
-            return _move(waiting, TaskState.DEFERRED, made, Ring(Channel.TRIGGERER), Ring(Channel.SCHEDULER))
+            resume = Resume(given.method, given.kwargs)
+            told = (MakeTrigger(task.epoch + 1, given.trigger), _RING_TRIGGERER, _RING_SCHEDULER)
+            return _move(task, TaskState.DEFERRED, *told, due_us=due_us, lost=0, resume=resume)
         case _:
             if task.lost >= MAX_LOST:
                 return _fail(task, f"the task was lost with its worker {MAX_LOST + 1} times", now_us, given.bits)
-            return _move(replace(task, lost=task.lost + 1), TaskState.QUEUED, Ring(Channel.WORKER))
+            return _move(task, TaskState.QUEUED, _RING_WORKER, lost=task.lost + 1)
 
 
 def _decide_trigger(task: TaskRow, given: TriggerFired | TriggerFailed, now_us: int) -> Answer:
     if task.state is not TaskState.DEFERRED or task.resume is None:
         return _refuse(task, given)
     if isinstance(given, TriggerFired):
-        resumed = replace(task, due_us=None, resume=replace(task.resume, payload=given.payload))
-        return _move(resumed, TaskState.SCHEDULED, StopTrigger(Stop.DONE), Ring(Channel.SCHEDULER))
+        resume = task.resume._replace(payload=given.payload)
+        return _move(task, TaskState.SCHEDULED, StopTrigger(Stop.DONE), _RING_SCHEDULER, due_us=None, resume=resume)
     # As Python shows an error: the traceback, then its name and what it says, which lists show.
     trace, newline, said = given.error.rstrip().rpartition("\n")
     error = f"{trace}{newline}TaskDeferralError: {said}"
@@ -348,9 +365,9 @@ def _decide_user(task: TaskRow, given: Clear | Mark | Cancel) -> Answer:
     """Do what a user wants, whatever the state; an attempt that runs is ended, and a trigger stopped."""
     ended: list[Effect] = []
     if task.session is not None:
-        ended += [EndAttempt(task.session), Ring(Channel.WORKER)]
+        ended += [EndAttempt(task.session), _RING_WORKER]
     if task.state is TaskState.DEFERRED:
-        ended += [StopTrigger(Stop.USER), Ring(Channel.TRIGGERER)]
+        ended += [StopTrigger(Stop.USER), _RING_TRIGGERER]
     match given:
         case Clear():
             if task.state is TaskState.NONE:
@@ -363,7 +380,7 @@ def _decide_user(task: TaskRow, given: Clear | Mark | Cancel) -> Answer:
                 tries_before=task.tries,
                 max_tries=task.tries + task.policy.retries + 1,
             )
-            return _move(again, TaskState.NONE, *ended, ClearXComs(), Ring(Channel.SCHEDULER))
+            return _move(again, TaskState.NONE, *ended, ClearXComs(), _RING_SCHEDULER)
         case Mark(outcome=outcome):
             if task.outcome is outcome:
                 return _refuse(task, given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import get_args
 
 from tidemill.core.tasks.dependencies import Outcome, Readiness
 
@@ -268,6 +269,9 @@ class Ring:
 Effect = StoreXComs | ClearXComs | MakeTrigger | StopTrigger | EndAttempt | TellSuccessors | RunCallback | Ring
 
 
+_NAMES: dict[type[Input], str] = {kind: kind.__name__.lower() for kind in get_args(Input)}
+
+
 def identify(given: Input) -> str:
     """Return what the journal keeps of an input: two that are the same report are equal.
 
@@ -275,4 +279,5 @@ def identify(given: Input) -> str:
         >>> identify(Admit(3, request="s7-12"))
         'admit s7-12'
     """
-    return f"{type(given).__name__.lower()} {given.request}".rstrip()
+    name = _NAMES[type(given)]
+    return f"{name} {given.request}".rstrip() if given.request else name

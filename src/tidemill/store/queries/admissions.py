@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
-    BigInteger,
     Connection,
-    Row,
     Select,
     and_,
     bindparam,
@@ -34,21 +31,41 @@ from tidemill.store.batches import find_dialect
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag, dag_version, pool, task_instance
 from tidemill.store.queries.board import Board
-from tidemill.store.queries.cursors import IDS, build_id_rows
+from tidemill.store.queries.cursors import IDS, SKIPPED, build_id_rows
 from tidemill.store.queries.isolation import work_on_runs
 from tidemill.store.queries.task_rows import (
     COLUMNS,
+    TaskValues,
     UnreadableStructureError,
     compute_rank,
     is_resumed,
     load_plan,
 )
+from tidemill.store.statements import Statement
 
 _TASK = task_instance.c
 _SCHEDULED = TaskState.SCHEDULED.value
 _HOLDING = (TaskState.QUEUED.value, TaskState.RUNNING.value)
 #: How many pages of candidates a turn looks at per pool, beyond which those that wait for limits hide the others.
 _PAGES = 20
+
+
+class _Pool(NamedTuple):
+    name: str
+    slots: int
+    include_deferred: int
+
+
+class _Waiting(NamedTuple):
+    """A task that waits for slots; `values`: as `Board.take` takes it."""
+
+    id: int
+    run: int
+    dag: int
+    pool_slots: int
+    rank: int
+    since_us: int
+    values: TaskValues
 
 
 @dataclass(slots=True)
@@ -72,8 +89,8 @@ def admit_tasks(
         skip: Runs whose tasks are passed over.
     """
     done = Admitted()
-    for one in connection.execute(_build_pools()).all():
-        _admit_pool(connection, context, by, limit, one, done, skip)
+    for one in _waited_pools.fetch(connection):
+        _admit_pool(connection, context, by, limit, _Pool(*one), done, skip)
     return done
 
 
@@ -82,19 +99,19 @@ def _admit_pool(
     context: CallContext,
     by: str,
     limit: int,
-    one: Row[Any],
+    one: _Pool,
     done: Admitted,
     skip: Collection[int],
 ) -> None:
     used, before = _count_slots(connection, one), done.count
 
-    def admit_some(rows: list[Row[Any]]) -> int:
+    def admit_some(rows: list[_Waiting]) -> int:
         nonlocal used
         slots, admitted = _admit_page(connection, context, by, one.slots, used, rows)
         used += slots
         return admitted
 
-    after: Row[Any] | None = None
+    after: _Waiting | None = None
     for _ in range(_PAGES):
         free = one.slots - used
         if free <= 0:
@@ -111,49 +128,55 @@ def _admit_pool(
     done.more = done.more or done.count > before
 
 
-def _count_slots(connection: Connection, one: Row[Any]) -> int:
-    used = connection.execute(_build_slots(), {"pool": one.name}).scalar_one()
+def _count_slots(connection: Connection, one: _Pool) -> int:
+    used = _slots.fetch(connection, {"pool": one.name})[0][0]
     if one.include_deferred:
-        used += connection.execute(_build_deferred_slots(), {"pool": one.name}).scalar_one()
+        used += _deferred_slots.fetch(connection, {"pool": one.name})[0][0]
     return int(used)
 
 
-@cache
-def _build_pools() -> Select[Any]:
+@Statement
+def _waited_pools(dialect: str) -> Select[Any]:
     waiting = exists().where(and_(_TASK.pool == pool.c.name, _TASK.state == literal_column("'scheduled'")))
-    return select(pool).where(waiting).order_by(pool.c.name).with_for_update()
+    return (
+        select(pool.c.name, pool.c.slots, pool.c.include_deferred)
+        .where(waiting)
+        .order_by(pool.c.name)
+        .with_for_update()
+    )
 
 
-@cache
-def _build_slots() -> Select[Any]:
+@Statement
+def _slots(dialect: str) -> Select[Any]:
     # Written as the index is, so that SQLite sees that it fits.
     holds = and_(_TASK.pool == bindparam("pool"), text("state IN ('queued', 'running')"))
     return select(func.coalesce(func.sum(_TASK.pool_slots), 0)).where(holds)
 
 
-@cache
-def _build_deferred_slots() -> Select[Any]:
+@Statement
+def _deferred_slots(dialect: str) -> Select[Any]:
     holds = and_(_TASK.pool == bindparam("pool"), text("state = 'deferred'"))
     return select(func.coalesce(func.sum(_TASK.pool_slots), 0)).where(holds)
 
 
 def _fetch_candidates(
-    connection: Connection, name: str, after: Row[Any] | None, size: int, skip: Collection[int]
-) -> list[Row[Any]]:
+    connection: Connection, name: str, after: _Waiting | None, size: int, skip: Collection[int]
+) -> list[_Waiting]:
     key = {"rank": -(1 << 62), "since": 0, "id": 0}
     if after is not None:
         key = {"rank": after.rank, "since": after.since_us, "id": after.id}
-    skipped = {"skip": list(skip)} if skip else {}
-    return list(connection.execute(_build_candidates(bool(skip)), {"pool": name, "size": size, **key, **skipped}))
+    skipped = SKIPPED.build_parameters(find_dialect(connection), build_id_rows(skip)) if skip else {}
+    rows = _candidates.fetch(connection, {"pool": name, "size": size, **key, **skipped}, bool(skip))
+    return [_Waiting._make((*row[:6], row[6:])) for row in rows]
 
 
-@cache
-def _build_candidates(skips: bool) -> Select[Any]:
+@Statement
+def _candidates(dialect: str, skips: bool) -> Select[Any]:
     order = (_TASK.rank, _TASK.since_us, _TASK.id)
     later = tuple_(*order) > tuple_(bindparam("rank"), bindparam("since"), bindparam("id"))
-    passed = [_TASK.run.not_in(bindparam("skip", expanding=True, type_=BigInteger()))] if skips else []
+    passed = [_TASK.run.not_in(select(SKIPPED.build_source(dialect).c.id))] if skips else []
     return (
-        select(*COLUMNS, _TASK.pool_slots)
+        select(_TASK.id, _TASK.run, _TASK.dag, _TASK.pool_slots, _TASK.rank, _TASK.since_us, *COLUMNS)
         .where(and_(_TASK.pool == bindparam("pool"), text("state = 'scheduled'"), later, *passed))
         .order_by(*order)
         .limit(bindparam("size"))
@@ -162,7 +185,7 @@ def _build_candidates(skips: bool) -> Select[Any]:
 
 
 def _admit_page(
-    connection: Connection, context: CallContext, by: str, slots: int, used: int, rows: list[Row[Any]]
+    connection: Connection, context: CallContext, by: str, slots: int, used: int, rows: list[_Waiting]
 ) -> tuple[int, int]:
     """Admit tasks of one page; return how many slots that took, and how many tasks there were."""
     limits = _find_limits(connection, rows)
@@ -172,7 +195,7 @@ def _admit_page(
             row.id,
             row.dag,
             row.run,
-            row.task_id,
+            row.values[2],
             row.pool_slots,
             is_resumed(row.rank),
             compute_rank(0, is_resumed(row.rank)) - row.rank,
@@ -183,33 +206,33 @@ def _admit_page(
     admission = admit(candidates, slots, used, limits, active)
     by_number = {row.id: row for row in rows}
     board = Board(connection, context)
-    for entry in board.take(by_number[number] for number in admission.admitted):
+    for entry in board.take(by_number[number].values for number in admission.admitted):
         board.give(entry, Admit(entry.row.epoch), by)
     board.flush()
     return sum(by_number[number].pool_slots for number in board.tasks), len(board.tasks)
 
 
-def _find_limits(connection: Connection, rows: list[Row[Any]]) -> dict[int, Limits]:
+def _find_limits(connection: Connection, rows: list[_Waiting]) -> dict[int, Limits]:
     """Return the limits of the DAGs that have some, as their newest version says, with their rows locked."""
     numbers = {row.dag for row in rows}
     if not numbers:
         return {}
-    dialect = find_dialect(connection)
     found = {}
-    for row in connection.execute(_build_versions(dialect), IDS.build_parameters(dialect, build_id_rows(numbers))):
+    given = IDS.build_parameters(find_dialect(connection), build_id_rows(numbers))
+    for number, version_id, digest in _versions.fetch(connection, given):
         try:
-            limits = load_plan(connection, row.version_id, row.digest).limits
+            limits = load_plan(connection, version_id, digest).limits
         except UnreadableStructureError:
             continue  # its runs are left as they are
         if limits is not None:
-            found[row.id] = limits
+            found[number] = limits
     if found:
         connection.execute(select(dag.c.id).where(dag.c.id.in_(sorted(found))).order_by(dag.c.id).with_for_update())
     return found
 
 
-@cache
-def _build_versions(dialect: str) -> Select[Any]:
+@Statement
+def _versions(dialect: str) -> Select[Any]:
     return (
         select(dag.c.id, dag.c.version_id, dag_version.c.digest)
         .join(dag_version, dag_version.c.id == dag.c.version_id)

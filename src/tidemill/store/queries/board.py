@@ -14,9 +14,8 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection
 
 from tidemill.core.tasks.attempt import Answer, Moved, TaskState, feed
 from tidemill.core.tasks.dependencies import Outcome, Readiness, decide
@@ -46,7 +45,7 @@ from tidemill.store.queries.task_rows import (
     Found,
     RunEntry,
     TaskEntry,
-    find_runs_of,
+    TaskValues,
     lock_named,
     lock_pending,
     lock_runs,
@@ -98,22 +97,21 @@ class Board:
 
     def lock(self, tasks: Collection[int], runs: Collection[int] = ()) -> None:
         """Lock runs, those of the tasks included, and then the tasks. It is called first, and once."""
-        wanted = {*runs, *(find_runs_of(self.connection, tasks) if tasks else ())}
-        if wanted:
-            self._keep_runs(lock_runs(self.connection, wanted))
+        if tasks or runs:
+            self._keep_runs(lock_runs(self.connection, runs, tasks))
         self.add(tasks)
 
-    def take(self, rows: Iterable[Row[Any]]) -> list[TaskEntry]:
+    def take(self, rows: Iterable[TaskValues]) -> list[TaskEntry]:
         """Add rows that this transaction has locked, without locking their runs: for inputs that end no task."""
         found = list(rows)
-        self._read_runs({row.run for row in found})
+        self._read_runs({row[1] for row in found})
         self._add(found)
-        return [self.tasks[row.id] for row in found if row.id in self.tasks]
+        return [self.tasks[row[0]] for row in found if row[0] in self.tasks]
 
     def read(self, tasks: Collection[int]) -> None:
         """Add tasks without locking anything: nothing may be fed to them."""
         rows = read_tasks(self.connection, tasks) if tasks else []
-        self._read_runs({row.run for row in rows})
+        self._read_runs({row[1] for row in rows})
         self._add(rows)
 
     def _read_runs(self, numbers: set[int]) -> None:
@@ -137,7 +135,7 @@ class Board:
         rows = lock_pending(self.connection, self.runs, self.limit)
         self._add(rows)
         self.left = self.left or len(rows) >= self.limit
-        self.doubt(self.tasks[row.id] for row in rows if row.id in self.tasks)
+        self.doubt(self.tasks[row[0]] for row in rows if row[0] in self.tasks)
 
     def load(self, names: Iterable[tuple[int, str]]) -> None:
         """Lock tasks by run and name, of runs that are locked."""
@@ -145,11 +143,11 @@ class Board:
         if missing:
             self._add(lock_named(self.connection, missing))
 
-    def _add(self, rows: Iterable[Row[Any]]) -> None:
+    def _add(self, rows: Iterable[TaskValues]) -> None:
         for row in rows:
-            run = self.runs.get(row.run)
+            run = self.runs.get(row[1])
             # A run whose structure cannot be read is not there.
-            if run is None or row.id in self.tasks:
+            if run is None or row[0] in self.tasks:
                 continue
             try:
                 entry = TaskEntry(row, run)

@@ -7,21 +7,23 @@ claim carries the number of its request, so that who did not get the answer gets
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import structlog
 from sqlalchemy import (
-    BigInteger,
     BindParameter,
+    ColumnElement,
     CompoundSelect,
     Connection,
     Row,
     Select,
+    Text,
     and_,
     bindparam,
+    false,
     literal_column,
+    or_,
     select,
     text,
     union_all,
@@ -38,8 +40,9 @@ from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import DagPlan, TaskPlan
 from tidemill.store.dag_tables import dag, dag_file, dag_run, dag_version, task_callback, task_instance
 from tidemill.store.queries.board import Board
-from tidemill.store.queries.cursors import IDS, build_id_rows
+from tidemill.store.queries.cursors import IDS, SKIPPED, build_id_rows
 from tidemill.store.queries.task_rows import COLUMNS, TaskEntry, load_plan
+from tidemill.store.statements import Statement
 
 log = structlog.get_logger(__name__)
 
@@ -63,12 +66,12 @@ def claim_work(connection: Connection, turn: WorkerTurn, context: CallContext) -
 
 def _find_claimed(connection: Connection, turn: WorkerTurn) -> tuple[list[int], list[int]]:
     """Return the tasks and callbacks that this request has claimed before."""
-    found = connection.execute(_build_claimed(), {"service": turn.service, "request": turn.request}).all()
+    found = _claimed.fetch(connection, {"service": turn.service, "request": turn.request})
     return [number for kind, number in found if kind == 0], [number for kind, number in found if kind == 1]
 
 
-@cache
-def _build_claimed() -> CompoundSelect[Any]:
+@Statement
+def _claimed(dialect: str) -> CompoundSelect[Any]:
     service: BindParameter[int] = bindparam("service")
     request: BindParameter[int] = bindparam("request")
     mine = and_(_TASK.session_id == service, _TASK.claim_request == request)
@@ -81,17 +84,17 @@ def _build_claimed() -> CompoundSelect[Any]:
 def _claim_callbacks(connection: Connection, turn: WorkerTurn) -> list[int]:
     if turn.capacity <= 0:
         return []
-    given = {"queues": turn.queues, "most": turn.capacity}
-    found = list(connection.execute(_build_due_callbacks(), given).scalars())
+    given = _name_queues(turn.queues) | {"most": turn.capacity}
+    found = [number for (number,) in _due_callbacks.fetch(connection, given, len(turn.queues))]
     if found:
         new = {"state": "running", "session_id": turn.service, "claim_request": turn.request}
         connection.execute(update(task_callback).where(_CALLBACK.id.in_(found)).values(new))
     return found
 
 
-@cache
-def _build_due_callbacks() -> Select[Any]:
-    due = and_(text("state = 'due'"), _CALLBACK.queue.in_(bindparam("queues", expanding=True)))
+@Statement
+def _due_callbacks(dialect: str, queues: int) -> Select[Any]:
+    due = and_(text("state = 'due'"), _is_of_queues(_CALLBACK.queue, queues))
     statement = select(_CALLBACK.id).where(due).order_by(_CALLBACK.id).limit(bindparam("most"))
     return statement.with_for_update(skip_locked=True)
 
@@ -113,14 +116,17 @@ def _take_queued(board: Board, turn: WorkerTurn, capacity: int) -> list[TaskEntr
     """Take tasks that are queued, and pass over those that cannot be run now."""
     skip: list[int] = []
     for _ in range(_LOOKS):
-        given = {"queues": turn.queues, "most": capacity} | ({"skip": skip} if skip else {})
-        rows = board.connection.execute(_build_queued(bool(skip)), given).all()
+        given = _name_queues(turn.queues) | {"most": capacity}
+        if skip:
+            given |= SKIPPED.build_parameters(find_dialect(board.connection), build_id_rows(skip))
+        rows = _queued.fetch(board.connection, given, len(turn.queues), bool(skip))
         board.take(rows)
-        unfit = [row.id for row in rows if row.id not in board.tasks or not _is_readable(board, board.tasks[row.id])]
+        found = [row[0] for row in rows]
+        unfit = [task for task in found if task not in board.tasks or not _is_readable(board, board.tasks[task])]
         if not unfit:
             break
         skip += unfit
-    return [board.tasks[row.id] for row in rows if row.id not in skip]
+    return [board.tasks[task] for task in found if task not in skip]
 
 
 def _is_readable(board: Board, entry: TaskEntry) -> bool:
@@ -135,11 +141,20 @@ def _is_readable(board: Board, entry: TaskEntry) -> bool:
     return True
 
 
-@cache
-def _build_queued(skips: bool) -> Select[Any]:
-    queued = and_(text("state = 'queued'"), _TASK.queue.in_(bindparam("queues", expanding=True)))
+def _name_queues(queues: Sequence[str]) -> dict[str, Any]:
+    return {f"queue_{number}": queue for number, queue in enumerate(queues)}
+
+
+def _is_of_queues(queue: ColumnElement[str], count: int) -> ColumnElement[bool]:
+    # One queue is compared and not looked for in a set, so that the index gives the order too.
+    return or_(false(), *[queue == bindparam(f"queue_{number}", type_=Text()) for number in range(count)])
+
+
+@Statement
+def _queued(dialect: str, queues: int, skips: bool) -> Select[Any]:
+    queued = and_(text("state = 'queued'"), _is_of_queues(_TASK.queue, queues))
     if skips:
-        queued = and_(queued, _TASK.id.not_in(bindparam("skip", expanding=True, type_=BigInteger())))
+        queued = and_(queued, _TASK.id.not_in(select(SKIPPED.build_source(dialect).c.id)))
     order = (_TASK.rank, _TASK.since_us, _TASK.id)
     statement = select(*COLUMNS).where(queued).order_by(*order).limit(bindparam("most"))
     return statement.with_for_update(skip_locked=True)
@@ -173,25 +188,43 @@ def _fetch_callbacks(connection: Connection, callbacks: Sequence[int]) -> Sequen
     return connection.execute(select(task_callback).where(_CALLBACK.id.in_(callbacks)).order_by(_CALLBACK.id)).all()
 
 
-class _Run(msgspec.Struct):
-    row: Any
+class _RunValues(NamedTuple):
+    dag_id: str
+    path: str
+    id: int
+    run_id: str
+    kind: str
+    conf: str
+    logical_us: int | None
+    interval_start_us: int | None
+    interval_end_us: int | None
+    created_us: int
+    started_us: int | None
+
+
+class _Run(NamedTuple):
+    row: _RunValues
     params: str
 
 
 def _fetch_runs(connection: Connection, numbers: Collection[int]) -> dict[int, _Run]:
     if not numbers:
         return {}
-    dialect = find_dialect(connection)
-    rows = connection.execute(_build_runs(dialect), IDS.build_parameters(dialect, build_id_rows(numbers))).all()
+    given = IDS.build_parameters(find_dialect(connection), build_id_rows(numbers))
+    rows = [(version, digest, _RunValues(*row)) for version, digest, *row in _run_rows.fetch(connection, given)]
     return {
-        row.id: _Run(row, build_params(load_plan(connection, row.version_id, row.digest), row.conf)) for row in rows
+        row.id: _Run(row, build_params(load_plan(connection, version, digest), row.conf))
+        for version, digest, row in rows
     }
 
 
-@cache
-def _build_runs(dialect: str) -> Select[Any]:
+@Statement
+def _run_rows(dialect: str) -> Select[Any]:
+    names = [name for name in _RunValues._fields if name not in ("dag_id", "path")]
     return (
-        select(dag_run, dag.c.dag_id, dag_file.c.path, dag_version.c.digest)
+        select(
+            dag_version.c.id, dag_version.c.digest, dag.c.dag_id, dag_file.c.path, *[dag_run.c[one] for one in names]
+        )
         .join(dag, dag.c.id == dag_run.c.dag)
         .join(dag_file, dag_file.c.id == dag.c.file_id)
         .join(dag_version, dag_version.c.id == dag_run.c.version_id)

@@ -17,6 +17,8 @@ from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.tables import trigger_cursor
 
 IDS = RowSet("ids", id=int)
+#: What a statement passes over.
+SKIPPED = RowSet("skipped", id=int)
 
 
 def lock_cursors(connection: Connection, ids: Collection[int]) -> dict[int, Counter]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import (
+    BigInteger,
+    BindParameter,
     Connection,
     Delete,
     Executable,
@@ -20,6 +21,7 @@ from sqlalchemy import (
     Select,
     Update,
     and_,
+    bindparam,
     delete,
     insert,
     literal,
@@ -35,12 +37,15 @@ from tidemill.store.dag_tables import task_callback, task_journal, xcom
 from tidemill.store.queries.cursors import IDS, build_id_rows, lock_cursors
 from tidemill.store.queries.triggers import make_storable
 from tidemill.store.records import TriggerState
+from tidemill.store.statements import Statement
 from tidemill.store.tables import trigger, trigger_cursor
 
 #: The journal keeps this many characters of an error; the log has all of it.
 _DETAIL_CHARACTERS = 20_000
 
-_JOURNAL = RowSet("journal", task=int, epoch=int, before=str, after=str, given=str, at_us=int, said_by=str, detail=str)
+_JOURNAL_COLUMNS = ("task", "epoch", "before", "after", "given", "said_by")
+_JOURNAL = RowSet("journal", task=int, epoch=int, before=str, after=str, given=str, said_by=str)
+_DETAILED_JOURNAL = RowSet("details", task=int, epoch=int, before=str, after=str, given=str, said_by=str, detail=str)
 _XCOMS = RowSet("xcoms", task=int, key=str, value=str, created_us=int)
 _MADE = RowSet(
     "made", classpath=str, kwargs=str, created_us=int, task_id=int, epoch=int, queue=str, priority=int, stream_key=str
@@ -135,38 +140,35 @@ def write_effects(connection: Connection, effects: Effects, context: CallContext
 
 
 def _write_journal(connection: Connection, journal: Sequence[JournalRow], now_us: int) -> None:
-    rows = [
-        (
-            row.task,
-            row.epoch,
-            row.before,
-            row.after,
-            row.given,
-            now_us,
-            row.by,
-            None if row.detail is None else make_storable(row.detail[-_DETAIL_CHARACTERS:]),
-        )
-        for row in journal
-    ]
-    dialect = find_dialect(connection)
-    connection.execute(_build_journal_insert(dialect), _JOURNAL.build_parameters(dialect, rows))
+    detailed = any(row.detail is not None for row in journal)
+    rows: list[tuple[int | str | None, ...]] = [row[:6] for row in journal]
+    if detailed:
+        rows = [(*row[:6], None if row.detail is None else _shorten(row.detail)) for row in journal]
+    given = _DETAILED_JOURNAL if detailed else _JOURNAL
+    values = given.build_parameters(find_dialect(connection), rows)
+    _journal_insert.fetch(connection, values | {"now_us": now_us}, detailed)
 
 
-@cache
-def _build_journal_insert(dialect: str) -> Insert:
-    given = _JOURNAL.build_source(dialect)
-    names = ["task", "epoch", "before", "after", "given", "at_us", "said_by", "detail"]
-    return insert(task_journal).from_select(names, select(*[given.c[name] for name in names]))
+def _shorten(detail: str) -> str | None:
+    return make_storable(detail[-_DETAIL_CHARACTERS:])
+
+
+@Statement
+def _journal_insert(dialect: str, detailed: bool) -> Insert:
+    given = (_DETAILED_JOURNAL if detailed else _JOURNAL).build_source(dialect)
+    names = [*_JOURNAL_COLUMNS, *(["detail"] if detailed else [])]
+    at_us: BindParameter[int] = bindparam("now_us", type_=BigInteger())
+    return insert(task_journal).from_select([*names, "at_us"], select(*[given.c[name] for name in names], at_us))
 
 
 def remove_xcoms(connection: Connection, tasks: set[int]) -> None:
     """Remove all XComs of tasks."""
     dialect = find_dialect(connection)
-    connection.execute(_build_xcom_delete(dialect), IDS.build_parameters(dialect, build_id_rows(tasks)))
+    _xcom_delete.fetch(connection, IDS.build_parameters(dialect, build_id_rows(tasks)))
 
 
-@cache
-def _build_xcom_delete(dialect: str) -> Delete:
+@Statement
+def _xcom_delete(dialect: str) -> Delete:
     return delete(xcom).where(xcom.c.task.in_(select(IDS.build_source(dialect).c.id)))
 
 
@@ -177,11 +179,11 @@ def write_xcoms(connection: Connection, values: Sequence[tuple[int, str, str]], 
         return
     dialect = find_dialect(connection)
     rows = [(task, key, value, now_us) for (task, key), value in sorted(last.items())]
-    connection.execute(_build_xcom_insert(dialect), _XCOMS.build_parameters(dialect, rows))
+    _xcom_insert.fetch(connection, _XCOMS.build_parameters(dialect, rows))
 
 
-@cache
-def _build_xcom_insert(dialect: str) -> Executable:
+@Statement
+def _xcom_insert(dialect: str) -> Executable:
     given = _XCOMS.build_source(dialect)
     names = ["task", "key", "value", "created_us"]
     # The condition is for SQLite, which would parse ON CONFLICT as the condition of a join.
@@ -199,13 +201,13 @@ def _make_triggers(connection: Connection, made: Sequence[MadeTrigger], context:
         what = (packed.classpath, kwargs, context.now_us, one.task, one.epoch, packed.queue, one.priority)
         rows.append((*what, packed.stream_key))
     dialect = find_dialect(connection)
-    connection.execute(_build_trigger_insert(dialect), _MADE.build_parameters(dialect, rows))
+    _trigger_insert.fetch(connection, _MADE.build_parameters(dialect, rows))
     keys = _OF_TASKS.build_parameters(dialect, [(one.task, one.epoch) for one in made])
-    connection.execute(_build_cursor_insert(dialect), keys)
+    _cursor_insert.fetch(connection, keys)
 
 
-@cache
-def _build_trigger_insert(dialect: str) -> Insert:
+@Statement
+def _trigger_insert(dialect: str) -> Insert:
     given = _MADE.build_source(dialect)
     copied = ["classpath", "kwargs", "created_us", "task_id", "epoch", "queue", "priority", "stream_key"]
     values = select(
@@ -217,15 +219,19 @@ def _build_trigger_insert(dialect: str) -> Insert:
     return insert(trigger).from_select([*copied, "restart", "state", "changed_us"], values)
 
 
-@cache
+@Statement
+def _of_tasks(dialect: str) -> Select[Any]:
+    return _build_of_tasks(dialect)
+
+
 def _build_of_tasks(dialect: str) -> Select[Any]:
     given = _OF_TASKS.build_source(dialect)
     same = and_(trigger.c.task_id == given.c.task_id, trigger.c.epoch == given.c.epoch)
     return select(trigger.c.id, trigger.c.task_id).join(given, same)
 
 
-@cache
-def _build_cursor_insert(dialect: str) -> Insert:
+@Statement
+def _cursor_insert(dialect: str) -> Insert:
     found = _build_of_tasks(dialect).subquery()
     values = select(found.c.id, literal(0).label("token"), literal(0).label("next_index")).order_by(found.c.id)
     return insert(trigger_cursor).from_select(["trigger_id", "token", "next_index"], values)
@@ -235,24 +241,24 @@ def _stop_triggers(connection: Connection, stopped: Sequence[tuple[int, int, Sto
     dialect = find_dialect(connection)
     reasons = {task: reason for task, _, reason in stopped}
     keys = _OF_TASKS.build_parameters(dialect, [(task, epoch) for task, epoch, _ in stopped])
-    found: dict[int, int] = dict(connection.execute(_build_of_tasks(dialect), keys).all())
+    found: dict[int, int] = dict(_of_tasks.fetch(connection, keys))
     lock_cursors(connection, found)
-    connection.execute(_build_token_update(dialect), IDS.build_parameters(dialect, build_id_rows(found)))
+    _token_update.fetch(connection, IDS.build_parameters(dialect, build_id_rows(found)))
     rows = []
     for number, task in sorted(found.items()):
         rows.append((number, _STOP_STATES[reasons[task]].value, reasons[task].value, now_us))
-    connection.execute(_build_stop_update(dialect), _STOPPED.build_parameters(dialect, rows))
+    _stop_update.fetch(connection, _STOPPED.build_parameters(dialect, rows))
 
 
-@cache
-def _build_token_update(dialect: str) -> Update:
+@Statement
+def _token_update(dialect: str) -> Update:
     wanted = select(IDS.build_source(dialect).c.id)
     new = {"token": trigger_cursor.c.token + 1, "session_id": None, "claim_request": None}
     return update(trigger_cursor).where(trigger_cursor.c.trigger_id.in_(wanted)).values(new)
 
 
-@cache
-def _build_stop_update(dialect: str) -> Update:
+@Statement
+def _stop_update(dialect: str) -> Update:
     given = _STOPPED.build_source(dialect)
     names = ("state", "reason", "changed_us")
     return update(trigger).where(trigger.c.id == given.c.id).values({name: given.c[name] for name in names})
@@ -262,11 +268,11 @@ def write_callbacks(connection: Connection, callbacks: Sequence[Callback], now_u
     """Store callbacks that are due."""
     rows = [(one.run, one.task, one.epoch, one.name, make_storable(one.cause), one.queue, now_us) for one in callbacks]
     dialect = find_dialect(connection)
-    connection.execute(_build_callback_insert(dialect), _CALLBACKS.build_parameters(dialect, rows))
+    _callback_insert.fetch(connection, _CALLBACKS.build_parameters(dialect, rows))
 
 
-@cache
-def _build_callback_insert(dialect: str) -> Insert:
+@Statement
+def _callback_insert(dialect: str) -> Insert:
     given = _CALLBACKS.build_source(dialect)
     copied = ["run", "task", "epoch", "name", "cause", "queue", "created_us"]
     values = select(*[given.c[name] for name in copied], literal("due").label("state"), literal(0).label("lost"))

@@ -20,6 +20,7 @@ from tidemill.store.call import CallRefusedError
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag, dag_run
 from tidemill.store.database import build_remote_error
+from tidemill.store.statements import savepoint
 
 log = structlog.get_logger(__name__)
 
@@ -85,7 +86,7 @@ def _work(
         return 0
     numbers = dict.fromkeys(number for number, _ in given)
     try:
-        with connection.begin_nested():
+        with savepoint(connection):
             return work([one for _, one in given])
     except Exception as error:
         if not is_fault_of_content(error):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import cache
 from typing import Any
 
 from sqlalchemy import Connection, Select, and_, select
 
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.dag_tables import task_journal
+from tidemill.store.statements import Statement
 
 _LEFT = RowSet("left_epochs", task=int, epoch=int)
 
@@ -18,12 +18,12 @@ def find_left(connection: Connection, epochs: Collection[tuple[int, int]]) -> di
     """Return by which inputs tasks left epochs, given as pairs of task and epoch."""
     dialect = find_dialect(connection)
     rows = [(task, epoch + 1) for task, epoch in epochs]
-    found = connection.execute(_build_left(dialect), _LEFT.build_parameters(dialect, rows))
+    found = _find_left.fetch(connection, _LEFT.build_parameters(dialect, rows))
     return {(task, epoch - 1): given for task, epoch, given in found}
 
 
-@cache
-def _build_left(dialect: str) -> Select[Any]:
+@Statement
+def _find_left(dialect: str) -> Select[Any]:
     given, journal = _LEFT.build_source(dialect), task_journal.c
     same = and_(journal.task == given.c.task, journal.epoch == given.c.epoch)
     return select(journal.task, journal.epoch, journal.given).join(given, same)

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import (
-    BindParameter,
     ColumnElement,
     Connection,
     ScalarSelect,
+    Select,
     and_,
     func,
     literal_column,
@@ -30,7 +30,8 @@ from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import read_structure
 from tidemill.store.dag_tables import dag, dag_run, dag_version
 from tidemill.store.queries.isolation import work_on_dags
-from tidemill.store.queries.runs import IS_QUEUED, IS_RUNNING, create_run
+from tidemill.store.queries.new_runs import create_run
+from tidemill.store.queries.runs import IS_QUEUED, IS_RUNNING
 
 _DAG, _RUN = dag.c, dag_run.c
 
@@ -60,7 +61,7 @@ def create_due_runs(connection: Connection, context: CallContext, limit: int, sk
     )
 
 
-def select_next_due(skip: BindParameter[Any] | None = None) -> ScalarSelect[int | None]:
+def select_next_due(skip: Select[int] | None = None) -> ScalarSelect[int | None]:
     """Return what selects when a run is due next; `skip`: DAGs that are passed over."""
     wanted = _is_scheduled() if skip is None else and_(_is_scheduled(), _DAG.id.not_in(skip))
     return select(func.min(_DAG.next_us)).where(wanted).scalar_subquery()

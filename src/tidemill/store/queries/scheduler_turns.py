@@ -8,14 +8,11 @@ go on.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
-    BigInteger,
     ColumnElement,
     Connection,
-    Row,
     Select,
     and_,
     bindparam,
@@ -26,20 +23,24 @@ from sqlalchemy import (
 )
 
 from tidemill.core.tasks.inputs import Due
+from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.calls import SchedulerAnswer, SchedulerTurn
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag_run, task_instance
 from tidemill.store.queries.admissions import Admitted, admit_tasks
 from tidemill.store.queries.board import Board
+from tidemill.store.queries.cursors import SKIPPED, build_id_rows
 from tidemill.store.queries.isolation import work_on_runs
 from tidemill.store.queries.runs import IS_QUEUED, IS_RUNNING, start_waiting_runs, stop_runs
 from tidemill.store.queries.schedule import create_due_runs, select_next_due
 from tidemill.store.queries.services import check_service
 from tidemill.store.queries.tasks import close_board, draw_bits, move_tasks
+from tidemill.store.statements import Statement
 
 _RUN, _TASK = dag_run.c, task_instance.c
 #: Runs that one turn creates, starts or stops.
 _RUNS = 50
+_SKIPPED_DAGS = RowSet("skipped_dags", id=int)
 _PENDING = and_(_TASK.pending == literal_column("1"), IS_RUNNING)
 _OPEN = and_(_RUN.deadline_us.is_not(None), IS_RUNNING)
 
@@ -82,21 +83,34 @@ def _is_due(time_us: int | None, now_us: int) -> bool:
     return time_us is not None and time_us <= now_us
 
 
-def _find_work(connection: Connection, turn: SchedulerTurn, context: CallContext) -> Row[Any]:
+class _Work(NamedTuple):
+    """When what is due is due, and whether there is something to do of each kind."""
+
+    dags_us: int | None
+    runs_us: int | None
+    tasks_us: int | None
+    queued: bool
+    stops: bool
+    pending: bool
+    scheduled: bool
+
+
+def _find_work(connection: Connection, turn: SchedulerTurn, context: CallContext) -> _Work:
     """Return what there is to do, but for what cannot be worked on."""
-    given = {
-        "skip_runs": [*turn.skip_runs, *context.broken_runs],
-        "skip_dags": [*turn.skip_dags, *context.broken_dags],
-    }
-    skips = any(given.values())
-    return connection.execute(_build_work(skips), given if skips else {}).one()
+    runs, dags = {*turn.skip_runs, *context.broken_runs}, {*turn.skip_dags, *context.broken_dags}
+    given: dict[str, Any] = {}
+    if runs or dags:
+        dialect = find_dialect(connection)
+        given = SKIPPED.build_parameters(dialect, build_id_rows(runs))
+        given |= _SKIPPED_DAGS.build_parameters(dialect, build_id_rows(dags))
+    return _Work(*_work.fetch(connection, given, bool(given))[0])
 
 
-@cache
-def _build_work(skips: bool) -> Select[Any]:
+@Statement
+def _work(dialect: str, skips: bool) -> Select[Any]:
     """Return the statement that says which steps have something to do now, or when they will."""
-    skipped_runs = bindparam("skip_runs", expanding=True, type_=BigInteger())
-    skipped_dags = bindparam("skip_dags", expanding=True, type_=BigInteger())
+    skipped_runs = select(SKIPPED.build_source(dialect).c.id)
+    skipped_dags = select(_SKIPPED_DAGS.build_source(dialect).c.id)
     of_runs = [_RUN.id.not_in(skipped_runs)] if skips else []
     of_tasks = [_TASK.run.not_in(skipped_runs)] if skips else []
     runs = select(func.min(_RUN.deadline_us)).where(and_(_OPEN, *of_runs)).scalar_subquery()
@@ -158,8 +172,10 @@ def _decide_pending(connection: Connection, context: CallContext, limit: int, sk
 
 
 def _feed_due(connection: Connection, context: CallContext, limit: int, by: str, skip: Collection[int]) -> int:
-    given = {"now": context.now_us, "most": limit} | ({"skip": list(skip)} if skip else {})
-    found = connection.execute(_build_due(bool(skip)), given).all()
+    given: dict[str, Any] = {"now": context.now_us, "most": limit}
+    if skip:
+        given |= SKIPPED.build_parameters(find_dialect(connection), build_id_rows(skip))
+    found = _due.fetch(connection, given, bool(skip))
 
     def feed(tasks: list[tuple[int, Due]]) -> int:
         return sum(answer is not None for answer in move_tasks(connection, tasks, context, by))
@@ -168,10 +184,10 @@ def _feed_due(connection: Connection, context: CallContext, limit: int, by: str,
     return work_on_runs(connection, context, tasks, feed)
 
 
-@cache
-def _build_due(skips: bool) -> Select[Any]:
+@Statement
+def _due(dialect: str, skips: bool) -> Select[Any]:
     due = and_(_TASK.next_due_us.is_not(None), _TASK.next_due_us <= bindparam("now"))
     if skips:
-        due = and_(due, _TASK.run.not_in(bindparam("skip", expanding=True, type_=BigInteger())))
+        due = and_(due, _TASK.run.not_in(select(SKIPPED.build_source(dialect).c.id)))
     statement = select(_TASK.run, _TASK.id, _TASK.epoch).where(due).order_by(_TASK.next_due_us)
     return statement.limit(bindparam("most"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, case, func, insert, select, update
 
 from tidemill.core.tasks.attempt import MAX_LOST, TaskState
 from tidemill.core.tasks.inputs import Channel, Lost
@@ -22,6 +22,7 @@ from tidemill.store.queries.isolation import work_on_runs
 from tidemill.store.queries.sessions import beat_session, end_session, is_session_live
 from tidemill.store.queries.tasks import draw_bits, move_tasks
 from tidemill.store.records import TriggerState
+from tidemill.store.statements import Statement
 from tidemill.store.tables import service, trigger, trigger_cursor
 
 _SERVICE, _TASK = service.c, task_instance.c
@@ -29,11 +30,11 @@ _SERVICE, _TASK = service.c, task_instance.c
 #: The advisory lock for the beginning of a `dev`, "tidemdev" in ASCII.
 _DEV_KEY = int.from_bytes(b"tidemdev", "big")
 
-_TAKE = (
-    select(_SERVICE.id)
-    .where(and_(_SERVICE.id == bindparam("number"), _SERVICE.ended_us.is_(None)))
-    .with_for_update(key_share=True)
-)
+
+@Statement
+def _lock_service(dialect: str) -> Select[int]:
+    live = and_(_SERVICE.id == bindparam("number"), _SERVICE.ended_us.is_(None))
+    return select(_SERVICE.id).where(live).with_for_update(key_share=True)
 
 
 def begin_service(connection: Connection, request: BeginService, context: CallContext) -> int:
@@ -85,7 +86,7 @@ def take_service(connection: Connection, number: int) -> None:
     Raises:
         CallRefusedError: It has ended.
     """
-    if connection.execute(_TAKE, {"number": number}).first() is None:
+    if not _lock_service.fetch(connection, {"number": number}):
         raise CallRefusedError(RefusalKind.FENCED, f"service {number} has been ended; begin another one")
 
 

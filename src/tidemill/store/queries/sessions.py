@@ -11,22 +11,32 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, bindparam, delete, exists, func, insert, literal, select, true, update
+from sqlalchemy import (
+    Connection,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    literal,
+    select,
+    true,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.records import SessionRecord
+from tidemill.store.statements import Statement
 from tidemill.store.tables import list_claim, service, trigger, trigger_cursor, trigger_list
 
 #: The advisory lock for claims, "tideclai" in ASCII: two sessions that claim at the same time see each other's claims.
 _CLAIMS_KEY = int.from_bytes(b"tideclai", "big")
 
 _FIELDS = [service.c[field.name] for field in fields(SessionRecord)]
-_LIVE = (
-    select(service.c.id)
-    .where(and_(service.c.id == bindparam("session_id"), service.c.ended_us.is_(None)))
-    .with_for_update(read=True)
-)
 _CLAIMS = RowSet("claims", claim=str)
 _NAMES = RowSet("names", name=str)
 _HELD = RowSet("held", id=int, token=int)
@@ -108,7 +118,13 @@ def end_session(connection: Connection, session_id: int, now_us: int, by: int | 
 
 def is_session_live(connection: Connection, session_id: int) -> bool:
     """Return whether a session has not ended; if so, it cannot be ended before this transaction ends."""
-    return connection.execute(_LIVE, {"session_id": session_id}).first() is not None
+    return bool(_lock_live.fetch(connection, {"session_id": session_id}))
+
+
+@Statement
+def _lock_live(dialect: str) -> Select[int]:
+    live = and_(service.c.id == bindparam("session_id"), service.c.ended_us.is_(None))
+    return select(service.c.id).where(live).with_for_update(read=True)
 
 
 def list_live_sessions(connection: Connection, kind: str) -> list[SessionRecord]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, func, select
+from sqlalchemy import Connection, Executable, and_, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tidemill.store.batches import find_dialect
 from tidemill.store.call import Listed
 from tidemill.store.calls import LogPart, LogPartRecord
 from tidemill.store.dag_tables import task_log
+from tidemill.store.statements import Statement
 
 _LOG = task_log.c
 
@@ -23,7 +23,6 @@ def append_logs(connection: Connection, parts: Sequence[LogPart]) -> None:
     """Store parts of logs."""
     if not parts:
         return
-    insert: Any = postgresql.insert if find_dialect(connection) == "postgresql" else sqlite.insert
     rows = [
         {
             "task": part.task,
@@ -37,7 +36,13 @@ def append_logs(connection: Connection, parts: Sequence[LogPart]) -> None:
         for part in parts
     ]
     # Not a batch of values as text: the data are bytes.
-    connection.execute(insert(task_log).on_conflict_do_nothing(), rows)
+    _part_insert.execute_many(connection, rows)
+
+
+@Statement
+def _part_insert(dialect: str) -> Executable:
+    insert: Any = postgresql.insert if dialect == "postgresql" else sqlite.insert
+    return insert(task_log).on_conflict_do_nothing()  # type: ignore[no-any-return]
 
 
 def find_last_try(connection: Connection, task: int) -> int:

@@ -5,12 +5,12 @@ Invariants: rows of runs are locked before those of their tasks, both by ascendi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from functools import cache
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row, Select, Update, and_, bindparam, literal_column, select, update
+from sqlalchemy import Connection, Select, SelectBase, Update, and_, bindparam, literal_column, select, union, update
 
 from tidemill.core.errors import InvariantError, describe_error
 from tidemill.core.tasks.attempt import Resume, TaskRow, TaskState
@@ -18,28 +18,42 @@ from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.dag_plan import Counts, DagPlan, PlanCache, TaskPlan, read_counts, write_counts
 from tidemill.store.dag_tables import dag_run, dag_version, task_instance
 from tidemill.store.queries.cursors import IDS, build_id_rows
+from tidemill.store.statements import Statement
 
 #: Structures do not change: one cache for all databases of the process.
 _PLANS = PlanCache()
 #: A task that resumes comes before all others of its pool and queue.
 _FIRST = 1 << 40
+_STATES = {state.value: state for state in TaskState}
 
+_OF_TASKS = RowSet("of_tasks", id=int)
 _NAMED = RowSet("named", run=int, task_id=str)
-# fmt: off
-_FIELDS = (
-    "state", "epoch", "tries", "tries_before", "max_tries", "session_id", "lost", "deadline_us", "due_us",
-    "next_due_us", "resume_method", "resume_kwargs", "resume_payload", "tallies", "pending", "skip_votes",
-    "skips", "rank", "since_us", "started_us", "ended_us", "claim_request", "error",
-)
-# fmt: on
+#: What nearly every step changes of a task, and what few do.
+_MOVING = (
+    "state", "epoch", "tries", "session_id", "deadline_us", "next_due_us", "pending", "since_us", "started_us",
+    "ended_us", "claim_request",
+)  # fmt: skip
+_REST = (
+    "tries_before", "max_tries", "lost", "due_us", "resume_method", "resume_kwargs", "resume_payload", "tallies",
+    "skip_votes", "skips", "rank", "error",
+)  # fmt: skip
+_FIELDS = (*_MOVING, *_REST)
 _TEXTS = {"state", "resume_method", "resume_kwargs", "resume_payload", "tallies", "skips", "error"}
+_MOVED = RowSet("moved", id=int, **{name: str if name in _TEXTS else int for name in _MOVING})
 _CHANGED = RowSet("changed", id=int, **{name: str if name in _TEXTS else int for name in _FIELDS})
 _TALLIED = RowSet("tallied", id=int, tallies=str, pending=int, skip_votes=int)
 _RUNS = RowSet(
     "runs", id=int, state=str, reason=str, stop=str, unfinished=int, started_us=int, ended_us=int, deadline_us=int
 )
 _TASK = task_instance.c
-COLUMNS = [_TASK[name] for name in ("id", "run", "dag", "task_id", "map_index", *_FIELDS)]
+#: What is read of a task, in the order that `TaskEntry` takes it.
+COLUMNS = [_TASK[name] for name in ("id", "run", "task_id", *_FIELDS)]
+_RUN_FIELDS = (
+    "id", "dag", "state", "reason", "stop", "unfinished", "logical_us", "started_us", "ended_us", "deadline_us"
+)  # fmt: skip
+
+#: A row of `COLUMNS`.
+TaskValues = Sequence[Any]
 
 
 class UnreadableStructureError(InvariantError):
@@ -64,20 +78,24 @@ class RunEntry:
         "unfinished",
     )
 
-    def __init__(self, row: Row[Any], plan: DagPlan) -> None:
+    def __init__(self, row: Sequence[Any], plan: DagPlan) -> None:
         """Keep what may change."""
         self.plan = plan
         self.changed = False
-        self.id: int = row.id
-        self.dag: int = row.dag
-        self.state: str = row.state
-        self.reason: str | None = row.reason
-        self.stop: str | None = row.stop
-        self.unfinished: int = row.unfinished
-        self.logical_us: int | None = row.logical_us
-        self.started_us: int | None = row.started_us
-        self.ended_us: int | None = row.ended_us
-        self.deadline_us: int | None = row.deadline_us
+        self.id: int
+        self.dag: int
+        self.state: str
+        self.reason: str | None
+        self.stop: str | None
+        self.unfinished: int
+        self.logical_us: int | None
+        self.started_us: int | None
+        self.ended_us: int | None
+        self.deadline_us: int | None
+        (
+            self.id, self.dag, self.state, self.reason, self.stop, self.unfinished, self.logical_us, self.started_us,
+            self.ended_us, self.deadline_us,
+        ) = row  # fmt: skip
 
 
 class TaskEntry:
@@ -95,6 +113,7 @@ class TaskEntry:
         "id",
         "pending",
         "plan",
+        "rest",
         "row",
         "run",
         "since_us",
@@ -105,44 +124,50 @@ class TaskEntry:
         "task_id",
     )
 
-    def __init__(self, row: Row[Any], run: RunEntry) -> None:
-        """Build what the machine takes."""
-        plan: TaskPlan = run.plan.tasks[row.task_id]
-        self.id: int = row.id
+    def __init__(self, row: TaskValues, run: RunEntry) -> None:
+        """Build what the machine takes; the arguments with which the task resumes stay encrypted."""
+        (
+            self.id, _, self.task_id,
+            state, epoch, tries, session, deadline_us, _, pending, since_us, started_us, ended_us, claim_request,
+            tries_before, max_tries, lost, due_us, method, kwargs, payload, tallies, skip_votes, skips, _, error,
+        ) = row  # fmt: skip
         self.run = run
-        self.task_id: str = row.task_id
-        self.plan = plan
-        self.row = read_task_row(row, plan)
-        self.counts: Counts = read_counts(row.tallies)
-        self.pending: int = row.pending
-        self.skip_votes: int = row.skip_votes
-        self.skips: str | None = row.skips
-        self.since_us: int = row.since_us
-        self.started_us: int | None = row.started_us
-        self.ended_us: int | None = row.ended_us
-        self.claim_request: int | None = row.claim_request
-        self.error: str | None = row.error
+        self.plan: TaskPlan = run.plan.tasks[self.task_id]
+        resume = None if method is None else Resume(method, kwargs, payload)
+        self.row = TaskRow(
+            self.plan.policy, _STATES[state], epoch, tries, tries_before, max_tries, session, lost, deadline_us, due_us,
+            resume,
+        )  # fmt: skip
+        self.counts: Counts = read_counts(tallies)
+        self.pending: int = pending
+        self.skip_votes: int = skip_votes
+        self.skips: str | None = skips
+        self.since_us: int = since_us
+        self.started_us: int | None = started_us
+        self.ended_us: int | None = ended_us
+        self.claim_request: int | None = claim_request
+        self.error: str | None = error
         self.changed = self.tallied = False
+        #: As it is stored.
+        self.rest: tuple[int | str | None, ...] = tuple(row[14:])
 
+    def build_moved(self) -> tuple[int | str | None, ...]:
+        """Return its id and what nearly every step changes."""
+        row = self.row
+        return (
+            self.id, row.state.value, row.epoch, row.tries, row.session, row.deadline_us, row.next_due_us, self.pending,
+            self.since_us, self.started_us, self.ended_us, self.claim_request,
+        )  # fmt: skip
 
-def read_task_row(row: Row[Any], plan: TaskPlan) -> TaskRow:
-    """Return a stored task as the machine takes it; the arguments with which it resumes stay encrypted."""
-    resume = None
-    if row.resume_method is not None:
-        resume = Resume(row.resume_method, row.resume_kwargs, row.resume_payload)
-    return TaskRow(
-        plan.policy,
-        TaskState(row.state),
-        row.epoch,
-        row.tries,
-        row.tries_before,
-        row.max_tries,
-        row.session_id,
-        row.lost,
-        row.deadline_us,
-        row.due_us,
-        resume,
-    )
+    def build_rest(self) -> tuple[int | str | None, ...]:
+        """Return what few steps change."""
+        row, resume = self.row, self.row.resume
+        method, kwargs, payload = (None,) * 3 if resume is None else (resume.method, resume.kwargs, resume.payload)
+        rank = compute_rank(self.plan.structure.priority, resume is not None)
+        return (
+            row.tries_before, row.max_tries, row.lost, row.due_us, method, kwargs, payload, write_counts(self.counts),
+            self.skip_votes, self.skips, rank, self.error,
+        )  # fmt: skip
 
 
 def compute_rank(priority: int, resumed: bool) -> int:
@@ -158,24 +183,33 @@ def is_resumed(rank: int) -> bool:
 Found = tuple[dict[int, RunEntry], dict[int, UnreadableStructureError]]
 
 
-def lock_runs(connection: Connection, ids: Collection[int]) -> Found:
-    """Lock runs until the transaction ends; return them by id, and what is wrong with those that cannot be read."""
-    return _read_runs(connection, ids, _build_run_lock(find_dialect(connection)))
+def lock_runs(connection: Connection, ids: Collection[int], tasks: Collection[int] = ()) -> Found:
+    """Lock runs, and those of tasks, by ascending id until the transaction ends.
+
+    Returns:
+        The runs by id, and what is wrong with those that cannot be read.
+    """
+    if not tasks:
+        return _read_runs(connection, ids, _run_lock)
+    given = _OF_TASKS.build_parameters(find_dialect(connection), build_id_rows(tasks))
+    return _read_runs(connection, ids, _runs_lock, given)
 
 
 def read_runs(connection: Connection, ids: Collection[int]) -> Found:
     """Return what `lock_runs` does without locking anything: the runs may not be written."""
-    return _read_runs(connection, ids, _build_run_select(find_dialect(connection)))
+    return _read_runs(connection, ids, _run_select)
 
 
-def _read_runs(connection: Connection, ids: Collection[int], statement: Select[Any]) -> Found:
-    parameters = IDS.build_parameters(find_dialect(connection), build_id_rows(ids))
+def _read_runs(
+    connection: Connection, ids: Collection[int], statement: Statement, given: Mapping[str, Any] = MappingProxyType({})
+) -> Found:
+    parameters = {**IDS.build_parameters(find_dialect(connection), build_id_rows(ids)), **given}
     found, unreadable = {}, {}
-    for row in connection.execute(statement, parameters).all():
+    for version_id, digest, *row in statement.fetch(connection, parameters):
         try:
-            found[row.id] = RunEntry(row, load_plan(connection, row.version_id, row.digest))
+            found[row[0]] = RunEntry(row, load_plan(connection, version_id, digest))
         except UnreadableStructureError as error:
-            unreadable[row.id] = error
+            unreadable[row[0]] = error
     return found, unreadable
 
 
@@ -199,136 +233,118 @@ def load_plan(connection: Connection, version_id: int, digest: str) -> DagPlan:
         ) from error
 
 
-@cache
-def _build_run_lock(dialect: str) -> Select[Any]:
-    return _build_run_select(dialect).with_for_update(of=dag_run)
+@Statement
+def _run_lock(dialect: str) -> Select[Any]:
+    return _build_run_select(select(IDS.build_source(dialect).c.id)).with_for_update(of=dag_run)
 
 
-@cache
-def _build_run_select(dialect: str) -> Select[Any]:
+@Statement
+def _runs_lock(dialect: str) -> Select[Any]:
+    of_tasks = select(_TASK.run).where(_TASK.id.in_(select(_OF_TASKS.build_source(dialect).c.id)))
+    wanted = union(select(IDS.build_source(dialect).c.id), of_tasks)
+    return _build_run_select(wanted).with_for_update(of=dag_run)
+
+
+@Statement
+def _run_select(dialect: str) -> Select[Any]:
+    return _build_run_select(select(IDS.build_source(dialect).c.id))
+
+
+def _build_run_select(wanted: SelectBase) -> Select[Any]:
     return (
-        select(dag_run, dag_version.c.digest)
+        select(dag_version.c.id, dag_version.c.digest, *[dag_run.c[name] for name in _RUN_FIELDS])
         .join(dag_version, dag_version.c.id == dag_run.c.version_id)
-        .where(dag_run.c.id.in_(select(IDS.build_source(dialect).c.id)))
+        .where(dag_run.c.id.in_(wanted))
         .order_by(dag_run.c.id)
     )
 
 
-def find_runs_of(connection: Connection, tasks: Collection[int]) -> list[int]:
-    """Return the runs that tasks belong to."""
-    dialect = find_dialect(connection)
-    found = connection.execute(_build_runs_of(dialect), IDS.build_parameters(dialect, build_id_rows(tasks)))
-    return [run for (run,) in found]
-
-
-@cache
-def _build_runs_of(dialect: str) -> Select[Any]:
-    return select(_TASK.run).where(_TASK.id.in_(select(IDS.build_source(dialect).c.id))).distinct()
-
-
-def lock_tasks(connection: Connection, ids: Collection[int]) -> list[Row[Any]]:
+def lock_tasks(connection: Connection, ids: Collection[int]) -> list[TaskValues]:
     """Lock tasks by id until the transaction ends."""
-    dialect = find_dialect(connection)
-    return list(connection.execute(_build_task_lock(dialect), IDS.build_parameters(dialect, build_id_rows(ids))))
+    return _task_lock.fetch(connection, IDS.build_parameters(find_dialect(connection), build_id_rows(ids)))
 
 
-def read_tasks(connection: Connection, ids: Collection[int]) -> list[Row[Any]]:
+def read_tasks(connection: Connection, ids: Collection[int]) -> list[TaskValues]:
     """Return tasks without locking them: they may not be written."""
-    dialect = find_dialect(connection)
-    return list(connection.execute(_build_task_select(dialect), IDS.build_parameters(dialect, build_id_rows(ids))))
+    return _task_select.fetch(connection, IDS.build_parameters(find_dialect(connection), build_id_rows(ids)))
 
 
-@cache
-def _build_task_lock(dialect: str) -> Select[Any]:
+@Statement
+def _task_lock(dialect: str) -> Select[Any]:
     return _build_task_select(dialect).with_for_update()
 
 
-@cache
+@Statement
+def _task_select(dialect: str) -> Select[Any]:
+    return _build_task_select(dialect)
+
+
 def _build_task_select(dialect: str) -> Select[Any]:
     wanted = select(IDS.build_source(dialect).c.id)
     return select(*COLUMNS).where(_TASK.id.in_(wanted)).order_by(_TASK.id)
 
 
-def lock_named(connection: Connection, names: Iterable[tuple[int, str]]) -> list[Row[Any]]:
+def lock_named(connection: Connection, names: Iterable[tuple[int, str]]) -> list[TaskValues]:
     """Lock tasks by run and name, in the order of their ids."""
-    dialect = find_dialect(connection)
-    return list(connection.execute(_build_named_lock(dialect), _NAMED.build_parameters(dialect, names)))
+    return _named_lock.fetch(connection, _NAMED.build_parameters(find_dialect(connection), names))
 
 
-@cache
-def _build_named_lock(dialect: str) -> Select[Any]:
+@Statement
+def _named_lock(dialect: str) -> Select[Any]:
     given = _NAMED.build_source(dialect)
     same = and_(_TASK.run == given.c.run, _TASK.task_id == given.c.task_id)
     return select(*COLUMNS).join(given, same).order_by(_TASK.id).with_for_update(of=task_instance)
 
 
-def lock_pending(connection: Connection, runs: Collection[int], limit: int) -> list[Row[Any]]:
+def lock_pending(connection: Connection, runs: Collection[int], limit: int) -> list[TaskValues]:
     """Lock tasks of these runs that are still to be decided."""
-    dialect = find_dialect(connection)
-    given = IDS.build_parameters(dialect, build_id_rows(runs))
-    return list(connection.execute(_build_pending_lock(dialect), {**given, "most": limit}))
+    given = IDS.build_parameters(find_dialect(connection), build_id_rows(runs))
+    return _pending_lock.fetch(connection, {**given, "most": limit})
 
 
-@cache
-def _build_pending_lock(dialect: str) -> Select[Any]:
+@Statement
+def _pending_lock(dialect: str) -> Select[Any]:
     wanted = and_(_TASK.run.in_(select(IDS.build_source(dialect).c.id)), _TASK.pending == literal_column("1"))
     return select(*COLUMNS).where(wanted).order_by(_TASK.run, _TASK.id).limit(bindparam("most")).with_for_update()
 
 
-def build_values(entry: TaskEntry) -> tuple[int | str | None, ...]:
-    """Return what is stored of a task, in the order of `FIELDS`."""
-    row, resume = entry.row, entry.row.resume
-    return (
-        row.state.value,
-        row.epoch,
-        row.tries,
-        row.tries_before,
-        row.max_tries,
-        row.session,
-        row.lost,
-        row.deadline_us,
-        row.due_us,
-        row.next_due_us,
-        None if resume is None else resume.method,
-        None if resume is None else resume.kwargs,
-        None if resume is None else resume.payload,
-        write_counts(entry.counts),
-        entry.pending,
-        entry.skip_votes,
-        entry.skips,
-        compute_rank(entry.plan.structure.priority, resume is not None),
-        entry.since_us,
-        entry.started_us,
-        entry.ended_us,
-        entry.claim_request,
-        entry.error,
-    )
-
-
 def write_tasks(connection: Connection, entries: Iterable[TaskEntry]) -> None:
-    """Write the tasks that have changed."""
-    dialect = find_dialect(connection)
-    full, tallied = [], []
+    """Write the tasks that have changed: of most of them only what every step changes."""
+    moved, full, tallied = [], [], []
     for entry in entries:
         if entry.changed:
-            full.append((entry.id, *build_values(entry)))
+            rest, values = entry.build_rest(), entry.build_moved()
+            if rest == entry.rest:
+                moved.append(values)
+            else:
+                full.append(values + rest)
+                entry.rest = rest
         elif entry.tallied:
             tallied.append((entry.id, write_counts(entry.counts), entry.pending, entry.skip_votes))
         entry.changed = entry.tallied = False
+    dialect = find_dialect(connection)
+    if moved:
+        _moved_update.fetch(connection, _MOVED.build_parameters(dialect, moved))
     if full:
-        connection.execute(_build_update(dialect), _CHANGED.build_parameters(dialect, full))
+        _update.fetch(connection, _CHANGED.build_parameters(dialect, full))
     if tallied:
-        connection.execute(_build_tally_update(dialect), _TALLIED.build_parameters(dialect, tallied))
+        _tally_update.fetch(connection, _TALLIED.build_parameters(dialect, tallied))
 
 
-@cache
-def _build_update(dialect: str) -> Update:
+@Statement
+def _moved_update(dialect: str) -> Update:
+    given = _MOVED.build_source(dialect)
+    return update(task_instance).where(_TASK.id == given.c.id).values({name: given.c[name] for name in _MOVING})
+
+
+@Statement
+def _update(dialect: str) -> Update:
     given = _CHANGED.build_source(dialect)
     return update(task_instance).where(_TASK.id == given.c.id).values({name: given.c[name] for name in _FIELDS})
 
 
-@cache
-def _build_tally_update(dialect: str) -> Update:
+@Statement
+def _tally_update(dialect: str) -> Update:
     given = _TALLIED.build_source(dialect)
     names = ("tallies", "pending", "skip_votes")
     return update(task_instance).where(_TASK.id == given.c.id).values({name: given.c[name] for name in names})
@@ -343,12 +359,11 @@ def write_runs(connection: Connection, entries: Iterable[RunEntry]) -> None:
             rows.append((run.id, run.state, run.reason, run.stop, run.unfinished, *times))
         run.changed = False
     if rows:
-        dialect = find_dialect(connection)
-        connection.execute(_build_run_update(dialect), _RUNS.build_parameters(dialect, rows))
+        _run_update.fetch(connection, _RUNS.build_parameters(find_dialect(connection), rows))
 
 
-@cache
-def _build_run_update(dialect: str) -> Update:
+@Statement
+def _run_update(dialect: str) -> Update:
     given = _RUNS.build_source(dialect)
     names = ("state", "reason", "stop", "unfinished", "started_us", "ended_us", "deadline_us")
     return update(dag_run).where(dag_run.c.id == given.c.id).values({name: given.c[name] for name in names})

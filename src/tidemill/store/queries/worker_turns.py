@@ -37,6 +37,7 @@ from tidemill.store.queries.task_logs import append_logs
 from tidemill.store.queries.tasks import close_board, draw_bits
 from tidemill.store.queries.triggers import make_storable
 from tidemill.store.queries.xcoms import find_fault
+from tidemill.store.statements import savepoint
 
 log = structlog.get_logger(__name__)
 
@@ -64,7 +65,7 @@ def _store_reports(connection: Connection, turn: WorkerTurn, context: CallContex
     if not turn.reports:
         return ()
     try:
-        with connection.begin_nested():
+        with savepoint(connection):
             return _store_some(connection, turn, turn.reports, context)
     except Exception as error:
         if not is_fault_of_content(error):
@@ -74,7 +75,7 @@ def _store_reports(connection: Connection, turn: WorkerTurn, context: CallContex
 
 def _store_one(connection: Connection, turn: WorkerTurn, report: Report, context: CallContext) -> ReportOutcome:
     try:
-        with connection.begin_nested():
+        with savepoint(connection):
             return _store_some(connection, turn, (report,), context)[0]
     except Exception as error:
         if not is_fault_of_content(error):
