@@ -227,7 +227,12 @@ class OwnedPartition:
         context.room_freed(self.partition)
 
     def reject(
-        self, message: SourceMessage, entry: LedgerEntry[TopicPartition, int], kind: LetterKind, text: str
+        self,
+        message: SourceMessage,
+        entry: LedgerEntry[TopicPartition, int],
+        kind: LetterKind,
+        text: str,
+        refused: object = None,
     ) -> None:
         """Dead-letter a message before it has any task; it is resolved when the letter is confirmed."""
 
@@ -236,7 +241,7 @@ class OwnedPartition:
                 self.resolve(message, entry, rejected=text)
 
         self.tasks_done()
-        self.dead_letter(kind, text, (message,), confirmed)
+        self.dead_letter(kind, text, (message,), confirmed, refused=refused)
 
     def dead_letter(
         self,
@@ -263,7 +268,7 @@ class OwnedPartition:
             messages,
             kind,
             text,
-            payloads=encode_payloads(refused) if isinstance(refused, CollectResult) else (),
+            payloads=encode_payloads(refused) if isinstance(refused, (CollectResult, list)) else (),
             attempts=max(1, run.attempts) if run is not None else 1,
             task_id=run.task.task_id if run is not None else None,
             args=run.task.args if run is not None else (),
@@ -317,7 +322,8 @@ class OwnedPartition:
         unstarted = [*context.pool.withdraw(self), *self._take_parked()]
         if self.order is not None:  # those that wait for their key
             unstarted += [run for run in self.pending.values() if not run.attempts]
-        self.handover = Handover(context.commits.find_unresolved(self.partition), [*unarranged, *self.held])
+        waiting = self.order.find_waiting_offsets() if self.order is not None else ()
+        self.handover = Handover(context.commits.find_unresolved(self.partition), [*unarranged, *self.held, *waiting])
         for run in unstarted:
             run.owner.park(run)
 
