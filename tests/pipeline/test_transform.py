@@ -180,6 +180,92 @@ async def test_on_delivery_error_decides(rig):
     assert len(delivered(run)) == 99
 
 
+class Apart(Handler[Any, Any]):
+    """Every message into a file of its own, so that none waits for the retries of another."""
+
+    async def transform(self, messages):
+        return [FilePayload(path=str(m.offset), data=m.offset) for m in messages]
+
+
+SOON: dict[str, Any] = {
+    "retry_backoff": {"initial_seconds": 0.01, "max_seconds": 0.02},
+    "breaker": {"failures": 100_000, "open_seconds": 0.1},
+}
+
+
+async def test_what_is_retried_keeps_back_no_other_message_of_its_window(rig):
+    run = rig(Apart(), [message(offset) for offset in HUNDRED], delivery=SOON)
+    refused = [97]
+    run.files.refuse = lambda payload: Refusal("busy", retryable=True) if payload.data in refused else None
+    await run.until(lambda: run.engine.progress().messages_done == 99)
+    await run.committed(97)
+    refused.clear()
+    await run.committed(100)
+    assert run.letters.letters == []
+    assert sorted(delivered(run)) == list(HUNDRED)
+
+
+async def test_a_letter_that_is_confirmed_waits_for_no_other_message_of_its_window(rig):
+    run = rig(Apart(), [message(offset) for offset in HUNDRED], delivery=SOON)
+    refused = [1]
+
+    def refuse(payload: Any) -> Refusal | None:
+        return (
+            Refusal("no", retryable=False)
+            if payload.data == 0
+            else Refusal("busy", retryable=True)
+            if refused
+            else None
+        )
+
+    run.files.refuse = refuse
+    await run.committed(1)
+    refused.clear()
+    await run.committed(100)
+    assert [source.offset for letter in run.letters.letters for source in letter.sources] == [0]
+
+
+async def test_a_message_is_committed_when_its_payloads_at_all_sinks_are_confirmed(rig):
+    class Both(Handler[Any, Any]):
+        async def transform(self, messages):
+            return [[line(m.offset), KafkaPayload(data=m.offset)] if m.offset % 2 else line(m.offset) for m in messages]
+
+    run = rig(Both(), [message(offset) for offset in HUNDRED])
+    run.sinks["kafka"]["kafka"].open.clear()
+    await run.committed(1)
+    await run.until(lambda: run.engine.progress().messages_done == 50)
+    await run.settled()
+    assert run.source.committed[P0] == 1
+    run.sinks["kafka"]["kafka"].open.set()
+    await run.committed(100)
+
+
+async def test_a_payload_that_cannot_be_encoded_is_its_messages_letter_alone(rig):
+    class Unencodable(Handler[Any, Any]):
+        async def transform(self, messages):
+            return [FilePayload(path="out", data=object() if m.offset == 37 else m.offset) for m in messages]
+
+    run = rig(Unencodable(), [message(offset) for offset in HUNDRED])
+    await run.committed(100)
+    assert [source.offset for letter in run.letters.letters for source in letter.sources] == [37]
+    assert delivered(run) == [offset for offset in HUNDRED if offset != 37]
+
+
+async def test_what_waits_for_a_sink_counts_by_message_and_is_forgotten_with_its_partition(rig):
+    run = rig(Lines(), [message(offset) for offset in HUNDRED])
+    run.files.open.clear()
+    await run.until(lambda: run.engine.progress().consumed == 100)
+    await run.until(lambda: run.engine.intake.partitions[P0].undelivered == 100)
+    owned = run.engine.intake.partitions[P0]
+    assert owned.undelivered_bytes == sum(len(b"%d\n" % offset) for offset in HUNDRED)
+    assert run.engine.find_message("t", 0, 50).describe() == "its results wait for sinks.filesystem.files"
+    run.source.lose(P0)
+    run.files.open.set()
+    await run.settled()
+    assert run.source.committed.get(P0) is None
+    assert run.engine.progress().in_flight == 0
+
+
 # -- hooks --------------------------------------------------------------------------------------------------------
 
 

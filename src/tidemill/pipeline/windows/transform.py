@@ -5,6 +5,7 @@ Invariant: what it returned is checked and routed as a whole before anything of 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 
 from tidemill.core.errors import HandlerError
+from tidemill.core.pipeline.arrangement import WindowComplete
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.delivery.routing import Routed
 from tidemill.pipeline.handler.models import SkipMessage
@@ -20,6 +22,7 @@ from tidemill.pipeline.key_order import KeptPlace
 from tidemill.pipeline.windows.window import WindowRun
 from tidemill.runtime.messages import SourceMessage, place_of
 from tidemill.sinks.payloads import CollectResult
+from tidemill.sinks.sending.run import RunPart, SubmissionRun
 
 _WANTED = "transform must return a list with one place per message, or a CollectResult"
 _PLACE = "a payload, a list of payloads, or None"
@@ -87,6 +90,9 @@ def start_transformed(window: WindowRun, result: Transformed, place: KeptPlace |
     window.hold_window()
     if (order := window.partition.order) is not None:
         order.transformed(list(zip(window.messages, window.entries, strict=True)), place)
+    if _is_plain(window, result):
+        _start_run(window, result)
+        return
     for index, routed in enumerate(result.each):
         if routed:
             window.times.count_payloads(window.messages[index].offset, len(routed))
@@ -96,6 +102,45 @@ def start_transformed(window: WindowRun, result: Transformed, place: KeptPlace |
             window.times.count_payloads(message.offset, len(result.whole))
         window.deliver(result.whole, everything, None, "transform")
     window.apply(window.graph.set_tasks(()))
+
+
+def _is_plain(window: WindowRun, result: Transformed) -> bool:
+    """Return whether nothing is to happen to a single message, as far as can be known."""
+    context = window.context
+    if len(window.messages) == 1 or result.whole or context.overridden.on_message_complete:
+        return False
+    return context.brake is None and context.mode.waits_for_sinks
+
+
+def _start_run(window: WindowRun, result: Transformed) -> None:
+    """Deliver a window as a run."""
+    run = SubmissionRun("transform", functools.partial(_release, window))
+    parts, payloads = [], []
+    for index, routed in enumerate(result.each):
+        if routed:
+            message = window.messages[index]
+            window.times.count_payloads(message.offset, len(routed))
+            parts.append(RunPart(run, index, message, len(routed)))
+            payloads.append(routed)
+    window.graph.hold([part.index for part in parts])
+    if payloads:
+        window.context.outbox.submit_run(parts, payloads)
+        window.partition.submitted(sum(part.size_bytes for part in parts), len(parts))
+    window.partition.tasks_done(len(window.messages))
+    _resolve(window, window.graph.complete_all())
+    window.apply((WindowComplete(),))
+
+
+def _release(window: WindowRun, indexes: Sequence[int], size_bytes: int) -> None:
+    if not window.partition.closed:
+        window.partition.delivered(size_bytes, len(indexes))
+        _resolve(window, window.graph.release_all(indexes))
+
+
+def _resolve(window: WindowRun, indexes: Sequence[int]) -> None:
+    if indexes:
+        opened = [(window.messages[index], window.entries[index]) for index in indexes]
+        window.partition.resolve_all(opened, window.times)
 
 
 def _route(context: EngineContext, returned: Any, count: int) -> Transformed:
