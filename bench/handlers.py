@@ -45,6 +45,13 @@ class Known(Handler[Any, Any]):
         return CollectResult(files=[FilePayload(path="out.jsonl", data=result.stdout_bytes)])
 
 
+class Transform(Handler[Any, Any]):
+    """A line per message into a file, without tasks."""
+
+    async def transform(self, messages):
+        return [FilePayload(path="out.jsonl", data=m.value) for m in messages]
+
+
 class KnownTopic(Known):
     """A known result per message, into a topic."""
 

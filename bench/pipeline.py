@@ -149,29 +149,38 @@ def resident(folder: Path, rounds: int = 3) -> None:
 
 def known(folder: Path, count: int = 200_000, rounds: int = 3) -> None:
     """Messages per second with known results, from the first produced to the last committed."""
+    _without_processes(folder, "Known", "known", count, rounds, bar_per_second=20_000)
+
+
+def transform(folder: Path, count: int = 200_000, rounds: int = 3) -> None:
+    """Messages per second with `transform`, from the first produced to the last committed."""
+    _without_processes(folder, "Transform", "transform", count, rounds, bar_per_second=160_000)
+
+
+def _without_processes(folder: Path, handler: str, name: str, count: int, rounds: int, *, bar_per_second: int) -> None:
     bench = Bench(folder)
     files = {"filesystem": {"out": {"base_path": str(folder / "out")}}}
     speeds = []
     try:
         values = [b"%07d %s" % (n, LINES[n % len(LINES)][:90]) for n in range(count)]
-        with bench.pipeline("Known", "known", sinks=files) as process:
+        with bench.pipeline(handler, name, sinks=files) as process:
             bench.feed(values[:500])
-            bench.wait_committed("known", 500)
-            bench.wait_settled("known", 2)
+            bench.wait_committed(name, 500)
+            bench.wait_settled(name, 2)
             for n in range(rounds):
-                goal = bench.committed("known") + count
+                goal = bench.committed(name) + count
                 (folder / "out/out.jsonl").unlink()
                 start, cpu = time.monotonic(), tree_cpu_seconds(process.pid)
                 bench.feed(values)
-                bench.wait_committed("known", goal)
+                bench.wait_committed(name, goal)
                 wall = time.monotonic() - start
                 cpu = tree_cpu_seconds(process.pid) - cpu
                 check_lines(folder / "out/out.jsonl", values)
                 speeds.append(count / wall)
-                report(bench="known", round=n, messages=count, per_second=speeds[-1], cpu_us=cpu / count * 1e6)
+                report(bench=name, round=n, messages=count, per_second=speeds[-1], cpu_us=cpu / count * 1e6)
     finally:
         bench.close()
-    report(bench="known", median_per_second=statistics.median(speeds), bar_per_second=20_000)
+    report(bench=name, median_per_second=statistics.median(speeds), bar_per_second=bar_per_second)
 
 
 def exactly_once(folder: Path, count: int = 150_000, rounds: int = 4) -> None:
@@ -349,6 +358,7 @@ if __name__ == "__main__":
         "cat": cat,
         "resident": resident,
         "known": known,
+        "transform": transform,
         "exactly_once": exactly_once,
         "latency": latency,
         "memory": memory,

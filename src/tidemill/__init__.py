@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         MessageGroup,
         PendingContext,
         PrecomputedResult,
+        SkipMessage,
         make_stable_task_id,
         make_task_id,
     )
@@ -65,6 +66,7 @@ _MODULES = {
         "MessageGroup",
         "PendingContext",
         "PrecomputedResult",
+        "SkipMessage",
         "make_stable_task_id",
         "make_task_id",
     ),
@@ -99,6 +101,7 @@ __all__ = [
     "RemoteError",
     "Settings",
     "SinkNotConfiguredError",
+    "SkipMessage",
     "SourceMessage",
     "TidemillError",
     "make_stable_task_id",

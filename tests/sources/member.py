@@ -48,6 +48,13 @@ class Copy(Handler[Any, Any]):
         return CollectResult(kafka=[KafkaPayload(key=str(result.task.metadata["partition"]), data=data)])
 
 
+class Transform(Handler[Any, Any]):
+    """The same without tasks."""
+
+    async def transform(self, messages):
+        return [KafkaPayload(key=str(m.partition), data=m.value) for m in messages]
+
+
 class MemberProcess:
     """Such a process, seen from the test."""
 

@@ -13,7 +13,7 @@ import confluent_kafka as ck
 import pytest
 from tests.sources.engines import Engines
 from tests.sources.kafka_proxy import END_TXN, TXN_OFFSET_COMMIT, Fault, When, proxied_broker
-from tests.sources.member import Copy
+from tests.sources.member import Copy, Transform
 
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
@@ -106,14 +106,15 @@ async def place(embedded_kafka):
     await made.end()
 
 
-async def test_each_result_is_seen_once_and_in_order_and_offsets_follow(place):
+@pytest.mark.parametrize("handler", [Copy, Transform])
+async def test_each_result_is_seen_once_and_in_order_and_offsets_follow(place, handler):
     place.feed(0, 4_000)
-    engine = place.start(Copy())
+    engine = place.start(handler())
     await place.committed(4_000)
     place.assert_exactly_once(4_000)
     assert engine.outbox.statistics().delivered == 4_000
     assert [summary.reason for summary in await place.end()] == [StopReason.DRAINED]
-    place.start(Copy())
+    place.start(handler())
     place.feed(4_000, 100)
     await place.committed(4_100)
     place.assert_exactly_once(4_100)
@@ -280,14 +281,15 @@ async def test_letters_go_out_with_the_offsets_of_their_messages(place):
     assert len(place.visible()) == 180
 
 
-async def test_rebalances_in_a_row_under_load_repeat_nothing(place):
+@pytest.mark.parametrize("handler", [Copy, Transform])
+async def test_rebalances_in_a_row_under_load_repeat_nothing(place, handler):
     place.feed(0, 2_000)
-    first = place.start(Copy(), "w1")
+    first = place.start(handler(), "w1")
     await place.until(lambda: first.commits.statistics().committed)
-    second = place.start(Copy(), "w2")
+    second = place.start(handler(), "w2")
     await place.until(lambda: second.intake.partitions)
     place.feed(2_000, 2_000)
-    third = place.start(Copy(), "w3")
+    third = place.start(handler(), "w3")
     await place.until(lambda: third.intake.partitions)
     place.feed(4_000, 1_000)
     second.drain()

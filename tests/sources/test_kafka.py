@@ -51,6 +51,14 @@ class Copy(Handler[Any, Any]):
         return CollectResult(files=[FilePayload(path="out", data=result.task.metadata)])
 
 
+class Transform(Handler[Any, Any]):
+    """The same without tasks."""
+
+    async def transform(self, messages):
+        await asyncio.sleep(0.001)
+        return [FilePayload(path="out", data={"value": m.value.decode()}) for m in messages]
+
+
 class Place(Engines):
     """One topic and the engines that read it."""
 
@@ -208,11 +216,12 @@ async def test_the_lag_of_partitions_that_are_not_read_is_known_within_a_second_
     await place.until(lambda: sum(engine.progress().lag.values()) == 80)
 
 
-async def test_a_second_engine_takes_its_share_and_nothing_is_repeated(place):
+@pytest.mark.parametrize("handler", [Copy, Transform])
+async def test_a_second_engine_takes_its_share_and_nothing_is_repeated(place, handler):
     place.feed(numbers(3000))
-    place.start(Copy(), "a")
+    place.start(handler(), "a")
     await place.until(lambda: place.engines[0].counters.messages_done > 100)
-    place.start(Copy(), "b")
+    place.start(handler(), "b")
     await place.until(lambda: len(place.engines) == 2 and len(place.engines[1].progress().partitions) == 2)
     place.feed(numbers(1000, 3000))
     await place.committed(4000)
@@ -237,12 +246,13 @@ async def test_partitions_added_to_the_topic_are_read_within_10_seconds(place):
     assert [len(e.progress().partitions) for e in (first, second)] == [4, 4]
 
 
-async def test_two_rebalances_in_a_row_lose_and_repeat_nothing(place):
+@pytest.mark.parametrize("handler", [Copy, Transform])
+async def test_two_rebalances_in_a_row_lose_and_repeat_nothing(place, handler):
     place.feed(numbers(2000))
-    place.start(Copy(), "a")
+    place.start(handler(), "a")
     await place.until(lambda: place.engines[0].counters.messages_done > 50)
-    second = place.start(Copy(), "b")
-    third = place.start(Copy(), "c")
+    second = place.start(handler(), "b")
+    third = place.start(handler(), "c")
     await place.until(lambda: second.progress().partitions and third.progress().partitions)
     second.drain()
     third.drain()

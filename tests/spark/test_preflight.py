@@ -45,7 +45,7 @@ class AsyncLabel(Good):
 @pytest.mark.parametrize(
     ("handler", "expected"),
     [
-        (NoArrange, "NoArrange does not define arrange; .*is 'arange' a misspelling of it"),
+        (NoArrange, "NoArrange does not define arrange; .*is 'arange' a misspelling of arrange"),
         (Synchronous, "Synchronous.arrange must be an async def"),
         (TooFew, r"TooFew.arrange must accept \(self, messages, pending\)"),
         (AsyncLabel, "AsyncLabel.message_label must be a plain def"),

@@ -80,7 +80,7 @@ def _stage_lines(row: MessageRow, arranged: int, status: str) -> Iterator[_Line]
     stages = (
         (row.record_at, "written to the topic"),
         (row.consumed_at, "consumed"),
-        (row.arranged_at, f"arranged into {tasks}" if row.status != "rejected" else "arranged"),
+        (row.arranged_at, f"arranged into {tasks}" if row.status != "rejected" and row.tasks else "arranged"),
         (row.tasks_done_at, "tasks over" if row.tasks else "nothing to run"),
         (row.resolved_at, _describe_end(row, status)),
     )

@@ -43,6 +43,7 @@ class LetterKind(enum.StrEnum):
     PARSE = "parse"
     TOMBSTONE = "tombstone"
     ARRANGE = "arrange"
+    TRANSFORM = "transform"
     TASK = "task"
     HOOK = "hook"
     DELIVERY = "delivery"

@@ -213,11 +213,11 @@ class Intake:
 
     def find_unarranged(self, partition: TopicPartition, offset: int) -> MessageStage | None:
         """Return what a message waits for that has no tasks yet; None: it was arranged."""
-        intake = self._intakes[partition]
+        intake, hook = self._intakes[partition], self._context.overridden.window_hook
         if intake.arranged is not None and _holds(intake.arranged.messages, offset):
-            return MessageStage(stage=Stage.ARRANGE)
+            return MessageStage(stage=Stage.ARRANGE, hook=hook)
         if any(_holds(window.messages, offset) for window in intake.waiting):
-            return MessageStage(stage=Stage.ARRANGE, why="it is busy with earlier messages")
+            return MessageStage(stage=Stage.ARRANGE, hook=hook, why="it is busy with earlier messages")
         if any(message.offset == offset for message, _ in intake.windowing.items):
             return MessageStage(stage=Stage.WINDOW, why="its window to fill")
         return None

@@ -28,9 +28,17 @@ Opened = tuple[SourceMessage, LedgerEntry[TopicPartition, int]]
 
 
 class KeptPlace:
-    """A placeholder for the tasks of a message that are not known yet."""
+    """A placeholder for the tasks of a message that are not known yet.
 
-    __slots__ = ()
+    Args:
+        turn: Called when nothing is ahead of it any more; not if nothing was from the beginning.
+    """
+
+    __slots__ = ("turn",)
+
+    def __init__(self, turn: Callable[[], None] | None = None) -> None:
+        """Keep what to call."""
+        self.turn = turn
 
 
 class OrderedTasks:
@@ -42,11 +50,12 @@ class OrderedTasks:
         hooked: Whether the handler has `on_message_complete`.
     """
 
-    __slots__ = ("_launch", "_offsets", "_order", "_waits")
+    __slots__ = ("_hooked", "_launch", "_offsets", "_order", "_waits")
 
     def __init__(self, waits: Callable[[int], None], launch: Callable[[TaskRun], None], *, hooked: bool) -> None:
         """Start with nothing open."""
         self._launch = launch
+        self._hooked = hooked
         self._order: KeyOrder[TaskRun | KeptPlace] = KeyOrder(hooked=hooked)
         self._waits = waits
         #: Of messages that wait, by position; what no longer waits is dropped now and then.
@@ -77,9 +86,34 @@ class OrderedTasks:
             return
         self._arranged(opened, runs)
 
-    def keep_place(self, opened: Opened) -> KeptPlace:
-        """Keep the place of a message that cannot be arranged yet; `arranged` gives it to its tasks."""
-        place = KeptPlace()
+    def is_any_open(self, messages: Sequence[SourceMessage]) -> bool:
+        """Return whether an earlier message with the key of one of these is not done."""
+        order = self._order
+        return any(message.key is not None and order.is_open(message.key) for message in messages)
+
+    def transformed(self, opened: Sequence[Opened], place: KeptPlace | None) -> None:
+        """Take a window whose messages are done but for their hooks.
+
+        Args:
+            opened: Its messages and their entries in the ledger.
+            place: The place that was kept for it, if any.
+        """
+        if place is not None:
+            self.ended(place)
+        elif self._hooked:
+            places = [KeptPlace() for _ in opened]
+            self._arranged(opened, [(each, (index,)) for index, each in enumerate(places)])
+            for each in places:
+                self.ended(each)
+
+    def keep_place(self, opened: Opened, turn: Callable[[], None] | None = None) -> KeptPlace:
+        """Keep the place of a message that cannot be arranged yet; `arranged` gives it to its tasks.
+
+        Args:
+            opened: The message and its entry in the ledger.
+            turn: Called when nothing is ahead of it any more; not if nothing is now.
+        """
+        place = KeptPlace(turn)
         self._arranged([opened], [(place, ())])
         return place
 
@@ -136,3 +170,5 @@ class OrderedTasks:
         for run in runs:
             if isinstance(run, TaskRun):
                 self._launch(run)
+            elif run.turn is not None:
+                run.turn()

@@ -141,9 +141,9 @@ class OwnedPartition:
         self.parked.append(run)
         self._context.counters.parked += 1
 
-    def tasks_done(self) -> None:
-        """Count a message whose tasks are over: it no longer counts against the watermarks."""
-        self._context.load.note_finished(self.partition, 1, 0)
+    def tasks_done(self, count: int = 1) -> None:
+        """Count messages whose tasks are over: they no longer count against the watermarks."""
+        self._context.load.note_finished(self.partition, count, 0)
         self._context.room_freed(self.partition)
 
     def _waits(self, count: int) -> None:
@@ -156,14 +156,14 @@ class OwnedPartition:
 
     # -- results ----------------------------------------------------------------------------------------------
 
-    def submitted(self, size_bytes: int) -> None:
-        """Count a result that waits for its sink from now on."""
-        self.undelivered += 1
+    def submitted(self, size_bytes: int, count: int = 1) -> None:
+        """Count results that wait for their sink from now on."""
+        self.undelivered += count
         self.undelivered_bytes += size_bytes
 
-    def delivered(self, size_bytes: int) -> None:
-        """Count out a result that waited for its sink."""
-        self.undelivered -= 1
+    def delivered(self, size_bytes: int, count: int = 1) -> None:
+        """Count out results that waited for their sink."""
+        self.undelivered -= count
         self.charge(-size_bytes)
 
     def charge(self, size_bytes: int) -> None:
@@ -226,8 +226,36 @@ class OwnedPartition:
         context.load.note_finished(self.partition, 0, size_bytes)
         context.room_freed(self.partition)
 
+    def resolve_all(
+        self, opened: Sequence[tuple[SourceMessage, LedgerEntry[TopicPartition, int]]], window: WindowTimes
+    ) -> None:
+        """Let messages without tasks leave the pipeline together; see `resolve`."""
+        context, count, freed = self._context, len(opened), 0
+        resolve, finished = context.commits.resolve, context.finished
+        for message, entry in opened:
+            size_bytes = message.size_bytes
+            freed += size_bytes
+            resolve(entry)
+            if finished is not None:
+                finished.add(message, size_bytes, (), window)
+            if self.handover is not None:
+                self.handover.note_resolved(message.offset)
+        context.counters.messages_done += count
+        context.counters.in_flight -= count
+        self.unresolved -= count
+        self._look()
+        if not self.busy:
+            context.became_idle()
+        context.load.note_finished(self.partition, 0, freed)
+        context.room_freed(self.partition)
+
     def reject(
-        self, message: SourceMessage, entry: LedgerEntry[TopicPartition, int], kind: LetterKind, text: str
+        self,
+        message: SourceMessage,
+        entry: LedgerEntry[TopicPartition, int],
+        kind: LetterKind,
+        text: str,
+        refused: object = None,
     ) -> None:
         """Dead-letter a message before it has any task; it is resolved when the letter is confirmed."""
 
@@ -236,7 +264,7 @@ class OwnedPartition:
                 self.resolve(message, entry, rejected=text)
 
         self.tasks_done()
-        self.dead_letter(kind, text, (message,), confirmed)
+        self.dead_letter(kind, text, (message,), confirmed, refused=refused)
 
     def dead_letter(
         self,
@@ -263,7 +291,7 @@ class OwnedPartition:
             messages,
             kind,
             text,
-            payloads=encode_payloads(refused) if isinstance(refused, CollectResult) else (),
+            payloads=encode_payloads(refused) if isinstance(refused, (CollectResult, list)) else (),
             attempts=max(1, run.attempts) if run is not None else 1,
             task_id=run.task.task_id if run is not None else None,
             args=run.task.args if run is not None else (),
@@ -317,7 +345,8 @@ class OwnedPartition:
         unstarted = [*context.pool.withdraw(self), *self._take_parked()]
         if self.order is not None:  # those that wait for their key
             unstarted += [run for run in self.pending.values() if not run.attempts]
-        self.handover = Handover(context.commits.find_unresolved(self.partition), [*unarranged, *self.held])
+        waiting = self.order.find_waiting_offsets() if self.order is not None else ()
+        self.handover = Handover(context.commits.find_unresolved(self.partition), [*unarranged, *self.held, *waiting])
         for run in unstarted:
             run.owner.park(run)
 

@@ -172,6 +172,10 @@ class CustomPayload(msgspec.Struct, frozen=True):
     data: Any = None
 
 
+#: Any payload.
+Payload = KafkaPayload | FilePayload | PostgresPayload | MongoPayload | HttpPayload | RedisPayload | CustomPayload
+
+
 class CollectResult(msgspec.Struct):
     """Everything a hook wants delivered, by type of sink.
 

@@ -29,7 +29,7 @@ from tidemill.core.errors import (
     SinkNotConfiguredError,
     TidemillError,
 )
-from tidemill.pipeline.handler.base import HOOKS, SYNCHRONOUS_HOOKS, Handler, overrides
+from tidemill.pipeline.handler.base import HOOKS, SYNCHRONOUS_HOOKS, WINDOW_HOOKS, Handler, overrides
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.kafka_client import LibraryLog, TopicAdmin, describe_client_error, make_client_config, scrub
 from tidemill.runtime.lock import GroupInUseError
@@ -45,6 +45,8 @@ log = structlog.get_logger(__name__)
 ResultT = TypeVar("ResultT")
 #: An `on_startup` that has not returned after this long is named in the log.
 STARTUP_SECONDS = 10.0
+#: Hooks that are about tasks alone.
+_TASK_HOOKS = ("on_task_complete", "on_error")
 _LOCAL = re.compile(r"local\[(\d+)(?:,\s*\d+)?\]")
 
 
@@ -71,9 +73,21 @@ def _check_hooks(handler: Handler[Any, Any]) -> None:
     # With such a mistake every message would be dead-lettered, one by one.
     name = type(handler).__name__
     misspelt = _find_misspelt(handler)
-    if not overrides(handler, "arrange"):
-        hint = next((f" (is {own!r} a misspelling of it?)" for own, hook in misspelt.items() if hook == "arrange"), "")
-        raise HandlerError(f"{name} does not define arrange; write `async def arrange(self, messages, pending)`{hint}")
+    found = [hook for hook in WINDOW_HOOKS if overrides(handler, hook)]
+    if not found:
+        close = ((own, hook) for own, hook in misspelt.items() if hook in WINDOW_HOOKS)
+        hint = next((f" (is {own!r} a misspelling of {hook}?)" for own, hook in close), "")
+        raise HandlerError(
+            f"{name} does not define arrange; write `async def arrange(self, messages, pending)`, or, for work without "
+            f"tasks, `async def transform(self, messages)`{hint}"
+        )
+    if len(found) > 1:
+        raise HandlerError(
+            f"{name} defines both arrange and transform; keep `arrange` for work that needs tasks, or `transform`"
+        )
+    unused = [hook for hook in _TASK_HOOKS if found == ["transform"] and overrides(handler, hook)]
+    if unused:
+        log.warning("transform has no tasks: these hooks are never called", hooks=unused)
     for own, hook in misspelt.items():
         log.warning("not a hook: it will never be called; is its name misspelt?", method=own, nearest_hook=hook)
     for hook in HOOKS:

@@ -212,3 +212,17 @@ def test_a_window_is_arranged_once_and_a_key_is_one_task() -> None:
         graph.replace("a", ["b"])
     with pytest.raises(InvariantError, match="'a'"):
         Arrangement(1).set_tasks([("a", [0]), ("a", [0])])
+
+
+def test_a_window_without_tasks_and_hooks_is_resolved_but_for_what_is_held() -> None:
+    window = Arrangement(3)
+    window.hold([1, 2, 2])
+    assert window.complete_all() == [0]
+    assert window.release_all([0, 1, 2]) == [1]
+    assert window.note_hook_done(2) == [], "its hook is over already"
+    assert window.release_all([1, 2]) == [2]
+    assert window.release_all([2]) == []
+    with pytest.raises(InvariantError):
+        window.complete_all()
+    with pytest.raises(InvariantError):
+        window.set_tasks([])

@@ -219,6 +219,18 @@ def test_a_task_without_offsets_works_for_every_message_of_its_window() -> None:
     assert order.note_task_done("all") == ["k", "l"]
 
 
+def test_a_key_is_open_until_its_tasks_and_the_hooks_of_their_messages_are_done() -> None:
+    order: KeyOrder[str] = KeyOrder(hooked=True)
+    assert not order.is_open("a")
+    order.add_tasks([("first", [1])], {1: "a", 2: "b"})
+    assert order.is_open("a")
+    assert not order.is_open("b"), "its message has no task"
+    order.note_task_done("first")
+    assert order.is_open("a")
+    order.note_message_done(1)
+    assert not order.is_open("a")
+
+
 def test_messages_without_a_key_never_wait() -> None:
     order: KeyOrder[str] = KeyOrder()
     assert order.add_tasks([("a", [1]), ("b", [2])], {1: None, 2: None}) == ["a", "b"]

@@ -111,6 +111,28 @@ class Arrangement:
             effects.append(WindowComplete())
         return effects
 
+    def complete_all(self) -> list[int]:
+        """Complete a window without tasks and message hooks, once; the window's own hook is due.
+
+        Returns:
+            The messages that nothing holds: they are resolved.
+
+        Raises:
+            InvariantError: The window was arranged before.
+        """
+        if self._arranged:
+            raise InvariantError("a window was arranged twice")
+        self._arranged = True
+        self._hooks_left = 0
+        resolved: list[int] = []
+        for index, holds in enumerate(self._holds):
+            if holds:
+                self._stages[index] = _HOLDS
+            else:
+                self._stages[index] = _RESOLVED
+                resolved.append(index)
+        return resolved
+
     def note_task_done(self, key: Hashable) -> list[Effect]:
         """Note that a task is terminal, whether it succeeded or failed."""
         effects: list[Effect] = []
@@ -162,15 +184,19 @@ class Arrangement:
 
     def release(self, indexes: Iterable[int]) -> list[Effect]:
         """Release one hold of each of these messages."""
-        effects: list[Effect] = []
-        holds = self._holds
+        return [MessageResolved(index) for index in self.release_all(indexes)]
+
+    def release_all(self, indexes: Iterable[int]) -> list[int]:
+        """Release one hold of each of these messages; return those that are resolved by that."""
+        resolved: list[int] = []
+        holds, stages = self._holds, self._stages
         for index in indexes:
             if holds[index]:
                 holds[index] -= 1
-                if not holds[index] and self._stages[index] == _HOLDS:
-                    self._stages[index] = _RESOLVED
-                    effects.append(MessageResolved(index))
-        return effects
+                if not holds[index] and stages[index] == _HOLDS:
+                    stages[index] = _RESOLVED
+                    resolved.append(index)
+        return resolved
 
     def find_indexes(self, key: Hashable) -> Sequence[int]:
         """Return the messages of a task; none once it is terminal."""

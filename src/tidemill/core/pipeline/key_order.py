@@ -104,6 +104,10 @@ class KeyOrder(Generic[TaskT]):
         """Return whether a task of a message waits for its turn."""
         return offset in self._waits
 
+    def is_open(self, key: Hashable) -> bool:
+        """Return whether something under a key is not done: what comes next would have to wait."""
+        return key in self._queues
+
     def find_blocker(self, task: TaskT) -> int | None:
         """Return the first message that has to be done before a task starts; None: the task does not wait.
 

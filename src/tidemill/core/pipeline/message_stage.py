@@ -102,7 +102,8 @@ class MessageStage:
             case Stage.WINDOW:
                 return f"it waits for {self.why}"
             case Stage.ARRANGE:
-                return self._describe_call("arrange", "it waits for arrange")
+                hook = self.hook or "arrange"
+                return self._describe_call(hook, f"it waits for {hook}")
             case Stage.HOOK:
                 return self._describe_call(f"hook {self.hook}", "it waits for a hook or a delivery")
             case Stage.BRAKE:

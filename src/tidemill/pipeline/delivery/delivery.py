@@ -7,6 +7,7 @@ from typing import Protocol
 
 from tidemill.pipeline.delivery.routing import Origin, Routed
 from tidemill.sinks.payloads import CollectResult
+from tidemill.sinks.sending.run import RunPart
 from tidemill.sinks.sending.submission import DeliveryLane
 
 
@@ -19,6 +20,9 @@ class Delivery(Protocol):
 
     def submit(self, routed: Sequence[Routed], origin: Origin, released: Callable[[], None]) -> None:
         """Deliver; `released` is called once everything is settled, on the loop, never inside this call."""
+
+    def submit_run(self, parts: Sequence[RunPart], routed: Sequence[Sequence[Routed]]) -> None:
+        """Deliver the payloads of a run, each part with its own."""
 
     def abandon(self, lane: DeliveryLane) -> None:
         """Forget the payloads of a partition that was given up."""

@@ -14,12 +14,13 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from tidemill.pipeline.delivery.routing import Origin, Routed
+from tidemill.sinks.sending.run import RunPart
 
 #: 128 bits, as a random UUID has.
 _DIGEST_BYTES = 16
 
 
-def name_payloads(routed: Sequence[Routed], origin: Origin, group: str) -> None:
+def name_payloads(routed: Sequence[Routed], origin: Origin | RunPart, group: str) -> None:
     """Set the key of each payload that has none and whose sink sends one.
 
     Args:
@@ -37,7 +38,7 @@ def name_payloads(routed: Sequence[Routed], origin: Origin, group: str) -> None:
             each.payload = msgspec.structs.replace(each.payload, idempotency_key=f"{digest}-{index}")
 
 
-def _make_digest(origin: Origin, group: str) -> str:
+def _make_digest(origin: Origin | RunPart, group: str) -> str:
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for part in _list_parts(origin, group):
         # Lengths keep parts apart; contents are there because a recreated topic starts over with its offsets.
@@ -46,7 +47,7 @@ def _make_digest(origin: Origin, group: str) -> str:
     return digest.hexdigest()
 
 
-def _list_parts(origin: Origin, group: str) -> Iterator[bytes | None]:
+def _list_parts(origin: Origin | RunPart, group: str) -> Iterator[bytes | None]:
     yield from (group.encode(), origin.hook.encode())
     # Any text can be encoded this way, lone surrogates included.
     yield None if origin.task is None else str(origin.task.task_id).encode("utf-8", "surrogatepass")

@@ -31,6 +31,7 @@ from tidemill.runtime.messages import Place, place_of
 from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Sink
 from tidemill.sinks.payloads import CollectResult
+from tidemill.sinks.sending.run import RunPart
 from tidemill.sinks.sending.sender import Sender, connect_sender
 from tidemill.sinks.sending.submission import DeliveryLane, Entry, Failure, Question, Submission
 
@@ -205,6 +206,18 @@ class Outbox:
         for each in routed:
             each.sender.add(each.payload, lane, submission)
 
+    def submit_run(self, parts: Sequence[RunPart], routed: Sequence[Sequence[Routed]]) -> None:
+        """Deliver the payloads of a run, each part with its own."""
+        if self._closed:
+            return
+        first = parts[0].message
+        lane = (first.topic, first.partition)
+        for part, payloads in zip(parts, routed, strict=True):
+            if self._names:
+                name_payloads(payloads, part, self._group)
+            for each in payloads:
+                each.sender.add(each.payload, lane, part)
+
     # -- what sinks refuse -------------------------------------------------------------------------------------
 
     def _ask(self, sender: Sender, question: Question) -> None:
@@ -255,13 +268,13 @@ class Outbox:
 
     def _dead_letter(self, sender: Sender, items: Sequence[Entry], error: str, oversize: bool, attempts: int) -> None:
         """Write one letter per submission."""
-        by_submission: dict[Submission, list[Any]] = {}
+        by_submission: dict[Submission | RunPart, list[Any]] = {}
         for item in items:
             by_submission.setdefault(item.value.submission, []).append(item.value.payload)
         for submission, payloads in by_submission.items():
             sender.stats.dead_lettered += len(payloads)
             self._letters_open += 1
-            origin: Origin = submission.origin
+            origin: Origin | RunPart = submission.origin
             letter = Letter.about(
                 origin.sources,
                 LetterKind.OVERSIZE if oversize else LetterKind.DELIVERY,
@@ -274,7 +287,7 @@ class Outbox:
             )
             self._letters.put(letter, partial(self._letter_written, submission, len(payloads)))
 
-    def _letter_written(self, submission: Submission, count: int) -> None:
+    def _letter_written(self, submission: Submission | RunPart, count: int) -> None:
         self._letters_open -= 1
         if not self._closed:
             submission.settle(count)

@@ -5,6 +5,7 @@ Invariant: names and types are checked for the whole result before anything of i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -60,8 +61,11 @@ class Router:
         """Keep the senders."""
         self._senders = senders
 
-    def route(self, collect: CollectResult) -> list[Routed]:
+    def route(self, collect: CollectResult | Sequence[Any]) -> list[Routed]:
         """Find the sink of every payload.
+
+        Args:
+            collect: What a hook collected, or payloads of any types.
 
         Raises:
             SinkNotConfiguredError: A payload names a sink that does not exist.
@@ -69,6 +73,13 @@ class Router:
             TypeError: A field has something other than payloads of its type, or a payload's field has a wrong type.
         """
         routed: list[Routed] = []
+        if not isinstance(collect, CollectResult):
+            for payload in collect:
+                cls: Any = type(payload)
+                kind, payload_class = _find_kind(cls)
+                build_type_check(payload_class)(payload)
+                routed.append(Routed(self._find_sender(kind or payload.type, payload.sink), payload))
+            return routed
         for field, kind, payload_class in _FIELDS:
             payloads = getattr(collect, field)
             if not payloads:
@@ -105,8 +116,24 @@ class Router:
         return next(iter(named.values()))
 
 
-def encode_payloads(collect: CollectResult) -> list[str]:
+@functools.cache
+def _find_kind(cls: type[Any]) -> tuple[str, type[Any]]:
+    """Return the type of sink that payloads of a class are for ('': they name it themselves), and tidemill's class.
+
+    Raises:
+        TypeError: It is not a class of payloads.
+    """
+    for _, kind, payload_class in _FIELDS:
+        if issubclass(cls, payload_class):
+            return kind, payload_class
+    known = ", ".join(payload_class.__name__ for _, _, payload_class in _FIELDS)
+    raise TypeError(f"a payload must be one of {known}, not {cls.__name__}")
+
+
+def encode_payloads(collect: CollectResult | Sequence[Any]) -> list[str]:
     """Return the payloads of a result that is not delivered, encoded for its letter."""
+    if not isinstance(collect, CollectResult):
+        return [encode_payload(payload) for payload in collect]
     fields = [getattr(collect, field) for field, _, _ in _FIELDS]
     return [encode_payload(payload) for field in fields if isinstance(field, Sequence) for payload in field]
 

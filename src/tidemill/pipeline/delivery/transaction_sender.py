@@ -23,6 +23,7 @@ from tidemill.runtime.log import throttle
 from tidemill.runtime.producer import FullRecord
 from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Encoded
+from tidemill.sinks.sending.run import RunPart
 from tidemill.sinks.sending.sender import Sender
 from tidemill.sinks.sending.submission import DeliveryLane, Entry, Failure, Question, QueuedPayload, Submission
 from tidemill.sources.base import Outgoing
@@ -86,7 +87,7 @@ class TransactionSender:
         """Work in the running loop."""
         self._loop = asyncio.get_running_loop()
 
-    def add(self, payload: Any, lane: DeliveryLane, submission: Submission) -> None:
+    def add(self, payload: Any, lane: DeliveryLane, submission: Submission | RunPart) -> None:
         """Stage a payload; one that can never be sent becomes a question, in a later turn of the loop."""
         try:
             encoded = self.sink.encode(payload)
@@ -100,7 +101,7 @@ class TransactionSender:
         self._put(payload, encoded, submission)
         self._loop.call_soon(submission.settle)
 
-    def _put(self, payload: Any, encoded: Encoded, submission: Submission) -> None:
+    def _put(self, payload: Any, encoded: Encoded, submission: Submission | RunPart) -> None:
         if not submission.origin.sources:
             raise InvariantError(f"{self.label}: a result of no message cannot go out with one")
         key, value, headers, partition, timestamp = FullRecord(*encoded.body)
@@ -110,7 +111,9 @@ class TransactionSender:
         )
         self._buffer.put(submission.origin.sources, record)
 
-    def _refuse(self, payload: Any, lane: DeliveryLane, submission: Submission, text: str, *, oversize: bool) -> None:
+    def _refuse(
+        self, payload: Any, lane: DeliveryLane, submission: Submission | RunPart, text: str, *, oversize: bool
+    ) -> None:
         item: Entry = Item(lane, None, 0, QueuedPayload(payload, None, submission))
         item.state = State.ASKED
         self._asked[item] = None
@@ -171,7 +174,7 @@ class TransactionSender:
         stats.last_error_at = time.time()
         throttle(log, 10.0).warning("a sink refused payloads", sink=self.label, payloads=count, error=text[:2000])
 
-    def list_waiting(self) -> Iterable[Submission]:
+    def list_waiting(self) -> Iterable[Submission | RunPart]:
         """Return what awaits a decision."""
         return dict.fromkeys(item.value.submission for item in self._asked)
 

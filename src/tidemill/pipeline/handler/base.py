@@ -1,6 +1,7 @@
 """The user's side of a pipeline: a class whose hooks say what to do with messages, results and errors.
 
-Only `arrange` must be written. A hook that is not overridden costs nothing: the engine does not call it.
+Only `arrange`, or `transform` instead of it, must be written. A hook that is not overridden costs nothing: the engine
+does not call it.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ from tidemill.pipeline.handler.models import (
     PendingContext,
 )
 from tidemill.runtime.messages import SourceMessage
-from tidemill.sinks.payloads import CollectResult
+from tidemill.sinks.payloads import CollectResult, Payload
 
+#: The hooks that are given windows: a handler has one of them.
+WINDOW_HOOKS = ("arrange", "transform")
 #: The hooks that are plain functions, and all of them.
 SYNCHRONOUS_HOOKS = ("deserialize_message", "message_label")
 HOOKS = (
-    *("arrange", "on_startup", "on_ready", "on_assign", "on_revoke", "on_task_complete", "on_message_complete"),
-    *("on_window_complete", "on_error", "on_delivery_error", *SYNCHRONOUS_HOOKS),
+    *WINDOW_HOOKS,
+    *("on_startup", "on_ready", "on_assign", "on_revoke", "on_task_complete"),
+    *("on_message_complete", "on_window_complete", "on_error", "on_delivery_error", *SYNCHRONOUS_HOOKS),
 )
 
 InputT = TypeVar("InputT")
@@ -52,7 +56,7 @@ class Handler(Generic[InputT, OutputT]):
     to the engines. All other hooks run in the engines, on one event loop each: do not block in them.
     """
 
-    #: False: a message without value is dead-lettered (kind `tombstone`) instead of being handed to `arrange`.
+    #: False: a message without value is dead-lettered (kind `tombstone`) instead of being handed to the handler.
     accept_tombstones: bool = True
 
     #: Values that outlive the engine, in the engines of a pipeline with `cache.enabled`.
@@ -97,6 +101,20 @@ class Handler(Generic[InputT, OutputT]):
     async def arrange(self, messages: Sequence[SourceMessage], pending: PendingContext) -> list[ExecutorTask]:
         """Turn a window of messages of one partition into tasks; a message without a task is done."""
         raise NotImplementedError(f"{type(self).__name__} has to define `async def arrange(self, messages, pending)`")
+
+    async def transform(
+        self, messages: Sequence[SourceMessage]
+    ) -> Sequence[Payload | Sequence[Payload] | None] | CollectResult:
+        """Return what to deliver for a window of messages of one partition, without any task; instead of `arrange`.
+
+        A list has one place per message, in order; None means that there is nothing to deliver for it. A
+        `CollectResult` concerns the whole window. If it raises, it is called again with parts of the window, until the
+        message that causes it stands alone.
+
+        Raises:
+            SkipMessage: The only message is skipped.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has to define `async def transform(self, messages)`")
 
     async def on_task_complete(self, result: ExecutorResult) -> CollectResult | None:
         """Return what to deliver for a task that succeeded."""

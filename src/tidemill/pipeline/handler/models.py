@@ -172,6 +172,13 @@ class PendingContext:
         return frozenset(task.task_id for task in self.pending_tasks)
 
 
+class SkipMessage(Exception):
+    """Raised by `transform` for a message that is to be skipped; its text is for the handler's own readers.
+
+    Raised for several messages, it splits them, as any exception does, until the one that is meant stands alone.
+    """
+
+
 class MessageGroup(msgspec.Struct):
     """All tasks of one message, given to `on_message_complete` when the last of them is terminal.
 

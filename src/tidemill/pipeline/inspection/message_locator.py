@@ -15,6 +15,7 @@ from tidemill.core.errors import escape_surrogates
 from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.message_stage import MessageStage, Stage
 from tidemill.pipeline.context import EngineContext
+from tidemill.pipeline.handler.base import WINDOW_HOOKS
 from tidemill.pipeline.hooks import OpenCall
 from tidemill.pipeline.intake import Intake
 from tidemill.pipeline.partition import OwnedPartition
@@ -151,7 +152,7 @@ class Look:
         for run in find_runs(owned, offset):
             if (stage := self._find_task_stage(owned, run)) is not None:
                 return stage
-        if any(call.hook != "arrange" for call in self._find_calls(owned, offset)):
+        if any(call.hook not in WINDOW_HOOKS for call in self._find_calls(owned, offset)):
             return self._find_call_stage(Stage.HOOK, owned, offset)
         return self._find_delivery_stage(owned, offset)
 
@@ -170,9 +171,9 @@ class Look:
         """Return which hook has not returned for a message; the oldest call counts."""
         is_arrange = stage is Stage.ARRANGE
         for call in self._find_calls(owned, offset):
-            if (call.hook == "arrange") is is_arrange:
+            if (call.hook in WINDOW_HOOKS) is is_arrange:
                 return MessageStage(stage=stage, seconds=call.seconds, hook=call.hook, why=call.place.messages)
-        return MessageStage(stage=stage, why="it is about to be called")
+        return MessageStage(stage=stage, hook=self._context.overridden.window_hook, why="it is about to be called")
 
     def _find_task_stage(self, owned: OwnedPartition, run: TaskRun) -> MessageStage | None:
         """Return what a task waits for; None: it has ended, and a hook is to say what comes of it."""

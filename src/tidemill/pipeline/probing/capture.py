@@ -10,10 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tidemill.core.errors import InvariantError
 from tidemill.deadletters.letter import Letter
 from tidemill.deadletters.writer import LetterStatistics
 from tidemill.pipeline.delivery.routing import Origin, Routed
 from tidemill.sinks.payloads import CollectResult
+from tidemill.sinks.sending.run import RunPart
 from tidemill.sinks.sending.submission import DeliveryLane
 from tidemill.sources.base import Records, TopicPartition
 
@@ -61,6 +63,10 @@ class CapturedDelivery:
             if len(self.payloads) < MOST_KEPT:
                 self.payloads.append(CapturedPayload(label, origin, each.payload))
         asyncio.get_running_loop().call_soon(released)
+
+    def submit_run(self, parts: Sequence[RunPart], routed: Sequence[Sequence[Routed]]) -> None:
+        """Raise: a probe has a single message, which is not a run."""
+        raise InvariantError("a probe was given a run of messages")
 
     def abandon(self, lane: DeliveryLane) -> None:
         """Do nothing: nothing waits."""

@@ -21,6 +21,7 @@ from tidemill.runtime.tracebacks import CodePlaces, rearrange
 OBSERVED = (
     "deserialize_message",
     "arrange",
+    "transform",
     "on_task_complete",
     "on_error",
     "on_message_complete",

@@ -38,6 +38,7 @@ from tidemill.pipeline.services import Offload
 from tidemill.pipeline.tasks.pool import TaskPool, TaskRun
 from tidemill.pipeline.tasks.process import ProcessOutcome
 from tidemill.pipeline.tasks.resident import build_executor
+from tidemill.pipeline.windows.transform import RefusedResultError, call_transform, list_refused, start_transformed
 from tidemill.pipeline.windows.window import WindowRun
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.messages import SourceMessage, place_of
@@ -172,6 +173,9 @@ class ProbeRun:
         if not self._parse(entry):
             return
         started_at, arrived = time.time_ns() // 1000, time.monotonic()
+        if context.overridden.transform:
+            await self._transform(entry, started_at, arrived)
+            return
         try:
             hook = context.handler.arrange([message], PendingContext(partition.list_pending_tasks))
             returned = await call_hook(hook, context.hooks.calls, "arrange", place_of, [message])
@@ -181,9 +185,23 @@ class ProbeRun:
             return
         if partition.closed:
             return
+        self._make_window(entry, started_at, arrived).start(tasks, None)
+
+    def _make_window(self, entry: LedgerEntry[TopicPartition, int], started_at: int, arrived: float) -> WindowRun:
         times = WindowTimes(1, started_at, time.time_ns() // 1000)
-        self.window = WindowRun(context, partition, [message], [entry], arrived, times)
-        self.window.start(tasks, None)
+        self.window = WindowRun(self._context, self._partition, [self._message], [entry], arrived, times)
+        return self.window
+
+    async def _transform(self, entry: LedgerEntry[TopicPartition, int], started_at: int, arrived: float) -> None:
+        message, partition = self._message, self._partition
+        try:
+            result = await call_transform(self._context, [message])
+        except Exception as error:
+            text = describe_error(error.error if isinstance(error, RefusedResultError) else error)
+            partition.reject(message, entry, LetterKind.TRANSFORM, text, list_refused(error))
+            return
+        if not partition.closed:
+            start_transformed(self._make_window(entry, started_at, arrived), result, None)
 
     def _parse(self, entry: LedgerEntry[TopicPartition, int]) -> bool:
         """Set the payload, as the intake does; return whether the message goes on."""

@@ -110,7 +110,7 @@ class Slowest:
 class Overridden:
     """Which hooks the handler defines itself; the others are never called."""
 
-    __slots__ = ("on_error", "on_message_complete", "on_task_complete", "on_window_complete")
+    __slots__ = ("on_error", "on_message_complete", "on_task_complete", "on_window_complete", "transform")
 
     def __init__(self, handler: Handler[Any, Any]) -> None:
         """Find out once."""
@@ -118,6 +118,12 @@ class Overridden:
         self.on_message_complete = overrides(handler, "on_message_complete")
         self.on_task_complete = overrides(handler, "on_task_complete")
         self.on_window_complete = overrides(handler, "on_window_complete")
+        self.transform = overrides(handler, "transform")
+
+    @property
+    def window_hook(self) -> str:
+        """The name of the hook that is given windows."""
+        return "transform" if self.transform else "arrange"
 
 
 class ProcessStatistics(msgspec.Struct, frozen=True):

@@ -36,9 +36,9 @@ class WindowTimes:
 
     Attributes:
         number: The window's number in its engine; None: the message never had a window that was arranged.
-        started_at: When `arrange` was called.
+        started_at: When `arrange` or `transform` was called.
         arranged_at: When it had returned.
-        payloads: How many payloads `on_message_complete` returned, by offset; None: it returned none.
+        payloads: How many payloads `transform` and `on_message_complete` returned, by offset; None: none.
     """
 
     __slots__ = ("arranged_at", "number", "payloads", "started_at")
@@ -51,7 +51,7 @@ class WindowTimes:
         self.payloads: dict[int, int] | None = None
 
     def count_payloads(self, offset: int, count: int) -> None:
-        """Count what `on_message_complete` returned for a message."""
+        """Count what `transform` or `on_message_complete` returned for a message."""
         if self.payloads is None:
             self.payloads = {}
         self.payloads[offset] = self.payloads.get(offset, 0) + count

@@ -1,7 +1,7 @@
-"""One window that waits for `arrange`, until it has tasks, is split, or its only message is dead-lettered or held.
+"""One window that waits for `arrange` or `transform`, until that has returned, or it is split or refused.
 
-Invariant: a message that `arrange` cannot take, or that cannot be parsed, is found by splitting its window, and holds
-back no other message of it.
+Only a single message is refused: dead-lettered or held. Invariant: a message that the handler cannot take, or that
+cannot be parsed, is found by splitting its window, and holds back no other message of it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tidemill.pipeline.key_order import KeptPlace
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.reports.report import WindowTimes
 from tidemill.pipeline.windows.failures import write_or_hold
+from tidemill.pipeline.windows.transform import RefusedResultError, call_transform, list_refused, start_transformed
 from tidemill.pipeline.windows.window import WindowRun
 from tidemill.runtime.log import kind_of, throttle
 from tidemill.runtime.messages import SourceMessage, place_of
@@ -29,7 +30,7 @@ from tidemill.sources.base import TopicPartition
 
 
 class WaitingWindow:
-    """A window of messages of one partition that waits for `arrange`.
+    """A window of messages of one partition that waits for the handler.
 
     Args:
         context: The engine's parts.
@@ -37,7 +38,7 @@ class WaitingWindow:
         messages: Its messages, in order.
         entries: Their entries in the ledger.
         arrived: The loop's time when its first message came.
-        arrange_again: Called with it when it is to be arranged once more.
+        arrange_again: Called with it when it is to be arranged once more, or when its turn has come.
         is_parsed: Whether its messages were parsed; if not, there is only one, which is parsed before `arrange`.
     """
 
@@ -76,14 +77,49 @@ class WaitingWindow:
         self._causes: dict[int, str] | None = None
 
     async def arrange(self) -> Sequence[WaitingWindow]:
-        """Ask the handler for tasks and launch them; when it raises, find the message that it cannot take.
+        """Hand it to the handler and launch what that returns; when it raises, find the message that it cannot take.
 
         Returns:
             The parts that are to be arranged instead, in order, if the window cannot be arranged as a whole.
         """
-        context, partition = self._context, self._partition
-        if not self._is_parsed and not self._parse():
+        partition = self._partition
+        if partition.closed or partition.leaving or (not self._is_parsed and not self._parse()):
             return ()
+        if not self._context.overridden.transform:
+            return await self._arrange()
+        order = partition.order
+        if order is not None and self._place is None and order.is_any_open(self.messages):
+            if len(self.messages) > 1:
+                return self._split()
+            turn = functools.partial(self._arrange_again, self)
+            self._place = order.keep_place((self.messages[0], self._entries[0]), turn)
+            return ()
+        return await self._transform()
+
+    async def _transform(self) -> Sequence[WaitingWindow]:
+        context, partition = self._context, self._partition
+        started_at = time.time_ns() // 1000
+        try:
+            result = await call_transform(context, self.messages)
+        except Exception as error:
+            if partition.closed or partition.leaving:
+                return ()
+            if len(self.messages) > 1:
+                return self._split()
+            self._cannot_take(LetterKind.TRANSFORM, error)
+        else:
+            if not partition.closed and not partition.leaving:
+                start_transformed(self._make_run(started_at), result, self._place)
+        return ()
+
+    def _make_run(self, started_at: int) -> WindowRun:
+        context = self._context
+        context.counters.windows += 1
+        times = WindowTimes(context.counters.windows, started_at, time.time_ns() // 1000)
+        return WindowRun(context, self._partition, self.messages, self._entries, self._arrived, times)
+
+    async def _arrange(self) -> Sequence[WaitingWindow]:
+        context, partition = self._context, self._partition
         started_at = time.time_ns() // 1000
         try:
             # A copy: what the handler does to its list must not change ours.
@@ -95,13 +131,10 @@ class WaitingWindow:
                 return ()
             if len(self.messages) > 1:
                 return self._split()
-            self._cannot_arrange(error)
+            self._cannot_take(LetterKind.ARRANGE, error)
         else:
             if not partition.closed and not partition.leaving:
-                context.counters.windows += 1
-                times = WindowTimes(context.counters.windows, started_at, time.time_ns() // 1000)
-                run = WindowRun(context, partition, self.messages, self._entries, self._arrived, times)
-                run.start(tasks, self._place)
+                self._make_run(started_at).start(tasks, self._place)
         return ()
 
     def _parse(self) -> bool:
@@ -129,12 +162,15 @@ class WaitingWindow:
             for part in (slice(0, half), slice(half, None))
         ]
 
-    def _cannot_arrange(self, error: Exception) -> None:
+    def _cannot_take(self, kind: LetterKind, error: Exception) -> None:
+        refused = list_refused(error)
+        if isinstance(error, RefusedResultError):
+            error = error.error
         text = describe_error(error)
         throttle(self._context.log, LOG_SECONDS, about=kind_of(text)).warning(
-            "arrange raised", message=self._describe(), error=text, partition=self._partition.name
+            f"{kind.value} raised", message=self._describe(), error=text, partition=self._partition.name
         )
-        self._refuse(LetterKind.ARRANGE, error)
+        self._refuse(kind, error, refused)
 
     def _describe(self) -> str:
         message = self.messages[0]
@@ -144,7 +180,7 @@ class WaitingWindow:
             place = f"{message.topic}/{message.partition}/{message.offset}"
             return f"{place} (message_label raised {describe_error(error)})"
 
-    def _refuse(self, kind: LetterKind, error: BaseException) -> None:
+    def _refuse(self, kind: LetterKind, error: BaseException, refused: object = None) -> None:
         """Dead-letter or hold the only message: it gets no task."""
         context, partition, text = self._context, self._partition, describe_error(error)
         message, entry, order = self.messages[0], self._entries[0], self._partition.order
@@ -155,7 +191,7 @@ class WaitingWindow:
             self._place = order.keep_place((message, entry))
 
         def write() -> None:
-            partition.reject(message, entry, kind, text)
+            partition.reject(message, entry, kind, text, refused)
             if context.brake is not None:
                 context.brake.ended(partition, message.offset, causes.get(0), is_alone=True)
             if order is not None and self._place is not None:

@@ -83,8 +83,6 @@ class WindowRun:
         self.held_for_window = False
         self.causes: dict[int, str] = {}
 
-    # -- tasks ------------------------------------------------------------------------------------------------
-
     def start(self, tasks: list[ExecutorTask], place: KeptPlace | None) -> None:
         """Launch the tasks of the window, each when its turn comes.
 
@@ -92,9 +90,7 @@ class WindowRun:
             tasks: What `arrange` returned.
             place: What kept the window's place in the order of its key, if anything did.
         """
-        if self.context.holds_windows:
-            self.held_for_window = True
-            self.graph.hold(range(len(self.messages)))
+        self.hold_window()
         places = {message.offset: index for index, message in enumerate(self.messages)} if tasks else {}
         runs: list[tuple[TaskRun, Sequence[int]]] = []
         for task in tasks:
@@ -111,7 +107,13 @@ class WindowRun:
                 self.partition.launch(run)
         else:
             self.partition.order.arranged(list(zip(self.messages, self.entries, strict=True)), runs, place)
-        self._apply(effects)
+        self.apply(effects)
+
+    def hold_window(self) -> None:
+        """Resolve none of its messages before the window's own hook is done, if that is wanted."""
+        if self.context.holds_windows:
+            self.held_for_window = True
+            self.graph.hold(range(len(self.messages)))
 
     def _warn_of_sources(self, task: ExecutorTask, ignored: Sequence[int]) -> None:
         self.context.warn(
@@ -220,7 +222,7 @@ class WindowRun:
                 self.partition.launch(child)
         else:
             self.partition.order.replaced(run, children)
-        self._apply(effects)
+        self.apply(effects)
 
     def _give_up(self, run: TaskRun, error: ExecutorError) -> None:
         """Make a task terminal that failed for good."""
@@ -234,7 +236,7 @@ class WindowRun:
     def _make_terminal(self, run: TaskRun) -> None:
         self.partition.pending.pop(run.key, None)
         if not self.partition.closed:
-            self._apply(self.graph.note_task_done(run))
+            self.apply(self.graph.note_task_done(run))
             if (order := self.partition.order) is not None:
                 order.ended(run)
 
@@ -272,14 +274,14 @@ class WindowRun:
         if isinstance(of, TaskRun):
             if routed:
                 of.payloads = len(routed)
-                self._deliver(routed, self.graph.find_indexes(of), of.task, hook)
+                self.deliver(routed, self.graph.find_indexes(of), of.task, hook)
             self._make_terminal(of)
         elif of is None:
             self._end_window_hook(routed)
         else:
             if routed:
                 self.times.count_payloads(self.messages[of].offset, len(routed))
-                self._deliver(routed, (of,), None, hook)
+                self.deliver(routed, (of,), None, hook)
             self._end_message(of)
 
     def _call_hook(self, of: Hooked) -> Awaitable[Any]:
@@ -311,14 +313,13 @@ class WindowRun:
         elif of is not None:
             self._make_terminal(of)
 
-    # -- deliveries -------------------------------------------------------------------------------------------
-
-    def _deliver(self, routed: list[Routed], indexes: Sequence[int], task: ExecutorTask | None, hook: str) -> None:
+    def deliver(self, routed: Sequence[Routed], indexes: Sequence[int], task: ExecutorTask | None, hook: str) -> None:
+        """Hand what a hook returned to its sinks; the messages wait for that."""
         self.graph.hold(indexes)
         origin = Origin([self.messages[index] for index in indexes], task, hook=hook)
         self._submit(routed, origin, functools.partial(self._released, indexes, origin))
 
-    def _submit(self, routed: list[Routed], origin: Origin, done: Callable[[], None]) -> None:
+    def _submit(self, routed: Sequence[Routed], origin: Origin, done: Callable[[], None]) -> None:
         self.context.outbox.submit(routed, origin, done)
         self.partition.submitted(origin.size_bytes)
 
@@ -327,11 +328,12 @@ class WindowRun:
         if not self.partition.closed:
             if origin is not None:
                 self.partition.delivered(origin.size_bytes)
-            self._apply(self.graph.release(indexes))
+            self.apply(self.graph.release(indexes))
 
     # -- messages and the window ------------------------------------------------------------------------------
 
-    def _apply(self, effects: Sequence[Effect]) -> None:
+    def apply(self, effects: Sequence[Effect]) -> None:
+        """Carry out what the graph says."""
         for effect in effects:
             if isinstance(effect, MessageComplete):
                 self._message_complete(effect.index)
@@ -346,12 +348,12 @@ class WindowRun:
         if self.context.overridden.on_message_complete:
             self.context.hooks.submit(self.collect, index)
         else:
-            self._apply(self.graph.note_hook_done(index))
+            self.apply(self.graph.note_hook_done(index))
             if self.context.brake is not None:
                 self._tell_brake(index)
 
     def _end_message(self, index: int) -> None:
-        self._apply(self.graph.note_hook_done(index))
+        self.apply(self.graph.note_hook_done(index))
         if self.partition.order is not None:
             self.partition.order.message_ended(self.entries[index])
         if self.context.brake is not None:
@@ -390,7 +392,7 @@ class WindowRun:
     def _release_window(self) -> None:
         if self.held_for_window:
             self.held_for_window = False
-            self._apply(self.graph.release(range(len(self.messages))))
+            self.apply(self.graph.release(range(len(self.messages))))
 
     def _locate(self, of: Hooked) -> Place:
         """Say for which messages a hook runs."""

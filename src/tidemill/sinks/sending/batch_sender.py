@@ -24,6 +24,7 @@ from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import throttle
 from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Encoded, Refusal, Sink, encode_checked
+from tidemill.sinks.sending.run import RunPart, settle_all
 from tidemill.sinks.sending.sender import Sender
 from tidemill.sinks.sending.submission import DeliveryLane, Entry, Failure, Question, QueuedPayload, Submission
 
@@ -107,7 +108,7 @@ class BatchSender:
         self._tasks = tasks
         self._task = tasks.keep(f"the deliveries to {self.label}", self._run())
 
-    def add(self, payload: Any, lane: DeliveryLane, submission: Submission) -> None:
+    def add(self, payload: Any, lane: DeliveryLane, submission: Submission | RunPart) -> None:
         """Queue a payload; one that cannot be encoded becomes a question, in a later turn of the loop."""
         now = self._loop.time()
         try:
@@ -230,8 +231,7 @@ class BatchSender:
                 self.stats.delivered_count += 1
                 self.stats.delivered_payloads += len(effect.items)
                 self.stats.last_delivered_at = time.time()
-                for item in effect.items:
-                    item.value.submission.settle()
+                settle_all([item.value.submission for item in effect.items])
             elif isinstance(effect, Ask):
                 self._ask(self, effect)
             else:
@@ -256,7 +256,7 @@ class BatchSender:
     def _find_reason(self) -> str | None:
         return self.failing[:2000] if self.failing is not None else self.stats.last_error
 
-    def list_waiting(self) -> Iterable[Submission]:
+    def list_waiting(self) -> Iterable[Submission | RunPart]:
         """Return what is neither confirmed nor given up."""
         submissions = (item.value.submission for item in self._queue.list_items() if not item.gone)
         return dict.fromkeys(submissions)

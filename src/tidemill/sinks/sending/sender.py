@@ -11,6 +11,7 @@ from tidemill.core.errors import RemoteError, TidemillError, describe_error
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Sink
+from tidemill.sinks.sending.run import RunPart
 from tidemill.sinks.sending.submission import DeliveryLane, Question, Submission
 
 
@@ -44,7 +45,7 @@ class Sender(Protocol):
     def start(self, tasks: EngineTasks) -> None:
         """Start sending, in the running loop."""
 
-    def add(self, payload: Any, lane: DeliveryLane, submission: Submission) -> None:
+    def add(self, payload: Any, lane: DeliveryLane, submission: Submission | RunPart) -> None:
         """Take a payload; one that can never be sent becomes a question, in a later turn of the loop."""
 
     def decided(self, question: Question, decision: Decision) -> None:
@@ -53,7 +54,7 @@ class Sender(Protocol):
     def abandon(self, lane: DeliveryLane) -> None:
         """Forget what came from a partition."""
 
-    def list_waiting(self) -> Iterable[Submission]:
+    def list_waiting(self) -> Iterable[Submission | RunPart]:
         """Return what waits for the sink; costs by how much that is."""
         ...
 

@@ -14,6 +14,7 @@ import msgspec
 
 from tidemill.core.delivery.send_items import Ask, GaveUp, Item
 from tidemill.sinks.base import Encoded
+from tidemill.sinks.sending.run import RunPart
 
 #: (source topic, partition); None for what comes from no partition.
 DeliveryLane = tuple[str, int] | None
@@ -52,7 +53,7 @@ class QueuedPayload(msgspec.Struct):
 
     payload: Any
     encoded: Encoded | None
-    submission: Submission
+    submission: Submission | RunPart
 
 
 Entry = Item[DeliveryLane, QueuedPayload]

@@ -1,0 +1,177 @@
+"""Calls a handler's `transform` for messages of one partition, and delivers what it returns.
+
+Invariant: what it returned is checked and routed as a whole before anything of it is delivered.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tidemill.core.errors import HandlerError
+from tidemill.core.pipeline.arrangement import WindowComplete
+from tidemill.pipeline.context import EngineContext
+from tidemill.pipeline.delivery.routing import Routed
+from tidemill.pipeline.handler.models import SkipMessage
+from tidemill.pipeline.hooks import call_hook
+from tidemill.pipeline.key_order import KeptPlace
+from tidemill.pipeline.windows.window import WindowRun
+from tidemill.runtime.messages import SourceMessage, place_of
+from tidemill.sinks.payloads import CollectResult
+from tidemill.sinks.sending.run import RunPart, SubmissionRun
+
+_WANTED = "transform must return a list with one place per message, or a CollectResult"
+_PLACE = "a payload, a list of payloads, or None"
+
+
+@dataclass(frozen=True, slots=True)
+class Transformed:
+    """What is to be delivered for a window.
+
+    Attributes:
+        each: For each of its messages.
+        whole: For all of them together.
+    """
+
+    each: Sequence[Sequence[Routed]] = ()
+    whole: Sequence[Routed] = ()
+
+
+class RefusedResultError(HandlerError):
+    """What `transform` returned cannot be delivered.
+
+    Args:
+        error: Why.
+        returned: What it returned.
+    """
+
+    def __init__(self, error: Exception, returned: Any) -> None:
+        """Keep what was returned."""
+        super().__init__(str(error))
+        self.error = error
+        self.returned = returned
+
+
+async def call_transform(context: EngineContext, messages: Sequence[SourceMessage]) -> Transformed:
+    """Return what a handler wants delivered for messages; nothing for a single one that it skips.
+
+    Raises:
+        RefusedResultError: It cannot be delivered.
+        Exception: What the handler raised.
+    """
+    try:
+        # A copy: what the handler does to its list must not change ours.
+        hook = context.handler.transform(list(messages))
+        returned: Any = await call_hook(hook, context.hooks.calls, "transform", place_of, messages)
+    except SkipMessage:
+        if len(messages) > 1:
+            raise
+        context.counters.skipped += 1
+        return Transformed()
+    try:
+        return _route(context, returned, len(messages))
+    except Exception as error:
+        raise RefusedResultError(error, returned) from error
+
+
+def start_transformed(window: WindowRun, result: Transformed, place: KeptPlace | None) -> None:
+    """Start a window without tasks: deliver what `transform` returned.
+
+    Args:
+        window: The window.
+        result: What is to be delivered.
+        place: What kept the window's place in the order of its key, if anything did.
+    """
+    everything = range(len(window.messages))
+    window.hold_window()
+    if (order := window.partition.order) is not None:
+        order.transformed(list(zip(window.messages, window.entries, strict=True)), place)
+    if _is_plain(window, result):
+        _start_run(window, result)
+        return
+    for index, routed in enumerate(result.each):
+        if routed:
+            window.times.count_payloads(window.messages[index].offset, len(routed))
+            window.deliver(routed, (index,), None, "transform")
+    if result.whole:
+        for message in window.messages:
+            window.times.count_payloads(message.offset, len(result.whole))
+        window.deliver(result.whole, everything, None, "transform")
+    window.apply(window.graph.set_tasks(()))
+
+
+def _is_plain(window: WindowRun, result: Transformed) -> bool:
+    """Return whether nothing is to happen to a single message, as far as can be known."""
+    context = window.context
+    if len(window.messages) == 1 or result.whole or context.overridden.on_message_complete:
+        return False
+    return context.brake is None and context.mode.waits_for_sinks
+
+
+def _start_run(window: WindowRun, result: Transformed) -> None:
+    """Deliver a window as a run."""
+    run = SubmissionRun("transform", functools.partial(_release, window))
+    parts, payloads = [], []
+    for index, routed in enumerate(result.each):
+        if routed:
+            message = window.messages[index]
+            window.times.count_payloads(message.offset, len(routed))
+            parts.append(RunPart(run, index, message, len(routed)))
+            payloads.append(routed)
+    window.graph.hold([part.index for part in parts])
+    if payloads:
+        window.context.outbox.submit_run(parts, payloads)
+        window.partition.submitted(sum(part.size_bytes for part in parts), len(parts))
+    window.partition.tasks_done(len(window.messages))
+    _resolve(window, window.graph.complete_all())
+    window.apply((WindowComplete(),))
+
+
+def _release(window: WindowRun, indexes: Sequence[int], size_bytes: int) -> None:
+    if not window.partition.closed:
+        window.partition.delivered(size_bytes, len(indexes))
+        _resolve(window, window.graph.release_all(indexes))
+
+
+def _resolve(window: WindowRun, indexes: Sequence[int]) -> None:
+    if indexes:
+        opened = [(window.messages[index], window.entries[index]) for index in indexes]
+        window.partition.resolve_all(opened, window.times)
+
+
+def _route(context: EngineContext, returned: Any, count: int) -> Transformed:
+    if isinstance(returned, CollectResult):
+        return Transformed(whole=context.route(returned))
+    if not isinstance(returned, Sequence) or isinstance(returned, (str, bytes)):
+        raise TypeError(f"{_WANTED}, not {type(returned).__name__} ({repr(returned)[:200]})")
+    if len(returned) != count:
+        raise ValueError(f"{_WANTED}: it was given {count} and returned {len(returned)}; None: nothing to deliver")
+    route: Callable[[Any], list[Routed]] = context.outbox.route
+    return Transformed(
+        [route(_list_payloads(index, place)) if place is not None else () for index, place in enumerate(returned)]
+    )
+
+
+def _list_payloads(index: int, place: Any) -> Sequence[Any]:
+    if isinstance(place, msgspec.Struct) and not isinstance(place, CollectResult):
+        return (place,)
+    if not isinstance(place, Sequence) or isinstance(place, (str, bytes)):
+        raise TypeError(f"{_WANTED}; place {index} must be {_PLACE}, not {type(place).__name__} ({repr(place)[:200]})")
+    return place
+
+
+def list_refused(error: Exception) -> CollectResult | Sequence[Any] | None:
+    """Return the payloads of a result for a single message that cannot be delivered, for its letter."""
+    if not isinstance(error, RefusedResultError):
+        return None
+    returned = error.returned
+    if isinstance(returned, CollectResult) or not isinstance(returned, Sequence):
+        return returned if isinstance(returned, CollectResult) else None
+    found: list[Any] = []
+    for place in returned:
+        found += place if isinstance(place, (list, tuple)) else (place,)
+    return [payload for payload in found if isinstance(payload, msgspec.Struct)]
