@@ -1,10 +1,12 @@
-"""Numbers in sentences."""
+"""Numbers in sentences, and sentences in one line."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tidemill.core.wording import format_count
+from tidemill.core.wording import format_count, to_one_line
 
 
 @pytest.mark.parametrize(
@@ -19,3 +21,17 @@ from tidemill.core.wording import format_count
 )
 def test_a_noun_follows_its_number(count: int, noun: str, expected: str) -> None:
     assert format_count(count, noun) == expected
+
+
+@given(st.text())
+def test_a_text_in_one_line_is_printable_and_keeps_what_was(text: str) -> None:
+    line = to_one_line(text)
+
+    assert line.isprintable()
+    assert to_one_line(line) == line
+    assert line == text or not text.isprintable()
+
+
+def test_line_breaks_become_spaces_and_control_characters_are_escaped() -> None:
+    assert to_one_line("the file is damaged:\n  no header\r\n\n") == "the file is damaged: no header"
+    assert to_one_line("a \x1b[31m key") == "a \\x1b[31m key"
