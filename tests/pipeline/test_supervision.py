@@ -259,4 +259,5 @@ def test_the_tasks_of_an_engine_are_started_in_one_place() -> None:
         "sinks/http.py": 1,  # in a group of its own
         "spark/engine/process.py": 1,  # connecting, awaited
         "runtime/engine_tasks.py": 1,
+        "runtime/service_signals.py": 2,  # a start, and the wait for a stop, awaited
     }
