@@ -49,6 +49,16 @@ PAGES = {
     "api": "/api/docs",
 }
 WIDE, NARROW = (1280, 850), (390, 844)
+#: Both widths and themes; the short run has one of the four.
+EVERY_LOOK = pytest.mark.parametrize(
+    ("size", "theme"),
+    [
+        (NARROW, "dark"),
+        pytest.param(WIDE, "light", marks=pytest.mark.long),
+        pytest.param(WIDE, "dark", marks=pytest.mark.long),
+        pytest.param(NARROW, "light", marks=pytest.mark.long),
+    ],
+)
 #: Waits of the browser, in milliseconds: enough for a machine that is very busy.
 PATIENCE = 90_000
 
@@ -129,15 +139,7 @@ def opened(browser: Browser, served: Served, size: tuple[int, int], theme: str) 
         context.close()
 
 
-@pytest.mark.parametrize(
-    ("size", "theme"),
-    [
-        (NARROW, "dark"),
-        pytest.param(WIDE, "light", marks=pytest.mark.long),
-        pytest.param(WIDE, "dark", marks=pytest.mark.long),
-        pytest.param(NARROW, "light", marks=pytest.mark.long),
-    ],
-)
+@EVERY_LOOK
 def test_every_page_fits_logs_no_error_and_asks_nobody_else(
     browser: Browser, served: Served, size: tuple[int, int], theme: str, tmp_path: Path
 ) -> None:

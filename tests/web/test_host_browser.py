@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser
 from tests.web.scripted_host import LIST, ScriptedHost, scripted_host
 from tests.web.scripted_pipeline import SCRIPT
-from tests.web.test_browser import NARROW, WIDE, Served, browser, opened
+from tests.web.test_browser import EVERY_LOOK, WIDE, Served, browser, opened
 
 from tidemill.core.triggers.lifecycle import EndVerdict, Next
 from tidemill.services.triggerer.recording import record_host
@@ -48,13 +48,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHost]:
         yield ServedHost(host, web.address, "/triggers")
 
 
-@pytest.mark.parametrize(
-    ("size", "theme"),
-    [
-        (NARROW, "dark"),
-        pytest.param(WIDE, "light", marks=pytest.mark.long),
-    ],
-)
+@EVERY_LOOK
 def test_every_page_of_a_host_fits_logs_no_error_and_asks_nobody_else(
     browser: Browser, served: ServedHost, size: tuple[int, int], theme: str, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser
 from tests.web.dags.played import DAG, PlayedStore, played_store
 from tests.web.dags.test_dag_pages import BASE
-from tests.web.test_browser import NARROW, WIDE, Served, browser, opened
+from tests.web.test_browser import EVERY_LOOK, WIDE, Served, browser, opened
 
 from tidemill.services.dev.web_ui import serve_dags_web
 from tidemill.store.calls import ListRuns
@@ -44,15 +44,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedDags]:
         yield ServedDags(store, web.address, "/dags")
 
 
-@pytest.mark.parametrize(
-    ("size", "theme"),
-    [
-        (NARROW, "dark"),
-        pytest.param(WIDE, "light", marks=pytest.mark.long),
-        pytest.param(WIDE, "dark", marks=pytest.mark.long),
-        pytest.param(NARROW, "light", marks=pytest.mark.long),
-    ],
-)
+@EVERY_LOOK
 def test_every_page_of_dags_fits_logs_no_error_and_asks_nobody_else(
     browser: Browser, served: ServedDags, size: tuple[int, int], theme: str, tmp_path: Path
 ) -> None:
