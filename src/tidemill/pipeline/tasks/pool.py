@@ -69,6 +69,34 @@ class TaskOwner(Protocol):
         """Take the failure of a task's latest try."""
 
 
+class _Nobody:
+    """The owner of a task that is terminal, and the group of it: whatever else becomes of the task does not matter."""
+
+    name = ""
+    closed = True
+    leaving = True
+    may_start = False
+
+    @property
+    def group(self) -> TaskGroup:
+        return self
+
+    def find_task_offsets(self, run: TaskRun) -> tuple[tuple[str, int], Sequence[int]]:  # noqa: ARG002 - a protocol
+        return ("", -1), ()
+
+    def park(self, run: TaskRun) -> None:
+        pass
+
+    def succeeded(self, run: TaskRun, result: ExecutorResult) -> None:
+        pass
+
+    def failed(self, run: TaskRun, error: ExecutorError) -> None:
+        pass
+
+
+_NOBODY = _Nobody()
+
+
 class TaskRun:
     """One task, over all its tries."""
 
@@ -94,7 +122,7 @@ class TaskRun:
     def __init__(self, task: ExecutorTask, owner: TaskOwner, age: float) -> None:
         """Start without a try."""
         self.task = task
-        self.owner = owner
+        self.owner: TaskOwner = owner
         self.age = age
         self.key: object = task.task_id
         self.attempts = 0
@@ -115,6 +143,11 @@ class TaskRun:
         self.timer: asyncio.TimerHandle | None = None
         #: Its place in the pool in its last try.
         self.slot: int | None = None
+
+    def leave_owner(self) -> None:
+        """Forget the owner, now that the task is terminal: both would be freed by a search for cycles only."""
+        self.owner = _NOBODY
+        self.key = None
 
 
 class PoolStatistics(msgspec.Struct, frozen=True):

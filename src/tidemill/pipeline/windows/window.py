@@ -222,6 +222,7 @@ class WindowRun:
                 self.partition.launch(child)
         else:
             self.partition.order.replaced(run, children)
+        run.leave_owner()
         self.apply(effects)
 
     def _give_up(self, run: TaskRun, error: ExecutorError) -> None:
@@ -239,6 +240,7 @@ class WindowRun:
             self.apply(self.graph.note_task_done(run))
             if (order := self.partition.order) is not None:
                 order.ended(run)
+        run.leave_owner()
 
     def find_indexes(self, of: Hooked) -> Sequence[int]:
         """Return the indexes of the messages that a task or a hook is about."""

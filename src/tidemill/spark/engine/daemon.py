@@ -34,9 +34,9 @@ def main() -> None:
         importlib.import_module(name)
     # What is there now is never garbage; without this the first collection in a fork would copy all of it.
     gc.freeze()
-    # An engine has thousands of messages in flight, none of them garbage, and they leave no cycles: scanning
-    # them after every 700 new objects took a third of its time.
-    gc.set_threshold(50_000, 20, 20)
+    # An engine has thousands of messages in flight or waiting to be recorded, none of them garbage, and they leave no
+    # cycles (tests/pipeline/test_garbage.py): scanning them after every 700 new objects took a third of its time.
+    gc.set_threshold(200_000, 20, 20)
     daemon.manager()
 
 
