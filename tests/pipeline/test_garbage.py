@@ -1,4 +1,4 @@
-"""What a message leaves behind: nothing that only a search for cycles would find, since such searches cost engines time."""
+"""What a message leaves behind: nothing that only a search for cycles would find, which costs an engine time."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class _Nobody:
     def group(self) -> TaskGroup:
         return self
 
-    def find_task_offsets(self, run: TaskRun) -> tuple[tuple[str, int], Sequence[int]]:  # noqa: ARG002 - a protocol
+    def find_task_offsets(self, run: TaskRun) -> tuple[tuple[str, int], Sequence[int]]:
         return ("", -1), ()
 
     def park(self, run: TaskRun) -> None:
