@@ -85,7 +85,9 @@ class Rig:
         await until(condition, seconds)
 
     async def committed(self, offset: int, partition: TopicPartition = P0) -> None:
+        """Wait until an offset is committed, and the engine knows."""
         await self.until(lambda: self.source.committed.get(partition) == offset)
+        await asyncio.sleep(0)  # the source's answer is the next thing that the loop calls
 
     async def settled(self) -> None:
         """Wait until nothing more happens without an event from outside: what is due soon is done, commits included."""

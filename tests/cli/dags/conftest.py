@@ -60,6 +60,20 @@ with DAG("long"):
     sleeps()
 """
 
+GATED = """
+import time
+from pathlib import Path
+from tidemill.dags import DAG, task
+
+with DAG("gated"):
+    @task
+    def waits():
+        Path({began!r}).touch()
+        while not Path({go!r}).exists():
+            time.sleep(0.05)
+    waits()
+"""
+
 
 class DevSite:
     """A folder of DAGs, `tidemill dev` over it, and commands."""
@@ -97,6 +111,12 @@ class DevSite:
         wait_until(lambda: self.log.count("the worker is ready") > begun, what=lambda: self.log)
         wait_until(lambda: self.run("dags", "show", "story").returncode == 0, what=lambda: self.log)
         return self.process
+
+    def add_gated(self) -> tuple[Path, Path]:
+        """Add a DAG with one task; return the files that it makes when it runs, and that it waits for to end."""
+        began, go = self.folder / "began", self.folder / "go"
+        (self.folder / "dags" / "gated.py").write_text(GATED.format(began=str(began), go=str(go)))
+        return began, go
 
     def run(self, *arguments: object) -> subprocess.CompletedProcess[str]:
         return prepared.run_text(arguments, cwd=self.folder, env=self.env)

@@ -93,17 +93,18 @@ async def test_a_server_that_is_away_for_a_while_costs_no_task(tmp_path: Path, o
     site = DevSite(tmp_path)
     site.env |= {"TIDEMILL_STORE__URL": await own_postgres.new_database(), "TIDEMILL_STORE__ENCRYPTION_KEY": KEY}
     try:
+        began, go = site.add_gated()
         process = site.start()
-        site.run("variables", "set", "seconds", "3")
-        site.run("dags", "trigger", "long", "--run", "today")
-        wait_until(lambda: site.states("long") == {"sleeps": "running"}, what=lambda: site.log)
+        wait_until(lambda: site.run("dags", "trigger", "gated", "--run", "today").returncode == 0)
+        wait_until(began.exists, what=lambda: site.log)
 
         own_postgres.stop("immediate")
         wait_until(lambda: "cannot be reached" in site.log, what=lambda: site.log)
+        go.touch()  # it ends while nobody can be told
         own_postgres.start()
 
-        wait_until(lambda: site.rows("runs", "show", "long", "today")[0]["state"] == "success", what=lambda: site.log)
-        history = [row["input"].split()[0] for row in site.rows("tasks", "history", "long", "sleeps")]
+        wait_until(lambda: site.rows("runs", "show", "gated", "today")[0]["state"] == "success", what=lambda: site.log)
+        history = [row["input"].split()[0] for row in site.rows("tasks", "history", "gated", "waits")]
         assert history.count("claim") == 1, history
         assert process.poll() is None
         assert site.rows("dags", "trigger", "story", "--wait")[0]["state"] == "success", site.log
