@@ -208,6 +208,25 @@ class LedgerAgainstModel(RuleBasedStateMachine):
         lane_model = self.model.setdefault(lane, Model())
         lane_model.entries.append((entry, {bit for bit in (1, 2, 4) if members & bit}))
 
+    @rule(lane=lanes, count=st.integers(0, 3))
+    def open_all(self, lane: str, count: int) -> None:
+        items = [len(self.entries) + number for number in range(count)]
+        entries = self.ledger.open_all(lane, items)
+        assert [(entry.lane, entry.item, entry.pending) for entry in entries] == [(lane, item, 1) for item in items]
+        for entry in entries:
+            assert not self.entries or entry.position > self.entries[-1].position
+            self.entries.append(entry)
+            self.model.setdefault(lane, Model()).entries.append((entry, {1}))
+
+    @rule(some=st.lists(picks, max_size=5))
+    def accept_all(self, some: list[int]) -> None:
+        entries = [self.entries[pick % len(self.entries)] for pick in some if self.entries]
+        self.ledger.accept_all(entries)
+        for lane_model in self.model.values():
+            for other, pending in lane_model.entries:
+                if any(other is entry for entry in entries):
+                    pending.discard(1)
+
     @rule(pick=picks, outcome=outcomes, member=some_members)
     def resolve(self, pick: int, outcome: EntryOutcome, member: int) -> None:
         if self.entries:
@@ -369,6 +388,17 @@ def test_a_lane_without_entries_takes_no_memory() -> None:
         ledger.settle(batch)
     assert list(ledger.lanes) == []
     assert ledger.total == 0
+
+
+def test_entries_that_are_accepted_together_are_what_each_of_them_would_be() -> None:
+    ledger: Ledger[str, int] = Ledger()
+    entries = ledger.open_all("a", [10, 11, 12])
+    shared = ledger.open("a", 13, 0b11)
+    ledger.resolve(entries[1], EntryOutcome.FAILED)
+    ledger.accept_all([*entries, shared])
+    assert [entry.clean for entry in entries] == [True, False, True]
+    assert (shared.pending, shared.acked) == (0b10, 1)
+    assert [entry.item for entry in ledger.take_all()[0].entries] == [10, 11, 12]
 
 
 def test_the_repr_of_an_entry_shows_what_it_waits_for() -> None:

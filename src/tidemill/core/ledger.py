@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable, Hashable, KeysView, Sequence
+from collections.abc import Callable, Hashable, Iterable, KeysView, Sequence
 from itertools import islice
 from typing import Generic, TypeVar
 
@@ -170,6 +170,20 @@ class Ledger(Generic[LaneT, ItemT]):
         self.add(lane, entry)
         return entry
 
+    def open_all(self, lane: LaneT, items: Sequence[ItemT]) -> list[LedgerEntry[LaneT, ItemT]]:
+        """Append an entry with one member for each of several items, as `open` does."""
+        if not items:
+            return []
+        queue = self.queues.get(lane) or self.start_lane(lane)
+        first = self._position + 1
+        entries: list[LedgerEntry[LaneT, ItemT]] = [LedgerEntry(first + n, item, 1) for n, item in enumerate(items)]
+        for entry in entries:
+            entry.queue = queue
+        queue.entries += entries
+        self._position += len(entries)
+        self.total += len(entries)
+        return entries
+
     def add(self, lane: LaneT, entry: LedgerEntry[LaneT, ItemT]) -> None:
         """Append an entry that the caller has created, with a position of its own choosing.
 
@@ -216,6 +230,17 @@ class Ledger(Generic[LaneT, ItemT]):
         # While a batch is in flight the head is resolved already, so this entry is not the head.
         if not entry.pending and queue.entries[0] is entry:
             self._ready[queue.lane] = queue
+
+    def accept_all(self, entries: Iterable[LedgerEntry[LaneT, ItemT]]) -> None:
+        """Note that the first member accepted entries, as `resolve` does."""
+        for entry in entries:
+            queue = entry.queue
+            if not entry.pending & 1 or queue.abandoned:
+                continue
+            entry.pending -= 1
+            entry.acked |= 1
+            if not entry.pending and queue.entries[0] is entry:
+                self._ready[queue.lane] = queue
 
     def note_resolved(self, entry: LedgerEntry[LaneT, ItemT]) -> None:
         """Note that the caller has brought `pending` of an entry to zero, which it may do once."""

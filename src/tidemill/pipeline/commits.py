@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -103,6 +103,10 @@ class Commits:
         """Return how far commits got."""
         return CommitStatistics(self._committed, self._failed, self.flow.totals)
 
+    def open_all(self, partition: TopicPartition, offsets: Sequence[int]) -> list[LedgerEntry[TopicPartition, int]]:
+        """Note messages that were taken."""
+        return self._ledger.open_all(partition, offsets)
+
     def open(self, partition: TopicPartition, offset: int) -> LedgerEntry[TopicPartition, int]:
         """Note a message that was taken."""
         return self._ledger.open(partition, offset)
@@ -110,6 +114,12 @@ class Commits:
     def resolve(self, entry: LedgerEntry[TopicPartition, int]) -> None:
         """Note that a message left the pipeline; a commit follows within `COLLECT_SECONDS`."""
         self._ledger.resolve(entry)
+        if self._timer is None:
+            self.send_soon()
+
+    def resolve_all(self, entries: Sequence[LedgerEntry[TopicPartition, int]]) -> None:
+        """Note that messages left the pipeline together; see `resolve`."""
+        self._ledger.accept_all(entries)
         if self._timer is None:
             self.send_soon()
 

@@ -139,7 +139,7 @@ class Engine:
     def _build_prober(self) -> Prober:
         from tidemill.pipeline.probing.prober import Prober
 
-        return Prober(self.context, self.identity, self.outbox.route, lambda: self._subscribed, self._stop)
+        return Prober(self.context, self.identity, self.outbox.router, lambda: self._subscribed, self._stop)
 
     def _build_context(self, handler: Handler[Any, Any], hooks: HookRunner, reports: Sequence[Report]) -> EngineContext:
         settings, limits, outbox = self.settings, self.settings.executor, self.outbox

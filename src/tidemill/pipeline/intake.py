@@ -14,7 +14,6 @@ from functools import partial
 
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.core.errors import describe_error
-from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.message_stage import MessageStage, Stage
 from tidemill.core.pipeline.window import Window, Windowing
 from tidemill.deadletters.letter import LetterKind
@@ -310,38 +309,48 @@ class Intake:
                 return
 
     def _accept(self, intake: _PartitionIntake, messages: Sequence[SourceMessage]) -> None:
-        now, owned, commits = self._loop.time(), intake.owned, self._context.commits
-        owned.take(messages)
-        for message in messages:
-            entry = commits.open(owned.partition, message.offset)
-            if self._parse(intake, message, entry):
-                self._close_window(intake, intake.windowing.add((message, entry), message.size_bytes, now))
+        owned, deserialize = intake.owned, self._context.handler.deserialize_message
+        sizes = [message.size_bytes for message in messages]
+        owned.take(messages, sum(sizes))
+        opened = list(
+            zip(messages, self._context.commits.open_all(owned.partition, [m.offset for m in messages]), strict=True)
+        )
+        done = 0
+        for index, message in enumerate(messages):
+            error: BaseException | None = None
+            if message.value is not None:
+                try:
+                    message.payload = deserialize(message)
+                    continue
+                except BaseException as raised:  # whatever it raises concerns this message alone
+                    error = raised
+            elif self._context.handler.accept_tombstones:
+                continue
+            if self._context.settings.kafka.on_parse_error == "pass" and error is not None:
+                message.parse_error = describe_error(error)
+                continue
+            self._add(intake, opened[done:index], sizes[done:index])
+            done = index + 1
+            self._refuse(intake, opened[index], error)
+        self._add(intake, opened[done:], sizes[done:])
         self._set_linger(intake)
 
-    def _parse(self, intake: _PartitionIntake, message: SourceMessage, entry: LedgerEntry[TopicPartition, int]) -> bool:
-        """Set the payload; a message that cannot be read is dead-lettered and takes no further part."""
-        context = self._context
-        if message.value is None:
-            if context.handler.accept_tombstones:
-                return True
+    def _add(self, intake: _PartitionIntake, opened: Sequence[Opened], sizes: Sequence[int]) -> None:
+        for window in intake.windowing.add_all(opened, sizes, self._loop.time()):
+            self._close_window(intake, window)
+
+    def _refuse(self, intake: _PartitionIntake, opened: Opened, error: BaseException | None) -> None:
+        """Dead-letter a message that cannot be read, or a tombstone; it takes no further part."""
+        context, (message, entry) = self._context, opened
+        if error is None:
             text = "the handler does not accept tombstones"
             intake.owned.reject(message, entry, LetterKind.TOMBSTONE, text)
-            return False
-        try:
-            message.payload = context.handler.deserialize_message(message)
-        except BaseException as error:  # whatever it raises concerns this message alone
-            text = describe_error(error)
-            if context.settings.kafka.on_parse_error == "pass":
-                message.parse_error = text
-                return True
-            if context.brake is None:
-                intake.owned.reject(message, entry, LetterKind.PARSE, text)
-            else:  # in a window of its own it keeps its place, whether it is dead-lettered or held
-                self._close_window(intake, intake.windowing.flush())
-                now, again = self._loop.time(), intake.arrange_again
-                again(WaitingWindow(context, intake.owned, [message], [entry], now, again, is_parsed=False))
-            return False
-        return True
+        elif context.brake is None:
+            intake.owned.reject(message, entry, LetterKind.PARSE, describe_error(error))
+        else:  # in a window of its own it keeps its place, whether it is dead-lettered or held
+            self._close_window(intake, intake.windowing.flush())
+            now, again = self._loop.time(), intake.arrange_again
+            again(WaitingWindow(context, intake.owned, [message], [entry], now, again, is_parsed=False))
 
     # -- windows ----------------------------------------------------------------------------------------------
 

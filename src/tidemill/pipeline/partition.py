@@ -183,8 +183,8 @@ class OwnedPartition:
 
     # -- messages and windows -----------------------------------------------------------------------------------
 
-    def take(self, messages: Sequence[SourceMessage]) -> None:
-        """Count messages that were taken from the source."""
+    def take(self, messages: Sequence[SourceMessage], size_bytes: int) -> None:
+        """Count messages that were taken from the source, with the size of all keys and values."""
         count, context = len(messages), self._context
         context.counters.consumed += count
         context.counters.in_flight += count
@@ -192,7 +192,7 @@ class OwnedPartition:
         first = messages[0]
         self.taken.note(first.offset, messages[-1].offset, first.timestamp)
         context.commits.flow.add(self.name, taken=count)
-        context.load.note_handed_over(self.partition, count, sum(message.size_bytes for message in messages))
+        context.load.note_handed_over(self.partition, count, size_bytes)
 
     def resolve(
         self,
@@ -227,18 +227,20 @@ class OwnedPartition:
         context.room_freed(self.partition)
 
     def resolve_all(
-        self, opened: Sequence[tuple[SourceMessage, LedgerEntry[TopicPartition, int]]], window: WindowTimes
+        self,
+        messages: Sequence[SourceMessage],
+        entries: Sequence[LedgerEntry[TopicPartition, int]],
+        window: WindowTimes,
     ) -> None:
         """Let messages without tasks leave the pipeline together; see `resolve`."""
-        context, count, freed = self._context, len(opened), 0
-        resolve, finished = context.commits.resolve, context.finished
-        for message, entry in opened:
-            size_bytes = message.size_bytes
-            freed += size_bytes
-            resolve(entry)
-            if finished is not None:
+        context, count = self._context, len(messages)
+        sizes = [message.size_bytes for message in messages]
+        context.commits.resolve_all(entries)
+        if (finished := context.finished) is not None:
+            for message, size_bytes in zip(messages, sizes, strict=True):
                 finished.add(message, size_bytes, (), window)
-            if self.handover is not None:
+        if self.handover is not None:
+            for message in messages:
                 self.handover.note_resolved(message.offset)
         context.counters.messages_done += count
         context.counters.in_flight -= count
@@ -246,7 +248,7 @@ class OwnedPartition:
         self._look()
         if not self.busy:
             context.became_idle()
-        context.load.note_finished(self.partition, 0, freed)
+        context.load.note_finished(self.partition, 0, sum(sizes))
         context.room_freed(self.partition)
 
     def reject(

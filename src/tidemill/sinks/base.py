@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import msgspec
 
@@ -123,6 +123,16 @@ def encode_checked(sink: Sink, payload: Any) -> Encoded:
         Exception: What concerns this payload alone.
     """
     result: Any = sink.encode(payload)
+    check_encoded(sink, result)
+    return cast(Encoded, result)
+
+
+def check_encoded(sink: Sink, result: Any) -> None:
+    """Check what a sink encoded.
+
+    Raises:
+        TypeError: It cannot be queued.
+    """
     if not isinstance(result, Encoded) or not isinstance(result.size_bytes, int):
         raise TypeError(
             f"{sink.place}: encode must return an Encoded with a size in bytes, not {shorten(repr(result))}"
@@ -133,7 +143,6 @@ def encode_checked(sink: Sink, payload: Any) -> Encoded:
         raise TypeError(
             f"{sink.place}: the key {shorten(repr(result.key))} is not hashable; use text or a tuple"
         ) from None
-    return result
 
 
 class Answers:

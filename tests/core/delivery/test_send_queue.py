@@ -53,8 +53,7 @@ def add(
 ) -> list[Item[str, str]]:
     """Add items; the first letter is the key, '-' is none."""
     items = [Item(lane, None if name[0] == "-" else name[0], size, name) for name in names]
-    for item in items:
-        queue.add(item, now)
+    queue.add_all(items, now)
     return items
 
 

@@ -123,3 +123,27 @@ def test_what_is_in_the_open_window_can_be_seen() -> None:
     assert list(windowing.items) == ["a"]
     windowing.add("b", 1, 0.0)
     assert not windowing.items
+
+
+@given(
+    st.integers(1, 5),
+    st.integers(1, 40),
+    st.sampled_from([0, 3]),
+    st.lists(st.tuples(st.lists(st.integers(0, 12), max_size=12), st.integers(0, 4), st.booleans()), max_size=8),
+)
+def test_items_that_are_added_together_are_in_the_windows_of_those_that_are_added_one_by_one(
+    max_count: int, max_bytes: int, linger: int, script: list[tuple[list[int], int, bool]]
+) -> None:
+    together: Windowing[int] = Windowing(max_count, max_bytes, linger)
+    apart: Windowing[int] = Windowing(max_count, max_bytes, linger)
+    count, now = 0, 0.0
+    for sizes, wait, idle in script:
+        items = list(range(count, count + len(sizes)))
+        count += len(sizes)
+        expected = [apart.add(item, size, now) for item, size in zip(items, sizes, strict=True)]
+        assert together.add_all(items, sizes, now) == [window for window in expected if window is not None]
+        assert (together.items, together.due) == (apart.items, apart.due)
+        now += wait
+        if idle:
+            assert together.close_idle(now) == apart.close_idle(now)
+    assert together.flush() == apart.flush()

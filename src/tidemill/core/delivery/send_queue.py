@@ -104,6 +104,17 @@ class SendQueue(Generic[LaneT, ValueT]):
         self._ready.append(item)
         self._ready_bytes += item.size_bytes
 
+    def add_all(self, items: Sequence[Item[LaneT, ValueT]], now: float) -> None:
+        """Put items at the end of the queue, as `add` does with each."""
+        if items and not self._ready:
+            self._ready_since = now
+        for number, item in enumerate(items, self._numbers + 1):
+            item.number = number
+        self._numbers += len(items)
+        self.outstanding += len(items)
+        self._ready += items
+        self._ready_bytes += sum([item.size_bytes for item in items])
+
     def refuse(self, item: Item[LaneT, ValueT], error: str, now: float) -> Ask[LaneT, ValueT]:
         """Add an item that cannot be sent at all: it needs a decision, and is never tried."""
         self._enter(item)

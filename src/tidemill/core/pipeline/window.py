@@ -79,6 +79,27 @@ class Windowing(Generic[T]):
                 self._due = now
         return closed
 
+    def add_all(self, items: Sequence[T], sizes: Sequence[int], now: float) -> list[Window[T]]:
+        """Add items, each with its size in bytes; return the windows that this closes, as `add` does for each."""
+        closed: list[Window[T]] = []
+        total = sum(sizes)
+        if self._size_bytes + total >= self._max_bytes:
+            for item, size_bytes in zip(items, sizes, strict=True):
+                if (window := self.add(item, size_bytes, now)) is not None:
+                    closed.append(window)
+            return closed
+        done = 0
+        while done < len(items):
+            if not self._items and self._linger_seconds > 0:
+                self._due = now + self._linger_seconds
+            until = min(len(items), done + self._max_count - len(self._items))
+            self._items += items[done:until]
+            self._size_bytes += sum(sizes[done:until])
+            if len(self._items) >= self._max_count:
+                closed.append(self._close())
+            done = until
+        return closed
+
     def close_idle(self, now: float) -> Window[T] | None:
         """Close and return the open window if it need not linger, now that no more items are waiting."""
         return self.expire(now) if self._linger_seconds > 0 else self.flush()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from tidemill.pipeline.delivery.routing import Origin, Routed
 from tidemill.sinks.payloads import CollectResult
@@ -17,6 +17,10 @@ class Delivery(Protocol):
     @property
     def route(self) -> Callable[[CollectResult], list[Routed]]:
         """Finds the sinks of what a hook returned; see `Router.route`."""
+
+    @property
+    def route_one(self) -> Callable[[Any], Routed]:
+        """Finds the sink of a payload; see `Router.route_one`."""
 
     def submit(self, routed: Sequence[Routed], origin: Origin, released: Callable[[], None]) -> None:
         """Deliver; `released` is called once everything is settled, on the loop, never inside this call."""

@@ -30,7 +30,6 @@ from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.messages import Place, place_of
 from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Sink
-from tidemill.sinks.payloads import CollectResult
 from tidemill.sinks.sending.run import RunPart
 from tidemill.sinks.sending.sender import Sender, connect_sender
 from tidemill.sinks.sending.submission import DeliveryLane, Entry, Failure, Question, Submission
@@ -88,8 +87,9 @@ class Outbox:
         self._senders = {
             kind: {name: self._make_sender(sink) for name, sink in named.items()} for kind, named in sinks.items()
         }
-        #: Finds the sinks of what a hook returned; see `Router.route`.
-        self.route: Callable[[CollectResult], list[Routed]] = Router(self._senders).route
+        #: Finds the sinks of what a hook returned.
+        self.router = Router(self._senders)
+        self.route, self.route_one = self.router.route, self.router.route_one
         self._all = [sender for named in self._senders.values() for sender in named.values()]
         self._group = group
         self._names = any(sender.sink.takes_idempotency_key for sender in self._all)
@@ -212,11 +212,16 @@ class Outbox:
             return
         first = parts[0].message
         lane = (first.topic, first.partition)
+        by_sender: dict[Sender, list[tuple[Any, RunPart]]] = {}
         for part, payloads in zip(parts, routed, strict=True):
             if self._names:
                 name_payloads(payloads, part, self._group)
             for each in payloads:
-                each.sender.add(each.payload, lane, part)
+                if (chosen := by_sender.get(each.sender)) is None:
+                    chosen = by_sender[each.sender] = []
+                chosen.append((each.payload, part))
+        for sender, chosen in by_sender.items():
+            sender.add_all(chosen, lane)
 
     # -- what sinks refuse -------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ Invariant: names and types are checked for the whole result before anything of i
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -25,6 +25,9 @@ _FIELDS: Sequence[tuple[str, str, type[Any]]] = (
     *((kind.field, kind.name, load_class(kind.payload)) for kind in SINK_TYPES.values()),
     ("custom", "", CustomPayload),
 )
+
+#: A handler that makes classes of payloads as it goes has no more of them remembered.
+_MAX_KNOWN = 100
 
 
 class Origin(msgspec.Struct):
@@ -60,12 +63,11 @@ class Router:
     def __init__(self, senders: Mapping[str, Mapping[str, Sender]]) -> None:
         """Keep the senders."""
         self._senders = senders
+        #: By class of payload, the check of its fields and the senders that were found, by name.
+        self._found: dict[type[Any], tuple[Callable[[Any], None], dict[str, Sender]]] = {}
 
-    def route(self, collect: CollectResult | Sequence[Any]) -> list[Routed]:
-        """Find the sink of every payload.
-
-        Args:
-            collect: What a hook collected, or payloads of any types.
+    def route(self, collect: CollectResult) -> list[Routed]:
+        """Find the sink of every payload that a hook collected.
 
         Raises:
             SinkNotConfiguredError: A payload names a sink that does not exist.
@@ -73,14 +75,7 @@ class Router:
             TypeError: A field has something other than payloads of its type, or a payload's field has a wrong type.
         """
         routed: list[Routed] = []
-        if not isinstance(collect, CollectResult):
-            for payload in collect:
-                cls: Any = type(payload)
-                kind, payload_class = _find_kind(cls)
-                build_type_check(payload_class)(payload)
-                routed.append(Routed(self._find_sender(kind or payload.type, payload.sink), payload))
-            return routed
-        for field, kind, payload_class in _FIELDS:
+        for field, _, payload_class in _FIELDS:
             payloads = getattr(collect, field)
             if not payloads:
                 continue
@@ -88,16 +83,38 @@ class Router:
                 raise TypeError(
                     f"CollectResult.{field} must be a list of {payload_class.__name__}, not {type(payloads).__name__}"
                 )
-            check = build_type_check(payload_class)
             for payload in payloads:
                 if not isinstance(payload, payload_class):
                     raise TypeError(
                         f"CollectResult.{field} must be a list of {payload_class.__name__}; it contains "
                         f"{type(payload).__name__}"
                     )
-                check(payload)
-                routed.append(Routed(self._find_sender(kind or payload.type, payload.sink), payload))
+                routed.append(self.route_one(payload))
         return routed
+
+    def route_one(self, payload: Any) -> Routed:
+        """Find the sink of a payload.
+
+        Raises:
+            SinkNotConfiguredError: It names a sink that does not exist.
+            AmbiguousSinkError: It names none although there are several.
+            TypeError: It is not a payload, or one of its fields has a wrong type.
+        """
+        cls: Any = type(payload)
+        found = self._found.get(cls)
+        if found is None:
+            found = build_type_check(_find_kind(cls)[1]), {}
+            if len(self._found) < _MAX_KNOWN:
+                self._found[cls] = found
+        check, senders = found
+        check(payload)
+        sender = senders.get(payload.sink)
+        if sender is None:
+            kind = _find_kind(cls)[0]
+            sender = self._find_sender(kind or payload.type, payload.sink)
+            if kind:  # only known names are found
+                senders[payload.sink] = sender
+        return Routed(sender, payload)
 
     def _find_sender(self, kind: str, name: str) -> Sender:
         named = self._senders.get(kind)

@@ -101,6 +101,11 @@ class TransactionSender:
         self._put(payload, encoded, submission)
         self._loop.call_soon(submission.settle)
 
+    def add_all(self, payloads: Sequence[tuple[Any, RunPart]], lane: DeliveryLane) -> None:
+        """Stage payloads of a run, in order; see `add`."""
+        for payload, part in payloads:
+            self.add(payload, lane, part)
+
     def _put(self, payload: Any, encoded: Encoded, submission: Submission | RunPart) -> None:
         if not submission.origin.sources:
             raise InvariantError(f"{self.label}: a result of no message cannot go out with one")

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from tidemill.core.errors import InvariantError
 from tidemill.deadletters.letter import Letter
 from tidemill.deadletters.writer import LetterStatistics
-from tidemill.pipeline.delivery.routing import Origin, Routed
-from tidemill.sinks.payloads import CollectResult
+from tidemill.pipeline.delivery.routing import Origin, Routed, Router
 from tidemill.sinks.sending.run import RunPart
 from tidemill.sinks.sending.submission import DeliveryLane
 from tidemill.sources.base import Records, TopicPartition
@@ -41,17 +40,16 @@ class CapturedDelivery:
     """Takes the place of the outbox; see `Delivery`.
 
     Args:
-        route: Finds the sinks, as the engine does.
+        router: Finds the sinks, as the engine does.
 
     Attributes:
-        route: The same.
         payloads: The first payloads, in order.
         sinks: How many payloads each sink would have been given.
     """
 
-    def __init__(self, route: Callable[[CollectResult], list[Routed]]) -> None:
+    def __init__(self, router: Router) -> None:
         """Start without payloads."""
-        self.route = route
+        self.route, self.route_one = router.route, router.route_one
         self.payloads: list[CapturedPayload] = []
         self.sinks: Counter[str] = Counter()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import structlog
@@ -24,7 +24,7 @@ from tidemill.pipeline.checks import check_tasks
 from tidemill.pipeline.commits import Commits
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.delivery.modes import AtLeastOnce
-from tidemill.pipeline.delivery.routing import Routed
+from tidemill.pipeline.delivery.routing import Router
 from tidemill.pipeline.handler.cache import Cache
 from tidemill.pipeline.handler.models import PendingContext
 from tidemill.pipeline.hooks import HookRunner, call_hook
@@ -42,7 +42,6 @@ from tidemill.pipeline.windows.transform import RefusedResultError, call_transfo
 from tidemill.pipeline.windows.window import WindowRun
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.messages import SourceMessage, place_of
-from tidemill.sinks.payloads import CollectResult
 from tidemill.sources.base import TopicPartition
 
 log = structlog.get_logger(__name__)
@@ -61,7 +60,7 @@ class ProbeRun:
     Args:
         context: The engine's parts.
         engine_id: The engine's id, by which the warden finds processes.
-        route: Finds the sinks of what a hook returned.
+        router: Finds the sinks of what a hook returned.
         message: What is probed; not parsed.
         stop: Set when the engine stops.
 
@@ -81,7 +80,7 @@ class ProbeRun:
         self,
         context: EngineContext,
         engine_id: str,
-        route: Callable[[CollectResult], list[Routed]],
+        router: Router,
         message: SourceMessage,
         stop: asyncio.Event,
     ) -> None:
@@ -97,7 +96,7 @@ class ProbeRun:
         self.stages = Stages()
         self.attempts: dict[TaskRun, list[tuple[int, float, float, ProcessOutcome]]] = {}
         self.window: WindowRun | None = None
-        self.delivery, self.letters = CapturedDelivery(route), CapturedLetters()
+        self.delivery, self.letters = CapturedDelivery(router), CapturedLetters()
         found = context.handler.__dict__.get("cache")
         self.cache = CacheView(found) if isinstance(found, Cache) else None
         self._offload = Offload(limits.offload_threads)
@@ -168,7 +167,7 @@ class ProbeRun:
 
     async def _begin(self) -> None:
         message, partition, context = self._message, self._partition, self._context
-        partition.take([message])
+        partition.take([message], message.size_bytes)
         entry = context.commits.open(partition.partition, message.offset)
         if not self._parse(entry):
             return

@@ -14,13 +14,12 @@ import structlog
 
 from tidemill.core.errors import UserActionError
 from tidemill.pipeline.context import EngineContext
-from tidemill.pipeline.delivery.routing import Routed
+from tidemill.pipeline.delivery.routing import Router
 from tidemill.pipeline.probing.probe_run import ProbeRun
 from tidemill.pipeline.probing.report import tell
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.probe_report import PROBE_SECONDS, ProbeReport
-from tidemill.sinks.payloads import CollectResult
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +33,7 @@ class Prober:
     Args:
         context: The engine's parts.
         identity: Who the engine is.
-        route: Finds the sinks of what a hook returned.
+        router: Finds the sinks of what a hook returned.
         is_ready: Tells whether `on_ready` is done.
         stop: Set when the engine stops.
     """
@@ -43,14 +42,14 @@ class Prober:
         self,
         context: EngineContext,
         identity: Identity,
-        route: Callable[[CollectResult], list[Routed]],
+        router: Router,
         is_ready: Callable[[], bool],
         stop: asyncio.Event,
     ) -> None:
         """Run nothing yet."""
         self._context = context
         self._engine_id = identity.engine_id
-        self._route = route
+        self._router = router
         self._is_ready = is_ready
         self._stop = stop
         self._ended: asyncio.Event | None = None
@@ -70,7 +69,7 @@ class Prober:
         self._ended = asyncio.Event()
         seconds = min(seconds, PROBE_SECONDS)
         try:
-            run = ProbeRun(self._context, self._engine_id, self._route, message, self._stop)
+            run = ProbeRun(self._context, self._engine_id, self._router, message, self._stop)
             try:
                 await run.run(seconds)
                 why = "the engine stops" if self._stop.is_set() else f"it did not come to its end within {seconds:g} s"

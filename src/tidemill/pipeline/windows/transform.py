@@ -6,7 +6,7 @@ Invariant: what it returned is checked and routed as a whole before anything of 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,9 +138,12 @@ def _release(window: WindowRun, indexes: Sequence[int], size_bytes: int) -> None
 
 
 def _resolve(window: WindowRun, indexes: Sequence[int]) -> None:
-    if indexes:
-        opened = [(window.messages[index], window.entries[index]) for index in indexes]
-        window.partition.resolve_all(opened, window.times)
+    if not indexes:
+        return
+    messages, entries = window.messages, window.entries
+    if len(indexes) < len(messages):
+        messages, entries = [messages[index] for index in indexes], [entries[index] for index in indexes]
+    window.partition.resolve_all(messages, entries, window.times)
 
 
 def _route(context: EngineContext, returned: Any, count: int) -> Transformed:
@@ -150,15 +153,20 @@ def _route(context: EngineContext, returned: Any, count: int) -> Transformed:
         raise TypeError(f"{_WANTED}, not {type(returned).__name__} ({repr(returned)[:200]})")
     if len(returned) != count:
         raise ValueError(f"{_WANTED}: it was given {count} and returned {len(returned)}; None: nothing to deliver")
-    route: Callable[[Any], list[Routed]] = context.outbox.route
+    route_one = context.outbox.route_one
     return Transformed(
-        [route(_list_payloads(index, place)) if place is not None else () for index, place in enumerate(returned)]
+        [
+            ()
+            if place is None
+            else (route_one(place),)
+            if isinstance(place, msgspec.Struct) and not isinstance(place, CollectResult)
+            else [route_one(payload) for payload in _list_payloads(index, place)]
+            for index, place in enumerate(returned)
+        ]
     )
 
 
 def _list_payloads(index: int, place: Any) -> Sequence[Any]:
-    if isinstance(place, msgspec.Struct) and not isinstance(place, CollectResult):
-        return (place,)
     if not isinstance(place, Sequence) or isinstance(place, (str, bytes)):
         raise TypeError(f"{_WANTED}; place {index} must be {_PLACE}, not {type(place).__name__} ({repr(place)[:200]})")
     return place

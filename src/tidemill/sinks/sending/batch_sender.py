@@ -23,7 +23,7 @@ from tidemill.core.errors import InvariantError, RemoteError, describe_error, es
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import throttle
 from tidemill.runtime.progress import SinkStats
-from tidemill.sinks.base import Encoded, Refusal, Sink, encode_checked
+from tidemill.sinks.base import Encoded, Refusal, Sink, check_encoded, encode_checked
 from tidemill.sinks.sending.run import RunPart, settle_all
 from tidemill.sinks.sending.sender import Sender
 from tidemill.sinks.sending.submission import DeliveryLane, Entry, Failure, Question, QueuedPayload, Submission
@@ -37,6 +37,8 @@ SLOW_SECONDS = 5.0
 CLOSE_SECONDS = 15.0
 #: A call that was cancelled may take this long to end before it is left to itself.
 CANCEL_SECONDS = 5.0
+#: Types of keys that need not be hashed to know that they can be.
+_HASHABLE = frozenset((bytes, str, int, type(None)))
 
 
 class BatchSender:
@@ -114,15 +116,41 @@ class BatchSender:
         try:
             ready = encode_checked(self.sink, payload)
         except Exception as error:  # a user's data can raise anything
-            text = describe_error(error)
-            item = Item(lane, None, 0, QueuedPayload(payload, None, submission))
-            question = self._queue.refuse(item, text, now)
-            self._note_error(text, 1)
-            self._loop.call_soon(self._ask, self, question)
+            self._refuse(payload, lane, submission, error)
             return
         submission.origin.size_bytes += ready.size_bytes
         item = Item(lane, ready.key, ready.size_bytes, QueuedPayload(payload, ready, submission))
         self._queue.add(item, now)
+        self._added(now)
+
+    def add_all(self, payloads: Sequence[tuple[Any, RunPart]], lane: DeliveryLane) -> None:
+        """Queue payloads of a run, in order; see `add`."""
+        now, encode = self._loop.time(), self.sink.encode
+        items: list[Entry] = []
+        for payload, part in payloads:
+            try:
+                ready: Any = encode(payload)
+                if type(ready) is not Encoded or type(ready.key) not in _HASHABLE or type(ready.size_bytes) is not int:
+                    check_encoded(self.sink, ready)
+            except Exception as error:  # a user's data can raise anything
+                self._queue.add_all(items, now)
+                items = []
+                self._refuse(payload, lane, part, error)
+                continue
+            part.size_bytes += ready.size_bytes
+            items.append(Item(lane, ready.key, ready.size_bytes, QueuedPayload(payload, ready, part)))
+        self._queue.add_all(items, now)
+        self._added(now)
+
+    def _refuse(self, payload: Any, lane: DeliveryLane, submission: Submission | RunPart, error: Exception) -> None:
+        """Ask what becomes of a payload that cannot be encoded."""
+        text = describe_error(error)
+        item = Item(lane, None, 0, QueuedPayload(payload, None, submission))
+        question = self._queue.refuse(item, text, self._loop.time())
+        self._note_error(text, 1)
+        self._loop.call_soon(self._ask, self, question)
+
+    def _added(self, now: float) -> None:
         if self._breaker is not BreakerState.CLOSED and (shed := self._queue.shed(now)):
             self._loop.call_soon(self._apply, shed)
         self._wake_up()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from tidemill.core.delivery.send_items import Decision
@@ -47,6 +47,9 @@ class Sender(Protocol):
 
     def add(self, payload: Any, lane: DeliveryLane, submission: Submission | RunPart) -> None:
         """Take a payload; one that can never be sent becomes a question, in a later turn of the loop."""
+
+    def add_all(self, payloads: Sequence[tuple[Any, RunPart]], lane: DeliveryLane) -> None:
+        """Take payloads of a run, in order; see `add`."""
 
     def decided(self, question: Question, decision: Decision) -> None:
         """Carry out the answer to a question; payloads that are dropped are settled by the caller."""
