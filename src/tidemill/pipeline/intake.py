@@ -22,7 +22,7 @@ from tidemill.pipeline.key_order import Opened
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.reports.snapshots import PartitionStatistics
 from tidemill.pipeline.windows.waiting_window import WaitingWindow
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.messages import SourceMessage, list_sizes
 from tidemill.sources.base import Source, TopicPartition
 
 
@@ -310,7 +310,7 @@ class Intake:
 
     def _accept(self, intake: _PartitionIntake, messages: Sequence[SourceMessage]) -> None:
         owned, deserialize = intake.owned, self._context.handler.deserialize_message
-        sizes = [message.size_bytes for message in messages]
+        sizes = list_sizes(messages)
         owned.take(messages, sum(sizes))
         opened = list(
             zip(messages, self._context.commits.open_all(owned.partition, [m.offset for m in messages]), strict=True)

@@ -20,7 +20,7 @@ from tidemill.pipeline.handler.models import ExecutorError, ExecutorResult, Exec
 from tidemill.pipeline.key_order import OrderedTasks
 from tidemill.pipeline.reports.report import NO_WINDOW, WindowTimes
 from tidemill.pipeline.tasks.pool import TaskRun
-from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.messages import SourceMessage, list_sizes
 from tidemill.sinks.payloads import CollectResult
 from tidemill.sources.base import TopicPartition, name_partition
 
@@ -234,7 +234,7 @@ class OwnedPartition:
     ) -> None:
         """Let messages without tasks leave the pipeline together; see `resolve`."""
         context, count = self._context, len(messages)
-        sizes = [message.size_bytes for message in messages]
+        sizes = list_sizes(messages)
         context.commits.resolve_all(entries)
         if (finished := context.finished) is not None:
             for message, size_bytes in zip(messages, sizes, strict=True):

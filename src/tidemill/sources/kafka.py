@@ -26,7 +26,7 @@ import structlog
 
 from tidemill.config.settings import REVOKE_MARGIN_SECONDS, Settings
 from tidemill.runtime.kafka_client import LibraryLog
-from tidemill.runtime.messages import Header, SourceMessage
+from tidemill.runtime.messages import Header, SourceMessage, list_sizes
 from tidemill.sources.base import CommitStatus, Fatal, Records, SourceEvents, SourceStatistics, TopicPartition
 from tidemill.sources.broker_watch import BrokerWatch
 from tidemill.sources.buffer import Buffer
@@ -110,7 +110,7 @@ class KafkaSource:
             return []
         messages = buffer.messages
         taken = [messages.popleft() for _ in range(min(limit, len(messages)))]
-        buffer.pulled_bytes += sum(message.size_bytes for message in taken)
+        buffer.pulled_bytes += sum(list_sizes(taken))
         return taken
 
     def buffered(self, partition: TopicPartition) -> int:
@@ -235,16 +235,20 @@ class KafkaSource:
             records += self._consumer.consume(self._max_poll - 1, 0)
         arrived: set[TopicPartition] = set()
         latest: Buffer | None = None
+        # Those of the record before: most have neighbours of their partition.
+        topic: Any = None
+        partition: Any = None
+        buffer: Buffer | None = None
         buffers, now = self._buffers, time.time_ns() // 1000
         for record in records:
             if (error := record.error()) is not None:
                 self._brokers.on_record_error(error)
                 continue
             # The client's types allow None for all three; a record without an error has them.
-            topic: Any = record.topic()
-            partition: Any = record.partition()
             offset: Any = record.offset()
-            buffer = buffers.get((topic, partition))
+            if record.partition() != partition or record.topic() != topic:
+                topic, partition = record.topic(), record.partition()
+                buffer = buffers.get((topic, partition))
             if buffer is None or not self._fetching:
                 continue  # given up meanwhile, or stopping: its next owner reads it again
             if offset != buffer.expected:
@@ -252,18 +256,20 @@ class KafkaSource:
                     continue  # fetched twice
                 note_jump(buffer, offset)
             buffer.expected = offset + 1
-            message = SourceMessage(
-                topic,
-                partition,
-                offset,
-                record.key(),
-                record.value(),
-                _read_headers(record.headers()),
-                record.timestamp()[1],
-                consumed_at=now,
+            key, value, headers = record.key(), record.value(), record.headers()
+            buffer.messages.append(
+                SourceMessage(
+                    topic,
+                    partition,
+                    offset,
+                    key,
+                    value,
+                    _read_headers(headers) if headers else (),
+                    record.timestamp()[1],
+                    consumed_at=now,
+                )
             )
-            buffer.messages.append(message)
-            buffer.fetched_bytes += message.size_bytes
+            buffer.fetched_bytes += (len(key) if key else 0) + (len(value) if value else 0)
             if buffer is not latest:
                 latest = buffer
                 arrived.add((topic, partition))
@@ -385,4 +391,4 @@ def _list_partitions(partitions: Sequence[ck.TopicPartition]) -> list[TopicParti
 
 
 def _read_headers(headers: Any) -> tuple[Header, ...]:
-    return tuple(headers) if headers else ()
+    return tuple(headers)

@@ -53,7 +53,7 @@ def add(
 ) -> list[Item[str, str]]:
     """Add items; the first letter is the key, '-' is none."""
     items = [Item(lane, None if name[0] == "-" else name[0], size, name) for name in names]
-    queue.add_all(items, now)
+    queue.add(items, now)
     return items
 
 
@@ -1022,10 +1022,10 @@ class Schedule:
     def step(self, step: tuple[Any, ...]) -> None:
         match step:
             case ("add", key, lane, size, count):
-                for _ in range(count):
-                    item = Item(lane, None if key == "-" else key, size, f"{key}{len(self.items)}")
-                    self.items.append(item)
-                    self.queue.add(item, self.now)
+                first = len(self.items)
+                new = [Item(lane, None if key == "-" else key, size, f"{key}{first + n}") for n in range(count)]
+                self.items += new
+                self.queue.add(new, self.now)
             case ("refuse", key):
                 item = Item("p", key, 1, f"{key}{len(self.items)}")
                 self.items.append(item)

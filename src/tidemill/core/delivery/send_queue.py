@@ -96,28 +96,25 @@ class SendQueue(Generic[LaneT, ValueT]):
         """Return what the circuit breaker lets through at this time."""
         return self._health.breaker.find_state(now)
 
-    def add(self, item: Item[LaneT, ValueT], now: float) -> None:
-        """Put an item at the end of the queue."""
-        if not self._ready:
-            self._ready_since = now
-        self._enter(item)
-        self._ready.append(item)
-        self._ready_bytes += item.size_bytes
-
-    def add_all(self, items: Sequence[Item[LaneT, ValueT]], now: float) -> None:
-        """Put items at the end of the queue, as `add` does with each."""
+    def add(self, items: Sequence[Item[LaneT, ValueT]], now: float) -> None:
+        """Put items at the end of the queue."""
         if items and not self._ready:
             self._ready_since = now
-        for number, item in enumerate(items, self._numbers + 1):
+        number, size_bytes = self._numbers, 0
+        for item in items:
+            number += 1
             item.number = number
-        self._numbers += len(items)
+            size_bytes += item.size_bytes
+        self._numbers = number
         self.outstanding += len(items)
         self._ready += items
-        self._ready_bytes += sum([item.size_bytes for item in items])
+        self._ready_bytes += size_bytes
 
     def refuse(self, item: Item[LaneT, ValueT], error: str, now: float) -> Ask[LaneT, ValueT]:
         """Add an item that cannot be sent at all: it needs a decision, and is never tried."""
-        self._enter(item)
+        self._numbers += 1
+        item.number = self._numbers
+        self.outstanding += 1
         item.key = None
         item.attempts = 1
         item.extended = True
@@ -125,11 +122,6 @@ class SendQueue(Generic[LaneT, ValueT]):
         item.state = State.ASKED
         self._asked.add(item)
         return Ask((item,), error, False, 1)
-
-    def _enter(self, item: Item[LaneT, ValueT]) -> None:
-        self._numbers += 1
-        item.number = self._numbers
-        self.outstanding += 1
 
     # -- what to send -----------------------------------------------------------------------------------------
 

@@ -115,17 +115,17 @@ def _is_plain(window: WindowRun, result: Transformed) -> bool:
 def _start_run(window: WindowRun, result: Transformed) -> None:
     """Deliver a window as a run."""
     run = SubmissionRun("transform", functools.partial(_release, window))
-    parts, payloads = [], []
-    for index, routed in enumerate(result.each):
-        if routed:
-            message = window.messages[index]
-            window.times.count_payloads(message.offset, len(routed))
-            parts.append(RunPart(run, index, message, len(routed)))
-            payloads.append(routed)
-    window.graph.hold([part.index for part in parts])
-    if payloads:
-        window.context.outbox.submit_run(parts, payloads)
-        window.partition.submitted(sum(part.size_bytes for part in parts), len(parts))
+    parts = [
+        RunPart(run, index, message, len(routed))
+        for index, (message, routed) in enumerate(zip(window.messages, result.each, strict=False))
+        if routed
+    ]
+    if parts:
+        window.graph.hold([part.index for part in parts])
+        if window.context.finished is not None:
+            window.times.payloads = {part.message.offset: part.pending for part in parts}
+        window.context.outbox.submit_run(parts, [routed for routed in result.each if routed])
+        window.partition.submitted(sum([part.size_bytes for part in parts]), len(parts))
     window.partition.tasks_done(len(window.messages))
     _resolve(window, window.graph.complete_all())
     window.apply((WindowComplete(),))

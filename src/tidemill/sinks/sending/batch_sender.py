@@ -120,7 +120,7 @@ class BatchSender:
             return
         submission.origin.size_bytes += ready.size_bytes
         item = Item(lane, ready.key, ready.size_bytes, QueuedPayload(payload, ready, submission))
-        self._queue.add(item, now)
+        self._queue.add((item,), now)
         self._added(now)
 
     def add_all(self, payloads: Sequence[tuple[Any, RunPart]], lane: DeliveryLane) -> None:
@@ -133,13 +133,13 @@ class BatchSender:
                 if type(ready) is not Encoded or type(ready.key) not in _HASHABLE or type(ready.size_bytes) is not int:
                     check_encoded(self.sink, ready)
             except Exception as error:  # a user's data can raise anything
-                self._queue.add_all(items, now)
+                self._queue.add(items, now)
                 items = []
                 self._refuse(payload, lane, part, error)
                 continue
             part.size_bytes += ready.size_bytes
             items.append(Item(lane, ready.key, ready.size_bytes, QueuedPayload(payload, ready, part)))
-        self._queue.add_all(items, now)
+        self._queue.add(items, now)
         self._added(now)
 
     def _refuse(self, payload: Any, lane: DeliveryLane, submission: Submission | RunPart, error: Exception) -> None:

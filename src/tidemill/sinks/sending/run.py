@@ -13,11 +13,13 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 #: Called with the indexes of messages that are released, and the size of their payloads.
 Released = Callable[[Sequence[int], int], None]
 
 
-class RunPart:
+class RunPart(msgspec.Struct, eq=False):
     """The payloads of one message: what their submission and their origin would be.
 
     Attributes:
@@ -28,17 +30,15 @@ class RunPart:
         pending: How many of them are not settled.
     """
 
-    __slots__ = ("index", "message", "pending", "run", "size_bytes")
+    run: SubmissionRun
+    index: int
+    message: Any
+    pending: int
+    size_bytes: int = 0
 
-    task = None
-
-    def __init__(self, run: SubmissionRun, index: int, message: Any, pending: int) -> None:
-        """Start with everything pending."""
-        self.run = run
-        self.index = index
-        self.message = message
-        self.pending = pending
-        self.size_bytes = 0
+    @property
+    def task(self) -> None:
+        """None: no task returned them."""
 
     @property
     def origin(self) -> Any:
