@@ -5,11 +5,16 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Iterator
 
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 from tests.archives import use_broker_archive
+from tests.servers import Servers
+
+from tidemill.runtime.broker import EmbeddedBroker
+from tidemill.testing.kafka import new_broker
 
 # Where nothing configures the log, tracebacks are plain: a rich one, with all locals, costs half a second of CPU.
 structlog.get_config()["processors"][-1].exception_formatter = structlog.dev.plain_traceback
@@ -27,6 +32,16 @@ use_broker_archive()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the tests marked `long` too, at full length")
+    parser.addoption("--workers", type=int, default=0, help="how many files of tests run side by side")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--workers") and not config.option.collectonly:
+        from tests import prepared
+        from tests.side_by_side import SideBySide
+
+        prepared.start_server()
+        config.pluginmanager.register(SideBySide(config.getoption("--workers"), Servers()))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -54,6 +69,16 @@ def long_run(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--long"))
 
 
+@pytest.fixture(scope="session")
+def embedded_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """Return the broker of the run, or one of this process, as users have it; do not stop it (see `own_kafka`)."""
+    if Servers.shared is not None:
+        yield Servers.shared.broker
+        return
+    with new_broker(tmp_path_factory.mktemp("kafka")) as broker:
+        yield broker
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _recordings_are_written_to_their_end() -> None:
     """Let a recording be sealed at its end however busy the machine is; its own tests say how long that may take."""
@@ -61,3 +86,11 @@ def _recordings_are_written_to_their_end() -> None:
 
     writer.END_SECONDS = 60.0
     disk_recording.END_SECONDS = 30.0
+
+
+@pytest.fixture(autouse=True)
+def _log_is_not_configured() -> Iterator[None]:
+    """Forget what a test has configured: any file of tests may be the next one of a process."""
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()

@@ -152,6 +152,11 @@ def run_text(
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
+def start_server() -> None:
+    """Start the interpreter that is forked now, for this process and its forks."""
+    _server()
+
+
 @functools.cache
 def _server() -> socket.socket:
     """Start the interpreter that is forked; it ends when this process does, however it does."""
@@ -172,6 +177,7 @@ def _server() -> socket.socket:
 
 def _serve(requests: socket.socket) -> str | None:
     """Fork for each request; return the code in the fork, and None at the end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # tests that are interrupted still end what they began
     for module in _MODULES:
         importlib.import_module(module)
     assert len(os.listdir("/proc/self/task")) == 1, "a fork has only the thread that forks"
@@ -219,6 +225,7 @@ def _tell(reply: socket.socket, number: int) -> None:
 def _become(request: tuple[str, list[str], str, dict[str, str]], files: list[int]) -> str:
     """Make this fork the process that was asked for."""
     code, arguments, folder, environment = request
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from tests.faults import FaultyProxy
+from tests.servers import shared_postgres
 from tests.sinks.servers import HttpDouble, MongoServer, ValkeyServer
 from tests.store.server import PostgresServer
-
-from tidemill.runtime.broker import free_port
 
 
 @pytest.fixture
@@ -30,10 +29,8 @@ def proxy() -> Iterator[Callable[[int], FaultyProxy]]:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """Run the server that all tests share; nobody stops it."""
-    server = PostgresServer(free_port())
-    asyncio.run(server.add_user())
-    yield server
-    server.remove()
+    with shared_postgres() as server:
+        yield server
 
 
 @pytest.fixture

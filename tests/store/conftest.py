@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from tests.servers import shared_postgres
 from tests.store.server import PostgresServer
 
 from tidemill.store.database import Database
@@ -15,9 +16,8 @@ from tidemill.store.opening import open_store
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """Run the server that all tests share; no test may stop it."""
-    server = PostgresServer()
-    yield server
-    server.remove()
+    with shared_postgres() as server:
+        yield server
 
 
 @pytest.fixture

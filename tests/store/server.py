@@ -23,8 +23,12 @@ class PostgresServer:
     With a port it listens on 127.0.0.1 too, where the role `app` has the password `hunter2`.
     """
 
-    def __init__(self, port: int | None = None) -> None:
+    def __init__(self, port: int | None = None, folder: Path | None = None) -> None:
+        """Start it; or, with a folder, use the one that was started there."""
         self.port = port
+        if folder is not None:
+            self.folder = folder
+            return
         # Not pytest's folder, because the server's user must have access.
         self.folder = Path(tempfile.mkdtemp(prefix="tidemill-pg-", dir="/tmp"))
         self._bin = _binaries()
@@ -44,6 +48,10 @@ class PostgresServer:
     def data(self) -> Path:
         return self.folder / "data"
 
+    @property
+    def socket(self) -> Path:
+        return self.folder / f".s.PGSQL.{self.port or 5432}"
+
     def url(self, database: str = "postgres", user: str = "postgres") -> str:
         port = f"&port={self.port}" if self.port else ""
         return f"postgresql://{user}@/{database}?host={self.folder}{port}"
@@ -54,7 +62,7 @@ class PostgresServer:
 
     def start(self) -> None:
         tcp = f"-c listen_addresses=127.0.0.1 -p {self.port}" if self.port else "-c listen_addresses="
-        options = f"{tcp} -k {self.folder} -c shared_buffers=64MB"
+        options = f"{tcp} -k {self.folder} -c shared_buffers=64MB -c max_connections=400"
         self._run("pg_ctl", "-w", "-l", str(self.folder / "log"), "-o", options, "start")
 
     def stop(self, mode: str = "fast") -> None:

