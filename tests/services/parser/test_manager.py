@@ -216,16 +216,20 @@ async def test_what_a_file_does_to_its_process_does_not_matter(folder: Path, sto
     assert os.getcwd() == here
 
 
-async def test_a_file_that_hangs_holds_up_no_other(folder: Path, store: Store) -> None:
+@pytest.mark.timeout(300)
+async def test_a_file_that_hangs_holds_up_no_other(folder: Path, store: Store, long_run: bool) -> None:
+    count = 500 if long_run else 20
     write(folder, "hangs.py", "import time  # dag\ntime.sleep(3600)")
-    for number in range(20):
+    for number in range(count):
         write(folder, f"f{number}.py", DAG.format(name=f"d{number}", task="one"))
     zygote = ZygoteClient(Setup(preload=PRELOAD))
     await zygote.start()
     manager = ParserManager(store, zygote, folder, 3600.0)
     task = asyncio.create_task(manager.run())
-    await until(lambda: len(store.files) == 20)
+    await until(lambda: len(store.files) == count, 200)
     assert not manager.ready.is_set()
+    write(folder, "f7.py", DAG.format(name="d7", task="two"))
+    await until(lambda: store.task_of("f7.py") == "two")
     task.cancel()
     await asyncio.wait([task])
     await zygote.close()

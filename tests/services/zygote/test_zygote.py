@@ -17,7 +17,8 @@ from tests.until import until, wait_until
 from tidemill.runtime.processes import find_children, find_marked, is_running, read_environment
 from tidemill.runtime.warden import ENGINE_ID_VARIABLE
 from tidemill.services.zygote import client as client_module
-from tidemill.services.zygote.client import ForkedProcess, ZygoteClient, ZygoteError
+from tidemill.services.zygote.client import ZygoteClient
+from tidemill.services.zygote.link import ForkedProcess, ZygoteError
 from tidemill.services.zygote.messages import Setup
 
 ROOT = Path(__file__).parents[3]

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import msgspec
 
 from tidemill.services.parser.program import LENGTH_BYTES, ParseRequest, ParseResult
-from tidemill.services.zygote.client import ForkedProcess
+from tidemill.services.zygote.link import ForkedProcess
 
 #: What a zygote calls in the process.
 TARGET: Final = "tidemill.services.parser.program:parse"

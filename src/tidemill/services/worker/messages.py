@@ -29,6 +29,8 @@ from tidemill.store.task_calls import (
 )
 from tidemill.store.worker_calls import ClaimedAttempt, Result
 
+#: What a task process calls.
+TASK_TARGET = "tidemill.services.worker.task_process:main"
 _LENGTH = struct.Struct("!I")
 #: The largest message; an XCom has at most 1 MiB.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024

@@ -21,5 +21,6 @@ PRELOADS = (
     "tidemill.dags.sensors.base",
     "tidemill.dags.sensors.temporal",
     "tidemill.services.worker.task_process",
+    "tidemill.services.worker.template",
     "tidemill.triggers.base",
 )

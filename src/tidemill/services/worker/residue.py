@@ -67,6 +67,17 @@ def find_changes(before: ProcessState) -> tuple[str, ...]:
     return tuple(text for text, changed in changes.items() if changed)
 
 
+def list_unshareable() -> tuple[object, ...]:
+    """Return what a fork of this process would not have, or would share with it, to be compared."""
+    return (
+        sorted(os.listdir("/proc/self/task")),  # threads, those of C code too
+        sorted(os.listdir("/proc/self/fd")),
+        _list_children(),
+        [signal.getsignal(number) for number in _SIGNALS],
+        list_standard(),
+    )
+
+
 def find_children_left() -> str:
     """Wait for children that are ending, and return which are left, for people; empty: none."""
     deadline = time.monotonic() + _ENDING_SECONDS

@@ -18,6 +18,7 @@ import msgspec
 from tidemill.runtime.task_lines import TaskLine
 from tidemill.services.worker.logs import AttemptLog
 from tidemill.services.worker.messages import (
+    TASK_TARGET,
     Ask,
     Finished,
     Frames,
@@ -28,10 +29,8 @@ from tidemill.services.worker.messages import (
     decode_word,
     frame,
 )
-from tidemill.services.zygote.client import ForkedProcess, ZygoteClient, ZygoteError
+from tidemill.services.zygote.link import ForkedProcess, ForkLink, ZygoteError
 from tidemill.services.zygote.messages import Exited
-
-TARGET = "tidemill.services.worker.task_process:main"
 
 _CHUNK_BYTES = 65_536
 _SOCKET_CHUNK_BYTES = 262_144
@@ -74,7 +73,7 @@ class TaskHandle:
         listener: What hears of it.
     """
 
-    def __init__(self, number: int, task: Task, zygote: ZygoteClient, listener: Listener) -> None:
+    def __init__(self, number: int, task: Task, zygote: ForkLink, listener: Listener) -> None:
         """Start nothing yet."""
         self.number = number
         self.task = task
@@ -128,7 +127,7 @@ class TaskHandle:
 
     async def _fork(self, theirs: list[int]) -> None:
         try:
-            process = await self._zygote.fork(TARGET, msgspec.msgpack.encode(self.task), theirs)
+            process = await self._zygote.fork(TASK_TARGET, msgspec.msgpack.encode(self.task), theirs)
         except (ZygoteError, OSError):
             self._end(None)
             return

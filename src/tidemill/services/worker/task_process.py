@@ -21,7 +21,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -82,6 +82,28 @@ class WorkerGoneError(Exception):
     """The worker is gone, and nobody wants a result."""
 
 
+class ReadFile(NamedTuple):
+    """A DAG file that is imported. `files`: see `Loaded`."""
+
+    loaded: LoadedFile
+    files: dict[str, tuple[int, ...]]
+
+
+def read_file(folder: Path, file: str) -> ReadFile:
+    """Import a DAG file.
+
+    Raises:
+        Exception: Whatever the file raises; also `SystemExit`.
+    """
+    files = {file: sign_file(folder / file)}
+    loaded = load_file(folder / file, folder)
+    for name, digest in loaded.modules.items():
+        sign = sign_file(folder / name)
+        # One that was saved while it was imported may be another one than was read.
+        files.setdefault(name, sign if digest_file(folder / name) == digest else ())
+    return ReadFile(loaded, files)
+
+
 class TaskProcess:
     """The process.
 
@@ -89,10 +111,12 @@ class TaskProcess:
         task: What it is for.
         worker: The socket of the worker.
         output: Where what is printed and logged goes.
+        read: Its file, if that is imported already.
     """
 
-    def __init__(self, task: Task, worker: socket.socket, output: TaskOutput) -> None:
+    def __init__(self, task: Task, worker: socket.socket, output: TaskOutput, read: ReadFile | None = None) -> None:
         """Run nothing yet."""
+        self._read = read
         self._task = task
         self._worker = worker
         self._output = output
@@ -127,18 +151,14 @@ class TaskProcess:
 
     def _load(self) -> None:
         """Import the file; a process whose file cannot be imported fails the attempt that it gets."""
-        folder = Path(self._task.folder)
-        file = folder / self._task.file
-        files = {self._task.file: sign_file(file)}
+        folder, file = Path(self._task.folder), self._task.file
+        files = {file: sign_file(folder / file)}
         try:
             with self._interruptible():
-                self._loaded = load_file(file, folder)
+                read = self._read or read_file(folder, file)
+            self._loaded, files = read.loaded, read.files
         except BaseException as error:  # whatever the file raises, `SystemExit` too
             self._broken = self._explain_import(error)
-        for name, digest in ({} if self._loaded is None else self._loaded.modules).items():
-            sign = sign_file(folder / name)
-            # One that was saved while it was imported may be another one than was read.
-            files.setdefault(name, sign if digest_file(folder / name) == digest else ())
         self._output.flush()
         self._tell(Loaded(files))
 
@@ -297,12 +317,13 @@ def _translate(ending: Ending) -> Result:
             )
 
 
-def main(request: bytes, fds: list[int]) -> int:
-    """Be a task process; the zygote calls this in a fork.
+def main(request: bytes, fds: list[int], read: ReadFile | None = None) -> int:
+    """Be a task process; the zygote, or a template, calls this in a fork.
 
     Args:
         request: A `Task`.
         fds: The sockets of the worker and of the log, and the pipes of standard output and error.
+        read: The file, if it is imported already.
     """
     worker, lines, stdout, stderr = fds
     os.dup2(stdout, 1)
@@ -311,4 +332,4 @@ def main(request: bytes, fds: list[int]) -> int:
     os.close(stderr)
     task = msgspec.msgpack.decode(request, type=Task)
     output = TaskOutput(Lines(socket.socket(fileno=lines)), task.level)
-    return TaskProcess(task, socket.socket(fileno=worker), output).run()
+    return TaskProcess(task, socket.socket(fileno=worker), output, read).run()

@@ -49,9 +49,10 @@ from tidemill.services.worker.messages import (
     encode_answer,
 )
 from tidemill.services.worker.reports import Reports
-from tidemill.services.worker.signatures import sign_file
+from tidemill.services.worker.signatures import is_unchanged, sign_file
 from tidemill.services.worker.store_link import SCAN_SECONDS, beat, call_unfenced, listen
 from tidemill.services.worker.task_handle import TaskHandle
+from tidemill.services.worker.templates import Templates
 from tidemill.services.worker.worker_config import WorkerConfig
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.messages import Exited
@@ -110,6 +111,7 @@ class Worker:
         self._calls, self._bell, self._zygote = calls, bell, zygote
         self._loop = asyncio.get_running_loop()
         self._slots = WorkerSlots(config.limits)
+        self._templates = Templates(zygote, config.folder)
         self._handles: dict[int, TaskHandle] = {}
         self._running: dict[tuple[int, int], _Running] = {}
         self._reports = Reports()
@@ -255,7 +257,7 @@ class Worker:
         """Tell whether the files of a process are what it has read."""
         if handle.files is None:  # it reads them now, or has not begun
             return handle.began_with == sign_file(self._config.folder / handle.task.file)
-        return all(sign and sign_file(self._config.folder / name) == sign for name, sign in handle.files.items())
+        return is_unchanged(self._config.folder, handle.files)
 
     def _do(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
@@ -278,7 +280,7 @@ class Worker:
 
     def _start(self, number: int, file: str) -> None:
         task = Task(str(self._config.folder), file, self._config.log_level)
-        handle = self._handles[number] = TaskHandle(number, task, self._zygote, self)
+        handle = self._handles[number] = TaskHandle(number, task, self._templates.find(task), self)
         handle.began_with = sign_file(self._config.folder / file)
         try:
             handle.start()
@@ -391,5 +393,6 @@ class Worker:
         until = self._now() + _LAST_SECONDS
         while self._handles and self._now() < until:  # noqa: ASYNC110 - the very end
             await asyncio.sleep(0.005)
+        self._templates.close()
         for helper in self._helpers:
             helper.cancel()

@@ -50,9 +50,15 @@ class Signal(msgspec.Struct, frozen=True, tag=True):
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
-    """The zygote is ready. `problems`: what is wrong with the modules of the user, for people."""
+    """The zygote is ready.
+
+    Attributes:
+        problems: What is wrong with the modules of the user, for people.
+        about: What a program that is more than a zygote says of itself.
+    """
 
     problems: tuple[str, ...] = ()
+    about: bytes = b""
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):

@@ -26,7 +26,8 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NoReturn
 
 from tidemill.runtime.warden import ENGINE_ID_VARIABLE, Warden
@@ -58,16 +59,25 @@ class Zygote:
 
     Args:
         owner: The socket of its owner.
-        mark: What its processes carry in their environment.
+        warden: What cleans up if it is killed; None: that of the zygote that forked it.
+        targets: What forked processes may call besides functions of modules, by name.
+        about: See `Started`.
     """
 
-    def __init__(self, owner: socket.socket, mark: str) -> None:
+    def __init__(
+        self,
+        owner: socket.socket,
+        warden: Warden | None,
+        targets: Mapping[str, Target] = MappingProxyType({}),
+        about: bytes = b"",
+    ) -> None:
         """Fork nothing yet."""
         self._owner = owner
         self._pid = os.getpid()
-        self._warden = Warden(mark)
+        self._warden = warden
         self._children: set[int] = set()
-        self._targets: dict[str, Target] = {}
+        self._targets = targets
+        self._about = about
         self._woken, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def run(self) -> None:
@@ -77,7 +87,8 @@ class Zygote:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         adopt_orphans()
-        self._warden.start()
+        if self._warden is not None:
+            self._warden.start()
         waiting = select.poll()
         waiting.register(self._owner, select.POLLIN)
         waiting.register(self._woken, select.POLLIN)
@@ -120,7 +131,7 @@ class Zygote:
         # What is there now is never freed, and looking at it would copy the pages that all processes share.
         gc.collect()
         gc.freeze()
-        self._tell(Started(problems))
+        self._tell(Started(problems, self._about))
 
     def _tell(self, report: Report) -> None:
         self._owner.sendall(encode(report))
@@ -148,7 +159,8 @@ class Zygote:
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             self._owner.close()
-            self._warden.disown()
+            if self._warden is not None:
+                self._warden.disown()
             os.close(self._woken)
             os.close(self._waker)
             self._children.clear()
@@ -168,6 +180,8 @@ class Zygote:
             os._exit(status & 0xFF)
 
     def _find(self, target: str) -> Target:
+        if target in self._targets:
+            return self._targets[target]
         module, _, name = target.partition(":")
         function: Target = getattr(importlib.import_module(module), name)
         return function
@@ -179,11 +193,11 @@ class Zygote:
         while (ended := _find_ended()) is not None:
             if ended in self._children:
                 send_signal(ended, signal.SIGKILL, group=True)
-            if ended == self._warden.pid:
+            if self._warden is not None and ended == self._warden.pid:
                 self._warden.reaped()
             else:
                 self._take(ended)
-            if self._warden.pid is None:
+            if self._warden is not None and self._warden.pid is None:
                 with contextlib.suppress(OSError):  # no room for another process; at the next end, again
                     self._warden.start()
 
@@ -198,8 +212,9 @@ class Zygote:
 
     def _kill_orphans(self) -> None:
         """Kill what processes that have ended left outside their groups."""
+        warden = None if self._warden is None else self._warden.pid
         for pid in read_children(self._pid):
-            if pid not in self._children and pid != self._warden.pid:
+            if pid not in self._children and pid != warden:
                 send_signal(pid, signal.SIGKILL, group=os.getpgid(pid) == pid)
 
     def _kill_all(self) -> None:
@@ -273,4 +288,4 @@ def main() -> None:
     os.dup2(null, 0, inheritable=False)
     os.close(null)
     gc.disable()
-    Zygote(owner, os.environ[ENGINE_ID_VARIABLE]).run()
+    Zygote(owner, Warden(os.environ[ENGINE_ID_VARIABLE])).run()
