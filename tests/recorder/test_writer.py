@@ -83,6 +83,19 @@ def test_rows_are_sealed_when_there_are_enough_and_the_rest_at_the_end(tmp_path:
     assert not [*tmp_path.rglob("*-wal"), *tmp_path.rglob("*-shm")], "readers would leave these behind"
 
 
+def test_the_row_of_a_task_takes_few_bytes(tmp_path: Path):
+    with RecordWriter(settings(tmp_path), "g", "w") as writer:
+        writer.put_rows("e1", 0, 1, RowTable.TASKS, tasks(*(task(f"task-{n:05d}", [n]) for n in range(5000))))
+        stored(writer, 5000)
+    (sealed,) = tmp_path.rglob("tasks-*.parquet")
+    metadata = pq.read_metadata(sealed)
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
+    (offsets,) = [column for column in columns if column.path_in_schema.startswith("offsets.")]
+    assert offsets.total_compressed_size < 0.2 * 5000
+    assert sum(column.total_compressed_size for column in columns) < 8 * 5000
+
+
 def test_a_frame_that_is_sent_again_is_stored_once_and_confirmed_again(tmp_path: Path):
     confirmed: list[tuple[str, int]] = []
     with RecordWriter(settings(tmp_path), "g", "w", stored=lambda *which: confirmed.append(which)) as writer:

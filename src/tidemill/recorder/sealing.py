@@ -232,6 +232,12 @@ def _write_parquet(rows: pa.Table, worker: str) -> pa.Buffer:
 
     words = [name for name in _WORDS if name in rows.column_names]
     encodings = {field.name: "DELTA_BINARY_PACKED" for field in rows.schema if pa.types.is_integer(field.type)}
+    # The offsets of a task's messages are a list: of one, mostly.
+    encodings |= {
+        f"{field.name}.list.element": "DELTA_BINARY_PACKED"
+        for field in rows.schema
+        if pa.types.is_list(field.type) and pa.types.is_integer(field.type.value_type)
+    }
     encodings |= {name: "DELTA_BYTE_ARRAY" for name in ("key", "task_id", "parent") if name in rows.column_names}
     sink = pa.BufferOutputStream()
     pq.write_table(
