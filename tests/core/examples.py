@@ -1,4 +1,4 @@
-"""How many random examples a test tries, of Hypothesis or of seeds: all with `--long`, a fifth without."""
+"""How many random examples a test tries, of Hypothesis or of seeds: all with `--long`, a tenth without."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hypothesis import settings
 
 #: What a test without a number of its own has at full length.
 FULL = 100
-SHORT = 20
+SHORT = 10
 
 
 def examples(full: int) -> int:

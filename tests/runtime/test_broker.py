@@ -59,14 +59,6 @@ def test_a_killed_and_a_stopped_broker_comes_back_with_its_data_on_its_port(own_
     assert [m.value() for m in consume(address, topic, 2)] == [b"before", b"between"]
 
 
-def test_another_broker_object_takes_over_a_data_folder(own_kafka: Start, tmp_path: Path) -> None:
-    first = EmbeddedBroker(tmp_path / "data")
-    with first:
-        produce(first.bootstrap, first.create_topic("kept"), [b"x"])
-    with EmbeddedBroker(tmp_path / "data") as second:
-        assert [m.value() for m in consume(second.bootstrap, "kept", 1)] == [b"x"]
-
-
 def test_a_taken_port_is_refused_although_somebody_answers_there(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -91,7 +83,9 @@ def test_of_two_brokers_that_start_at_once_on_one_port_one_is_refused(
     embedded_kafka.create_topic(unique_name())
 
 
-def test_a_data_folder_may_have_any_name_whatever_the_locale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_broker_object_takes_over_a_data_folder_whatever_its_name_and_the_locale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LC_ALL", "C")
     folder = tmp_path / "höme \\ 潮 🌊"
     with EmbeddedBroker(folder) as first:
