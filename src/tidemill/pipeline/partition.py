@@ -230,15 +230,16 @@ class OwnedPartition:
         self,
         messages: Sequence[SourceMessage],
         entries: Sequence[LedgerEntry[TopicPartition, int]],
+        runs: Sequence[Sequence[TaskRun]],
         window: WindowTimes,
     ) -> None:
-        """Let messages without tasks leave the pipeline together; see `resolve`."""
+        """Let messages of a window leave the pipeline together; see `resolve`."""
         context, count = self._context, len(messages)
         sizes = list_sizes(messages)
         context.commits.resolve_all(entries)
         if (finished := context.finished) is not None:
-            for message, size_bytes in zip(messages, sizes, strict=True):
-                finished.add(message, size_bytes, (), window)
+            for message, size_bytes, tasks in zip(messages, sizes, runs, strict=True):
+                finished.add(message, size_bytes, tasks, window)
         if self.handover is not None:
             for message in messages:
                 self.handover.note_resolved(message.offset)

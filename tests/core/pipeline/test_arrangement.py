@@ -214,6 +214,19 @@ def test_a_window_is_arranged_once_and_a_key_is_one_task() -> None:
         Arrangement(1).set_tasks([("a", [0]), ("a", [0])])
 
 
+def test_tasks_that_end_together_complete_what_each_of_them_would_without_message_hooks() -> None:
+    window = Arrangement(4)
+    window.set_tasks([("a", [0]), ("b", [1]), ("c", [1, 2]), ("d", [3])])
+    window.hold([0, 2])
+    assert window.end_tasks([]) == (0, [], False)
+    assert window.end_tasks(["a", "b", "b", "unknown"]) == (1, [], False)
+    assert window.end_tasks(["c"]) == (2, [1], False)
+    assert window.release_all([0, 2]) == [0, 2]
+    assert window.note_task_done("c") == []
+    assert window.end_tasks(["d"]) == (1, [3], True)
+    assert window.end_tasks(["d"]) == (0, [], False), "the window's own hook is due once"
+
+
 def test_a_window_without_tasks_and_hooks_is_resolved_but_for_what_is_held() -> None:
     window = Arrangement(3)
     window.hold([1, 2, 2])

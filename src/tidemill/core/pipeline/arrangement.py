@@ -143,6 +143,29 @@ class Arrangement:
                 effects.append(self._complete(index))
         return effects
 
+    def end_tasks(self, keys: Iterable[Hashable]) -> tuple[int, list[int], bool]:
+        """Note that tasks are terminal in a window without message hooks.
+
+        Returns:
+            How many messages are complete by that, those of them that nothing holds, which are resolved, and whether
+            the window's own hook is due.
+        """
+        complete, resolved = 0, []
+        left, holds, stages = self._tasks_left, self._holds, self._stages
+        for key in keys:
+            for index in self._tasks.pop(key, ()):
+                left[index] -= 1
+                if left[index]:
+                    continue
+                complete += 1
+                if holds[index]:
+                    stages[index] = _HOLDS
+                else:
+                    stages[index] = _RESOLVED
+                    resolved.append(index)
+        self._hooks_left -= complete
+        return complete, resolved, complete > 0 and not self._hooks_left
+
     def replace(self, key: Hashable, replacements: Sequence[Hashable]) -> list[Effect]:
         """Replace a task, which makes it terminal, by other tasks for the same messages; without any, it is done.
 

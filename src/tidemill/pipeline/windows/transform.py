@@ -19,6 +19,7 @@ from tidemill.pipeline.delivery.routing import Routed
 from tidemill.pipeline.handler.models import SkipMessage
 from tidemill.pipeline.hooks import call_hook
 from tidemill.pipeline.key_order import KeptPlace
+from tidemill.pipeline.windows.runs import may_run, release_run, resolve_run
 from tidemill.pipeline.windows.window import WindowRun
 from tidemill.runtime.messages import SourceMessage, place_of
 from tidemill.sinks.payloads import CollectResult
@@ -106,15 +107,12 @@ def start_transformed(window: WindowRun, result: Transformed, place: KeptPlace |
 
 def _is_plain(window: WindowRun, result: Transformed) -> bool:
     """Return whether nothing is to happen to a single message, as far as can be known."""
-    context = window.context
-    if len(window.messages) == 1 or result.whole or context.overridden.on_message_complete:
-        return False
-    return context.brake is None and context.mode.waits_for_sinks
+    return not result.whole and may_run(window)
 
 
 def _start_run(window: WindowRun, result: Transformed) -> None:
     """Deliver a window as a run."""
-    run = SubmissionRun("transform", functools.partial(_release, window))
+    run = SubmissionRun("transform", functools.partial(release_run, window))
     parts = [
         RunPart(run, index, message, len(routed))
         for index, (message, routed) in enumerate(zip(window.messages, result.each, strict=False))
@@ -127,23 +125,8 @@ def _start_run(window: WindowRun, result: Transformed) -> None:
         window.context.outbox.submit_run(parts, [routed for routed in result.each if routed])
         window.partition.submitted(sum([part.size_bytes for part in parts]), len(parts))
     window.partition.tasks_done(len(window.messages))
-    _resolve(window, window.graph.complete_all())
+    resolve_run(window, window.graph.complete_all())
     window.apply((WindowComplete(),))
-
-
-def _release(window: WindowRun, indexes: Sequence[int], size_bytes: int) -> None:
-    if not window.partition.closed:
-        window.partition.delivered(size_bytes, len(indexes))
-        _resolve(window, window.graph.release_all(indexes))
-
-
-def _resolve(window: WindowRun, indexes: Sequence[int]) -> None:
-    if not indexes:
-        return
-    messages, entries = window.messages, window.entries
-    if len(indexes) < len(messages):
-        messages, entries = [messages[index] for index in indexes], [entries[index] for index in indexes]
-    window.partition.resolve_all(messages, entries, window.times)
 
 
 def _route(context: EngineContext, returned: Any, count: int) -> Transformed:

@@ -22,6 +22,7 @@ from tidemill.pipeline.key_order import KeptPlace
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.reports.report import WindowTimes
 from tidemill.pipeline.windows.failures import write_or_hold
+from tidemill.pipeline.windows.known_results import start_tasks
 from tidemill.pipeline.windows.transform import RefusedResultError, call_transform, list_refused, start_transformed
 from tidemill.pipeline.windows.window import WindowRun
 from tidemill.runtime.log import kind_of, throttle
@@ -134,7 +135,7 @@ class WaitingWindow:
             self._cannot_take(LetterKind.ARRANGE, error)
         else:
             if not partition.closed and not partition.leaving:
-                self._make_run(started_at).start(tasks, self._place)
+                start_tasks(self._make_run(started_at), tasks, self._place)
         return ()
 
     def _parse(self) -> bool:

@@ -45,6 +45,7 @@ class WindowRun:
 
     Attributes:
         causes: What failed of its messages, by index, if there is a brake.
+        known: While it is started: takes the tasks of one message whose results are known. None: they are its own.
     """
 
     __slots__ = (
@@ -54,6 +55,7 @@ class WindowRun:
         "entries",
         "graph",
         "held_for_window",
+        "known",
         "messages",
         "partition",
         "results",
@@ -82,6 +84,7 @@ class WindowRun:
         self.times = times
         self.held_for_window = False
         self.causes: dict[int, str] = {}
+        self.known: list[TaskRun] | None = None
 
     def start(self, tasks: list[ExecutorTask], place: KeptPlace | None) -> None:
         """Launch the tasks of the window, each when its turn comes.
@@ -96,7 +99,8 @@ class WindowRun:
         for task in tasks:
             indexes, ignored = find_source_indexes(task.source_offsets, places)
             if ignored:
-                self._warn_of_sources(task, ignored)
+                text = "source_offsets of a task lie outside its window and are ignored"
+                self.context.warn(text, task_id=task.task_id, partition=self.partition.name, ignored=ignored[:10])
             run = self._make_run(task)
             for index in indexes or range(len(self.messages)):
                 self.runs_of[index].append(run)
@@ -114,14 +118,6 @@ class WindowRun:
         if self.context.holds_windows:
             self.held_for_window = True
             self.graph.hold(range(len(self.messages)))
-
-    def _warn_of_sources(self, task: ExecutorTask, ignored: Sequence[int]) -> None:
-        self.context.warn(
-            "source_offsets of a task lie outside its window and are ignored",
-            task_id=task.task_id,
-            partition=self.partition.name,
-            ignored=ignored[:10],
-        )
 
     def _make_run(self, task: ExecutorTask) -> TaskRun:
         run = TaskRun(task, self, self.arrived)
@@ -156,8 +152,10 @@ class WindowRun:
         context.slowest.add(result)
         if context.finished is not None:
             context.finished.size_bytes += len(result.stdout_bytes) + len(result.stderr)
-        # Even without a hook the turn is given back first: a window of a hundred known results must not recurse.
-        context.hooks.submit(self.collect if context.overridden.on_task_complete else self._end_task, run)
+        if self.known is not None and len(self.graph.find_indexes(run)) == 1:
+            self.known.append(run)
+        else:  # even without a hook the turn is given back first: a window of known results must not recurse
+            context.hooks.submit(self.collect if context.overridden.on_task_complete else self._end_task, run)
 
     async def _end_task(self, run: TaskRun) -> None:
         self._make_terminal(run)
@@ -172,7 +170,7 @@ class WindowRun:
     async def _call_error_hook(self, run: TaskRun, error: ExecutorError) -> None:
         if self.partition.closed:
             return
-        action = await failures.ask_on_error(self.context, run, error, self._locate)
+        action = await failures.ask_on_error(self.context, run, error, self.locate)
         if self.partition.closed:
             return
         if action is ErrorAction.RETRY:
@@ -265,7 +263,7 @@ class WindowRun:
             return
         hook, returned = name_hook(of), None
         try:
-            returned = await call_hook(self._call_hook(of), context.hooks.calls, hook, self._locate, of)
+            returned = await call_hook(self._call_hook(of), context.hooks.calls, hook, self.locate, of)
             routed = context.route(returned)
         except Exception as error:
             if not partition.closed:
@@ -343,7 +341,7 @@ class WindowRun:
                 index = effect.index
                 self.partition.resolve(self.messages[index], self.entries[index], self.runs_of[index], self.times)
             else:
-                self._window_complete()
+                self.end_messages()
 
     def _message_complete(self, index: int) -> None:
         self.partition.tasks_done()
@@ -366,7 +364,8 @@ class WindowRun:
         if (brake := self.context.brake) is not None:
             brake.ended(self.partition, messages[index].offset, cause, is_alone=len(messages) == 1)
 
-    def _window_complete(self) -> None:
+    def end_messages(self) -> None:
+        """Go on when the hooks of all messages have ended: the window's own hook is due."""
         self.context.counters.batches.add(max(0.0, time.monotonic() - self.arrived))
         if self.context.overridden.on_window_complete:
             self.partition.windows += 1
@@ -396,6 +395,6 @@ class WindowRun:
             self.held_for_window = False
             self.apply(self.graph.release(range(len(self.messages))))
 
-    def _locate(self, of: Hooked) -> Place:
+    def locate(self, of: Hooked) -> Place:
         """Say for which messages a hook runs."""
         return place_of([self.messages[index] for index in self.find_indexes(of)])

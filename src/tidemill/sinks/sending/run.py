@@ -26,19 +26,17 @@ class RunPart(msgspec.Struct, eq=False):
         run: The run.
         index: Of the message in its window.
         message: The message.
-        size_bytes: The size of its payloads, once they are submitted.
-        pending: How many of them are not settled.
+        pending: How many of its payloads are not settled.
+        task: The task whose hook returned them, if it was one.
+        size_bytes: Their size, once they are submitted.
     """
 
     run: SubmissionRun
     index: int
     message: Any
     pending: int
+    task: Any = None
     size_bytes: int = 0
-
-    @property
-    def task(self) -> None:
-        """None: no task returned them."""
 
     @property
     def origin(self) -> Any:

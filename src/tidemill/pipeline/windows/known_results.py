@@ -1,0 +1,122 @@
+"""Calls the hooks of tasks whose results were known when their window was arranged, and delivers what these return.
+
+Hooks that return without waiting are called one after the other, and what they return goes out as a run.
+
+Invariant: a hook that waits holds up no other: in the next turn of the loop, what was returned before goes out, and
+another job goes on with the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import deque
+from collections.abc import Sequence
+
+from tidemill.pipeline.delivery.routing import Routed
+from tidemill.pipeline.handler.models import ExecutorTask
+from tidemill.pipeline.hooks import BURST, call_hook
+from tidemill.pipeline.key_order import KeptPlace
+from tidemill.pipeline.tasks.pool import TaskRun
+from tidemill.pipeline.windows import failures
+from tidemill.pipeline.windows.runs import may_run, release_run, resolve_run
+from tidemill.pipeline.windows.window import WindowRun
+from tidemill.sinks.sending.run import RunPart, SubmissionRun
+
+_HOOK = "on_task_complete"
+
+
+def start_tasks(window: WindowRun, tasks: list[ExecutorTask], place: KeptPlace | None) -> None:
+    """Start a window; see `WindowRun.start`."""
+    if window.partition.order is not None or not may_run(window):
+        window.start(tasks, place)
+        return
+    known = window.known = []
+    window.start(tasks, place)
+    window.known = None
+    if known:
+        _KnownResults(window, known).go_on()
+
+
+class _KnownResults:
+    """The tasks of a window whose results were known.
+
+    Args:
+        window: The window.
+        runs: The tasks, of one message each.
+    """
+
+    __slots__ = ("_ended", "_left", "_parts", "_routed", "_run", "_window")
+
+    def __init__(self, window: WindowRun, runs: list[TaskRun]) -> None:
+        self._window = window
+        self._left = deque(runs)
+        self._run = SubmissionRun(_HOOK, functools.partial(release_run, window))
+        # What hooks returned that is not handed over yet, and their tasks.
+        self._parts: list[RunPart] = []
+        self._routed: list[Sequence[Routed]] = []
+        self._ended: list[TaskRun] = []
+
+    def go_on(self) -> None:
+        """Let a job work on what is left."""
+        self._window.context.hooks.submit(self._work)
+
+    async def _work(self) -> None:
+        loop, turn = asyncio.get_running_loop(), asyncio.Event()
+        timer = loop.call_soon(self._pass_on, turn)
+        for _ in range(BURST):
+            if not self._left or turn.is_set():
+                break
+            await self._collect(self._left.popleft())
+        self._hand_over()
+        if not self._left:
+            timer.cancel()
+
+    def _pass_on(self, turn: asyncio.Event) -> None:
+        """Take over from a job whose hook waits, or that has called enough of them in a row."""
+        turn.set()
+        self._hand_over()
+        if self._left:
+            self.go_on()
+
+    async def _collect(self, run: TaskRun) -> None:
+        window, returned = self._window, None
+        context, partition = window.context, window.partition
+        if partition.closed:
+            return
+        if context.overridden.on_task_complete:
+            assert run.result is not None
+            try:
+                hook = context.handler.on_task_complete(run.result)
+                returned = await call_hook(hook, context.hooks.calls, _HOOK, window.locate, run)
+                routed = context.route(returned)
+            except Exception as error:
+                if not partition.closed:
+                    failures.handle_hook_failure(window, _HOOK, error, run, returned)
+                return
+            if routed:
+                (index,) = window.graph.find_indexes(run)
+                run.payloads = len(routed)
+                self._parts.append(RunPart(self._run, index, window.messages[index], len(routed), run.task))
+                self._routed.append(routed)
+        self._ended.append(run)
+
+    def _hand_over(self) -> None:
+        """Deliver what was returned, and make its tasks terminal."""
+        parts, routed, ended = self._parts, self._routed, self._ended
+        self._parts, self._routed, self._ended = [], [], []
+        window, partition = self._window, self._window.partition
+        if not ended or partition.closed:
+            return
+        if parts:
+            window.graph.hold([part.index for part in parts])
+            window.context.outbox.submit_run(parts, routed)
+            partition.submitted(sum([part.size_bytes for part in parts]), len(parts))
+        complete, resolved, is_over = window.graph.end_tasks(ended)
+        for run in ended:
+            partition.pending.pop(run.key, None)
+            run.leave_owner()
+        partition.tasks_done(complete)
+        resolve_run(window, resolved)
+        if is_over:
+            window.end_messages()
