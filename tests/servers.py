@@ -73,7 +73,8 @@ def shared_postgres() -> Iterator[PostgresServer]:
         return
     server = PostgresServer(free_port())
     try:
-        asyncio.run(server.add_user())
+        with ThreadPoolExecutor(1) as beside:  # the loop of a test may run in this thread
+            beside.submit(asyncio.run, server.add_user()).result()
         yield server
     finally:
         server.remove()

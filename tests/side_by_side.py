@@ -26,6 +26,7 @@ from tests.servers import Servers
 
 #: What takes longest starts first, or the others would have to wait for it at the end.
 LONGEST = (
+    "services/triggerer/test_proof_host.py",  # in a new process: after many other files it hardly gets on
     "spark/test_backfill.py",
     "spark/bounded/test_dataframe.py",
     "cli/dags/test_dev.py",
