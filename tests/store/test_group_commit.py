@@ -20,7 +20,8 @@ from tidemill.core.triggers.event_plan import Duplicate, Refusal, Refused, Store
 from tidemill.core.triggers.group_commit import CommitLimits, Standing
 from tidemill.store.content import MAX_IDENTITY_BYTES
 from tidemill.store.database import Database
-from tidemill.store.group_commit import DatabaseEvents, EventStore
+from tidemill.store.database_events import DatabaseEvents
+from tidemill.store.group_commit import EventStore
 from tidemill.store.queries.triggers import find_triggers, report_triggers
 from tidemill.store.records import TriggerReport, TriggerState
 from tidemill.store.sqlite import open_sqlite

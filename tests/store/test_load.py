@@ -14,9 +14,11 @@ from tests.store.helpers import NOW_US, claim, new_session, registered
 
 from tidemill.core.triggers.event_plan import NewEvent, Stored
 from tidemill.core.triggers.group_commit import Standing
-from tidemill.services.triggerer.state_writer import CHUNK_COUNT, StateChange, StateWriter
+from tidemill.services.triggerer.state_change import StateChange
+from tidemill.services.triggerer.state_writer import CHUNK_COUNT, StateWriter
 from tidemill.store.database import Database
-from tidemill.store.group_commit import DatabaseEvents, EventStore
+from tidemill.store.database_events import DatabaseEvents
+from tidemill.store.group_commit import EventStore
 from tidemill.store.opening import open_store
 from tidemill.store.postgres import open_postgres
 from tidemill.store.queries.events import count_events, store_events

@@ -22,7 +22,8 @@ from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import Backoff
 from tidemill.core.triggers.event_plan import NewEvent, Stored
 from tidemill.core.triggers.group_commit import CommitLimits, Standing
-from tidemill.store.group_commit import DatabaseEvents, EventStore
+from tidemill.store.database_events import DatabaseEvents
+from tidemill.store.group_commit import EventStore
 from tidemill.store.opening import open_reader, open_store
 from tidemill.store.postgres import PostgresDatabase, open_postgres
 from tidemill.store.queries.cursors import lock_cursors

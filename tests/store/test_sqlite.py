@@ -21,7 +21,8 @@ from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.triggers.group_commit import Standing
 from tidemill.store.call_batches import answer_call
 from tidemill.store.calls import GetVariable, SetVariable
-from tidemill.store.group_commit import DatabaseEvents, EventStore
+from tidemill.store.database_events import DatabaseEvents
+from tidemill.store.group_commit import EventStore
 from tidemill.store.lock import StoreInUseError
 from tidemill.store.opening import choose_store_url, open_reader, open_store
 from tidemill.store.queries.events import count_events
@@ -32,7 +33,8 @@ WRITER = """
 import asyncio, os, sys
 from tests.store.helpers import claimed
 from tidemill.core.triggers.event_plan import Stored
-from tidemill.store.group_commit import DatabaseEvents, EventStore
+from tidemill.store.database_events import DatabaseEvents
+from tidemill.store.group_commit import EventStore
 from tidemill.store.opening import open_store
 
 async def main():

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from typing import Protocol, TypeVar
-
-from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tidemill.config.redaction import redact_text
 from tidemill.core.errors import RemoteError
 from tidemill.store.call import Call
 from tidemill.store.doorbell import Doorbell
+
+# Services that only call a store start faster, and are smaller, without SQLAlchemy.
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 T = TypeVar("T")
 
@@ -130,10 +131,9 @@ def is_conflict(error: BaseException) -> bool:
 
 
 def _find_cause(error: BaseException) -> BaseException:
-    if isinstance(error, DBAPIError) and error.orig is not None:
-        # The driver's own text: SQLAlchemy adds the statement and its parameters, which contain users' data.
-        return error.orig
-    return error
+    # The driver's own text: SQLAlchemy adds the statement and its parameters, which contain users' data.
+    original = getattr(error, "orig", None)
+    return original if isinstance(original, BaseException) else error
 
 
 def _blames_content(cause: BaseException) -> bool:

@@ -19,15 +19,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import structlog
-from sqlalchemy import Connection
 
 from tidemill.core.errors import RemoteError
 from tidemill.core.retry import JITTER_BITS
-from tidemill.core.triggers.event_plan import NewEvent, Plan, Refusal, Refused, StoreOutcome
+from tidemill.core.triggers.event_plan import NewEvent, Refusal, Refused, StoreOutcome
 from tidemill.core.triggers.group_commit import Batch, CommitLimits, GroupCommit, Standing
 from tidemill.runtime.log import throttle
-from tidemill.store.database import Database
-from tidemill.store.queries.events import store_events
 
 log = structlog.get_logger(__name__)
 
@@ -40,7 +37,7 @@ _LOG_SECONDS = 10.0
 
 
 class EventWriter(Protocol):
-    """What stores a batch of events; `DatabaseEvents` is one."""
+    """What stores a batch of events; `database_events.DatabaseEvents` is one."""
 
     async def store(self, events: tuple[NewEvent, ...]) -> Sequence[StoreOutcome]:
         """Store events, and return what became of each; durably.
@@ -52,34 +49,6 @@ class EventWriter(Protocol):
         Raises:
             RemoteError: They were not stored, or may have been.
         """
-
-
-class DatabaseEvents:
-    """Stores events in a database that this process has open.
-
-    Args:
-        database: The store, open for writing.
-    """
-
-    def __init__(self, database: Database) -> None:
-        """Store nothing yet."""
-        self._database = database
-        # The plan of the last attempt, which may or may not have been committed.
-        self._tried: tuple[tuple[NewEvent, ...], Plan] | None = None
-
-    async def store(self, events: tuple[NewEvent, ...]) -> Sequence[StoreOutcome]:
-        """Store events; see `EventWriter`."""
-        plan = await self._database.write(lambda connection: self._store(connection, events))
-        self._tried = None
-        return plan.outcomes
-
-    def _store(self, connection: Connection, events: tuple[NewEvent, ...]) -> Plan:
-        """Store events; runs on a thread of the database, and nothing else uses `_tried` meanwhile."""
-        tried = self._tried
-        earlier = tried[1] if tried is not None and tried[0] is events else None
-        plan = store_events(connection, events, earlier)
-        self._tried = (events, plan)
-        return plan
 
 
 class _Entry(NamedTuple):

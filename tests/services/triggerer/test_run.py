@@ -18,7 +18,7 @@ from tidemill.core.triggers.group_commit import Standing
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.services.triggerer.run import TriggerRun
 from tidemill.services.triggerer.run_services import RunServices
-from tidemill.services.triggerer.state_writer import StateChange
+from tidemill.services.triggerer.state_change import StateChange
 from tidemill.services.triggerer.trigger_book import TriggerBook
 from tidemill.store.records import TriggerSpec, TriggerState
 from tidemill.triggers.shared_stream import SharedStreamManager

@@ -230,23 +230,11 @@ class Dev:
             return
         taken.result()
         scheduler = await self._begin("scheduler")
-        started = await finish_or_stop(self.zygote.start(), stop)
-        if started is None:
-            await self._stop([], [])
-            return
-        started.result()
         settings = self.about.settings
-        self.parser = ParserManager(
-            self.database,
-            self.zygote,
-            self.about.folder,
-            settings.dags.parse_timeout_seconds,
-            settings.dags.paused_at_creation,
-        )
         log.info("tidemill dev is starting", folder=str(self.about.folder), store=self.database.label)
         tasks = [
             self._start("scheduler", Scheduler(self.database, self.database.doorbell, scheduler).run()),
-            self._start("parser", self.parser.run()),
+            self._start("parser", self._parse()),
             self._start("beats", self._beat(dev, scheduler)),
             self._start("trials of triggers", self.trials.run(dev)),
             self._start("retention", RunRetention(self.database, settings.store).run()),
@@ -263,6 +251,15 @@ class Dev:
                 raise RemoteError(f"the {task.get_name()} ended, though nothing told it to; see the log")
         finally:
             await self._stop(tasks, [stopping, *shown])
+
+    async def _parse(self) -> None:
+        # While the zygote imports, worker and triggerer do.
+        await self.zygote.start()
+        dags = self.about.settings.dags
+        self.parser = ParserManager(
+            self.database, self.zygote, self.about.folder, dags.parse_timeout_seconds, dags.paused_at_creation
+        )
+        await self.parser.run()
 
     def find_unready(self) -> list[str]:
         """Return why DAGs are not run yet, or not now; from any thread."""

@@ -16,9 +16,10 @@ from tidemill.services.triggerer.admission import Admission
 from tidemill.services.triggerer.listing import should_run
 from tidemill.services.triggerer.serialized import keep_serialized
 from tidemill.services.triggerer.sessions import Ownership
-from tidemill.services.triggerer.state_writer import StateChange, StateWriter
+from tidemill.services.triggerer.state_change import StateChange
+from tidemill.services.triggerer.state_writer import StateWriter
 from tidemill.store.database import Database
-from tidemill.store.group_commit import DatabaseEvents
+from tidemill.store.database_events import DatabaseEvents
 from tidemill.store.queries.triggers import claim_triggers, register_triggers
 from tidemill.store.records import TriggerRecord, TriggerSpec
 

@@ -32,7 +32,7 @@ from tidemill.core.triggers.lifecycle import BACKOFF, CancelReason, Ending, EndV
 from tidemill.services.triggerer.loading import TriggerError, encode_payload, read_identity
 from tidemill.services.triggerer.run_ending import RefusedEventError, format_fault, report_ending, run_step
 from tidemill.services.triggerer.run_services import RunServices
-from tidemill.services.triggerer.state_writer import StateChange
+from tidemill.services.triggerer.state_change import StateChange
 from tidemill.services.triggerer.stream_membership import StreamMembership
 from tidemill.services.triggerer.trigger_factory import TriggerFactory
 from tidemill.store.records import TriggerSpec, TriggerState

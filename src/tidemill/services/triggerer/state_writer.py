@@ -11,32 +11,22 @@ import asyncio
 import random
 import time
 from functools import partial
-from typing import NamedTuple
 
 import structlog
 
 from tidemill.core.errors import RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.runtime.log import throttle
+from tidemill.services.triggerer.state_change import StateChange
 from tidemill.store.database import Database
 from tidemill.store.queries.triggers import report_triggers
-from tidemill.store.records import TriggerReport, TriggerState
+from tidemill.store.records import TriggerReport
 from tidemill.store.write_retry import BACKOFF
 
 log = structlog.get_logger(__name__)
 
 #: Most reports of one transaction: some tens of milliseconds, during which events of these triggers wait.
 CHUNK_COUNT = 1_000
-
-
-class StateChange(NamedTuple):
-    """A new state of a trigger; see `TriggerReport`."""
-
-    trigger_id: int
-    token: int
-    state: TriggerState
-    reason: str | None = None
-    error: str | None = None
 
 
 class StateWriter:

@@ -1,0 +1,39 @@
+"""Stores events in a database that this process has open; apart, so that who writes by calls needs no database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection
+
+from tidemill.core.triggers.event_plan import NewEvent, Plan, StoreOutcome
+from tidemill.store.database import Database
+from tidemill.store.queries.events import store_events
+
+
+class DatabaseEvents:
+    """Stores events in a database that this process has open.
+
+    Args:
+        database: The store, open for writing.
+    """
+
+    def __init__(self, database: Database) -> None:
+        """Store nothing yet."""
+        self._database = database
+        # The plan of the last attempt, which may or may not have been committed.
+        self._tried: tuple[tuple[NewEvent, ...], Plan] | None = None
+
+    async def store(self, events: tuple[NewEvent, ...]) -> Sequence[StoreOutcome]:
+        """Store events; see `EventWriter`."""
+        plan = await self._database.write(lambda connection: self._store(connection, events))
+        self._tried = None
+        return plan.outcomes
+
+    def _store(self, connection: Connection, events: tuple[NewEvent, ...]) -> Plan:
+        """Store events; runs on a thread of the database, and nothing else uses `_tried` meanwhile."""
+        tried = self._tried
+        earlier = tried[1] if tried is not None and tried[0] is events else None
+        plan = store_events(connection, events, earlier)
+        self._tried = (events, plan)
+        return plan
