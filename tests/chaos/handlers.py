@@ -104,3 +104,19 @@ class Shipped(Work):
     async def on_task_complete(self, result):
         row = {**result.task.metadata, "at": time.time(), "pid": os.getpid(), "code": tidemill.__file__}
         return CollectResult(files=[FilePayload(path="out.jsonl", data=row)])
+
+
+class Transform(Handler[Job, Any]):
+    """A line per message without a task; where the work is done is part of it."""
+
+    async def transform(self, messages):
+        for message in messages:
+            if message.payload.bad:
+                raise LookupError("no such customer")
+        return [
+            FilePayload(path="out.jsonl", data={"partition": m.partition, "offset": m.offset, "n": m.payload.n})
+            for m in messages
+        ]
+
+    async def on_window_complete(self, results, messages):
+        return CollectResult(files=[FilePayload(path="windows.jsonl", data={"n": [m.payload.n for m in messages]})])
