@@ -45,11 +45,14 @@ def test_killed_engines_lose_nothing_and_what_was_refused_is_found_and_goes_back
     pipeline = start(site)
     pipeline.wait_working(90)
     killed: set[int] = set()
+    interrupted = 0
     for _ in range(3):
         site.feed(4_000)
         victim = wait_until(lambda: [pid for pid in pipeline.engines() if pid not in killed], 60)[0]
         killed.add(victim)
         os.kill(victim, signal.SIGKILL)
+        interrupted += sum(site.committed().values()) < site.fed
+    assert interrupted, "all was done whenever an engine was killed"
     site.wait_all_committed(120)
     assert set(site.seen()) == set(range(site.fed))
     whole = {n for row in read_lines(site.out / "windows.jsonl") for n in row["n"]}
