@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from typing import Any
@@ -104,3 +105,20 @@ class Shipped(Work):
     async def on_task_complete(self, result):
         row = {**result.task.metadata, "at": time.time(), "pid": os.getpid(), "code": tidemill.__file__}
         return CollectResult(files=[FilePayload(path="out.jsonl", data=row)])
+
+
+class Transform(Handler[Job, Any]):
+    """A line per message without a task; where the work is done is part of it."""
+
+    async def transform(self, messages):
+        for message in messages:
+            if message.payload.bad:
+                raise LookupError("no such customer")
+        await asyncio.sleep(0.05)  # or all would be done before an engine is killed
+        return [
+            FilePayload(path="out.jsonl", data={"partition": m.partition, "offset": m.offset, "n": m.payload.n})
+            for m in messages
+        ]
+
+    async def on_window_complete(self, results, messages):
+        return CollectResult(files=[FilePayload(path="windows.jsonl", data={"n": [m.payload.n for m in messages]})])

@@ -271,6 +271,17 @@ def test_replacements_are_not_counted_as_what_a_message_was_arranged_into(tmp_pa
     assert "arranged into 1 task\n" in text
 
 
+def test_a_message_without_tasks_is_not_said_to_be_arranged(tmp_path: Path):
+    with RecordWriter(DebugSettings(db_dir=str(tmp_path / "recordings")), "g", "w") as writer:
+        writer.put_rows("e", 0, 1, RowTable.MESSAGES, messages(message(7, tasks=0, payloads=2)))
+    (story,) = Reader(tmp_path / "recordings").trace("orders", 0, 7).stories
+    text = trace_view._describe_story(story)
+    assert "arrange or transform returned, without tasks for it\n" in text
+    assert "done, 2 payloads" in text
+    assert "arranged" not in text
+    assert "tasks over" not in text
+
+
 def test_a_damaged_segment_is_named_where_a_key_is_not_found_and_in_the_list(folder: Path):
     for path in folder.rglob("messages-*.parquet"):
         path.write_bytes(path.read_bytes()[:100])

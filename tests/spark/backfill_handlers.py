@@ -82,3 +82,13 @@ class Broken(Known):
 class Unready(Known):
     async def on_ready(self, config, pool):
         raise LookupError("no such table")
+
+
+class Lined(Handler[Job, Any]):
+    """A line per message, without tasks, but for those that are to fail."""
+
+    async def transform(self, messages):
+        for message in messages:
+            if message.payload.fail:
+                raise LookupError("no such customer")
+        return [FilePayload(path="out.jsonl", data={"n": message.payload.n}) for message in messages]

@@ -27,7 +27,7 @@ from tidemill.recorder.queries import EventQuery
 from tidemill.recorder.reader import Reader
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.processes import find_marked, read_parent
-from tidemill.testing.kafka import committed_offsets
+from tidemill.testing.kafka import committed_offsets, consume
 
 pytestmark = pytest.mark.timeout(180)
 ROOT = Path(__file__).parent.parent.parent
@@ -188,6 +188,42 @@ def test_a_backfill_is_recorded_with_its_counts_and_its_failures_and_found_like_
     assert sum(point.consumed for point in reader.read_counts(0, 2**52).points) == 302
     (ended,) = reader.find_events(EventQuery(kinds=("run_ended",))).rows
     assert (ended.event.text, ended.event.data["messages_done"], ended.event.data["dead_lettered"]) == ("done", 302, 2)
+
+
+@pytest.mark.long
+def test_a_backfill_without_tasks_has_reports_letters_and_traces_and_its_letters_go_back(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDEMILL_DEBUG__ENABLED", "true")
+    site.feed(300)
+    site.feed(2, fail=True)
+    history = site.folder / "history"
+    site.config(
+        debug={"db_dir": str(site.folder / "recordings")},
+        history={"path": str(history)},
+        executor={"commit": "window"},
+    )
+    done = site.run("Lined", "--from", "earliest", "--range-messages", "100")
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert site.seen() == Counter(range(300))
+    assert Counter(row["status"] for row in site.rows()) == {"done": 300, "rejected": 2}
+    summary = read_summary(done.stderr)
+    assert (summary["messages_done"], summary["dead_letters"]) == (302, {"transform": 2})
+    reported = [row for part in history.rglob("*.parquet") for row in pq.read_table(part).to_pylist()]
+    assert Counter((row["status"], row["tasks"]) for row in reported) == {("done", 0): 300, ("rejected", 0): 2}
+
+    def ask(*words: str) -> str:
+        env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "COLUMNS": "200"}
+        found = prepared.run_text([*words], cwd=site.folder, env=env, timeout=60)
+        assert found.returncode == ExitCode.OK, found.stdout + found.stderr
+        return found.stdout
+
+    failed = ask("trace", f"{site.topic}:1:150", str(site.config_path))
+    assert "transform" in failed
+    assert "no such customer" in failed
+    ask("dlq", "redrive", str(site.config_path), "--kind", "transform")
+    values = [json.loads(record.value())["n"] for record in consume(site.broker.bootstrap, site.topic, 304)]
+    assert Counter(values) == Counter([*range(302), 300, 301]), "each letter is a message again"
 
 
 def test_order_by_key_demands_whole_partitions_and_keeps_the_order_then(site: Site) -> None:

@@ -286,7 +286,9 @@ def test_times_may_be_absolute_or_before_now() -> None:
 
 
 def test_bars_stay_within_the_picture_even_if_clocks_disagree() -> None:
-    finished = Message.model_construct(consumed_at=100.0, arranged_at=99.0, tasks_done_at=101.0, resolved_at=103.0)
+    finished = Message.model_construct(
+        tasks=1, consumed_at=100.0, arranged_at=99.0, tasks_done_at=101.0, resolved_at=103.0
+    )
     task = Task.model_construct(task_id="t", attempt=1, queued_at=None, started_at=90.0, ended_at=110.0, kind="ok")
     told = Told.model_construct(message=finished, tasks=[task], events=[], committed_at=None, committed_exactly=False)
     bars = draw_waterfall(told)
@@ -294,6 +296,15 @@ def test_bars_stay_within_the_picture_even_if_clocks_disagree() -> None:
     assert bars
     assert all(bar.left >= 0 and bar.left + bar.width <= 1000.001 for bar in bars)
     assert all((bar.seconds or 0) >= 0 for bar in bars)
+
+
+def test_a_message_without_tasks_has_no_bar_of_tasks() -> None:
+    finished = Message.model_construct(tasks=0, consumed_at=1.0, arranged_at=2.0, tasks_done_at=2.0, resolved_at=3.0)
+    told = Told.model_construct(message=finished, tasks=[], events=[], committed_at=None, committed_exactly=False)
+    assert [bar.name for bar in draw_waterfall(told)] == [
+        "buffer, window and arrange or transform",
+        "hooks and delivery",
+    ]
 
 
 async def test_charts_of_longer_times_are_made_of_what_was_counted(tmp_path: Path) -> None:

@@ -77,11 +77,13 @@ def _describe_story(story: Story) -> str:
 def _stage_lines(row: MessageRow, arranged: int, status: str) -> Iterator[_Line]:
     """Yield the stages of a message that was arranged into this many tasks; `row.tasks` counts replacements, too."""
     tasks = format_count(arranged, "task") + (f" ({row.precomputed} precomputed)" if row.precomputed else "")
+    # Without tasks it may have been `transform` as well, and the end of nothing is not a stage.
+    returned = "arranged" if row.tasks else "arrange or transform returned, without tasks for it"
     stages = (
         (row.record_at, "written to the topic"),
         (row.consumed_at, "consumed"),
-        (row.arranged_at, f"arranged into {tasks}" if row.status != "rejected" and row.tasks else "arranged"),
-        (row.tasks_done_at, "tasks over" if row.tasks else "nothing to run"),
+        (row.arranged_at, f"arranged into {tasks}" if row.status != "rejected" and row.tasks else returned),
+        (row.tasks_done_at if row.tasks else None, "tasks over"),
         (row.resolved_at, _describe_end(row, status)),
     )
     for at, text in stages:

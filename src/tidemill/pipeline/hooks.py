@@ -168,6 +168,20 @@ async def call_hook(
             calls.ended(id(hook))
 
 
+def begin_hook(hook: Callable[..., Awaitable[T]], *arguments: Any) -> Awaitable[T]:
+    """Call a user's hook for `call_hook`; what a plain function in its place raises is treated as there.
+
+    Raises:
+        HandlerError: It called `sys.exit()`, or raised something else that is not an `Exception`.
+    """
+    try:
+        return hook(*arguments)
+    except Exception:
+        raise
+    except BaseException as error:
+        raise HandlerError(f"the hook raised {describe_error(error)}") from error
+
+
 def log_hook_error(log: Any, hook: str, error: Exception, event: str = "a hook raised", **details: object) -> str:
     """Log what a hook raised, and return it in words."""
     text = describe_error(error)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.archives import find_spark_archive
 from tests.jsonl import read_lines
-from tests.spark.backfill_handlers import Flawed, Known, Unready
+from tests.spark.backfill_handlers import Flawed, Known, Lined, Unready
 from tests.until import wait_until
 
 from tidemill import CollectResult, ExecutorTask, FilePayload, Handler, PrecomputedResult
@@ -103,6 +103,19 @@ def test_a_batch_is_delivered_once_however_often_its_outcomes_are_read(session, 
     # The worker processes go on with other work of the session, as if nothing had been.
     assert session.sparkContext.parallelize(range(100), 4).map(lambda n: n + 1).sum() == 5_050
     assert threading.active_count() <= threads + 2
+
+
+def test_rows_go_through_transform_and_those_it_refuses_are_outcomes_too(session, settings):
+    bad = session.createDataFrame([("bad", '{"n": -1, "fail": true}')], "key string, value string")
+    rows = rows_of(session, 1_000).union(bad).repartition(3)
+    done = process(rows, Lined, settings).collect()
+    assert seen(settings) == Counter(range(1_000))
+    assert Counter(row.status for row in done) == {"done": 1_000, "rejected": 1}
+    (refused,) = [row for row in done if row.status == "rejected"]
+    assert (bytes(refused.key), refused.tasks) == (b"bad", 0)
+    assert "LookupError: no such customer" in refused.error
+    (letter,) = consume(settings.kafka.brokers, f"{settings.kafka.source_topic}_dlq", 1)
+    assert decode_letter(letter.value()).kind.value == "transform"
 
 
 @pytest.mark.parametrize(("terminal", "form"), [(True, "console"), (False, "json")])

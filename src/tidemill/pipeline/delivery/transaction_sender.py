@@ -91,7 +91,7 @@ class TransactionSender:
         """Stage a payload; one that can never be sent becomes a question, in a later turn of the loop."""
         try:
             encoded = self.sink.encode(payload)
-        except Exception as error:  # a user's data can raise anything
+        except BaseException as error:  # a user's data can raise anything
             self._refuse(payload, lane, submission, describe_error(error), oversize=False)
             return
         if self._limit is not None and encoded.size_bytes > self._limit:

@@ -6,7 +6,8 @@ Invariant: what it returned is checked and routed as a whole before anything of 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from tidemill.core.pipeline.arrangement import WindowComplete
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.delivery.routing import Routed
 from tidemill.pipeline.handler.models import SkipMessage
-from tidemill.pipeline.hooks import call_hook
+from tidemill.pipeline.hooks import begin_hook, call_hook
 from tidemill.pipeline.key_order import KeptPlace
 from tidemill.pipeline.windows.runs import may_run, release_run, resolve_run
 from tidemill.pipeline.windows.window import WindowRun
@@ -66,7 +67,7 @@ async def call_transform(context: EngineContext, messages: Sequence[SourceMessag
     """
     try:
         # A copy: what the handler does to its list must not change ours.
-        hook = context.handler.transform(list(messages))
+        hook = begin_hook(context.handler.transform, list(messages))
         returned: Any = await call_hook(hook, context.hooks.calls, "transform", place_of, messages)
     except SkipMessage:
         if len(messages) > 1:
@@ -133,7 +134,7 @@ def _route(context: EngineContext, returned: Any, count: int) -> Transformed:
     if isinstance(returned, CollectResult):
         return Transformed(whole=context.route(returned))
     if not isinstance(returned, Sequence) or isinstance(returned, (str, bytes)):
-        raise TypeError(f"{_WANTED}, not {type(returned).__name__} ({repr(returned)[:200]})")
+        raise TypeError(f"{_WANTED}, not {_describe(returned)}")
     if len(returned) != count:
         raise ValueError(f"{_WANTED}: it was given {count} and returned {len(returned)}; None: nothing to deliver")
     route_one = context.outbox.route_one
@@ -151,8 +152,15 @@ def _route(context: EngineContext, returned: Any, count: int) -> Transformed:
 
 def _list_payloads(index: int, place: Any) -> Sequence[Any]:
     if not isinstance(place, Sequence) or isinstance(place, (str, bytes)):
-        raise TypeError(f"{_WANTED}; place {index} must be {_PLACE}, not {type(place).__name__} ({repr(place)[:200]})")
+        raise TypeError(f"{_WANTED}; place {index} must be {_PLACE}, not {_describe(place)}")
     return place
+
+
+def _describe(wrong: Any) -> str:
+    text = f"{type(wrong).__name__} ({repr(wrong)[:200]})"
+    if inspect.isawaitable(wrong):
+        return f"{text}; is an `await` missing?"
+    return f"{text}; make it a list" if isinstance(wrong, (Iterator, Set)) else text
 
 
 def list_refused(error: Exception) -> CollectResult | Sequence[Any] | None:

@@ -17,7 +17,7 @@ from tidemill.pipeline.brake import Case
 from tidemill.pipeline.checks import check_tasks
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.handler.models import PendingContext
-from tidemill.pipeline.hooks import LOG_SECONDS, call_hook
+from tidemill.pipeline.hooks import LOG_SECONDS, begin_hook, call_hook
 from tidemill.pipeline.key_order import KeptPlace
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.reports.report import WindowTimes
@@ -124,7 +124,8 @@ class WaitingWindow:
         started_at = time.time_ns() // 1000
         try:
             # A copy: what the handler does to its list must not change ours.
-            hook = context.handler.arrange(list(self.messages), PendingContext(partition.list_pending_tasks))
+            pending = PendingContext(partition.list_pending_tasks)
+            hook = begin_hook(context.handler.arrange, list(self.messages), pending)
             returned = await call_hook(hook, context.hooks.calls, "arrange", place_of, self.messages)
             tasks = check_tasks("arrange", returned)
         except Exception as error:

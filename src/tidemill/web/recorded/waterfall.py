@@ -77,8 +77,9 @@ def _list_spans(told: Told) -> Iterator[Span]:
     message = told.message
     consumed, arranged, tasks_done = message.consumed_at, message.arranged_at, message.tasks_done_at
     if consumed is not None:
-        yield Span("buffer, window and arrange", "stage", consumed, arranged or message.resolved_at)
-    if arranged is not None and tasks_done is not None:
+        called = "arrange" if message.tasks else "arrange or transform"
+        yield Span(f"buffer, window and {called}", "stage", consumed, arranged or message.resolved_at)
+    if message.tasks and arranged is not None and tasks_done is not None:
         yield Span("tasks", "stage", arranged, tasks_done)
     yield from sorted(_list_details(told), key=lambda span: span.start)
     if tasks_done is not None and message.resolved_at is not None:
