@@ -128,27 +128,29 @@ def resident_mb() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def measure_steady(driver: Driver, seconds: float) -> None:
-    """Report what the driver uses while nobody asks anything but its status line, twice a second."""
+def measure_steady(driver: Driver, seconds: float) -> float:
+    """Report what the driver uses while nobody asks anything but its status line, twice a second; return the share."""
     before, messages, start = time.process_time(), driver.live.progress().messages_done, time.monotonic()
     while time.monotonic() - start < seconds:
         format_status(_STATE, driver.live.progress(), 0.0, 120)
         time.sleep(0.5)
     took = time.monotonic() - start
+    share = (time.process_time() - before) / took
     report(
         bench="steady",
         engines=driver.engines,
         reported_per_second=(driver.live.progress().messages_done - messages) / took,
-        core_percent=100 * (time.process_time() - before) / took,
+        core_percent=100 * share,
         resident_mb=resident_mb(),
         load=os.getloadavg()[0],
         bar_core_percent=20,
         bar_resident_mb=200,
     )
+    return share
 
 
-def measure_answers(driver: Driver, ask: Callable[[str], float], rounds: int) -> None:
-    """Report how long the status line, the status and the pages take, and their CPU time in the driver."""
+def measure_answers(driver: Driver, ask: Callable[[str], float], rounds: int, share: float) -> None:
+    """Report how long status line, status and pages take, and their CPU time beyond the driver's share of a core."""
 
     def line(progress: Callable[[], PipelineProgress] = driver.live.progress) -> None:
         format_status(_STATE, progress(), 0.0, 120)
@@ -161,13 +163,13 @@ def measure_answers(driver: Driver, ask: Callable[[str], float], rounds: int) ->
         asked[path] = lambda path=path: ask(path)  # type: ignore[misc]
     for name, call in asked.items():
         call()
-        walls, cpu = [], time.process_time()
+        walls, cpu, begun = [], time.process_time(), time.monotonic()
         for _ in range(rounds):
             start = time.perf_counter()
             call()
             walls.append((time.perf_counter() - start) * 1e3)
             time.sleep(0.02)
-        used = (time.process_time() - cpu) / rounds * 1e3
+        used = (time.process_time() - cpu - share * (time.monotonic() - begun)) / rounds * 1e3
         report(bench="answer", what=name, p50_ms=statistics.median(walls), max_ms=max(walls), cpu_ms=used, bar_ms=10)
 
 
@@ -227,8 +229,7 @@ def measure(engines: int, partitions: int, *, steady_seconds: float = STEADY_SEC
             try:
                 report(bench="start", engines=engines, partitions=partitions, seconds=driver.wait_running())
                 with driver.served() as ask:
-                    measure_steady(driver, steady_seconds)
-                    measure_answers(driver, ask, rounds)
+                    measure_answers(driver, ask, rounds, measure_steady(driver, steady_seconds))
                     measure_kill(driver, min(KILLED, engines))
                     measure_drain(driver)
             finally:
