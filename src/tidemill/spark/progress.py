@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import heapq
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
-from tidemill.runtime.durations import sum_durations
+from tidemill.runtime.durations import Durations, sum_durations
 from tidemill.runtime.progress import EngineProgress, Flow, SinkStats
 
 MergedT = TypeVar("MergedT")
@@ -104,6 +104,7 @@ _SINK_COUNTS = (
     "breaker_opened",
     "retried",
 )
+_read_sink_counts = operator.attrgetter(*_SINK_COUNTS)
 _DURATIONS = ("attempts", "batches", "queue_waits", "spawns", "loop_lags")
 _HELD = (
     "tasks_running",
@@ -116,6 +117,8 @@ _HELD = (
     "in_flight_bytes",
     "uncommitted",
 )
+#: Many attributes at once: a hundred engines have thousands of numbers to add up for each status line.
+_read_counted, _read_held = operator.attrgetter(*_COUNTED), operator.attrgetter(*_HELD)
 
 
 class PartitionSums:
@@ -165,28 +168,30 @@ def sum_progress(
         3
     """
     total = PipelineProgress(engines=list(engines))
-    for name in _COUNTED:
-        setattr(total, name, sum(getattr(part, name) for part in (*past, *now)))
-    for name in _HELD:
-        setattr(total, name, sum(getattr(part, name) for part in now))
+    every = (*past, *now)
+    _add_up(total, _COUNTED, map(_read_counted, every))
+    _add_up(total, _HELD, map(_read_held, now))
     sums = partitions or PartitionSums()
-    total.committed = sums.of("committed", (*past, *now), _merge_committed)
-    total.flow = sums.of("flow", (*past, *now), _add_flow)
+    total.committed = sums.of("committed", every, _merge_committed)
+    total.flow = sums.of("flow", every, _add_flow)
     for name in _DURATIONS:
-        setattr(total, name, sum_durations(getattr(part, name) for part in (*past, *now)))
-    for hook in {hook: None for part in (*past, *now) for hook in part.hooks}:
-        total.hooks[hook] = sum_durations(part.hooks[hook] for part in (*past, *now) if hook in part.hooks)
+        setattr(total, name, sum_durations(map(operator.attrgetter(name), every)))
+    hooks: dict[str, list[Durations]] = {}
+    for part in every:
+        for hook, durations in part.hooks.items():
+            hooks.setdefault(hook, []).append(durations)
+    total.hooks = {hook: sum_durations(found) for hook, found in hooks.items()}
     total.lag = sums.of("lag", now, _joined)
     total.paused = sorted({name for part in now for name in part.paused})
     total.heads = sums.of("heads", now, _joined)
     total.partitions = sums.of("partitions", now, lambda names: sorted(set().union(*names)))
     for part in now:
         total.stalled |= part.stalled
-    total.sinks = _sum_sinks((*past, *now))
-    for part in (*past, *now):
+    total.sinks = _sum_sinks(every)
+    for part in every:
         for kind, count in part.letter_kinds.items():
             total.letter_kinds[kind] = total.letter_kinds.get(kind, 0) + count
-    slowest = [task for part in (*past, *now) for task in part.slowest]
+    slowest = [task for part in every for task in part.slowest]
     total.slowest = heapq.nlargest(SLOWEST, slowest)
     return total
 
@@ -217,24 +222,29 @@ def _joined(parts: Sequence[dict[str, ValueT]]) -> dict[str, ValueT]:
     return total
 
 
+def _add_up(total: PipelineProgress | SinkStats, names: Sequence[str], rows: Iterable[Sequence[float]]) -> None:
+    """Set some numbers to the sums of those of several parts; without parts they stay as they are."""
+    for name, column in zip(names, zip(*rows, strict=True), strict=False):
+        setattr(total, name, sum(column))
+
+
 def _sum_sinks(parts: Sequence[EngineProgress]) -> dict[str, SinkStats]:
-    total: dict[str, SinkStats] = {}
+    found: dict[str, list[SinkStats]] = {}
     for part in parts:
         for place, stats in part.sinks.items():
-            seen = total.get(place)
-            total[place] = stats if seen is None else _add_stats(seen, stats)
-    return total
+            found.setdefault(place, []).append(stats)
+    return {place: stats[0] if len(stats) == 1 else _add_stats(stats) for place, stats in found.items()}
 
 
-def _add_stats(one: SinkStats, other: SinkStats) -> SinkStats:
-    later = max(one, other, key=lambda stats: stats.last_error_at or 0.0)
-    delivered = [stats.last_delivered_at for stats in (one, other) if stats.last_delivered_at is not None]
-    counts = {name: getattr(one, name) + getattr(other, name) for name in _SINK_COUNTS}
-    return SinkStats(
-        **counts,
-        breaker_state=max(one.breaker_state, other.breaker_state),
-        sends=sum_durations((one.sends, other.sends)),
+def _add_stats(parts: Sequence[SinkStats]) -> SinkStats:
+    later = max(parts, key=lambda stats: stats.last_error_at or 0.0)
+    delivered = [stats.last_delivered_at for stats in parts if stats.last_delivered_at is not None]
+    total = SinkStats(
+        breaker_state=max(stats.breaker_state for stats in parts),
+        sends=sum_durations(stats.sends for stats in parts),
         last_error=later.last_error,
         last_error_at=later.last_error_at,
         last_delivered_at=max(delivered, default=None),
     )
+    _add_up(total, _SINK_COUNTS, map(_read_sink_counts, parts))
+    return total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 
@@ -49,6 +50,24 @@ class SupervisedSlot:
         self.machine = self.machine.renew(limits)
         self.withheld = self.timer = self.ended = None
         self.ready = False
+
+    def set_timer(
+        self, loop: asyncio.AbstractEventLoop, feed: Callable[[SupervisedSlot, slot_events.Input], None]
+    ) -> None:
+        """Have the time fed when it is due; an earlier timer stays, so that beats, which only delay it, set none."""
+        due = self.machine.due
+        if self.timer is not None:
+            if due is not None and self.timer.when() <= due:
+                return
+            self.timer.cancel()
+        self.timer = None if due is None else loop.call_at(due, self._tick, loop, feed)
+
+    def _tick(self, loop: asyncio.AbstractEventLoop, feed: Callable[[SupervisedSlot, slot_events.Input], None]) -> None:
+        self.timer, due = None, self.machine.due
+        if due is not None and loop.time() < due:
+            self.set_timer(loop, feed)
+        else:
+            feed(self, slot_events.Tick())
 
     @property
     def progress(self) -> EngineProgress | None:

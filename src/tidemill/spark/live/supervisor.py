@@ -317,10 +317,7 @@ class Supervisor:
         """Feed an event to a slot, and carry out what follows from it."""
         for effect in slot.machine.feed(event, self._loop.time()):
             self._apply(slot, effect)
-        if slot.timer is not None:
-            slot.timer.cancel()
-        due = slot.machine.due
-        slot.timer = None if due is None else self._loop.call_at(due, self.feed, slot, slot_events.Tick())
+        slot.set_timer(self._loop, self.feed)
 
     def _apply(self, slot: SupervisedSlot, effect: slot_events.Effect) -> None:
         match effect:

@@ -1,0 +1,29 @@
+"""The driver with many engines: the bench runs to its end, and says what it has measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_driver_with_a_few_engines_is_measured_from_start_to_drain() -> None:
+    code = "from bench import scale; scale.measure(4, 12, steady_seconds=1.0, rounds=2)"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    rows = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
+    assert [row["bench"] for row in rows] == ["start", "steady", *["answer"] * 6, "kill", "drain"]
+    assert rows[1]["reported_per_second"] > 100_000
+    assert rows[-1]["last_ms"] > 0

@@ -1,0 +1,46 @@
+"""The sums over many engines: the same as one after the other, and no work that grows with pairs of engines."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidemill.runtime import durations
+from tidemill.runtime.durations import Durations
+from tidemill.runtime.progress import EngineProgress, SinkStats
+from tidemill.spark import progress as sums
+from tidemill.spark.progress import sum_progress
+
+
+def make_engine(number: int) -> EngineProgress:
+    took = Durations([number, 1], float(number))
+    stats = SinkStats(
+        number, 10 * number, 1, number, 2, 3, 4, number % 3, took, 5,
+        last_error=f"error {number}", last_error_at=float(number), last_delivered_at=float(-number),
+    )  # fmt: skip
+    return EngineProgress(consumed=number, rss_bytes=7, cpu_seconds=0.5, hooks={"arrange": took}, sinks={"s": stats})
+
+
+def test_numbers_of_sinks_and_hooks_of_many_engines_are_added_up() -> None:
+    total = sum_progress([make_engine(1)], [make_engine(2), make_engine(5)])
+    assert (total.consumed, total.rss_bytes, total.cpu_seconds) == (8, 14, 1.5)
+    assert total.hooks == {"arrange": Durations([8, 3], 8.0)}
+    assert total.sinks == {
+        "s": SinkStats(
+            8, 80, 3, 8, 6, 9, 12, 2, Durations([8, 3], 8.0), 15,
+            last_error="error 5", last_error_at=5.0, last_delivered_at=-1.0,
+        )
+    }  # fmt: skip
+
+
+def test_the_durations_of_a_sink_are_added_up_once_for_all_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def count(parts: object) -> Durations:
+        calls.append(parts)
+        return durations.sum_durations(parts)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sums, "sum_durations", count)
+    sum_progress([], [make_engine(number) for number in range(2)])
+    few = len(calls)
+    sum_progress([], [make_engine(number) for number in range(100)])
+    assert len(calls) == 2 * few
