@@ -237,9 +237,8 @@ class OwnedPartition:
         context, count = self._context, len(messages)
         sizes = list_sizes(messages)
         context.commits.resolve_all(entries)
-        if (finished := context.finished) is not None:
-            for message, size_bytes, tasks in zip(messages, sizes, runs, strict=True):
-                finished.add(message, size_bytes, tasks, window)
+        if context.finished is not None:
+            context.finished.add_all(messages, sizes, runs, window)
         if self.handover is not None:
             for message in messages:
                 self.handover.note_resolved(message.offset)

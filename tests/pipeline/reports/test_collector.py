@@ -9,7 +9,7 @@ from tests.until import until
 
 from tidemill.pipeline.reports import collector
 from tidemill.pipeline.reports.collector import FinishedMessages
-from tidemill.pipeline.reports.report import FinishedBatch
+from tidemill.pipeline.reports.report import NO_WINDOW, FinishedBatch
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.messages import SourceMessage
 
@@ -50,6 +50,20 @@ async def test_messages_go_out_in_order_and_in_batches_of_limited_size() -> None
     await finished.close()
     assert kept.closed
     assert [offset for batch in kept.batches for offset in batch] == list(range(2500))
+
+
+async def test_messages_of_a_window_go_out_in_batches_of_the_same_limits() -> None:
+    kept = Kept()
+    finished = FinishedMessages([kept])
+    add(finished, *range(300))
+    messages = [SourceMessage("t", 0, offset) for offset in range(300, 2500)]
+    finished.add_all(messages, [1] * len(messages), [()] * len(messages), NO_WINDOW)
+    assert [len(batch) for batch in kept.batches] == [1000, 1000]
+    finished.add_all(messages[:1], [collector.MAX_BYTES], [()], NO_WINDOW)
+    assert [len(batch) for batch in kept.batches] == [1000, 1000, 501]
+    finished.add_all((), (), (), NO_WINDOW)
+    await finished.close()
+    assert [offset for batch in kept.batches for offset in batch] == [*range(2500), 300]
 
 
 async def test_messages_that_no_other_follows_do_not_wait_for_a_full_batch() -> None:

@@ -61,10 +61,29 @@ class FinishedMessages:
             window: Its window.
             rejected: Why it was dead-lettered before it had any task, if it was.
         """
-        items = self._items
-        items.append((message, runs, window, time.time_ns(), rejected))
+        self._items.append((message, runs, window, time.time_ns(), rejected))
         self.size_bytes += size_bytes
-        if len(items) >= MAX_MESSAGES or self.size_bytes >= MAX_BYTES:
+        self._added()
+
+    def add_all(
+        self,
+        messages: Sequence[SourceMessage],
+        sizes: Sequence[int],
+        runs: Sequence[Sequence[TaskRun]],
+        window: WindowTimes,
+    ) -> None:
+        """Take messages of a window that leave the pipeline now, each with its size and its tasks; see `add`."""
+        now, start = time.time_ns(), 0
+        while start < len(messages):
+            end = start + MAX_MESSAGES - len(self._items)
+            some = zip(messages[start:end], runs[start:end], strict=True)
+            self._items += [(message, tasks, window, now, None) for message, tasks in some]
+            self.size_bytes += sum(sizes[start:end])
+            start = end
+            self._added()
+
+    def _added(self) -> None:
+        if len(self._items) >= MAX_MESSAGES or self.size_bytes >= MAX_BYTES:
             self.flush()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(MAX_SECONDS, self.flush)
