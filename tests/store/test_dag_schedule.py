@@ -87,16 +87,16 @@ async def test_a_file_that_is_broken_keeps_its_dags_and_says_why(player: Player)
 
 async def test_a_schedule_creates_a_run_for_the_last_time_that_has_passed(player: Player) -> None:
     now_us = time.time_ns() // 1000
-    schedule = every(HOUR_US, start_us=now_us - 5 * HOUR_US + 1_000_000, catchup=True)
+    schedule = every(HOUR_US, start_us=now_us - 5 * HOUR_US + 60_000_000, catchup=True)
     await player.store.call(StoreFile("dag.py", "d", structures=(encode(dag(task("a"), schedule=schedule)),)))
 
     answer = await player.schedule()
     runs = (await player.store.call(ListRuns("dag"))).rows
     assert [run.logical_us for run in reversed(runs)] == [
-        now_us - number * HOUR_US + 1_000_000 for number in (5, 4, 3, 2, 1)
+        now_us - number * HOUR_US + 60_000_000 for number in (5, 4, 3, 2, 1)
     ]
     assert {run.kind for run in runs} == {"scheduled"}
-    assert answer.next_due_us == now_us + 1_000_000
+    assert answer.next_due_us == now_us + 60_000_000
     assert (await player.schedule()).created == 0
 
 
