@@ -165,6 +165,9 @@ def _number_id(options: Mapping[str, Any]) -> str:
 
 def _returns_dict(function: Callable[..., Any]) -> bool:
     """Return whether a function says that it returns a dict: each of its values is kept by itself then."""
+    # Most say nothing, and looking at the others takes a fifth of the time in which a task is created.
+    if "return" not in getattr(function, "__annotations__", {}):
+        return False
     try:
         returned = typing.get_type_hints(function).get("return")
     except Exception:

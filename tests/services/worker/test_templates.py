@@ -157,6 +157,10 @@ async def test_a_template_whose_import_hangs_is_killed_and_holds_up_nothing(
     assert set(pids) <= set(list_imports(worker))
     await until(lambda: len(list_imports(worker)) > len(set(pids)))
     await until(lambda: not find_templates(worker))
+    pids += await run(worker, 101, 120)
+    # It is not tried again.
+    assert not find_templates(worker)
+    assert len(set(list_imports(worker)) - set(pids)) <= 2  # it, and a process that has run nothing yet
 
 
 async def test_a_template_that_is_not_needed_ends(start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,8 +32,8 @@ IDLE_SECONDS = 60.0
 #: How long the import of its file may take.
 IMPORT_SECONDS = 60.0
 _LOOK_SECONDS = 1.0
-#: The files of which it is remembered that they have no template.
-_MAX_REFUSED = 1000
+#: How many files are remembered that have no template.
+_MAX_REMEMBERED = 1000
 
 
 @dataclass(eq=False, slots=True)
@@ -102,7 +102,7 @@ class Templates:
     def _remember(signs: dict[str, tuple[int, ...]], file: str, sign: tuple[int, ...]) -> None:
         signs.pop(file, None)
         signs[file] = sign
-        if len(signs) > _MAX_REFUSED:
+        if len(signs) > _MAX_REMEMBERED:
             del signs[next(iter(signs))]
 
     # -- their lives -----------------------------------------------------------------------------------------------
@@ -135,10 +135,13 @@ class Templates:
 
     def _note_gone(self, file: str, template: _Template) -> None:
         if template.files is None:
-            log.debug("a file has no template; each task process imports it", file=file)
-            self._remember(self._refused, file, template.sign)
+            self._refuse(file, template)
         if self._templates.get(file) is template:
             del self._templates[file]
+
+    def _refuse(self, file: str, template: _Template) -> None:
+        log.debug("a file has no template; each task process imports it", file=file)
+        self._remember(self._refused, file, template.sign)
 
     def _leave(self, file: str) -> None:
         self._leaving.append(self._templates.pop(file))
@@ -148,6 +151,8 @@ class Templates:
         self._timer, now = None, self._loop.time()
         for file, template in list(self._templates.items()):
             if now - template.used > (IMPORT_SECONDS if template.files is None else IDLE_SECONDS):
+                if template.files is None:
+                    self._refuse(file, template)
                 self._leave(file)
         for template in list(self._leaving):
             if template.link is None or not template.link.is_busy:
