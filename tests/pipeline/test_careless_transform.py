@@ -11,6 +11,7 @@ from tests.pipeline.conftest import P0, message
 
 from tidemill.core.errors import HandlerError
 from tidemill.pipeline.handler.base import Handler
+from tidemill.sinks.base import Refusal
 from tidemill.sinks.payloads import CollectResult, FilePayload
 from tidemill.spark.preflight import make_handler
 
@@ -92,6 +93,20 @@ async def test_whatever_is_raised_concerns_one_message(rig, error, is_async):
     (letter,) = run.letters.letters
     assert (letter.kind, letter.sources[0].offset) == ("transform", 5)
     assert [payload.data for payload in run.files.payloads] == [n for n in range(10) if n != 5]
+
+
+@pytest.mark.parametrize("hook", ["on_message_complete", "on_window_complete", "on_delivery_error"])
+async def test_a_plain_function_in_place_of_another_hook_that_exits_does_not_end_the_engine(rig, hook):
+    def leave(*arguments: Any) -> None:
+        raise SystemExit(3)
+
+    handler = of(lambda messages: [line(m.offset) for m in messages])
+    setattr(handler, hook, leave)
+    run = rig(handler, [message(n) for n in range(3)])
+    run.files.refuse = lambda payload: Refusal("no", retryable=False) if hook == "on_delivery_error" else None
+    await run.committed(3)
+    await run.until(lambda: run.letters.letters)
+    assert not run._task.done()
 
 
 class Model:

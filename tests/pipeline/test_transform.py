@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from typing import Any
 
@@ -11,6 +12,7 @@ from structlog.testing import capture_logs
 from tests.pipeline.conftest import P0, message
 from tests.pipeline.recording.test_recorder import Recorded
 
+from tidemill import periodic
 from tidemill.core.errors import HandlerError
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import DeliveryAction, SkipMessage
@@ -516,6 +518,54 @@ def test_run_handler_runs_it():
     run = run_handler(Lines, [b"a", b"b", None])
     assert [payload.data for payload in run.payloads["filesystem.files"]] == [0, 1, 2]
     assert all(outcome.succeeded for outcome in run.outcomes)
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+class Served(Handler[dict[str, int], Any]):
+    """Uses what engines offer to handlers: the cache, threads or processes of their own, and periodic work."""
+
+    def __init__(self) -> None:
+        self.refreshed = asyncio.Event()
+
+    @periodic(0.01)
+    async def refresh(self):
+        self.refreshed.set()
+
+    async def transform(self, messages):
+        await self.refreshed.wait()
+        places = []
+        for m in messages:
+            key = f"{m.payload['n']}"
+            if (found := await self.cache.get(key)) is None:
+                found = await self.offload(double, m.payload["n"])
+                self.cache.set(key, found)
+                places.append(line(found))
+            else:
+                places.append(None)
+        return places
+
+
+def test_the_cache_offload_and_periodic_work_are_there(tmp_path):
+    config = {"cache": {"enabled": True, "path": str(tmp_path / "cache")}}
+    first = run_handler(Served(), [{"n": 1}, {"n": 2}, {"n": 1}], config)
+    assert [payload.data for payload in first.payloads["filesystem.files"]] == [2, 4]
+    again = run_handler(Served(), [{"n": 2}, {"n": 3}], config)
+    assert [payload.data for payload in again.payloads["filesystem.files"]] == [6]
+
+
+async def test_a_transform_that_blocks_the_loop_is_named(rig):
+    class Blocking(Lines):
+        async def transform(self, messages):
+            time.sleep(0.8)  # what is tested
+            return await super().transform(messages)
+
+    with capture_logs() as logs:
+        run = rig(Blocking(), [message(offset) for offset in range(3)])
+        await run.committed(3)
+        await run.until(lambda: [entry for entry in logs if entry.get("hook") == "transform"])
 
 
 def test_a_handler_has_one_of_both():

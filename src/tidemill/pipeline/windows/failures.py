@@ -16,7 +16,7 @@ from tidemill.pipeline.brake import Case
 from tidemill.pipeline.checks import check_action
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.handler.models import ErrorAction, ErrorKind, ExecutorError, ExecutorTask
-from tidemill.pipeline.hooks import LOG_SECONDS, call_hook, log_hook_error
+from tidemill.pipeline.hooks import LOG_SECONDS, begin_hook, call_hook, log_hook_error
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.tasks.pool import TaskRun
 from tidemill.runtime.log import kind_of, throttle
@@ -62,7 +62,7 @@ async def ask_on_error(
 ) -> ErrorAction | list[ExecutorTask]:
     """Return what `on_error` says about a failed try; DLQ if it raises, or returns anything else."""
     try:
-        hook = context.handler.on_error(run.task, error)
+        hook = begin_hook(context.handler.on_error, run.task, error)
         return check_action(await call_hook(hook, context.hooks.calls, "on_error", locate, run))
     except Exception as raised:
         log_hook_error(

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from tidemill.pipeline.delivery.routing import Routed
 from tidemill.pipeline.handler.models import ExecutorTask
-from tidemill.pipeline.hooks import BURST, call_hook
+from tidemill.pipeline.hooks import BURST, begin_hook, call_hook
 from tidemill.pipeline.key_order import KeptPlace
 from tidemill.pipeline.tasks.pool import TaskRun
 from tidemill.pipeline.windows import failures
@@ -87,7 +87,7 @@ class _KnownResults:
         if context.overridden.on_task_complete:
             assert run.result is not None
             try:
-                hook = context.handler.on_task_complete(run.result)
+                hook = begin_hook(context.handler.on_task_complete, run.result)
                 returned = await call_hook(hook, context.hooks.calls, _HOOK, window.locate, run)
                 routed = context.route(returned)
             except Exception as error:

@@ -20,7 +20,7 @@ from tidemill.pipeline.checks import find_source_indexes
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.delivery.routing import Origin, Routed
 from tidemill.pipeline.handler.models import ErrorAction, ExecutorError, ExecutorResult, ExecutorTask
-from tidemill.pipeline.hooks import call_hook
+from tidemill.pipeline.hooks import begin_hook, call_hook
 from tidemill.pipeline.key_order import KeptPlace
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.reports.message_group import make_message_group
@@ -285,14 +285,14 @@ class WindowRun:
             self._end_message(of)
 
     def _call_hook(self, of: Hooked) -> Awaitable[Any]:
-        # Copies: what the handler does to its lists must not change ours.
         handler = self.context.handler
         if isinstance(of, TaskRun):
             assert of.result is not None
-            return handler.on_task_complete(of.result)
+            return begin_hook(handler.on_task_complete, of.result)
         if of is None:
-            return handler.on_window_complete(list(self.results), list(self.messages))
-        return handler.on_message_complete(make_message_group(self.messages[of], self.runs_of[of], self.times))
+            return begin_hook(handler.on_window_complete, [*self.results], [*self.messages])  # it may change these
+        group = make_message_group(self.messages[of], self.runs_of[of], self.times)
+        return begin_hook(handler.on_message_complete, group)
 
     # -- failures: see `failures.FailingWindow` ---------------------------------------------------------------
 
