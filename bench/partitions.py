@@ -128,5 +128,5 @@ async def measure(partitions: int) -> None:
 
 
 if __name__ == "__main__":
-    for count in (1, 100, 1_000):
+    for count in (1, 4, 100, 1_000):
         asyncio.run(measure(count))
