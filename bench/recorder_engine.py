@@ -17,7 +17,7 @@ from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
 from tidemill.pipeline.recording.recorder import EngineRecorder
 from tidemill.pipeline.reports.collector import FinishedMessages
 from tidemill.pipeline.reports.report import WindowTimes
-from tidemill.pipeline.tasks.pool import TaskRun
+from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.runtime.messages import SourceMessage
 
 MESSAGES = 200_000

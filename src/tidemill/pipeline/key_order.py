@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence, Set
 
 from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.key_order import KeyOrder
-from tidemill.pipeline.tasks.pool import TaskRun
+from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import TopicPartition
 

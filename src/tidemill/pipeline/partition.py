@@ -19,7 +19,7 @@ from tidemill.pipeline.delivery.routing import encode_payloads
 from tidemill.pipeline.handler.models import ExecutorError, ExecutorResult, ExecutorTask
 from tidemill.pipeline.key_order import OrderedTasks
 from tidemill.pipeline.reports.report import NO_WINDOW, WindowTimes
-from tidemill.pipeline.tasks.pool import TaskRun
+from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.runtime.messages import SourceMessage, list_sizes
 from tidemill.sinks.payloads import CollectResult
 from tidemill.sources.base import TopicPartition, name_partition

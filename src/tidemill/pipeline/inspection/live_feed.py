@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.core.pipeline.task_sample import TaskSample
 from tidemill.pipeline.partition import OwnedPartition
-from tidemill.pipeline.tasks.pool import TaskPool, TaskRun
+from tidemill.pipeline.tasks.pool import TaskPool
 from tidemill.pipeline.tasks.process import ProcessOutcome
+from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.pipeline.windows.window import WindowRun
 from tidemill.recorder.texts import clean_error, clean_name
 from tidemill.runtime.live_tasks import LiveState, LiveTask, LiveWindow

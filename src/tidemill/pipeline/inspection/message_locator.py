@@ -19,7 +19,7 @@ from tidemill.pipeline.handler.base import WINDOW_HOOKS
 from tidemill.pipeline.hooks import OpenCall
 from tidemill.pipeline.intake import Intake
 from tidemill.pipeline.partition import OwnedPartition
-from tidemill.pipeline.tasks.pool import TaskRun
+from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.pipeline.windows.window import WindowRun
 from tidemill.sources.base import Source, TopicPartition
 

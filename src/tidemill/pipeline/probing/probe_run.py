@@ -35,9 +35,10 @@ from tidemill.pipeline.probing.observed_handler import Stages, copy_handler
 from tidemill.pipeline.reports.counters import Counters, Slowest
 from tidemill.pipeline.reports.report import WindowTimes
 from tidemill.pipeline.services import Offload
-from tidemill.pipeline.tasks.pool import TaskPool, TaskRun
+from tidemill.pipeline.tasks.pool import TaskPool
 from tidemill.pipeline.tasks.process import ProcessOutcome
 from tidemill.pipeline.tasks.resident import build_executor
+from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.pipeline.windows.transform import RefusedResultError, call_transform, list_refused, start_transformed
 from tidemill.pipeline.windows.window import WindowRun
 from tidemill.runtime.engine_tasks import EngineTasks

@@ -11,8 +11,8 @@ from tidemill.pipeline.probing.observed_handler import Stage
 from tidemill.pipeline.probing.probe_run import ProbeRun
 from tidemill.pipeline.probing.texts import NOTHING, Room
 from tidemill.pipeline.recording.texts import clean_args
-from tidemill.pipeline.tasks.pool import TaskRun
 from tidemill.pipeline.tasks.process import ProcessOutcome
+from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.recorder.texts import clean_error, clean_name
 from tidemill.runtime.probe_report import (
     ProbeAttempt,

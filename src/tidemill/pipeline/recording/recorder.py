@@ -28,8 +28,9 @@ from tidemill.pipeline.recording.task_rows import TakenTaskRows, TaskRows
 from tidemill.pipeline.recording.texts import describe_failure
 from tidemill.pipeline.reports.report import FinishedBatch
 from tidemill.pipeline.services import Services
-from tidemill.pipeline.tasks.pool import TaskPool, TaskRun
+from tidemill.pipeline.tasks.pool import TaskPool
 from tidemill.pipeline.tasks.process import ProcessOutcome
+from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.recorder.events import EventKind
 from tidemill.recorder.schema import MAX_BODY_BYTES, RowTable, encode_rows
 from tidemill.runtime.engine_tasks import EngineTasks

@@ -5,8 +5,8 @@ from __future__ import annotations
 import structlog
 
 from tidemill.core.errors import escape_surrogates
-from tidemill.pipeline.tasks.pool import TaskRun
 from tidemill.pipeline.tasks.process import ProcessOutcome
+from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.runtime.log import throttle
 from tidemill.sources.base import name_partition
 

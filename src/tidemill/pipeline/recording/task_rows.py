@@ -15,8 +15,8 @@ from tidemill.core.recorder.failure_sample import FailureSample
 from tidemill.pipeline.handler.models import ExecutorError, ExecutorTask
 from tidemill.pipeline.recording.texts import MAX_LABELS, clean_args, describe_failure
 from tidemill.pipeline.reports.columns import encode_words
-from tidemill.pipeline.tasks.pool import TaskRun
 from tidemill.pipeline.tasks.process import ProcessOutcome
+from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.recorder.schema import tasks_schema
 from tidemill.recorder.texts import clean_error, clean_name
 

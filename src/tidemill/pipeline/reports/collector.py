@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import structlog
 
 from tidemill.pipeline.reports.report import NO_WINDOW, FinishedBatch, FinishedItem, Report, WindowTimes
-from tidemill.pipeline.tasks.pool import TaskRun
+from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.runtime.log import throttle
 from tidemill.runtime.messages import SourceMessage
 

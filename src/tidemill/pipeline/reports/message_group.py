@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tidemill.pipeline.handler.models import MessageGroup
 from tidemill.pipeline.reports.report import WindowTimes
-from tidemill.pipeline.tasks.pool import TaskRun
+from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.runtime.messages import SourceMessage
 
 

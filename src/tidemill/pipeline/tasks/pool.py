@@ -10,8 +10,7 @@ import asyncio
 import heapq
 import itertools
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 import msgspec
 import structlog
@@ -19,6 +18,7 @@ import structlog
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorResult, ExecutorTask
 from tidemill.pipeline.tasks.process import ProcessOutcome, TaskExecutor
+from tidemill.pipeline.tasks.task_run import TaskGroup, TaskRun
 from tidemill.runtime.durations import Durations
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import throttle
@@ -27,127 +27,6 @@ log = structlog.get_logger(__name__)
 
 #: When the machine cannot start a process (no memory, no descriptors), the queue waits this long.
 SPAWN_PAUSE_SECONDS = 0.5
-
-
-class TaskGroup(Protocol):
-    """Tasks that start, stop and are given up together."""
-
-    @property
-    def name(self) -> str:
-        """Its name, for logs."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether its outcomes no longer matter."""
-
-    @property
-    def leaving(self) -> bool:
-        """Whether no more of its tasks start; running ones may finish."""
-
-    @property
-    def may_start(self) -> bool:
-        """Whether its tasks may start now."""
-
-
-class TaskOwner(Protocol):
-    """What a task runs for."""
-
-    @property
-    def group(self) -> TaskGroup:
-        """The group that its tasks belong to."""
-
-    def find_task_offsets(self, run: TaskRun) -> tuple[tuple[str, int], Sequence[int]]:
-        """Return topic and partition of a task that is not terminal, and the offsets of its messages."""
-
-    def park(self, run: TaskRun) -> None:
-        """Take back a task that may not start; the owner submits it again when it may."""
-
-    def succeeded(self, run: TaskRun, result: ExecutorResult) -> None:
-        """Take the result of a task."""
-
-    def failed(self, run: TaskRun, error: ExecutorError) -> None:
-        """Take the failure of a task's latest try."""
-
-
-class _Nobody:
-    """The owner of a task that is terminal, and the group of it: whatever else becomes of the task does not matter."""
-
-    name = ""
-    closed = True
-    leaving = True
-    may_start = False
-
-    @property
-    def group(self) -> TaskGroup:
-        return self
-
-    def find_task_offsets(self, run: TaskRun) -> tuple[tuple[str, int], Sequence[int]]:
-        return ("", -1), ()
-
-    def park(self, run: TaskRun) -> None:
-        pass
-
-    def succeeded(self, run: TaskRun, result: ExecutorResult) -> None:
-        pass
-
-    def failed(self, run: TaskRun, error: ExecutorError) -> None:
-        pass
-
-
-_NOBODY = _Nobody()
-
-
-class TaskRun:
-    """One task, over all its tries."""
-
-    __slots__ = (
-        "age",
-        "attempts",
-        "ended_at",
-        "error",
-        "failure",
-        "generation",
-        "key",
-        "owner",
-        "payloads",
-        "process",
-        "queued_at",
-        "replaced",
-        "result",
-        "slot",
-        "task",
-        "timer",
-    )
-
-    def __init__(self, task: ExecutorTask, owner: TaskOwner, age: float) -> None:
-        """Start without a try."""
-        self.task = task
-        self.owner: TaskOwner = owner
-        self.age = age
-        self.key: object = task.task_id
-        self.attempts = 0
-        #: When its last try ended, in microseconds since the epoch; 0: it was known when its window was arranged.
-        self.ended_at = 0
-        #: How many payloads its hook returned.
-        self.payloads = 0
-        #: How it failed for good, in words, if it did.
-        self.failure: str | None = None
-        #: When its latest attempt was queued; seconds, monotonic.
-        self.queued_at = 0.0
-        #: How many tasks it replaces, each of which replaced the one before.
-        self.generation = 0
-        self.result: ExecutorResult | None = None
-        self.error: ExecutorError | None = None
-        self.replaced = False
-        self.process: object | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        #: Its place in the pool in its last try.
-        self.slot: int | None = None
-
-    def leave_owner(self) -> None:
-        """Forget the owner, now that the task is terminal: both would be freed by a search for cycles only."""
-        self.owner = _NOBODY
-        self.key = None
 
 
 class PoolStatistics(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.handler.models import ErrorAction, ErrorKind, ExecutorError, ExecutorTask
 from tidemill.pipeline.hooks import LOG_SECONDS, begin_hook, call_hook, log_hook_error
 from tidemill.pipeline.partition import OwnedPartition
-from tidemill.pipeline.tasks.pool import TaskRun
+from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.runtime.log import kind_of, throttle
 from tidemill.runtime.messages import Place, SourceMessage
 

@@ -17,7 +17,7 @@ from tidemill.pipeline.delivery.routing import Routed
 from tidemill.pipeline.handler.models import ExecutorTask
 from tidemill.pipeline.hooks import BURST, begin_hook, call_hook
 from tidemill.pipeline.key_order import KeptPlace
-from tidemill.pipeline.tasks.pool import TaskRun
+from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.pipeline.windows import failures
 from tidemill.pipeline.windows.runs import may_run, release_run, resolve_run
 from tidemill.pipeline.windows.window import WindowRun

@@ -25,7 +25,7 @@ from tidemill.pipeline.key_order import KeptPlace
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.reports.message_group import make_message_group
 from tidemill.pipeline.reports.report import WindowTimes
-from tidemill.pipeline.tasks.pool import TaskRun
+from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.pipeline.windows import failures
 from tidemill.pipeline.windows.failures import Hooked, name_hook
 from tidemill.runtime.messages import Place, SourceMessage, place_of
