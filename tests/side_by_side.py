@@ -232,7 +232,8 @@ class _Run:
     def _break_off(self) -> None:
         for pid in self._pids.values():
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGINT)
+                # A shell starts what runs behind it with SIGINT ignored; this is an interrupt in any case.
+                os.kill(pid, signal.SIGTERM)
         signal.signal(signal.SIGALRM, lambda number, frame: self._kill())
         signal.setitimer(signal.ITIMER_REAL, _END_SECONDS)
         for connection, pid in self._pids.items():
@@ -260,7 +261,8 @@ def _work(session: pytest.Session, files: list[File], queue: int, told: Connecti
     except BaseException:
         traceback.print_exc(file=sys.__stderr__)
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would leave servers behind
+        for number in (signal.SIGINT, signal.SIGTERM):  # a second one would leave servers behind
+            signal.signal(number, signal.SIG_IGN)
         with suppress(BaseException):
             session._setupstate.teardown_exact(None)
         told.close()

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,15 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     path = os.pathsep.join([os.getcwd(), str(Path("src").resolve())])
     env = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
     return subprocess.Popen(
-        command, cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.PIPE
+        command,
+        cwd=folder,
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.PIPE,
+        # A shell starts what runs behind it with SIGINT ignored.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
 
 

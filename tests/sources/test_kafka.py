@@ -82,9 +82,16 @@ class Place(Engines):
 
     def feed(self, values: list[bytes | None], **record: Any) -> None:
         producer = ck.Producer({"bootstrap.servers": self.broker.bootstrap})
+        failures: list[Any] = []
+
+        def note(error: Any, _: object) -> None:
+            if error is not None:
+                failures.append(error)
+
         for n, value in enumerate(values):
-            producer.produce(self.topic, value, partition=n % self.partitions, **record)
+            producer.produce(self.topic, value, partition=n % self.partitions, on_delivery=note, **record)
         assert producer.flush(20) == 0
+        assert not failures
 
     def lines(self) -> Counter[str]:
         return Counter(line["value"] for line in read_lines(self.folder / "out"))
@@ -235,6 +242,7 @@ async def test_partitions_added_to_the_topic_are_read_within_10_seconds(place):
     admin = AdminClient({"bootstrap.servers": place.broker.bootstrap})
     for future in admin.create_partitions([NewPartitions(place.topic, 8)]).values():
         future.result(10)
+    await place.until(lambda: len(admin.list_topics(place.topic, 10).topics[place.topic].partitions) == 8)
     place.partitions = 8
     started = time.monotonic()
     await asyncio.to_thread(place.feed, numbers(80))

@@ -147,3 +147,12 @@ def test_items_that_are_added_together_are_in_the_windows_of_those_that_are_adde
         if idle:
             assert together.close_idle(now) == apart.close_idle(now)
     assert together.flush() == apart.flush()
+
+
+def test_the_linger_of_items_that_are_added_together_begins_with_the_first_of_each_window() -> None:
+    windowing: Windowing[int] = Windowing(2, 100, 3)
+    assert [window.items for window in windowing.add_all([1, 2, 3], [1, 1, 1], 7.0)] == [[1, 2]]
+    assert (windowing.items, windowing.due) == ([3], 10.0)
+    assert windowing.add_all([], [], 8.0) == []
+    assert [window.items for window in windowing.add_all([4], [1], 8.0)] == [[3, 4]]
+    assert windowing.due is None

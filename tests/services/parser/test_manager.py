@@ -13,6 +13,7 @@ from tests.until import until
 
 from tidemill.core.errors import InvariantError, RemoteError
 from tidemill.runtime.structures import read_structure
+from tidemill.services.parser.files import find_files
 from tidemill.services.parser.manager import ParserManager
 from tidemill.services.parser.reading import PRELOAD
 from tidemill.services.zygote.client import ZygoteClient
@@ -256,6 +257,23 @@ async def test_files_of_a_folder_that_is_away_are_not_removed(
         write(away, "b.py", DAG.format(name="b", task="two"))
         away.rename(folder)
         await until(lambda: store.task_of("b.py") == "two")
+
+
+async def test_a_folder_that_goes_away_while_it_is_read_is_not_one_without_files(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder, "a.py", DAG.format(name="a", task="one"))
+    write(folder, "b.py", DAG.format(name="b", task="one"))
+    away = folder.with_name("away")
+
+    def go_away(path: Path) -> bool:
+        if not away.exists():
+            folder.rename(away)
+        return path.is_file()
+
+    monkeypatch.setattr("tidemill.services.parser.files._may_define_dags", go_away)
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        find_files(folder)
 
 
 async def test_files_that_were_removed_while_nothing_ran_are_removed_at_the_start(folder: Path, store: Store) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -23,11 +24,13 @@ def find_files(folder: Path) -> list[str]:
     no database accepts them.
 
     Raises:
-        FileNotFoundError: There is no such folder.
+        FileNotFoundError: There is no such folder, or it was moved while it was read.
     """
-    if not folder.is_dir():
+    before = _identify(folder)
+    found = sorted(path.relative_to(folder).as_posix() for path in _walk(folder) if _may_define_dags(path))
+    if before is None or _identify(folder) != before:
         raise FileNotFoundError(f"the folder of DAG files {str(folder)!r} does not exist")
-    return sorted(path.relative_to(folder).as_posix() for path in _walk(folder) if _may_define_dags(path))
+    return found
 
 
 def sign_files(folder: Path, names: Iterable[str]) -> Signature:
@@ -39,6 +42,15 @@ def is_relevant(path: str) -> bool:
     """Return whether a changed file may change DAGs: not one that Python or an editor writes for itself."""
     parts = Path(path).parts
     return path.endswith(".py") and "__pycache__" not in parts and not Path(path).name.startswith(".")
+
+
+def _identify(folder: Path) -> tuple[int, int] | None:
+    """Return device and number of a folder; None: there is none."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISDIR(found.st_mode) else None
 
 
 def _walk(folder: Path) -> Iterator[Path]:
