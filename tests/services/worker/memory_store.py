@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from typing import Any
 
 from tidemill.core.errors import RemoteError
@@ -53,6 +54,7 @@ class MemoryStore:
         self.turns: list[calls.WorkerTurn] = []
         self.to_end: set[tuple[int, int]] = set()
         self.away = self.ended = False
+        self.refused: Counter[str] = Counter()
         self._answers: dict[int, WorkerAnswer] = {}
         self._rung = asyncio.Event()
         self._changed = asyncio.Event()
@@ -77,6 +79,7 @@ class MemoryStore:
     async def call(self, request: Any) -> Any:
         await asyncio.sleep(0)
         if self.away:
+            self.refused[type(request).__name__] += 1
             raise RemoteError("the store is away")
         if self.ended:
             raise CallRefusedError(RefusalKind.FENCED, "the service has ended")
@@ -95,6 +98,8 @@ class MemoryStore:
                 if task < 0:
                     raise CallRefusedError(RefusalKind.FENCED, "the attempt has been replaced")
                 self.xcoms[key] = value
+            case calls.SetVariable(key, value):
+                self.variables[key] = value
             case calls.GetVariable(key):
                 return self.variables.get(key)
             case calls.GetConnection(id):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 from tests.services.worker.conftest import RunningWorker
@@ -297,6 +298,51 @@ async def test_attempts_run_on_while_the_store_is_away(worker: RunningWorker) ->
     await until(lambda: not worker.worker.running, what="it has ended")
     worker.store.away = False
     assert (await worker.report(1)).xcoms == (("return_value", "5"),)
+
+
+ASKING = """
+import time
+from pathlib import Path
+class Asks(BaseOperator):
+    def execute(self, context):
+        Path(r"GO").with_name("begun").touch()
+        while not Path(r"GO").exists(): time.sleep(0.005)
+        CODE
+with DAG("d", schedule=None):
+    Asks(task_id="run")
+"""
+
+
+async def test_what_a_task_asks_while_the_store_is_away_is_answered_once_it_is_back(
+    worker: RunningWorker, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    worker.write(ASKING.replace("GO", str(go)).replace("CODE", "return Variable.get('a')"))
+    worker.store.variables["a"] = "5"
+    worker.store.queue(make_attempt(1, "run"))
+    await until((tmp_path / "begun").exists)
+    worker.store.away = True
+    go.touch()
+    await until(lambda: worker.store.refused["GetVariable"] >= 2, what="it was asked again")
+    worker.store.away = False
+    assert (await worker.report(1)).xcoms == (("return_value", '"5"'),)
+
+
+async def test_what_a_task_asked_is_not_done_once_its_attempt_is_over(worker: RunningWorker, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    worker.write(ASKING.replace("GO", str(go)).replace("CODE", "Variable.set('a', 'late')"))
+    worker.store.queue(make_attempt(1, "run", deadline_us=soon() + 3_000_000))
+    await until((tmp_path / "begun").exists)
+    worker.store.away = True
+    go.touch()
+    await until(lambda: worker.store.refused["SetVariable"] >= 2, what="it was asked again")
+    await until(lambda: not worker.worker.running, what="it was interrupted")
+    worker.store.away = False
+    assert "TaskTimeout" in await worker.error(1)
+    worker.store.queue(make_attempt(2, "run"))
+    go.unlink()
+    await until(lambda: (2, 3) in worker.store.claimed)
+    assert "a" not in worker.store.variables
 
 
 async def test_a_worker_whose_service_has_ended_ends_everything(worker: RunningWorker) -> None:

@@ -64,11 +64,10 @@ class Answered(msgspec.Struct, frozen=True, tag=True):
 
 
 class NotAnswered(msgspec.Struct, frozen=True, tag=True):
-    """The store refuses, or cannot be reached. `refused`: repeating it does not help."""
+    """The store refuses; repeating it does not help."""
 
     number: int
     error: str
-    refused: bool
 
 
 class Leave(msgspec.Struct, frozen=True, tag=True):

@@ -96,6 +96,17 @@ class TaskHandle:
         self._outputs: dict[str, int] = {}
         self._ended = False
         self._starting: asyncio.Task[None] | None = None
+        self._answers: set[asyncio.Task[None]] = set()
+
+    def keep_answer(self, answer: asyncio.Task[None]) -> None:
+        """Keep the task that answers a question of its attempt."""
+        self._answers.add(answer)
+        answer.add_done_callback(self._answers.discard)
+
+    def drop_answers(self) -> None:
+        """Answer its attempt, which has ended, no more: what it asked must not be done when others run."""
+        for answer in list(self._answers):
+            answer.cancel()
 
     def start(self) -> None:
         """Have it forked; orders may be given at once.

@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from tidemill.core.errors import RemoteError, TidemillError, describe_error, escape_surrogates
+from tidemill.core.errors import TidemillError, describe_error, escape_surrogates
 from tidemill.dags.exceptions import TaskTimeout
 from tidemill.dags.loading import LoadedFile, digest_file, load_file
 from tidemill.dags.results import (
@@ -238,11 +238,10 @@ class TaskProcess:
     # -- the worker ------------------------------------------------------------------------------------------------
 
     def ask(self, call: Call[A]) -> A:
-        """Return the answer of the store; any thread of the attempt may ask.
+        """Return the answer of the store; any thread of the attempt may ask. An outage is waited for.
 
         Raises:
-            TidemillError: The store refuses: the attempt has been replaced, say.
-            RemoteError: It cannot be reached.
+            TidemillError: The store refuses: the attempt has been replaced, say, or the content.
             TaskTimeout: The attempt was interrupted meanwhile.
         """
         if os.getpid() != self._pid:
@@ -260,7 +259,7 @@ class TaskProcess:
             if is_main:
                 self._armed = armed and self._interruption is None
         if isinstance(answer, NotAnswered):
-            raise TidemillError(answer.error) if answer.refused else RemoteError(answer.error)
+            raise TidemillError(answer.error)
         found: A = decode_answer(call, answer.value)
         return found
 

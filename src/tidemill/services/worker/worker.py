@@ -58,6 +58,7 @@ from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.messages import Exited
 from tidemill.store.database import Calls
 from tidemill.store.doorbell import Bell
+from tidemill.store.remote import call_patiently
 from tidemill.store.worker_calls import (
     CallbackReport,
     ClaimedAttempt,
@@ -121,7 +122,6 @@ class Worker:
         self._wanted = True
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._helpers: set[asyncio.Task[None]] = set()
         self._draining = False
         self._short = False
 
@@ -307,20 +307,17 @@ class Worker:
 
     def on_ask(self, handle: TaskHandle, ask: Ask) -> None:
         """Ask the store for an attempt."""
-        task = self._loop.create_task(self._answer(handle, ask))
-        self._helpers.add(task)
-        task.add_done_callback(self._helpers.discard)
+        handle.keep_answer(self._loop.create_task(self._answer(handle, ask)))
 
     async def _answer(self, handle: TaskHandle, ask: Ask) -> None:
         call: Any = ask.call
         try:
-            value = await self._calls.call(call)
+            value = await call_patiently(self._calls, call)
         except TidemillError as error:
-            refused = not (isinstance(error, RemoteError) and error.retryable)
-            handle.tell(NotAnswered(ask.number, str(error), refused))
+            handle.tell(NotAnswered(ask.number, str(error)))
         except Exception as error:
             log.exception("a call of a task failed", call=type(call).__name__)
-            handle.tell(NotAnswered(ask.number, describe_error(error), refused=True))
+            handle.tell(NotAnswered(ask.number, describe_error(error)))
         else:
             if handle.log is not None:
                 handle.log.secrets |= find_secrets(call, value)
@@ -336,6 +333,7 @@ class Worker:
         if attempt is None:
             return
         handle.log = None
+        handle.drop_answers()
         clean = not finished.changed
         if finished.changed:
             log.debug("a task process is replaced", changed=finished.changed, file=handle.task.file)
@@ -349,6 +347,7 @@ class Worker:
     def on_exited(self, handle: TaskHandle, exited: Exited | None) -> None:
         """Report what the end of a process means for its attempt."""
         del self._handles[handle.number]
+        handle.drop_answers()
         for effect in self._slots.note_exited(handle.number, lost=exited is None):
             if isinstance(effect, Died):
                 self._note_died(effect.attempt, effect.why, exited, handle)
@@ -394,5 +393,3 @@ class Worker:
         while self._handles and self._now() < until:  # noqa: ASYNC110 - the very end
             await asyncio.sleep(0.005)
         self._templates.close()
-        for helper in self._helpers:
-            helper.cancel()
