@@ -3,7 +3,9 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -23,6 +25,7 @@ from tidemill.dags import (
     TaskTimeout,
     task,
 )
+from tidemill.dags.operators.command import Command
 from tidemill.dags.results import AttemptFailed, AttemptSkipped, AttemptSucceeded
 
 
@@ -50,6 +53,29 @@ def test_a_command_returns_its_last_line_and_logs_all(caplog: pytest.LogCaptureF
     assert [record.getMessage() for record in caplog.records] == ["one", "two", "three"]
     assert value_of(bash("true")) == ""
     assert value_of(bash(r"printf '\xff\n'")) == r"\xff"
+
+
+def test_an_interruption_while_a_command_is_started_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    start = Command._start
+
+    def start_and_interrupt(self: Command, folder: str, stdin: Any) -> subprocess.Popen[bytes]:
+        started.append(start(self, folder, stdin))
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.2)  # the main thread is interrupted meanwhile
+        return started[0]
+
+    def interrupt(number: int, frame: object) -> None:
+        raise TaskTimeout("it took too long")
+
+    monkeypatch.setattr(Command, "_start", start_and_interrupt)
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(TaskTimeout):
+            Command(["sleep", "1000"], None, None, logging.getLogger()).run()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert started[0].returncode == -signal.SIGTERM
 
 
 @pytest.mark.parametrize(

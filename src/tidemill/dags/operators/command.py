@@ -6,6 +6,7 @@ does not grow with what is printed.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import logging
 import os
@@ -70,16 +71,32 @@ class Command:
             given = closing.enter_context(tempfile.TemporaryFile())
             given.write(stdin)
             given.seek(0)
-            self._process = self._start(folder, given)
+            process = self._start_apart(folder, given)
             try:
-                assert self._process.stdout is not None
-                last, kept = self._log_lines(self._process.stdout, encoding, keep_bytes)
-                code = self._process.wait()
+                assert process.stdout is not None
+                last, kept = self._log_lines(process.stdout, encoding, keep_bytes)
+                code = process.wait()
             finally:
-                self.kill(grace_seconds=GRACE_SECONDS if self._process.poll() is None else 0.0)
-                if self._process.stdout is not None:
-                    self._process.stdout.close()
+                self._end(process)
         return CommandResult(code, last, kept)
+
+    def _start_apart(self, folder: str, stdin: IO[bytes]) -> subprocess.Popen[bytes]:
+        """Start it on a thread: what interrupts a task, a signal, cannot come before the process is known there."""
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            starting = thread.submit(self._start, folder, stdin)
+            try:
+                self._process = starting.result()
+            except BaseException:
+                with contextlib.suppress(TaskFailed):
+                    self._process = starting.result()
+                    self._end(self._process)
+                raise
+        return self._process
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        self.kill(grace_seconds=GRACE_SECONDS if process.poll() is None else 0.0)
+        if process.stdout is not None:
+            process.stdout.close()
 
     def _start(self, folder: str, stdin: IO[bytes]) -> subprocess.Popen[bytes]:
         try:
