@@ -294,6 +294,8 @@ class _Worker:
     def run(self, files: Iterator[File]) -> None:
         """Run files one after the other; what is for the whole session ends after the last."""
         session = self._session
+        # Tests of reloads forget modules; another import of one would not be the one that fixtures and tests have.
+        modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "tests"}
         for tests in files:
             for item, following in zip(tests, (*tests[1:], session), strict=True):
                 self._told.send(item.nodeid)
@@ -303,6 +305,7 @@ class _Worker:
                     break
             self._told.send(self._done)
             self._done = []
+            sys.modules.update(modules)
             if session.shouldstop or session.shouldfail:
                 break
         session._setupstate.teardown_exact(None)

@@ -82,10 +82,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    before = set(sys.modules)
+    before = dict(sys.modules)
     yield tmp_path
-    for name in set(sys.modules) - before:
+    for name in set(sys.modules) - set(before):
         del sys.modules[name]
+    sys.modules.update(before)
 
 
 def test_every_module_of_the_project_is_imported_again(project: Path) -> None:

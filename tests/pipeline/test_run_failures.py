@@ -152,7 +152,7 @@ async def revoke_half_delivered(rig: Any, monkeypatch: pytest.MonkeyPatch, **con
         halves.append(Half(sinks["filesystem"]["files"]))
         return sinks
 
-    monkeypatch.setattr("tests.pipeline.conftest.build_scripted_sinks", build_halved)
+    monkeypatch.setitem(rig.__globals__, "build_scripted_sinks", build_halved)
     run = rig(Lines(), [message(offset) for offset in HUNDRED], **config)
     await run.until(lambda: len(halves[0].sent) == 2)
     return run, halves[0]
