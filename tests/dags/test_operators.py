@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -57,15 +56,17 @@ def test_a_command_returns_its_last_line_and_logs_all(caplog: pytest.LogCaptureF
 
 def test_an_interruption_while_a_command_is_started_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
+    interrupted = threading.Event()
     start = Command._start
 
     def start_and_interrupt(self: Command, folder: str, stdin: Any) -> subprocess.Popen[bytes]:
         started.append(start(self, folder, stdin))
         os.kill(os.getpid(), signal.SIGUSR1)
-        time.sleep(0.2)  # the main thread is interrupted meanwhile
+        assert interrupted.wait(60)
         return started[0]
 
     def interrupt(number: int, frame: object) -> None:
+        interrupted.set()
         raise TaskTimeout("it took too long")
 
     monkeypatch.setattr(Command, "_start", start_and_interrupt)

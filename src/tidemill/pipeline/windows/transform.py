@@ -116,7 +116,7 @@ def _start_run(window: WindowRun, result: Transformed) -> None:
     run = SubmissionRun("transform", functools.partial(release_run, window))
     parts = [
         RunPart(run, index, message, len(routed))
-        for index, (message, routed) in enumerate(zip(window.messages, result.each, strict=False))
+        for index, (message, routed) in enumerate(zip(window.messages, result.each, strict=True))
         if routed
     ]
     if parts:

@@ -22,7 +22,7 @@ from tidemill.services.worker.task_process import ReadFile, read_file
 from tidemill.services.worker.task_process import main as be_task_process
 from tidemill.services.zygote.program import Zygote
 
-#: What it ends with if there is no template.
+#: Its exit code if there is no template.
 REFUSED = 3
 
 
