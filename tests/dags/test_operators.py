@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -77,6 +79,43 @@ def test_an_interruption_while_a_command_is_started_ends_it(monkeypatch: pytest.
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert started[0].returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_an_interruption_while_the_thread_that_starts_a_command_starts_ends_it(
+    monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    threads: list[threading.Thread] = []
+    start, submit = Command._start, ThreadPoolExecutor.submit
+
+    def start_noted(self: Command, folder: str, stdin: Any) -> subprocess.Popen[bytes]:
+        started.append(start(self, folder, stdin))
+        return started[0]
+
+    def submit_interrupted(self: ThreadPoolExecutor, *given: Any) -> Any:
+        if moment == "after":
+            submit(self, *given).result()
+            threads.extend(self._threads)
+            self._threads.clear()  # as if it had come while the thread was started
+        else:
+            threads.append(threading.Thread(target=lambda: (ended.wait(60), suppressed(*given))))
+            threads[0].start()
+        raise TaskTimeout("it took too long")
+
+    def suppressed(function: Any, *given: Any) -> None:
+        with contextlib.suppress(TaskFailed):
+            function(*given)
+
+    ended = threading.Event()
+    monkeypatch.setattr(Command, "_start", start_noted)
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit_interrupted)
+    with pytest.raises(TaskTimeout):
+        Command(["sleep", "1000"], None, None, logging.getLogger()).run()
+    ended.set()
+    for thread in threads:
+        thread.join(60)
+    assert [process.returncode for process in started] == ([-signal.SIGTERM] if moment == "after" else [])
 
 
 @pytest.mark.parametrize(

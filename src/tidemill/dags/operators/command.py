@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Final
@@ -54,6 +55,8 @@ class Command:
         self._cwd = cwd
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
+        self._starting = threading.Lock()
+        self._ended = False
 
     def run(self, stdin: bytes = b"", encoding: str = "utf-8", keep_bytes: int = 0) -> CommandResult:
         """Run it to its end.
@@ -71,29 +74,33 @@ class Command:
             given = closing.enter_context(tempfile.TemporaryFile())
             given.write(stdin)
             given.seek(0)
-            process = self._start_apart(folder, given)
             try:
+                process = self._start_apart(folder, given)
                 assert process.stdout is not None
                 last, kept = self._log_lines(process.stdout, encoding, keep_bytes)
                 code = process.wait()
             finally:
-                self._end(process)
+                self._end()
         return CommandResult(code, last, kept)
 
     def _start_apart(self, folder: str, stdin: IO[bytes]) -> subprocess.Popen[bytes]:
-        """Start it on a thread: what interrupts a task, a signal, cannot come before the process is known there."""
+        """Start it on a thread: what interrupts a task, a signal, cannot come there before the process is known."""
         with concurrent.futures.ThreadPoolExecutor(1) as thread:
-            starting = thread.submit(self._start, folder, stdin)
-            try:
-                self._process = starting.result()
-            except BaseException:
-                with contextlib.suppress(TaskFailed):
-                    self._process = starting.result()
-                    self._end(self._process)
-                raise
-        return self._process
+            return thread.submit(self._start_unless_ended, folder, stdin).result()
 
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
+    def _start_unless_ended(self, folder: str, stdin: IO[bytes]) -> subprocess.Popen[bytes]:
+        with self._starting:
+            if self._ended:
+                raise TaskFailed("the task was interrupted before the command was started")
+            self._process = self._start(folder, stdin)
+            return self._process
+
+    def _end(self) -> None:
+        with self._starting:  # on its thread: an interrupted task does not know how far that is
+            self._ended = True
+        process = self._process
+        if process is None:
+            return
         self.kill(grace_seconds=GRACE_SECONDS if process.poll() is None else 0.0)
         if process.stdout is not None:
             process.stdout.close()
