@@ -23,6 +23,7 @@ from tidemill.dags import (
     EmptyOperator,
     HttpOperator,
     SubprocessOperator,
+    TaskFailed,
     TaskTimeout,
     task,
 )
