@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 from tests.servers import Servers
@@ -100,6 +100,14 @@ _END_SECONDS = 60.0
 File = list[pytest.Item]
 
 
+class Cost(NamedTuple):
+    """What the tests of a file took, with the processes whose end they saw."""
+
+    file: str
+    cpu_seconds: float
+    seconds: float
+
+
 class SideBySide:
     """The plugin of the process that collects.
 
@@ -111,6 +119,7 @@ class SideBySide:
     def __init__(self, workers: int, servers: Servers | None) -> None:
         self._workers = workers
         self._servers = servers
+        self._costs: list[Cost] = []
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
@@ -124,12 +133,22 @@ class SideBySide:
         with _interrupted_when_terminated():
             for items, workers in ((alone, 1), (beside, self._workers)):
                 if items and not session.shouldstop and not session.shouldfail:
-                    _Run(session, sort_files(items), workers).run()
+                    _Run(session, sort_files(items), workers, self._costs).run()
         if session.shouldfail:
             raise session.Failed(session.shouldfail)
         if session.shouldstop:
             raise session.Interrupted(session.shouldstop)
         return True
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Show what costs most; `--durations` says how many files."""
+        count = terminalreporter.config.option.durations
+        if count is None or not self._costs:
+            return
+        total = sum(cost.cpu_seconds for cost in self._costs)
+        terminalreporter.section(f"CPU seconds of files, {total:,.0f} in all, shared servers not counted")
+        for cost in sorted(self._costs, key=lambda cost: -cost.cpu_seconds)[:count]:
+            terminalreporter.write_line(f"{cost.cpu_seconds:7.1f} s of CPU in {cost.seconds:6.1f} s  {cost.file}")
 
     def pytest_unconfigure(self) -> None:
         """End the servers that all share."""
@@ -155,10 +174,12 @@ class _Run:
         session: Pytest's.
         files: What runs.
         workers: How many files run at a time.
+        costs: Where to note what they cost.
     """
 
-    def __init__(self, session: pytest.Session, files: list[File], workers: int) -> None:
+    def __init__(self, session: pytest.Session, files: list[File], workers: int, costs: list[Cost]) -> None:
         self._session = session
+        self._costs = costs
         self._files = files
         self._count = workers
         # All numbers of files are in the pipe before somebody reads: whoever is free takes the next.
@@ -209,6 +230,9 @@ class _Run:
             return
         if isinstance(told, str):
             self._runs[connection] = told
+            return
+        if isinstance(told, Cost):
+            self._costs.append(told)
             return
         for name, location, reports in told:
             config.hook.pytest_runtest_logstart(nodeid=name, location=location)
@@ -297,13 +321,16 @@ class _Worker:
         # Tests of reloads forget modules; another import of one would not be the one that fixtures and tests have.
         modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "tests"}
         for tests in files:
+            before = os.times()
             for item, following in zip(tests, (*tests[1:], session), strict=True):
                 self._told.send(item.nodeid)
                 self._done.append((item.nodeid, item.location, []))
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
                 if session.shouldstop or session.shouldfail:
                     break
+            after = os.times()
             self._told.send(self._done)
+            self._told.send(Cost(_find_file(tests[0]), sum(after[:4]) - sum(before[:4]), after[4] - before[4]))
             self._done = []
             sys.modules.update(modules)
             if session.shouldstop or session.shouldfail:
