@@ -590,7 +590,8 @@ def test_every_confirmed_row_is_found_exactly_once_at_any_moment_while_segments_
                 looks += 1
         wait_until(lambda: len(confirmed) == 150)
         wait_until(lambda: len(reader.list_recordings()) > 1)  # a fast machine writes all of it in one period
-        assert [row.offset for row in reader.find_messages(MessageQuery(), limit=1_000).rows] == list(range(149, -1, -1))
+        rows = reader.find_messages(MessageQuery(), limit=1_000).rows
+        assert [row.offset for row in rows] == list(range(149, -1, -1))
     assert looks == 38
 
 
