@@ -11,6 +11,7 @@ it imports is in it.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import gc
 import importlib
@@ -25,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 #: What most commands import, each with all that it imports itself.
 _MODULES = (
@@ -36,6 +37,8 @@ _MODULES = (
     *("tidemill.cli.checks", "tidemill.cli.dlq_redrive", "tidemill.cli.triggers_view", "tidemill.spark.preflight"),
     *("pydantic.type_adapter", "pyspark.sql", "rich.console", "rich.table", "rich.live"),
 )
+#: Code, arguments, folder, environment, and the process whose network it is to have.
+Request = tuple[str, list[str], str, dict[str, str], int | None]
 _LARGEST_REQUEST = 150_000
 TIDEMILL = "from tidemill.cli.main import main; main()"
 #: What `python -m` does, with the module as the first argument.
@@ -111,12 +114,17 @@ def start(
         stdout: An open file.
         stderr: An open file.
     """
-    request = json.dumps([code, [str(each) for each in arguments], str(cwd), dict(env)]).encode()
-    assert len(request) < _LARGEST_REQUEST
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with open(os.devnull, "r+b") as null, theirs:
+    with open(os.devnull, "r+b") as null:
         files = [(null if file is None else file).fileno() for file in (stdin, stdout, stderr)]
-        socket.send_fds(_server(), [request], [*files, theirs.fileno()])
+        return _start(_server(), (code, [str(each) for each in arguments], str(cwd), dict(env), None), files)
+
+
+def _start(server: socket.socket, request: Request, files: Sequence[int]) -> Forked:
+    text = json.dumps(request).encode()
+    assert len(text) < _LARGEST_REQUEST
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        socket.send_fds(server, [text], [*files, theirs.fileno()])
     return Forked(ours)
 
 
@@ -150,6 +158,34 @@ def run_text(
     """Run a command to its end and return what it wrote as text."""
     done = run(arguments, cwd=cwd, env=env, code=code, timeout=timeout)
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def write_stand_in(folder: Path) -> int:
+    """Write a program `tidemill` for shells, a small one whose work a fork does; return the file that it inherits.
+
+    It is that fork in its output, folder, environment, network, signals, and in how it ends.
+    """
+    server = os.dup(_server().fileno())
+    program = folder / "tidemill"
+    program.write_text(
+        f"#!{sys.executable} -IS\nimport sys\nsys.path.append({str(Path(__file__).parent.parent)!r})\n"
+        f"from tests import prepared\nprepared.stand_in({server})\n"
+    )
+    program.chmod(0o755)
+    return server
+
+
+def stand_in(server: int) -> NoReturn:
+    """Be the command `tidemill` with the arguments of this process."""
+    with socket.socket(fileno=server) as prepared:
+        forked = _start(prepared, (TIDEMILL, sys.argv[1:], os.getcwd(), dict(os.environ), os.getpid()), [0, 1, 2])
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: forked.send_signal(number))
+    code = forked.wait()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
 
 
 def start_server() -> None:
@@ -222,10 +258,12 @@ def _tell(reply: socket.socket, number: int) -> None:
         pass  # the test has ended
 
 
-def _become(request: tuple[str, list[str], str, dict[str, str]], files: list[int]) -> str:
+def _become(request: Request, files: list[int]) -> str:
     """Make this fork the process that was asked for."""
-    code, arguments, folder, environment = request
+    code, arguments, folder, environment, network_of = request
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if network_of is not None:
+        _enter_network(network_of)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
@@ -239,6 +277,15 @@ def _become(request: tuple[str, list[str], str, dict[str, str]], files: list[int
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False, buffering=1)  # noqa: SIM115
     sys.argv[:] = ["-c", *arguments]
     return code
+
+
+def _enter_network(pid: int) -> None:
+    own, its = "/proc/self/ns/net", f"/proc/{pid}/ns/net"
+    if os.stat(own).st_ino == os.stat(its).st_ino:
+        return  # entering it takes rights that not everybody has
+    with open(its) as network:
+        if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), 0):
+            raise OSError(ctypes.get_errno(), "the network of the caller cannot be entered")
 
 
 if __name__ == "__main__":

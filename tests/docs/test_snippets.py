@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests import prepared
 from tests.docs.own_network import with_free_port
 from tests.docs.snippets import PAGES, ROOT, Block, blocks
 from tests.store.conftest import postgres
@@ -70,7 +71,7 @@ def test_python_runs_and_yaml_is_a_valid_configuration(page, tmp_path, monkeypat
 class PageRun:
     """The commands of a page in a folder, as a reader types them, with nothing of ours in the environment."""
 
-    def __init__(self, page: Path, folder: Path) -> None:
+    def __init__(self, page: Path, folder: Path, full: bool) -> None:
         self.page = page
         self.folder = folder
         self.where = folder
@@ -86,6 +87,8 @@ class PageRun:
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "WORKER_ID": f"docs-{os.getpid()}",
         }
+        # Commands that end are most of all; at full length they are those of a reader in everything.
+        self.forks = () if full else (prepared.write_stand_in(folder / ".home"),)
 
     def run(self) -> None:
         for block in blocks(self.page):
@@ -102,10 +105,11 @@ class PageRun:
             assert process.wait(60) == 0, f"{self.page}:{block.line}\n{self.log(block)}"
 
     def run_to_its_end(self, block: Block) -> None:
-        code = f"{block.code}\npwd > {self.folder}/.where"
+        path = f'PATH="{self.folder}/.home:$PATH"\n' if self.forks else ""
+        code = f"{path}{block.code}\npwd > {self.folder}/.where"
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", code], cwd=self.where, env=self.env, timeout=300, capture_output=True,
-            text=True, errors="replace", stdin=subprocess.DEVNULL,
+            text=True, errors="replace", stdin=subprocess.DEVNULL, pass_fds=self.forks,
         )  # fmt: skip
         assert done.returncode == 0, f"{self.page}:{block.line}\n{done.stdout}\n{done.stderr}"
         self.where = Path((self.folder / ".where").read_text().strip())
@@ -132,6 +136,8 @@ class PageRun:
         for _, process in self.background:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+        for fd in self.forks:
+            os.close(fd)
 
 
 @pytest.mark.timeout(400)
@@ -140,9 +146,9 @@ class PageRun:
     [pytest.param(page, marks=pytest.mark.long if page.name in SLOW else ()) for page in pages_with("sh")],
     ids=named,
 )
-def test_the_commands_of_a_page_work_in_order(page, tmp_path, request):
+def test_the_commands_of_a_page_work_in_order(page, tmp_path, request, long_run):
     kafka_classpath()  # the network of a page reaches no further than this machine
-    run = PageRun(page, tmp_path)
+    run = PageRun(page, tmp_path, full=long_run)
     if any("$DATABASE_URL" in block.code for block in blocks(page)):
         server: PostgresServer = request.getfixturevalue("postgres")
         run.env["DATABASE_URL"] = asyncio.run(server.new_database())

@@ -19,7 +19,7 @@ import site
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -80,8 +80,8 @@ def ship_package(context: SparkContext, folder: Path | None = None) -> None:
 
 def find_own_modules() -> list[ModuleType]:
     """Return the modules of the user's that this process has imported: those that travel by value; from any thread."""
-    folders = list_own_folders()
-    return [module for module in list(sys.modules.values()) if _is_own(module, folders)]
+    folders, resolve = list_own_folders(), _Resolver()
+    return [module for module in list(sys.modules.values()) if _is_own(module, folders, resolve)]
 
 
 def _explain(handler: Handler[Any, Any], error: Exception) -> str:
@@ -116,9 +116,9 @@ def _own_modules_by_value() -> Iterator[None]:
     registered = []
     already = set(cloudpickle.list_registry_pickle_by_value())
     try:
-        folders = list_own_folders()
+        folders, resolve = list_own_folders(), _Resolver()
         for module in list(sys.modules.values()):
-            if _is_own(module, folders) and module.__name__ not in already:
+            if _is_own(module, folders, resolve) and module.__name__ not in already:
                 cloudpickle.register_pickle_by_value(module)
                 registered.append(module)
         yield
@@ -127,12 +127,29 @@ def _own_modules_by_value() -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _is_own(module: ModuleType, folders: list[str]) -> bool:
+class _Resolver:
+    """Resolves the links in paths of many files of few folders, each folder once."""
+
+    def __init__(self) -> None:
+        self._folders: dict[str, str] = {}
+
+    def __call__(self, path: str) -> str:
+        # As `Path` this would take a tenth of a second for the thousands of modules there are.
+        if os.path.islink(path):  # noqa: PTH114
+            return os.path.realpath(path)
+        folder, name = os.path.split(path)
+        if (resolved := self._folders.get(folder)) is None:
+            resolved = self._folders[folder] = os.path.realpath(folder)
+        return f"{resolved}{os.sep}{name}"
+
+
+def _is_own(module: ModuleType, folders: list[str], resolve: Callable[[str], str]) -> bool:
     """Tell whether a module is a file of the user's, not one that every process of this Python can import.
 
     Args:
         module: The module.
         folders: Those of `list_own_folders`.
+        resolve: Resolves the links of a path.
     """
     file = getattr(module, "__file__", None)
     name = getattr(module, "__name__", "")
@@ -140,8 +157,7 @@ def _is_own(module: ModuleType, folders: list[str]) -> bool:
         return False  # cloudpickle itself takes __main__ by value
     if name.partition(".")[0] == _package_folder().name:
         return False
-    path = os.path.realpath(file)
-    # There are thousands of modules: as `Path` this would take a tenth of a second.
+    path = resolve(file)
     if not path.startswith(tuple(f"{folder}{os.sep}" for folder in _installed())):
         return True
     below = [folder for folder in folders if path.startswith(f"{folder}{os.sep}")]

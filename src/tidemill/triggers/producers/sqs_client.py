@@ -32,6 +32,8 @@ _LASTING = (
     "CredentialRetrievalError",
 )
 _CONNECT_SECONDS = 5.0
+#: By what the SDK searches: `AWS_DATA_PATH` and its own folders.
+_LOADERS: dict[tuple[str, ...], Any] = {}
 #: How many seconds longer than a long poll an answer may take.
 _ANSWER_SECONDS = 15.0
 
@@ -231,17 +233,24 @@ def _prepare_session(read_timeout_seconds: float) -> tuple[Any, Any]:
     from aiobotocore.session import get_session
 
     session = get_session()
-    loader = session.get_component("data_loader")
-    for name in ("service-2", "endpoint-rule-set-1"):
-        loader.load_service_model("sqs", name)
-    for name in ("endpoints", "partitions", "sdk-default-configuration"):
-        loader.load_data(name)
+    session.register_component("data_loader", _load_descriptions(session))
     config = AioConfig(
         connect_timeout=_CONNECT_SECONDS,
         read_timeout=read_timeout_seconds,
         retries={"mode": "standard", "total_max_attempts": 1},
     )
     return session, config
+
+
+def _load_descriptions(session: Any) -> Any:
+    """Return what knows the SDK's descriptions of SQS: megabytes of JSON, read once per process and search path."""
+    loader = session.get_component("data_loader")
+    known = _LOADERS.setdefault(tuple(loader.search_paths), loader)
+    for name in ("service-2", "endpoint-rule-set-1"):
+        known.load_service_model("sqs", name)
+    for name in ("endpoints", "partitions", "sdk-default-configuration"):
+        known.load_data(name)
+    return known
 
 
 async def open_queue(client: Any, queue: str) -> SqsQueue:
