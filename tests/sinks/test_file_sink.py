@@ -586,7 +586,7 @@ def test_a_file_that_is_replaced_is_whole_at_every_moment_and_what_a_kill_leaves
     writers = [run_script(body, tmp_path) for _ in range(2)]
     for writer in writers:
         assert writer.stdout is not None
-        assert writer.stdout.readline() == b"ready\n"
+        assert b"ready\n" in iter(writer.stdout.readline, b"")
     for _ in range(100):
         content = (tmp_path / "a").read_bytes()
         assert content == content[:1] * 500_000
@@ -609,6 +609,26 @@ def test_a_file_that_is_replaced_is_whole_at_every_moment_and_what_a_kill_leaves
     assert last.returncode == 0
     assert os.listdir(tmp_path) == ["a"]
     assert (tmp_path / "a").read_text() == "the end"
+
+
+def test_a_file_that_another_process_took_for_left_over_before_it_was_locked_is_written_nevertheless(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = os.open(tmp_path, os.O_RDONLY)
+    lock, removed = fcntl.flock, []
+
+    def lock_late(descriptor: int, how: int) -> None:
+        if not removed and not how & fcntl.LOCK_NB:
+            removed.append(None)
+            assert file_replacement.remove_left_over(folder) == 1
+        lock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", lock_late)
+    file_replacement.replace(folder, b"a", b"whole", fsync=False)
+    os.close(folder)
+    assert removed
+    assert os.listdir(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_bytes() == b"whole"
 
 
 def test_a_writer_that_is_killed_leaves_only_whole_lines_to_the_next(tmp_path: Path) -> None:

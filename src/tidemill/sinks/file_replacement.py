@@ -33,12 +33,8 @@ def replace(folder: int, name: bytes, content: bytes, *, fsync: bool) -> None:
     """
     with contextlib.suppress(FileNotFoundError):
         check_regular(os.stat(name, dir_fd=folder, follow_symlinks=False))
-    temporary = TEMPORARY + secrets.token_hex(8)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(temporary, flags, 0o644, dir_fd=folder)
+    temporary, descriptor = _create(folder)
     try:
-        # Tells `remove_left_over` that it is being written.
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         write_whole(descriptor, content)
         if fsync:
             os.fsync(descriptor)
@@ -51,6 +47,24 @@ def replace(folder: int, name: bytes, content: bytes, *, fsync: bool) -> None:
         os.close(descriptor)
     if fsync:
         sync_folder(folder)
+
+
+def _create(folder: int) -> tuple[str, int]:
+    """Create a file whose lock tells `remove_left_over` that it is being written; return its name and descriptor."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    while True:
+        temporary = TEMPORARY + secrets.token_hex(8)
+        descriptor = os.open(temporary, flags, 0o644, dir_fd=folder)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.fstat(descriptor).st_nlink:
+                return temporary, descriptor
+        except BaseException:
+            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=folder)
+            raise
+        os.close(descriptor)  # another process removed it before it was locked
 
 
 def remove_left_over(folder: int) -> int:

@@ -73,6 +73,7 @@ async def test_a_task_in_its_back_off_with_the_time_of_the_next_attempt(rig: Mak
 @pytest.mark.parametrize("hook", ["on_task_complete", "on_message_complete"])
 async def test_a_hook_of_the_message_that_is_asked_about(rig: Make, hook: str) -> None:
     run = rig(Work(hook=hook), MESSAGES, executor=QUICK)
+    await run.until(lambda: (find(run, 18) or MessageStage(stage=Stage.HOOK)).hook == hook)  # it may have to begin yet
     stage = await wait_for(run, Stage.HOOK, 18)
     assert (stage.hook, stage.why) == (hook, "message 18")
 
