@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from tidemill.core.errors import ConfigError
+from tidemill.runtime import folders
 from tidemill.runtime.folders import OwnedFolder, create_folder, user_cache_folder, writable_cache_folder
+from tidemill.runtime.lock import lock_file
 
 PREFIX = "tidemill-test-"
 OWNER = """
@@ -96,17 +100,45 @@ def test_the_folder_of_a_process_that_lives_is_left_alone() -> None:
         assert used.exists()
 
 
+@pytest.mark.parametrize("moment", ["locked", "removed", "unlocked"])
+def test_a_folder_that_another_process_takes_for_left_over_before_it_is_locked_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    flock, met, held = fcntl.flock, [], []
+
+    def lock_late(fd: int, how: int) -> None:
+        if not met:
+            folder = Path(os.readlink(f"/proc/self/fd/{fd}")).parent
+            met.append(folder)
+            if moment == "locked":
+                held.append(lock_file(folder / ".owner"))
+            elif moment == "removed":
+                shutil.rmtree(folder)
+            else:
+                folders._remove_without_owner(folder)
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", lock_late)
+    folder = OwnedFolder(PREFIX)
+    assert folder.path.exists()
+    assert folder.path != met[0]
+    assert not met[0].exists()
+    folder.cleanup()
+    for fd in held:
+        os.close(fd)
+
+
 def test_a_folder_without_a_lock_is_removed_if_it_is_old_and_empty(temporary: Path) -> None:
-    folders = {name: temporary / f"{PREFIX}{name}" for name in ("young", "old", "full")}
-    for name, folder in folders.items():
+    made = {name: temporary / f"{PREFIX}{name}" for name in ("young", "old", "full")}
+    for name, folder in made.items():
         folder.mkdir()
         if name == "full":
             (folder / "file").write_text("x")
         if name != "young":
             os.utime(folder, (1.0, 1.0))
-    (temporary / f"{PREFIX}link").symlink_to(folders["old"])
+    (temporary / f"{PREFIX}link").symlink_to(made["old"])
     OwnedFolder(PREFIX).cleanup()
-    assert {name for name, folder in folders.items() if folder.exists()} == {"young", "full"}
+    assert {name for name, folder in made.items() if folder.exists()} == {"young", "full"}
     assert (temporary / f"{PREFIX}link").is_symlink()
 
 

@@ -94,9 +94,16 @@ class OwnedFolder:
         for left in root.glob(f"{prefix}*"):
             with contextlib.suppress(OSError):
                 _remove_without_owner(left)
-        self._folder = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
-        self.path = Path(self._folder.name)
-        self._lock = lock_file(self.path / _OWNER)
+        while True:
+            self._folder = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
+            self.path = Path(self._folder.name)
+            # Before it is locked, another process may take it for one that has lost its owner, and remove it.
+            with contextlib.suppress(HeldError, FileNotFoundError):
+                self._lock = lock_file(self.path / _OWNER)
+                if os.fstat(self._lock).st_nlink:
+                    return
+                os.close(self._lock)
+            self._folder.cleanup()
 
     @property
     def lock(self) -> int:
