@@ -442,7 +442,7 @@ def settings_of(**values: Any) -> Any:
 
 
 def batch(*offsets: int, key: Callable[[int], bytes] = lambda n: b"%d" % n) -> FinishedBatch:
-    return FinishedBatch([(SourceMessage("t", 0, n, key(n)), (), NO_WINDOW, time.time_ns(), None) for n in offsets])
+    return FinishedBatch.of([(SourceMessage("t", 0, n, key(n)), (), NO_WINDOW, time.time_ns(), None) for n in offsets])
 
 
 def test_rows_wait_for_their_commits_but_for_little_more_than_a_second() -> None:

@@ -104,7 +104,7 @@ def test_a_batch_knows_tasks_attempts_failures_and_times() -> None:
 
     def batch(*runs: Any) -> FinishedBatch:
         message = SourceMessage("t", 0, 5, timestamp=3)
-        return FinishedBatch([(message, each, collector.NO_WINDOW, time.time_ns(), None) for each in runs])
+        return FinishedBatch.of([(message, each, collector.NO_WINDOW, time.time_ns(), None) for each in runs])
 
     failed, replaced = Run(3, "no"), Run(1, "no", replaced=True)
     ones = batch([Run(1)], [failed])

@@ -139,7 +139,7 @@ class _Block:
             "tasks": batch.packed.tasks,
             "precomputed": pack_counts(_count_precomputed(batch)),
             "attempts": batch.packed.attempts,
-            "payloads": pack_counts(_count_payloads(batch, stretches)),
+            "payloads": pack_counts(_count_payloads(batch, offsets, stretches)),
             "error": encode_words(_classify(batch)),
         }
 
@@ -197,6 +197,8 @@ def _find_ends(batch: FinishedBatch, arranged: Sequence[int | None]) -> list[int
 
     None: each has ended with its arrangement.
     """
+    if not batch.has_runs:
+        return None
     if batch.only_runs is not None:
         ends = [run.ended_at for run in batch.only_runs]
     else:
@@ -205,19 +207,25 @@ def _find_ends(batch: FinishedBatch, arranged: Sequence[int | None]) -> list[int
 
 
 def _count_precomputed(batch: FinishedBatch) -> list[int]:
+    if not batch.has_runs:
+        return [0] * len(batch)
     if batch.only_runs is not None:
         return [run.task.precomputed is not None for run in batch.only_runs]
     return [sum(run.task.precomputed is not None for run in runs) for runs in batch.runs]
 
 
-def _count_payloads(batch: FinishedBatch, stretches: Iterable[_Stretch]) -> list[int]:
+def _count_payloads(batch: FinishedBatch, offsets: Sequence[int], stretches: Sequence[_Stretch]) -> list[int]:
     """Return how many payloads hooks returned for each message by itself."""
-    if batch.only_runs is not None:
+    if not batch.has_runs:
+        counts = [0] * len(batch)
+    elif batch.only_runs is not None:
         counts = [run.payloads for run in batch.only_runs]
     else:
         counts = [sum(run.payloads for run in runs) for runs in batch.runs]
     for _, window, start, end in stretches:
+        if window.payloads_each:
+            counts[start:end] = [window.payloads_each] * (end - start)  # such a window has no tasks
         if window.payloads is not None:
             for index in range(start, end):
-                counts[index] += window.payloads.get(batch.messages[index].offset, 0)
+                counts[index] += window.payloads.get(offsets[index], 0)
     return counts

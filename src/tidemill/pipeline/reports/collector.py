@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from tidemill.pipeline.reports.report import NO_WINDOW, FinishedBatch, FinishedItem, Report, WindowTimes
+from tidemill.pipeline.reports.report import NO_WINDOW, FinishedBatch, Report, WindowTimes
 from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.runtime.log import throttle
 from tidemill.runtime.messages import SourceMessage
@@ -35,14 +35,21 @@ class FinishedMessages:
         size_bytes: How much they keep: who gives a message something large, such as its task's output, adds that here.
     """
 
-    __slots__ = ("_items", "_reports", "_timer", "size_bytes")
+    __slots__ = ("_messages", "_rejected", "_reports", "_resolved_ns", "_runs", "_timer", "_windows", "size_bytes")
 
     def __init__(self, reports: Sequence[Report]) -> None:
         """Start empty."""
         self._reports = reports
-        self._items: list[FinishedItem] = []
-        self.size_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self._messages: list[SourceMessage] = []
+        self._runs: list[Sequence[TaskRun]] = []
+        self._windows: list[WindowTimes] = []
+        self._resolved_ns: list[int] = []
+        self._rejected: list[str | None] = []
+        self.size_bytes = 0
 
     def add(
         self,
@@ -61,7 +68,11 @@ class FinishedMessages:
             window: Its window.
             rejected: Why it was dead-lettered before it had any task, if it was.
         """
-        self._items.append((message, runs, window, time.time_ns(), rejected))
+        self._messages.append(message)
+        self._runs.append(runs)
+        self._windows.append(window)
+        self._resolved_ns.append(time.time_ns())
+        self._rejected.append(rejected)
         self.size_bytes += size_bytes
         self._added()
 
@@ -75,15 +86,18 @@ class FinishedMessages:
         """Take messages of a window that leave the pipeline now, each with its size and its tasks; see `add`."""
         now, start = time.time_ns(), 0
         while start < len(messages):
-            end = start + MAX_MESSAGES - len(self._items)
-            some = zip(messages[start:end], runs[start:end], strict=True)
-            self._items += [(message, tasks, window, now, None) for message, tasks in some]
+            end = min(len(messages), start + MAX_MESSAGES - len(self._messages))
+            self._messages += messages[start:end]
+            self._runs += runs[start:end]
+            self._windows += [window] * (end - start)
+            self._resolved_ns += [now] * (end - start)
+            self._rejected += [None] * (end - start)
             self.size_bytes += sum(sizes[start:end])
             start = end
             self._added()
 
     def _added(self) -> None:
-        if len(self._items) >= MAX_MESSAGES or self.size_bytes >= MAX_BYTES:
+        if len(self._messages) >= MAX_MESSAGES or self.size_bytes >= MAX_BYTES:
             self.flush()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(MAX_SECONDS, self.flush)
@@ -93,10 +107,11 @@ class FinishedMessages:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        items, self._items, self.size_bytes = self._items, [], 0
-        if not items:
+        if not self._messages:
+            self.size_bytes = 0
             return
-        batch = FinishedBatch(items)
+        batch = FinishedBatch(self._messages, self._runs, self._windows, self._resolved_ns, self._rejected)
+        self._start()
         for report in self._reports:
             try:
                 report.take(batch)

@@ -39,9 +39,11 @@ class WindowTimes:
         started_at: When `arrange` or `transform` was called.
         arranged_at: When it had returned.
         payloads: How many payloads `transform` and `on_message_complete` returned, by offset; None: none.
+        payloads_each: How many payloads `transform` returned for each message, where that is the same for all; these
+            are not among `payloads`.
     """
 
-    __slots__ = ("arranged_at", "number", "payloads", "started_at")
+    __slots__ = ("arranged_at", "number", "payloads", "payloads_each", "started_at")
 
     def __init__(self, number: int | None, started_at: int | None, arranged_at: int | None) -> None:
         """Start without payloads."""
@@ -49,6 +51,7 @@ class WindowTimes:
         self.started_at = started_at
         self.arranged_at = arranged_at
         self.payloads: dict[int, int] | None = None
+        self.payloads_each = 0
 
     def count_payloads(self, offset: int, count: int) -> None:
         """Count what `transform` or `on_message_complete` returned for a message."""
@@ -81,25 +84,33 @@ class PackedColumns:
 class FinishedBatch:
     """Messages that left the pipeline, in that order, as parallel lists.
 
-    Args:
-        items: The messages; at least one.
-
     Attributes:
-        messages: The messages.
+        messages: The messages; at least one.
         runs: The tasks of each.
         windows: The window of each.
         resolved_ns: When each left the pipeline, in UTC nanoseconds since the epoch.
         rejected: Why each was dead-lettered before it had any task; None if it was not.
     """
 
-    def __init__(self, items: Sequence[FinishedItem]) -> None:
-        """Split the items into lists."""
-        self.messages: Sequence[SourceMessage]
-        self.runs: Sequence[Sequence[TaskRun]]
-        self.windows: Sequence[WindowTimes]
-        self.resolved_ns: Sequence[int]
-        self.rejected: Sequence[str | None]
-        self.messages, self.runs, self.windows, self.resolved_ns, self.rejected = zip(*items, strict=True)
+    def __init__(
+        self,
+        messages: Sequence[SourceMessage],
+        runs: Sequence[Sequence[TaskRun]],
+        windows: Sequence[WindowTimes],
+        resolved_ns: Sequence[int],
+        rejected: Sequence[str | None],
+    ) -> None:
+        """Take the columns."""
+        self.messages = messages
+        self.runs = runs
+        self.windows = windows
+        self.resolved_ns = resolved_ns
+        self.rejected = rejected
+
+    @classmethod
+    def of(cls, items: Iterable[FinishedItem]) -> FinishedBatch:
+        """Return the batch of messages that are given one by one; at least one."""
+        return cls(*zip(*items, strict=True))
 
     def __len__(self) -> int:
         """Return how many messages there are."""
@@ -108,7 +119,14 @@ class FinishedBatch:
     @functools.cached_property
     def tasks(self) -> list[int]:
         """How many tasks each message had, replaced ones included."""
+        if not self.has_runs:
+            return [0] * len(self)
         return [1] * len(self) if self.only_runs is not None else [len(runs) for runs in self.runs]
+
+    @functools.cached_property
+    def has_runs(self) -> bool:
+        """Whether any message had a task."""
+        return self.runs.count(()) < len(self) and any(self.runs)
 
     @functools.cached_property
     def only_runs(self) -> Sequence[TaskRun] | None:
@@ -121,6 +139,8 @@ class FinishedBatch:
     @functools.cached_property
     def attempts(self) -> list[int]:
         """How often the tasks of each message were tried, together."""
+        if not self.has_runs:
+            return [0] * len(self)
         if self.only_runs is not None:
             return [run.attempts for run in self.only_runs]
         return [sum(run.attempts for run in runs) for runs in self.runs]
@@ -128,6 +148,8 @@ class FinishedBatch:
     @functools.cached_property
     def failed(self) -> dict[int, TaskRun]:
         """The first task that failed for good, by the index of its message."""
+        if not self.has_runs:
+            return {}
         if self.only_runs is not None and [run.error for run in self.only_runs].count(None) == len(self):
             return {}
         found: dict[int, TaskRun] = {}
@@ -166,13 +188,13 @@ class FinishedBatch:
     def select(self, wanted: Iterable[bool]) -> FinishedBatch:
         """Return those messages of which this is true; at least one has to be."""
         items = zip(self.messages, self.runs, self.windows, self.resolved_ns, self.rejected, strict=True)
-        return FinishedBatch(list(itertools.compress(items, wanted)))
+        return FinishedBatch.of(itertools.compress(items, wanted))
 
     def split(self) -> tuple[FinishedBatch, FinishedBatch]:
         """Return both halves of the messages, to find the one that a report cannot take."""
         items = list(zip(self.messages, self.runs, self.windows, self.resolved_ns, self.rejected, strict=True))
         half = len(items) // 2
-        return FinishedBatch(items[:half]), FinishedBatch(items[half:])
+        return FinishedBatch.of(items[:half]), FinishedBatch.of(items[half:])
 
 
 class Report(Protocol):

@@ -123,12 +123,21 @@ def _start_run(window: WindowRun, result: Transformed) -> None:
     if parts:
         window.graph.hold([part.index for part in parts])
         if window.context.finished is not None:
-            window.times.payloads = {part.message.offset: part.pending for part in parts}
+            _note_payloads(window, parts)
         window.context.outbox.submit_run(parts, [routed for routed in result.each if routed])
         window.partition.submitted(sum([part.size_bytes for part in parts]), len(parts))
     window.partition.tasks_done(len(window.messages))
     resolve_run(window, window.graph.complete_all())
     window.apply((WindowComplete(),))
+
+
+def _note_payloads(window: WindowRun, parts: Sequence[RunPart]) -> None:
+    """Note for reports how many payloads there are of each message."""
+    counts = [part.pending for part in parts]
+    if counts.count(counts[0]) == len(window.messages):
+        window.times.payloads_each = counts[0]
+    else:
+        window.times.payloads = {part.message.offset: part.pending for part in parts}
 
 
 def _route(context: EngineContext, returned: Any, count: int) -> Transformed:
