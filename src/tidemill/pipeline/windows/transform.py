@@ -18,7 +18,7 @@ from tidemill.core.pipeline.arrangement import WindowComplete
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.delivery.routing import Routed
 from tidemill.pipeline.handler.models import SkipMessage
-from tidemill.pipeline.hooks import begin_hook, call_hook
+from tidemill.pipeline.hooks import begin_hook, call_hook, check_returned
 from tidemill.pipeline.key_order import KeptPlace
 from tidemill.pipeline.windows.runs import may_run, release_run, resolve_run
 from tidemill.pipeline.windows.window import WindowRun
@@ -75,7 +75,7 @@ async def call_transform(context: EngineContext, messages: Sequence[SourceMessag
         context.counters.skipped += 1
         return Transformed()
     try:
-        return _route(context, returned, len(messages))
+        return check_returned(_route, context, returned, len(messages))
     except Exception as error:
         raise RefusedResultError(error, returned) from error
 
@@ -136,8 +136,10 @@ def _route(context: EngineContext, returned: Any, count: int) -> Transformed:
         return Transformed(whole=context.route(returned))
     if not isinstance(returned, Sequence) or isinstance(returned, (str, bytes)):
         raise TypeError(f"{_WANTED}, not {_describe(returned)}")
-    if len(returned) != count:
-        raise ValueError(f"{_WANTED}: it was given {count} and returned {len(returned)}; None: nothing to deliver")
+    # What a class of the user's own yields counts, whatever it says about its length.
+    places = returned if type(returned) is list else [*returned]
+    if len(places) != count:
+        raise ValueError(f"{_WANTED}: it was given {count} and returned {len(places)}; None: nothing to deliver")
     route_one = context.outbox.route_one
     return Transformed(
         [
@@ -146,7 +148,7 @@ def _route(context: EngineContext, returned: Any, count: int) -> Transformed:
             else (route_one(place),)
             if isinstance(place, msgspec.Struct) and not isinstance(place, CollectResult)
             else [route_one(payload) for payload in _list_payloads(index, place)]
-            for index, place in enumerate(returned)
+            for index, place in enumerate(places)
         ]
     )
 
@@ -168,7 +170,13 @@ def list_refused(error: Exception) -> CollectResult | Sequence[Any] | None:
     """Return the payloads of a result for a single message that cannot be delivered, for its letter."""
     if not isinstance(error, RefusedResultError):
         return None
-    returned = error.returned
+    try:
+        return check_returned(_find_payloads, error.returned)
+    except Exception:  # that may be the very reason for this letter
+        return None
+
+
+def _find_payloads(returned: Any) -> CollectResult | Sequence[Any] | None:
     if isinstance(returned, CollectResult) or not isinstance(returned, Sequence):
         return returned if isinstance(returned, CollectResult) else None
     found: list[Any] = []
