@@ -154,6 +154,14 @@ class TransformingOneByOne(Transforming):
         return None
 
 
+class InTurn(Transforming):
+    async def on_message_complete(self, group):
+        m = group.source_message
+        for _ in range(self.plan_of(m).waits):
+            await asyncio.sleep(0)
+        return CollectResult(files=[FilePayload(path=f"{m.key!r}{m.partition}", data=[m.partition, m.offset, 9, "ok"])])
+
+
 def make_handler(scenario: Scenario, *, alone: bool) -> Planned:
     if scenario.is_known:
         return KnownOneByOne(scenario) if alone else Known(scenario)
@@ -196,7 +204,7 @@ class Fates:
 SOON = {"retry_backoff": {"initial_seconds": 0.001, "max_seconds": 0.002}, "breaker": {"failures": 100_000}}
 
 
-def start(scenario: Scenario, *, alone: bool, **config: Any) -> Rig:
+def start(scenario: Scenario, handler: Planned, **config: Any) -> Rig:
     messages = [
         SourceMessage("t", partition, offset, plan.key, b"value")
         for partition, planned in enumerate(scenario.plans)
@@ -204,7 +212,7 @@ def start(scenario: Scenario, *, alone: bool, **config: Any) -> Rig:
     ]
     with mock.patch.object(ScriptedSink, "max_batch_count", scenario.max_batch):
         run = Rig(
-            make_handler(scenario, alone=alone),
+            handler,
             messages,
             executor={"window_size": scenario.window_size, **scenario.executor},
             delivery=SOON,
@@ -253,7 +261,7 @@ class End:
 
 
 async def play(scenario: Scenario, *, alone: bool) -> End:
-    run = start(scenario, alone=alone, debug={"enabled": True, "db_dir": ""})
+    run = start(scenario, make_handler(scenario, alone=alone), debug={"enabled": True, "db_dir": ""})
     await is_all_settled(run, sum(map(len, scenario.plans)))
     await run.end()
     rows = Recorded(run.recorder).rows["messages"]  # type: ignore[arg-type]
@@ -335,7 +343,7 @@ def test_nothing_is_lost_by_a_revoke_at_any_moment(seed: int) -> None:
 
 
 async def play_revoke(scenario: Scenario, turns: int, is_lost: bool, seconds: float) -> None:
-    run = start(scenario, alone=False, kafka={"revoke_timeout_seconds": seconds})
+    run = start(scenario, make_handler(scenario, alone=False), kafka={"revoke_timeout_seconds": seconds})
     for _ in range(turns):
         await asyncio.sleep(0)
     sent, lost, _ = expect(scenario)
@@ -367,3 +375,25 @@ def check_at_least_once(run: Rig, sent: Any, lost: Any, *until: int) -> None:
         assert not missing, f"committed, but not delivered: {missing}"
         missing = [name for name in lost if name[:1] == (partition,) and name[1] < offset and not letters[name]]
         assert not missing, f"committed, but not dead-lettered: {missing}"
+
+
+@pytest.mark.parametrize("seed", range(2_000, 2_020))
+def test_hooks_of_a_key_deliver_in_the_order_of_its_messages(seed: int) -> None:
+    scenario = draw(seed)
+    scenario.executor["order_by"] = "key"
+    with capture_logs():
+        asyncio.run(play_in_turn(scenario))
+
+
+async def play_in_turn(scenario: Scenario) -> None:
+    run = start(scenario, InTurn(scenario))
+    await is_all_settled(run, sum(map(len, scenario.plans)))
+    await run.end()
+    of: dict[Any, list[int]] = defaultdict(list)
+    for partition, offset, index, _ in delivered(run):
+        key = scenario.plans[partition][offset].key
+        if index == 9 and key is not None:
+            of[partition, key].append(offset)
+    for (partition, key), offsets in of.items():
+        plans = scenario.plans[partition]
+        assert offsets == [n for n, plan in enumerate(plans) if plan.key == key and plan.bad in ("", "skip")]

@@ -90,8 +90,9 @@ def start_transformed(window: WindowRun, result: Transformed, place: KeptPlace |
     """
     everything = range(len(window.messages))
     window.hold_window()
-    if (order := window.partition.order) is not None:
-        order.transformed(list(zip(window.messages, window.entries, strict=True)), place)
+    order = window.partition.order
+    if order is not None and place is not None:
+        order.ended(place)
     if _is_plain(window, result):
         _start_run(window, result)
         return
@@ -103,7 +104,12 @@ def start_transformed(window: WindowRun, result: Transformed, place: KeptPlace |
         for message in window.messages:
             window.times.count_payloads(message.offset, len(result.whole))
         window.deliver(result.whole, everything, None, "transform")
-    window.apply(window.graph.set_tasks(()))
+    if order is None or place is not None or not window.context.overridden.on_message_complete:
+        window.apply(window.graph.set_tasks(()))
+    else:
+        window.graph.set_tasks([(index, (index,)) for index in everything])
+        opened = list(zip(window.messages, window.entries, strict=True))
+        order.take_hooks(opened, lambda index: window.apply(window.graph.note_task_done(index)))
 
 
 def _is_plain(window: WindowRun, result: Transformed) -> bool:
