@@ -444,26 +444,30 @@ async def test_a_revoke_finishes_the_hooks_of_a_window_that_wait_for_each_other(
     assert run.source.committed[P0] == 3
 
 
-async def test_a_hook_that_the_brake_holds_keeps_back_those_of_its_key_and_no_drain(rig, monkeypatch):
-    class Failing(Lines):
-        is_broken = True
+@pytest.mark.parametrize("is_revoke", [False, True])
+async def test_a_hook_that_the_brake_holds_keeps_back_those_of_its_key_and_no_end(rig, is_revoke, monkeypatch):
+    monkeypatch.setattr("tidemill.core.pipeline.brake.LEAST", 5)
 
+    class Failing(Lines):
         async def on_message_complete(self, group):
-            if self.is_broken and group.source_message.key == b"a":
+            self.called.append(group.source_message.offset)
+            if group.source_message.key == b"a":
                 raise LookupError("no database")
-            self.done.append(group.source_message.offset)
 
     handler = Failing()
-    handler.done = []
+    handler.called = []
     messages = [keyed(offset, b"ab"[offset % 2 : offset % 2 + 1]) for offset in range(40)]
     executor = {"order_by": "key", "window_size": 40, "max_failure_ratio": 0.01, "drain_timeout_seconds": 60}
     with capture_logs():
-        run = rig(handler, messages, executor=executor)
-        await run.until(lambda: len(handler.done) == 20)
+        run = rig(handler, messages, executor=executor, kafka={"revoke_timeout_seconds": 60})
+        await run.until(lambda: set(range(1, 40, 2)) <= set(handler.called))
+        await run.until(lambda: run.engine.progress().held == 1)
         await run.settled()
-        assert run.engine.progress().held
-        await asyncio.wait_for(run.end(), 20)
-    assert handler.done == list(range(1, 40, 2))
+        lost = [letter.sources[0].offset for letter in run.letters.letters]
+        failed = [offset for offset in handler.called if offset % 2 == 0]
+        assert failed == [*lost, len(lost) * 2], "one is held, and those behind it wait"
+        await asyncio.wait_for(run.source.revoke(P0) if is_revoke else run.end(), 20)
+    assert run.source.committed[P0] == failed[-1]
 
 
 async def test_a_revoke_gives_back_what_waits_for_its_key(rig):
