@@ -141,7 +141,11 @@ class OrderedTasks:
             self.find_waiting_offsets()
         self._launch_all(start, before)
 
-    def find_blocker(self, run: TaskRun) -> int | None:
+    def find_waiting(self, entry: LedgerEntry[TopicPartition, int]) -> TaskRun | KeptPlace | None:
+        """Return what of a message waits for its key, if anything does."""
+        return self._order.find_waiting_task(entry.position)
+
+    def find_blocker(self, run: TaskRun | KeptPlace) -> int | None:
         """Return the position in the ledger of the message that a task waits for; None: it does not wait."""
         return self._order.find_blocker(run)
 
