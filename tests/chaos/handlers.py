@@ -78,25 +78,61 @@ class Deliver(Handler[Job, Any]):
         ]
 
     async def on_task_complete(self, result):
-        n = result.task.metadata["n"]
         if result.task.metadata["bad"]:
             raise ValueError("this one is bad")
-        key, data = f"k{n % 8}", {"n": n}
-        row = PostgresPayload(table="latest", data={"id": key, **data}, op="upsert", conflict="id")
-        change = {"$set": data, "$push": {"seen": n}}
-        outputs = {
-            "filesystem": [FilePayload(path="out.jsonl", data=data)],
-            "kafka": [KafkaPayload(key=key, data=data)],
-            "postgres": [row],
-            "mongo": [MongoPayload(collection="latest", data=change, op="upsert", filter={"_id": key})],
-            "http": [HttpPayload(data=data, idempotency_key=f"{n}")],
-            "redis": [
-                RedisPayload(key=f"latest:{key}", data=n),
-                RedisPayload(key=f"seen:{key}", data=n, op="push"),
-            ],
-        }
+        outputs = make_outputs(result.task.metadata["n"])
         names = {"filesystem": "files"}
         return CollectResult(**{names.get(kind, kind): outputs[kind] for kind in self.sinks})
+
+
+def make_outputs(n: int) -> dict[str, list[Any]]:
+    """Return what a message is for each type of sink."""
+    key, data = f"k{n % 8}", {"n": n}
+    row = PostgresPayload(table="latest", data={"id": key, **data}, op="upsert", conflict="id")
+    change = {"$set": data, "$push": {"seen": n}}
+    return {
+        "filesystem": [FilePayload(path="out.jsonl", data=data)],
+        "kafka": [KafkaPayload(key=key, data=data)],
+        "postgres": [row],
+        "mongo": [MongoPayload(collection="latest", data=change, op="upsert", filter={"_id": key})],
+        "http": [HttpPayload(data=data, idempotency_key=f"{n}")],
+        "redis": [
+            RedisPayload(key=f"latest:{key}", data=n),
+            RedisPayload(key=f"seen:{key}", data=n, op="push"),
+        ],
+    }
+
+
+class DeliverTransformed(Handler[Job, Any]):
+    """The same without tasks."""
+
+    async def on_ready(self, config, pg_pool):
+        self.sinks = frozenset(config.sinks.group_by_type())
+
+    async def transform(self, messages):
+        if any(m.payload.bad for m in messages):
+            raise ValueError("one of these is bad")
+        made = [make_outputs(m.payload.n) for m in messages]
+        return [[payload for kind in self.sinks for payload in outputs[kind]] for outputs in made]
+
+
+class InTurn(DeliverTransformed):
+    """Writes a second file in hooks of different lengths: in order only if those of a key wait for each other."""
+
+    async def on_message_complete(self, group):
+        n = group.source_message.payload.n
+        await asyncio.sleep(0.01 * (n // 8 % 3))
+        return CollectResult(files=[FilePayload(path="done.jsonl", data={"n": n})])
+
+
+class StuckOnce(DeliverTransformed):
+    """Never returns for a message that says so."""
+
+    async def transform(self, messages):
+        if any(m.payload.bad for m in messages):
+            with open("stuck", "w"):
+                await asyncio.Event().wait()
+        return await super().transform(messages)
 
 
 class Shipped(Work):

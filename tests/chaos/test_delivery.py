@@ -17,6 +17,7 @@ import pytest
 from tests.chaos.conftest import PipelineProcess, Site, read_all
 from tests.chaos.every_sink import REFUSED_EVERY, EverySink
 from tests.faults import FaultyProxy
+from tests.jsonl import read_lines
 from tests.until import wait_until
 
 from tidemill.deadletters.letter import Letter, LetterKind, decode_letter
@@ -187,12 +188,13 @@ def test_every_message_is_in_every_sink_or_in_the_dead_letters_while_engines_are
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("handler", ["Deliver", pytest.param("DeliverTransformed", marks=pytest.mark.long)])
 def test_with_exactly_once_each_result_is_seen_once_while_engines_are_killed(
-    site: Site, load: Load, long_run: bool, embedded_kafka: Any
+    site: Site, load: Load, long_run: bool, embedded_kafka: Any, handler: str
 ) -> None:
     out = f"{site.topic}-out"
     embedded_kafka.create_topic(out, partitions=2)
-    pipeline = site.start(handler="Deliver", kafka={"exactly_once": True}, sinks={"kafka": {"out": {"topic": out}}})
+    pipeline = site.start(handler=handler, kafka={"exactly_once": True}, sinks={"kafka": {"out": {"topic": out}}})
     load.start()
 
     def working() -> bool:
@@ -216,3 +218,23 @@ def test_with_exactly_once_each_result_is_seen_once_while_engines_are_killed(
     print("seed", SEED, "messages", site.fed, "kills", kills)
     pipeline.signal(signal.SIGTERM)
     assert pipeline.wait() == 0, pipeline.log
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.long  # tests/pipeline has it of an engine without Spark
+def test_messages_of_a_key_wait_for_each_other_while_engines_are_killed(site: Site, load: Load) -> None:
+    load.per_second = 200
+    pipeline = site.start(handler="InTurn", executor={"order_by": "key"})
+    load.start()
+    pipeline.wait_working()
+    kills = kill_engines_for(20.0, pipeline, (2.0, 4.0))
+    load.stop()
+    site.wait_all_committed(300)
+    pipeline.signal(signal.SIGTERM)
+    assert pipeline.wait() == 0, pipeline.log
+    bad = set(range(0, site.fed, BAD_EVERY))
+    assert {n for n, _ in letters(site)} == bad
+    for name in ("out.jsonl", "done.jsonl"):
+        numbers = [row["n"] for row in read_lines(site.out / name)]
+        again = assert_in_order(name, numbers, set(range(site.fed)) - bad)
+        print(name, "messages", site.fed, "kills", kills, "reprocessed", len(numbers) - len(set(numbers)), "in", again)

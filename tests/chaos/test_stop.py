@@ -117,6 +117,31 @@ def test_a_second_signal_stops_at_once(site):
     assert sum(site.committed().values()) == 0
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_transform_that_never_returns_holds_up_no_stop_and_loses_nothing(site, signals):
+    site.feed(400)
+    site.feed(1, bad=True)
+    site.feed(400)
+    pipeline = site.start(handler="StuckOnce", executor={"drain_timeout_seconds": 60 if signals == 2 else 1})
+    wait_until((site.folder / "stuck").exists, 90, what="one that does not return")
+    wait_until(lambda: sum(site.committed().values()) > 300, 30, what="other partitions go on")
+    pipeline.signal(signal.SIGTERM)
+    wait_until(lambda: "drain" in pipeline.log, 10, what="the drain begins")
+    if signals == 2:
+        pipeline.signal(signal.SIGTERM)
+    started = time.monotonic()
+    assert pipeline.wait(30) == (0 if signals == 1 else 130), pipeline.log
+    assert time.monotonic() - started < 10 * max(1.0, os.getloadavg()[0] / 5)
+    wait_until(lambda: not pipeline.marked(), 20, what="nothing is left behind")
+    for partition, offset in site.committed().items():
+        lacking = set(range(partition, offset * site.partitions, site.partitions)) - site.seen().keys()
+        assert not lacking, "committed, but not delivered"
+    site.start(handler="DeliverTransformed")
+    site.wait_all_committed(120)
+    assert set(site.seen()) == set(range(site.fed)) - {400}
+
+
 @pytest.mark.long  # tests/sources has it of two members
 def test_two_pipelines_of_one_group_share_the_partitions_and_repeat_nothing(site):
     site.feed(3_000, sleep=0.01, slow_every=3)

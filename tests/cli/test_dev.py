@@ -313,6 +313,41 @@ def test_saved_code_replaces_the_running_one_and_nothing_is_lost_or_repeated(dev
     assert dev.log().count("starting Spark") == 1
 
 
+TRANSFORMING = """
+from tidemill import FilePayload, Handler
+
+
+class Capitals(Handler):
+    async def transform(self, messages):
+        lines = [message.value.decode() for message in messages]
+        return [FilePayload(path="results.jsonl", data={"line": line, "capitals": line.upper()}) for line in lines]
+"""
+
+
+@pytest.mark.kafka
+@pytest.mark.spark
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_saved_code_without_tasks_replaces_that_with_tasks_and_the_other_way_round(dev: DevRun) -> None:
+    path = dev.folder / "handler.py"
+    arranging = path.read_text()
+    dev.start()
+    dev.wait_for("engine connected")
+    assert dev.processed(dev.send()) == {"LINE"}
+
+    for n, code in enumerate([TRANSFORMING, TRANSFORMING.replace("upper()", "title()"), arranging], 1):
+        path.write_text(code)
+        lines = dev.send(200)  # while it is replaced
+        wait_until(lambda n=n: dev.log().count("the new code is running") == n, 60, what=dev.log)
+        assert dev.processed(lines) <= {"LINE", "Line"}
+        assert dev.processed(dev.send()) == {"Line" if "title" in code else "LINE"}
+
+    assert dev.process is not None
+    os.killpg(dev.process.pid, signal.SIGINT)
+    assert dev.process.wait(60) == ExitCode.OK, dev.log()
+    assert Counter(row["line"] for row in dev.results()) == Counter(f"line {n}" for n in range(dev.sent))
+
+
 @pytest.mark.kafka
 def test_ctrl_c_while_the_broker_starts_ends_the_command_and_the_broker(dev: DevRun) -> None:
     dev.start()

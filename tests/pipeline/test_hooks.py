@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from tests.until import until
 
-from tidemill.pipeline.hooks import HookRunner
+from tidemill.pipeline.hooks import HookRunner, call_hook
 
 
 async def finished(runner: HookRunner) -> None:
@@ -113,3 +114,73 @@ async def test_idle_runners_are_used_again():
         await finished(runner)
     assert len(tasks) == 1
     await runner.close()
+
+
+async def test_jobs_that_take_long_give_the_loop_a_turn_after_each(monkeypatch):
+    monkeypatch.setattr("tidemill.pipeline.hooks.TURN_SECONDS", 0.001)
+    runner, loop = HookRunner(), asyncio.get_running_loop()
+    since_turn, most, done = 0, 0, 0
+
+    def turn() -> None:
+        nonlocal since_turn
+        since_turn = 0
+        if done < 60:
+            loop.call_soon(turn)
+
+    async def slow_hook() -> None:
+        nonlocal since_turn, most, done
+        since_turn += 1
+        most = max(most, since_turn)
+        done += 1
+        time.sleep(0.002)
+
+    async def one() -> None:
+        await call_hook(slow_hook(), runner.calls, "one")
+
+    async def several() -> None:
+        for _ in range(10):
+            await call_hook(slow_hook(), runner.calls, "several")
+            if runner.is_turn_due:
+                await runner.give_turn()
+
+    turn()
+    for _ in range(3):
+        runner.submit(several)
+    for _ in range(30):
+        runner.submit(one)
+    await finished(runner)
+    assert done == 60
+    assert most == 1
+    await runner.close()
+
+
+async def test_a_job_that_rests_holds_up_no_other():
+    runner = HookRunner()
+    order: list[str] = []
+
+    async def restless() -> None:
+        while "other" not in order:
+            order.append("rest")
+            await runner.give_turn()
+
+    async def other() -> None:
+        order.append("other")
+
+    runner.submit(restless)
+    runner.submit(other)
+    await finished(runner)
+    assert len(order) <= 5
+    await runner.close()
+
+
+async def test_close_ends_a_job_that_rests():
+    runner = HookRunner()
+
+    async def restless() -> None:
+        while True:
+            await runner.give_turn()
+
+    runner.submit(restless)
+    await until(lambda: runner.running)
+    await runner.close()
+    assert runner.running == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -158,3 +159,35 @@ async def test_a_long_window_gives_the_loop_its_turns(rig):
     await run.committed(1000)
     assert run.engine.counters.windows == 1
     assert len(set(handler.called[::2])) >= 10
+
+
+@pytest.mark.parametrize("kind", ["known", "transform"])
+async def test_many_windows_of_slow_hooks_give_the_loop_its_turns(rig, kind, monkeypatch):
+    monkeypatch.setattr("tidemill.pipeline.hooks.TURN_SECONDS", 0.001)
+    since_turn, most = 0, 0
+
+    def called() -> None:
+        nonlocal since_turn, most
+        since_turn += 1
+        most = max(most, since_turn)
+        time.sleep(0.002)  # what is tested
+
+    def turn() -> None:
+        nonlocal since_turn
+        since_turn = 0
+        asyncio.get_running_loop().call_soon(turn)
+
+    class Slow(Known):
+        async def on_task_complete(self, result):
+            called()
+
+    class Transforming(Handler[Any, Any]):
+        async def transform(self, messages):
+            called()
+            return [None for _ in messages]
+
+    asyncio.get_running_loop().call_soon(turn)
+    messages = [message(offset, partition=n) for n in range(4) for offset in range(100)]
+    run = rig(Slow() if kind == "known" else Transforming(), messages, executor={"window_size": 5})
+    await run.until(lambda: run.engine.counters.messages_done == 400)
+    assert most <= 3

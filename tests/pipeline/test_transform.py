@@ -411,6 +411,65 @@ async def test_a_message_waits_for_the_hook_of_an_earlier_one_with_its_key(rig):
     assert [each for window in handler.windows for each in window] == [0, 2, 1, 3]
 
 
+@pytest.mark.parametrize("commit", ["message", "window"])
+async def test_the_hooks_of_a_key_are_called_one_after_another_within_a_window_too(rig, commit):
+    handler = Ordered()
+    messages = [keyed(0, b"a"), keyed(1, b"a"), keyed(2, b"b"), keyed(3, b"a"), SourceMessage("t", 0, 4)]
+    run = rig(handler, messages, executor={"order_by": "key", "window_size": 5, "commit": commit})
+    await run.until(lambda: handler.done == [2, 4])
+    run.source.feed(keyed(5, b"a"), keyed(6, b"b"))
+    await run.until(lambda: handler.done == [2, 4, 6])
+    await run.settled()
+    assert handler.windows == [[0, 1, 2, 3, 4], [6]]
+    assert delivered(run) == [0, 1, 2, 3, 4, 6]
+    handler.gate.set()
+    await run.committed(7)
+    assert handler.done == [2, 4, 6, 0, 1, 3, 5]
+    load = run.engine.context.load._loads[P0]
+    await run.until(lambda: load.uncommitted == 0)
+    assert (load.count, load.size_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("commit", ["message", "window"])
+async def test_a_revoke_finishes_the_hooks_of_a_window_that_wait_for_each_other(rig, commit):
+    handler = Ordered()
+    executor = {"order_by": "key", "window_size": 3, "commit": commit}
+    run = rig(handler, [keyed(0, b"a"), keyed(1, b"a"), keyed(2, b"a"), keyed(3, b"a")], executor=executor)
+    await run.until(lambda: delivered(run) == [0, 1, 2])
+    revoked = asyncio.ensure_future(run.source.revoke(P0))
+    await run.settled()
+    handler.gate.set()
+    await asyncio.wait_for(revoked, 5)
+    assert handler.done == [0, 1, 2]
+    assert run.source.committed[P0] == 3
+
+
+@pytest.mark.parametrize("is_revoke", [False, True])
+async def test_a_hook_that_the_brake_holds_keeps_back_those_of_its_key_and_no_end(rig, is_revoke, monkeypatch):
+    monkeypatch.setattr("tidemill.core.pipeline.brake.LEAST", 5)
+
+    class Failing(Lines):
+        async def on_message_complete(self, group):
+            self.called.append(group.source_message.offset)
+            if group.source_message.key == b"a":
+                raise LookupError("no database")
+
+    handler = Failing()
+    handler.called = []
+    messages = [keyed(offset, b"ab"[offset % 2 : offset % 2 + 1]) for offset in range(40)]
+    executor = {"order_by": "key", "window_size": 40, "max_failure_ratio": 0.01, "drain_timeout_seconds": 60}
+    with capture_logs():
+        run = rig(handler, messages, executor=executor, kafka={"revoke_timeout_seconds": 60})
+        await run.until(lambda: set(range(1, 40, 2)) <= set(handler.called))
+        await run.until(lambda: run.engine.progress().held == 1)
+        await run.settled()
+        lost = [letter.sources[0].offset for letter in run.letters.letters]
+        failed = [offset for offset in handler.called if offset % 2 == 0]
+        assert failed == [*lost, len(lost) * 2], "one is held, and those behind it wait"
+        await asyncio.wait_for(run.source.revoke(P0) if is_revoke else run.end(), 20)
+    assert run.source.committed[P0] == failed[-1]
+
+
 async def test_a_revoke_gives_back_what_waits_for_its_key(rig):
     handler = Ordered()
     run = rig(handler, [keyed(0, b"a"), keyed(1, b"a"), keyed(2, b"b")], executor=BY_KEY)

@@ -85,7 +85,7 @@ def describe_error(error: BaseException) -> str:
     """
     try:
         text = escape_surrogates(str(error))
-    except Exception:
+    except BaseException:
         text = "its text cannot be read"
     return f"{type(error).__name__}: {text}"
 

@@ -100,7 +100,7 @@ def _encode_field(name: str, value: Any, types: dict[str, str]) -> Any:
     try:
         raw = _json_strict(value)
         _note_types(_escape(name), value, types)
-    except Exception:  # a user's object may raise anything: that may be the very reason for this letter
+    except BaseException:  # a user's object may raise anything: that may be the very reason for this letter
         types[_escape(name)] = _SHOWN
         return _encode_leniently(value)
     if raw.startswith(b"{") and _is_blob(msgspec.json.decode(raw)):
@@ -111,7 +111,7 @@ def _encode_field(name: str, value: Any, types: dict[str, str]) -> Any:
 def _encode_leniently(value: Any) -> Any:
     try:
         return msgspec.Raw(_json_lenient(value))
-    except Exception:  # as above
+    except BaseException:  # as above
         return _show(value)
 
 
@@ -248,7 +248,7 @@ def _encode_model(value: Any) -> Any:
 def _show(value: Any) -> str:
     try:
         return repr(value)[:10_000]
-    except Exception:
+    except BaseException:  # as above
         return f"<a {type(value).__name__} that cannot be shown>"
 
 

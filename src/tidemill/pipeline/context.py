@@ -21,7 +21,7 @@ from tidemill.pipeline.delivery.delivery import Delivery
 from tidemill.pipeline.delivery.modes import DeliveryMode
 from tidemill.pipeline.delivery.routing import Routed
 from tidemill.pipeline.handler.base import Handler
-from tidemill.pipeline.hooks import HookRunner, call_hook
+from tidemill.pipeline.hooks import HookRunner, call_hook, check_returned
 from tidemill.pipeline.reports.collector import FinishedMessages
 from tidemill.pipeline.reports.counters import Counters, Overridden, Slowest
 from tidemill.pipeline.tasks.pool import TaskPool
@@ -90,7 +90,11 @@ class EngineContext:
         Raises:
             TypeError: The hook returned something other than a CollectResult or None.
             ConfigError: A sink is ambiguous or unknown; nothing was delivered.
+            HandlerError: A class of the user's own raised something else than an `Exception`.
         """
+        return check_returned(self._route, value)
+
+    def _route(self, value: Any) -> list[Routed]:
         collect = check_collect_result(value)
         return [] if collect is None else self.outbox.route(collect)
 

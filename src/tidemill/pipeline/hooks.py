@@ -21,8 +21,9 @@ from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import kind_of, throttle
 from tidemill.runtime.messages import Place
 
-#: A burst of hooks gives the loop a turn after this many jobs.
+#: A burst of hooks gives the loop a turn after this many jobs, or after this time.
 BURST = 64
+TURN_SECONDS = 0.01
 
 #: A hook that has not returned for this long is named as stalled.
 HOOK_SECONDS = 10.0
@@ -62,7 +63,7 @@ class Calls:
         tasks: What they run in.
     """
 
-    __slots__ = ("_open", "_tasks", "durations")
+    __slots__ = ("_open", "_tasks", "durations", "last_ended_at")
 
     def __init__(self, tasks: EngineTasks | None = None) -> None:
         """Start without any."""
@@ -70,19 +71,26 @@ class Calls:
         self._open: dict[int, tuple[float, str, Locate, Any]] = {}
         #: How long the calls of each hook took.
         self.durations: dict[str, Durations] = {}
+        #: When a call last ended; seconds, monotonic.
+        self.last_ended_at = 0.0
 
     def begun(self, key: int, name: str, place: Locate, what: Any) -> None:
         """Register a call; `place(what)` says where it belongs, and is called only if that is needed."""
-        self._open[key] = (time.monotonic(), name, place, what)
+        # A plain function may return one future for several calls, which all end with it.
+        self._open.setdefault(key, (time.monotonic(), name, place, what))
 
     def ended(self, key: int) -> None:
         """Forget a call, and note how long it took."""
-        since, name, _, _ = self._open.pop(key)
+        now, call = time.monotonic(), self._open.pop(key, None)
+        self.last_ended_at = now
+        if call is None:
+            return
+        since, name, _, _ = call
         try:
             durations = self.durations[name]
         except KeyError:
             durations = self.durations[name] = Durations()
-        durations.add(time.monotonic() - since)
+        durations.add(now - since)
 
     def cancels_itself(self, task: asyncio.Task[Any]) -> bool:
         """Tell whether a hook cancelled the very task that it runs in; the task goes on then."""
@@ -182,11 +190,35 @@ def begin_hook(hook: Callable[..., Awaitable[T]], *arguments: Any) -> Awaitable[
         raise HandlerError(f"the hook raised {describe_error(error)}") from error
 
 
+def check_returned(check: Callable[..., T], *arguments: Any) -> T:
+    """Check what a hook returned, which may run code of the user's own classes.
+
+    Raises:
+        HandlerError: That code called `sys.exit()`, or raised something else that is not an `Exception`.
+    """
+    try:
+        return check(*arguments)
+    except Exception:
+        raise
+    except BaseException as error:
+        raise HandlerError(f"what the hook returned raised {describe_error(error)}") from error
+
+
 def log_hook_error(log: Any, hook: str, error: Exception, event: str = "a hook raised", **details: object) -> str:
     """Log what a hook raised, and return it in words."""
     text = describe_error(error)
     throttle(log, LOG_SECONDS, about=(hook, kind_of(text))).warning(event, hook=hook, exc_info=error, **details)
     return f"{hook}: {text}"
+
+
+def _wake_one(waiters: deque[asyncio.Future[None]]) -> bool:
+    """Wake the first that is not cancelled; return whether there was one."""
+    while waiters:
+        waiter = waiters.popleft()
+        if not waiter.done():
+            waiter.set_result(None)
+            return True
+    return False
 
 
 class HookRunner:
@@ -203,6 +235,10 @@ class HookRunner:
         self._pumping = False
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        # Runners that rest within a job; whether the next one to go on is one that takes the queue.
+        self._resting: deque[asyncio.Future[None]] = deque()
+        self._queue_is_next = False
+        self._turn_at = 0.0
         self.running = 0
 
     @property
@@ -210,9 +246,24 @@ class HookRunner:
         """Whether a job is queued or running."""
         return bool(self._jobs) or self.running > 0
 
+    @property
+    def is_turn_due(self) -> bool:
+        """Whether hooks have run for so long that the loop should get a turn."""
+        return self.calls.last_ended_at - self._turn_at > TURN_SECONDS
+
+    async def give_turn(self) -> None:
+        """Let everything else that is due go first: within a job that calls many hooks."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._resting.append(waiter)
+        self._pump_soon()
+        await waiter
+
     def submit(self, job: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
         """Queue `job(*args)`; it starts in one of the next turns of the loop."""
         self._jobs.append((job, args))
+        self._pump_soon()
+
+    def _pump_soon(self) -> None:
         if not self._pumping:
             self._pumping = True
             if self._loop is None:
@@ -220,22 +271,23 @@ class HookRunner:
             self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
+        """Let one runner go on, in turn one that rests and one that takes the queue."""
         self._pumping = False
-        if not self._jobs or self._closed:
+        if self._closed or not (self._jobs or self._resting):
             return
-        while self._idle:
-            waiter = self._idle.pop()
-            if not waiter.done():
-                waiter.set_result(None)
-                break
+        self._turn_at = time.monotonic()
+        self._queue_is_next = bool(self._jobs) and (self._queue_is_next or not self._resting)
+        if not self._queue_is_next:
+            self._queue_is_next = True
+            _wake_one(self._resting)
         else:
-            task = self._engine_tasks.run("a runner of hooks", self._run())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._queue_is_next = False
+            if not _wake_one(self._idle):
+                task = self._engine_tasks.run("a runner of hooks", self._run())
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
         # The runner just woken steps first and takes the queue; if one of its hooks suspends, this finds what is left.
-        self._pumping = True
-        assert self._loop is not None
-        self._loop.call_soon(self._pump)
+        self._pump_soon()
 
     async def _run(self) -> None:
         jobs = self._jobs
@@ -254,8 +306,8 @@ class HookRunner:
                 finally:
                     self.running -= 1
                 count += 1
-                if count % BURST == 0:
-                    await asyncio.sleep(0)
+                if count % BURST == 0 or self.is_turn_due:
+                    break  # with a job left, the pump runs, and wakes a runner in the next turn
             if self._closed or len(self._idle) >= 16:
                 return
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()

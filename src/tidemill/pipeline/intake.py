@@ -387,6 +387,8 @@ class Intake:
                 if parts:
                     intake.waiting.extendleft(reversed(parts))
                 intake.arranged = None
+                if self._context.hooks.is_turn_due:
+                    await self._context.hooks.give_turn()
         finally:
             intake.arranging = False
 

@@ -11,6 +11,7 @@ Invariant: a task that is terminal, a hook of a message that has run, and nothin
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence, Set
 
 from tidemill.core.ledger import LedgerEntry
@@ -31,7 +32,7 @@ class KeptPlace:
     """A placeholder for the tasks of a message that are not known yet.
 
     Args:
-        turn: Called when nothing is ahead of it any more; not if nothing was from the beginning.
+        turn: Called when nothing is ahead of it, which may be so from the beginning.
     """
 
     __slots__ = ("turn",)
@@ -50,16 +51,17 @@ class OrderedTasks:
         hooked: Whether the handler has `on_message_complete`.
     """
 
-    __slots__ = ("_hooked", "_launch", "_offsets", "_order", "_waits")
+    __slots__ = ("_begun", "_launch", "_offsets", "_order", "_waits")
 
     def __init__(self, waits: Callable[[int], None], launch: Callable[[TaskRun], None], *, hooked: bool) -> None:
         """Start with nothing open."""
         self._launch = launch
-        self._hooked = hooked
         self._order: KeyOrder[TaskRun | KeptPlace] = KeyOrder(hooked=hooked)
         self._waits = waits
         #: Of messages that wait, by position; what no longer waits is dropped now and then.
         self._offsets: dict[int, int] = {}
+        #: Those of them whose hook is all that waits.
+        self._begun: set[int] = set()
 
     @property
     def waiting(self) -> int:
@@ -91,27 +93,30 @@ class OrderedTasks:
         order = self._order
         return any(message.key is not None and order.is_open(message.key) for message in messages)
 
-    def transformed(self, opened: Sequence[Opened], place: KeptPlace | None) -> None:
-        """Take a window whose messages are done but for their hooks.
+    def take_hooks(self, opened: Sequence[Opened], call: Callable[[int], None]) -> None:
+        """Take a window whose messages are done but for their hooks: those of a key are called one after another.
 
         Args:
             opened: Its messages and their entries in the ledger.
-            place: The place that was kept for it, if any.
+            call: Called with the index of each message once the hooks of earlier ones with its key are over.
         """
-        if place is not None:
-            self.ended(place)
-        elif self._hooked:
-            places = [KeptPlace() for _ in opened]
-            self._arranged(opened, [(each, (index,)) for index, each in enumerate(places)])
-            for each in places:
-                self.ended(each)
+        places = [KeptPlace() for _ in opened]
+        for index, (place, (_, entry)) in enumerate(zip(places, opened, strict=True)):
+            place.turn = functools.partial(self._call_hook, place, entry.position, call, index)
+            self._begun.add(entry.position)
+        self._arranged(opened, [(each, (index,)) for index, each in enumerate(places)])
+
+    def _call_hook(self, place: KeptPlace, position: int, call: Callable[[int], None], index: int) -> None:
+        self._begun.discard(position)
+        self.ended(place)  # its key is open until the hook is over
+        call(index)
 
     def keep_place(self, opened: Opened, turn: Callable[[], None] | None = None) -> KeptPlace:
         """Keep the place of a message that cannot be arranged yet; `arranged` gives it to its tasks.
 
         Args:
             opened: The message and its entry in the ledger.
-            turn: Called when nothing is ahead of it any more; not if nothing is now.
+            turn: Called when nothing is ahead of it, which may be now.
         """
         place = KeptPlace(turn)
         self._arranged([opened], [(place, ())])
@@ -136,7 +141,11 @@ class OrderedTasks:
             self.find_waiting_offsets()
         self._launch_all(start, before)
 
-    def find_blocker(self, run: TaskRun) -> int | None:
+    def find_waiting(self, entry: LedgerEntry[TopicPartition, int]) -> TaskRun | KeptPlace | None:
+        """Return what of a message waits for its key, if anything does."""
+        return self._order.find_waiting_task(entry.position)
+
+    def find_blocker(self, run: TaskRun | KeptPlace) -> int | None:
         """Return the position in the ledger of the message that a task waits for; None: it does not wait."""
         return self._order.find_blocker(run)
 
@@ -144,6 +153,11 @@ class OrderedTasks:
         """Return which messages have a task that waits for its key."""
         self._offsets = {place: offset for place, offset in self._offsets.items() if self._order.is_waiting(place)}
         return set(self._offsets.values())
+
+    def find_unstarted_offsets(self) -> Set[int]:
+        """Return which of them have not begun: their hook is not all that waits."""
+        self.find_waiting_offsets()
+        return {offset for place, offset in self._offsets.items() if place not in self._begun}
 
     def replaced(self, run: TaskRun, others: Sequence[TaskRun]) -> None:
         """Launch what replaces a task, in its place."""
@@ -163,6 +177,7 @@ class OrderedTasks:
         """Forget everything: the partition was given up."""
         self._order.clear()
         self._offsets.clear()
+        self._begun.clear()
 
     def _launch_all(self, runs: Sequence[TaskRun | KeptPlace], before: int) -> None:
         if change := self._order.waiting_messages - before:

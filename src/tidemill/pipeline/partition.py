@@ -347,7 +347,7 @@ class OwnedPartition:
         unstarted = [*context.pool.withdraw(self), *self._take_parked()]
         if self.order is not None:  # those that wait for their key
             unstarted += [run for run in self.pending.values() if not run.attempts]
-        waiting = self.order.find_waiting_offsets() if self.order is not None else ()
+        waiting = self.order.find_unstarted_offsets() if self.order is not None else ()
         self.handover = Handover(context.commits.find_unresolved(self.partition), [*unarranged, *self.held, *waiting])
         for run in unstarted:
             run.owner.park(run)

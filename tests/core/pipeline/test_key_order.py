@@ -289,6 +289,7 @@ def test_the_message_that_a_task_waits_for_is_known() -> None:
     order: KeyOrder[str] = KeyOrder(hooked=True)
     order.add_tasks([("a", [10]), ("b", [11]), ("c", [12])], {10: b"x", 11: b"x", 12: b"y"})
     assert [order.find_blocker(task) for task in ("a", "b", "c", "unknown")] == [None, 10, None, None]
+    assert [order.find_waiting_task(offset) for offset in (10, 11, 12)] == [None, "b", None]
     order.note_task_done("a")
     assert order.find_blocker("b") == 10, "its hook has not run"
     order.note_message_done(10)

@@ -29,6 +29,8 @@ STAGES = [
         MessageStage(stage=Stage.ARRANGE, why="it is busy with earlier messages"),
         "it waits for arrange (it is busy with earlier messages)",
     ),
+    (MessageStage(stage=Stage.BEHIND_KEY), "it waits for an earlier message with its key"),
+    (MessageStage(stage=Stage.BEHIND_KEY, behind=7), "it waits for an earlier message with its key (offset 7)"),
     (MessageStage(stage=Stage.BEHIND_KEY, task_id="t"), "task t waits for an earlier message with its key"),
     (
         MessageStage(stage=Stage.BEHIND_KEY, task_id="t", behind=7),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ from tests.pipeline.conftest import P0, Rig, message
 from tests.pipeline.inspection.test_standstill import MESSAGES, QUICK, Work
 
 from tidemill.core.pipeline.message_stage import MessageStage, Stage
+from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorTask
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.base import Refusal
@@ -98,6 +100,21 @@ async def test_the_message_that_goes_first_because_of_its_key(rig: Make) -> None
     stage = await wait_for(run, Stage.BEHIND_KEY, 18)
     assert (stage.task_id, stage.behind) == ("task-18", 17)
     assert (await wait_for(run, Stage.BEHIND_KEY, 19)).behind == 17
+
+
+async def test_the_hook_that_goes_first_because_of_its_key_where_there_are_no_tasks(rig: Make) -> None:
+    class InTurn(Handler[Any, Any]):
+        async def transform(self, messages):
+            return [None for _ in messages]
+
+        async def on_message_complete(self, group):
+            await asyncio.Event().wait()
+
+    keyed = [SourceMessage("t", 0, offset, b"key", b"x") for offset in (17, 18, 19)]
+    run = rig(InTurn(), keyed, executor={"order_by": "key", "window_size": 2, "drain_timeout_seconds": 0.1})
+    for offset in (18, 19):  # of the same window, and of the next one
+        stage = await wait_for(run, Stage.BEHIND_KEY, offset)
+        assert stage.describe() == "it waits for an earlier message with its key (offset 17)"
 
 
 async def test_a_sink_with_its_last_error_and_a_commit_that_waits_for_an_earlier_message(rig: Make) -> None:

@@ -108,6 +108,12 @@ class KeyOrder(Generic[TaskT]):
         """Return whether something under a key is not done: what comes next would have to wait."""
         return key in self._queues
 
+    def find_waiting_task(self, offset: int) -> TaskT | None:
+        """Return a task of a message that waits for its turn, if there is one; costs by how many tasks are open."""
+        if offset not in self._waits:
+            return None
+        return next(task for task, place in self._places.items() if place.behind and offset in place.offsets)
+
     def find_blocker(self, task: TaskT) -> int | None:
         """Return the first message that has to be done before a task starts; None: the task does not wait.
 

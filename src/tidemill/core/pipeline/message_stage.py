@@ -106,6 +106,8 @@ class MessageStage:
                 return self._describe_call(hook, f"it waits for {hook}")
             case Stage.HOOK:
                 return self._describe_call(f"hook {self.hook}", "it waits for a hook or a delivery")
+            case Stage.BEHIND_KEY if self.task_id is None:
+                return f"it {self._describe_task()}"
             case Stage.BRAKE:
                 return f"held by the failure brake{why}"
             case Stage.DEAD_LETTER:

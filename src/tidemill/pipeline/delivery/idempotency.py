@@ -8,6 +8,7 @@ hook set stays. Letters carry the key, so that a payload that is redriven from o
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterator, Sequence
 
@@ -35,7 +36,9 @@ def name_payloads(routed: Sequence[Routed], origin: Origin | RunPart, group: str
         # Sinks of other packages may accept payloads with and without the field.
         if each.sender.sink.takes_idempotency_key and getattr(each.payload, "idempotency_key", None) == "":
             digest = digest or _make_digest(origin, group)
-            each.payload = msgspec.structs.replace(each.payload, idempotency_key=f"{digest}-{index}")
+            # Not `replace`, which would run a `__post_init__` of the user's class once more.
+            each.payload = copy.copy(each.payload)
+            msgspec.structs.force_setattr(each.payload, "idempotency_key", f"{digest}-{index}")
 
 
 def _make_digest(origin: Origin | RunPart, group: str) -> str:

@@ -25,7 +25,7 @@ from tidemill.pipeline.delivery.idempotency import name_payloads
 from tidemill.pipeline.delivery.modes import AtLeastOnce, DeliveryMode
 from tidemill.pipeline.delivery.routing import Origin, Routed, Router
 from tidemill.pipeline.handler.models import DeliveryAction, DeliveryError
-from tidemill.pipeline.hooks import Calls, begin_hook, call_hook, log_hook_error
+from tidemill.pipeline.hooks import Calls, begin_hook, call_hook, check_returned, log_hook_error
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.messages import Place, place_of
 from tidemill.runtime.progress import SinkStats
@@ -244,9 +244,8 @@ class Outbox:
             question.attempts,
         )
         try:
-            action = DeliveryAction(
-                await call_hook(begin_hook(hook, error), self.calls, "on_delivery_error", _locate, question)
-            )
+            returned = await call_hook(begin_hook(hook, error), self.calls, "on_delivery_error", _locate, question)
+            action = check_returned(DeliveryAction, returned)
         except Exception as raised:
             event = "on_delivery_error raised, or returned no DeliveryAction; dead-lettering"
             log_hook_error(log, "on_delivery_error", raised, event, sink=sender.label)

@@ -151,8 +151,16 @@ def encode_payloads(collect: CollectResult | Sequence[Any]) -> list[str]:
     """Return the payloads of a result that is not delivered, encoded for its letter."""
     if not isinstance(collect, CollectResult):
         return [encode_payload(payload) for payload in collect]
-    fields = [getattr(collect, field) for field, _, _ in _FIELDS]
-    return [encode_payload(payload) for field in fields if isinstance(field, Sequence) for payload in field]
+    fields = [_list_safely(getattr(collect, field)) for field, _, _ in _FIELDS]
+    return [encode_payload(payload) for field in fields for payload in field]
+
+
+def _list_safely(payloads: Any) -> Sequence[Any]:
+    """Return payloads, if they are a list; none if its class raises, which may be why they are not delivered."""
+    try:
+        return [*payloads] if isinstance(payloads, Sequence) else ()
+    except BaseException:
+        return ()
 
 
 def _list_names(named: Mapping[str, object]) -> str:

@@ -18,6 +18,7 @@ from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.handler.base import WINDOW_HOOKS
 from tidemill.pipeline.hooks import OpenCall
 from tidemill.pipeline.intake import Intake
+from tidemill.pipeline.key_order import KeptPlace
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.pipeline.windows.window import WindowRun
@@ -152,6 +153,8 @@ class Look:
         for run in find_runs(owned, offset):
             if (stage := self._find_task_stage(owned, run)) is not None:
                 return stage
+        if owned.order is not None and (place := owned.order.find_waiting(entry)) is not None:
+            return MessageStage(stage=Stage.BEHIND_KEY, behind=self._find_blocker(owned, place))
         if any(call.hook not in WINDOW_HOOKS for call in self._find_calls(owned, offset)):
             return self._find_call_stage(Stage.HOOK, owned, offset)
         return self._find_delivery_stage(owned, offset)
@@ -200,10 +203,13 @@ class Look:
         if run in self._queued:
             return queued(_BUSY)
         if owned.order is not None and run.attempts == 0:
-            position = owned.order.find_blocker(run)
-            behind = None if position is None else self._context.commits.find_offset(owned.partition, position)
-            return MessageStage(stage=Stage.BEHIND_KEY, task_id=task_id, behind=behind)
+            return MessageStage(stage=Stage.BEHIND_KEY, task_id=task_id, behind=self._find_blocker(owned, run))
         return None
+
+    def _find_blocker(self, owned: OwnedPartition, run: TaskRun | KeptPlace) -> int | None:
+        """Return the offset of the message that something waits for."""
+        position = owned.order.find_blocker(run) if owned.order is not None else None
+        return None if position is None else self._context.commits.find_offset(owned.partition, position)
 
     def _find_delivery_stage(self, owned: OwnedPartition, offset: int) -> MessageStage:
         results = self._at_sinks.get(owned.partition, ())

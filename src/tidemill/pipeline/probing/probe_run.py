@@ -27,7 +27,7 @@ from tidemill.pipeline.delivery.modes import AtLeastOnce
 from tidemill.pipeline.delivery.routing import Router
 from tidemill.pipeline.handler.cache import Cache
 from tidemill.pipeline.handler.models import PendingContext
-from tidemill.pipeline.hooks import HookRunner, call_hook
+from tidemill.pipeline.hooks import HookRunner, begin_hook, call_hook, check_returned
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.probing.cache_view import CacheView
 from tidemill.pipeline.probing.capture import CapturedDelivery, CapturedLetters, NoCommits
@@ -177,9 +177,9 @@ class ProbeRun:
             await self._transform(entry, started_at, arrived)
             return
         try:
-            hook = context.handler.arrange([message], PendingContext(partition.list_pending_tasks))
+            hook = begin_hook(context.handler.arrange, [message], PendingContext(partition.list_pending_tasks))
             returned = await call_hook(hook, context.hooks.calls, "arrange", place_of, [message])
-            tasks = check_tasks("arrange", returned)
+            tasks = check_returned(check_tasks, "arrange", returned)
         except Exception as error:
             partition.reject(message, entry, LetterKind.ARRANGE, describe_error(error))
             return

@@ -16,7 +16,7 @@ from tidemill.pipeline.brake import Case
 from tidemill.pipeline.checks import check_action
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.handler.models import ErrorAction, ErrorKind, ExecutorError, ExecutorTask
-from tidemill.pipeline.hooks import LOG_SECONDS, begin_hook, call_hook, log_hook_error
+from tidemill.pipeline.hooks import LOG_SECONDS, begin_hook, call_hook, check_returned, log_hook_error
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.runtime.log import kind_of, throttle
@@ -63,7 +63,8 @@ async def ask_on_error(
     """Return what `on_error` says about a failed try; DLQ if it raises, or returns anything else."""
     try:
         hook = begin_hook(context.handler.on_error, run.task, error)
-        return check_action(await call_hook(hook, context.hooks.calls, "on_error", locate, run))
+        returned = await call_hook(hook, context.hooks.calls, "on_error", locate, run)
+        return check_returned(check_action, returned)
     except Exception as raised:
         log_hook_error(
             context.log,

@@ -62,12 +62,14 @@ class _KnownResults:
         self._window.context.hooks.submit(self._work)
 
     async def _work(self) -> None:
-        loop, turn = asyncio.get_running_loop(), asyncio.Event()
+        if not self._left:
+            return
+        loop, turn, hooks = asyncio.get_running_loop(), asyncio.Event(), self._window.context.hooks
         timer = loop.call_soon(self._pass_on, turn)
         for _ in range(BURST):
-            if not self._left or turn.is_set():
-                break
             await self._collect(self._left.popleft())
+            if not self._left or turn.is_set() or hooks.is_turn_due:
+                break
         self._hand_over()
         if not self._left:
             timer.cancel()

@@ -18,7 +18,7 @@ from tidemill.core.pipeline.arrangement import WindowComplete
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.delivery.routing import Routed
 from tidemill.pipeline.handler.models import SkipMessage
-from tidemill.pipeline.hooks import begin_hook, call_hook
+from tidemill.pipeline.hooks import begin_hook, call_hook, check_returned
 from tidemill.pipeline.key_order import KeptPlace
 from tidemill.pipeline.windows.runs import may_run, release_run, resolve_run
 from tidemill.pipeline.windows.window import WindowRun
@@ -75,7 +75,7 @@ async def call_transform(context: EngineContext, messages: Sequence[SourceMessag
         context.counters.skipped += 1
         return Transformed()
     try:
-        return _route(context, returned, len(messages))
+        return check_returned(_route, context, returned, len(messages))
     except Exception as error:
         raise RefusedResultError(error, returned) from error
 
@@ -90,8 +90,9 @@ def start_transformed(window: WindowRun, result: Transformed, place: KeptPlace |
     """
     everything = range(len(window.messages))
     window.hold_window()
-    if (order := window.partition.order) is not None:
-        order.transformed(list(zip(window.messages, window.entries, strict=True)), place)
+    order = window.partition.order
+    if order is not None and place is not None:
+        order.ended(place)
     if _is_plain(window, result):
         _start_run(window, result)
         return
@@ -103,7 +104,12 @@ def start_transformed(window: WindowRun, result: Transformed, place: KeptPlace |
         for message in window.messages:
             window.times.count_payloads(message.offset, len(result.whole))
         window.deliver(result.whole, everything, None, "transform")
-    window.apply(window.graph.set_tasks(()))
+    if order is None or place is not None or not window.context.overridden.on_message_complete:
+        window.apply(window.graph.set_tasks(()))
+    else:
+        window.graph.set_tasks([(index, (index,)) for index in everything])
+        opened = list(zip(window.messages, window.entries, strict=True))
+        order.take_hooks(opened, lambda index: window.apply(window.graph.note_task_done(index)))
 
 
 def _is_plain(window: WindowRun, result: Transformed) -> bool:
@@ -145,8 +151,10 @@ def _route(context: EngineContext, returned: Any, count: int) -> Transformed:
         return Transformed(whole=context.route(returned))
     if not isinstance(returned, Sequence) or isinstance(returned, (str, bytes)):
         raise TypeError(f"{_WANTED}, not {_describe(returned)}")
-    if len(returned) != count:
-        raise ValueError(f"{_WANTED}: it was given {count} and returned {len(returned)}; None: nothing to deliver")
+    # What a class of the user's own yields counts, whatever it says about its length.
+    places = returned if type(returned) is list else [*returned]
+    if len(places) != count:
+        raise ValueError(f"{_WANTED}: it was given {count} and returned {len(places)}; None: nothing to deliver")
     route_one = context.outbox.route_one
     return Transformed(
         [
@@ -155,7 +163,7 @@ def _route(context: EngineContext, returned: Any, count: int) -> Transformed:
             else (route_one(place),)
             if isinstance(place, msgspec.Struct) and not isinstance(place, CollectResult)
             else [route_one(payload) for payload in _list_payloads(index, place)]
-            for index, place in enumerate(returned)
+            for index, place in enumerate(places)
         ]
     )
 
@@ -177,7 +185,13 @@ def list_refused(error: Exception) -> CollectResult | Sequence[Any] | None:
     """Return the payloads of a result for a single message that cannot be delivered, for its letter."""
     if not isinstance(error, RefusedResultError):
         return None
-    returned = error.returned
+    try:
+        return check_returned(_find_payloads, error.returned)
+    except Exception:  # that may be the very reason for this letter
+        return None
+
+
+def _find_payloads(returned: Any) -> CollectResult | Sequence[Any] | None:
     if isinstance(returned, CollectResult) or not isinstance(returned, Sequence):
         return returned if isinstance(returned, CollectResult) else None
     found: list[Any] = []

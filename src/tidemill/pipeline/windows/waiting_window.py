@@ -17,7 +17,7 @@ from tidemill.pipeline.brake import Case
 from tidemill.pipeline.checks import check_tasks
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.handler.models import PendingContext
-from tidemill.pipeline.hooks import LOG_SECONDS, begin_hook, call_hook
+from tidemill.pipeline.hooks import LOG_SECONDS, begin_hook, call_hook, check_returned
 from tidemill.pipeline.key_order import KeptPlace
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.reports.report import WindowTimes
@@ -127,7 +127,7 @@ class WaitingWindow:
             pending = PendingContext(partition.list_pending_tasks)
             hook = begin_hook(context.handler.arrange, list(self.messages), pending)
             returned = await call_hook(hook, context.hooks.calls, "arrange", place_of, self.messages)
-            tasks = check_tasks("arrange", returned)
+            tasks = check_returned(check_tasks, "arrange", returned)
         except Exception as error:
             if partition.closed or partition.leaving:
                 return ()
