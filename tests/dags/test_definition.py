@@ -51,6 +51,16 @@ def test_the_names_of_airflow_are_there() -> None:
         tidemill.dags.Dag  # type: ignore[attr-defined]  # noqa: B018
 
 
+def test_an_argument_of_an_operator_may_have_any_name() -> None:
+    class Reads(BaseOperator):
+        def __init__(self, *, cls: str, function: str, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            self.names = cls, function
+
+    with DAG("names"):
+        assert Reads(task_id="reads", cls="a", function="b").names == ("a", "b")
+
+
 def test_importing_it_is_cheap() -> None:
     heavy = "jinja2 jsonschema sqlalchemy pyspark confluent_kafka pydantic asyncio httpx"
     script = (

@@ -29,6 +29,7 @@ from tidemill.store.calls import (
     LoseService,
     MarkTasks,
     OutcomeKind,
+    PauseDag,
     PushXCom,
     ReadLog,
     Report,
@@ -310,6 +311,41 @@ async def test_runs_beyond_the_limit_of_a_dag_wait_for_earlier_ones(player: Play
     await player.report(await player.claim_one(), Success())
     attempt = await player.claim_one()
     assert attempt.run == second.id
+
+
+async def test_ended_runs_whose_tasks_are_cleared_wait_for_room_as_new_ones_do(player: Player) -> None:
+    first = await player.create(dag(task("a"), max_active_runs=1))
+    second = await player.store.call(CreateRun("dag", by="tester"))
+    await player.play()
+    for run in (first, second):
+        assert await player.store.call(ClearTasks(run.dag_id, run.run_id, (), "tester")) == ("a",)
+
+    attempt = await player.claim_one()
+    assert attempt.run == first.id
+    waiting = await player.run(second)
+    assert (waiting.state, waiting.started_us, waiting.ended_us) == ("queued", None, None)
+    await player.report(attempt, Success())
+    attempt = await player.claim_one()
+    assert attempt.run == second.id
+    await player.report(attempt, Success())
+    assert {(await player.run(run)).state for run in (first, second)} == {"success"}
+
+
+async def test_nothing_of_a_paused_dag_starts_when_it_is_cleared_or_marked(player: Player) -> None:
+    run = await player.create(dag(task("a"), task("b", "a")))
+    await player.play(fail_these("a"))
+    await player.store.call(PauseDag(run.dag_id, True, "tester"))
+
+    assert await player.store.call(MarkTasks(run.dag_id, run.run_id, ("a",), "success", "tester")) == ("a",)
+    assert await player.claim() == ()
+    assert await player.store.call(ClearTasks(run.dag_id, run.run_id, ("a",), "tester")) == ("a",)
+    assert await player.claim() == ()
+    assert (await player.run(run)).state == "queued"
+
+    await player.store.call(PauseDag(run.dag_id, False, "tester"))
+    await player.play()
+    assert await player.states(run) == {"a": "success", "b": "success"}
+    assert (await player.run(run)).state == "success"
 
 
 async def test_a_task_that_depends_on_the_past_waits_for_the_run_before(player: Player) -> None:

@@ -47,7 +47,7 @@ Callbacks = Callable[..., Any] | Sequence[Callable[..., Any]] | None
 class OperatorMeta(abc.ABCMeta):
     """Creates operators: fills in `default_args` first, and draws edges afterwards."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls, /, *args: Any, **kwargs: Any) -> Any:
         """Create an operator."""
         owner = name_task(kwargs.get("task_id"))
         if args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -44,3 +45,25 @@ def test_a_change_is_not_repeated_and_the_user_is_told_to_look() -> None:
     with asyncio.Runner() as runner, pytest.raises(RemoteError, match="was lost; it may have done this before, or not"):
         Asker(runner, store.open).ask(SetVariable("k", "v"))
     assert store.opened == 1
+
+
+class Held(Dying):
+    """A store that tells whether it is open."""
+
+    async def call(self, request: Any) -> Any:
+        return self.opened - self.closed
+
+
+@pytest.mark.parametrize(("is_file", "opened"), [(True, 2), (False, 1)])
+def test_who_waits_lets_others_open_a_file_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, is_file: bool, opened: int
+) -> None:
+    store = Held()
+    open_then = []
+    monkeypatch.setattr(time, "sleep", lambda _: open_then.append(store.opened - store.closed))
+    with asyncio.Runner() as runner:
+        asker = Asker(runner, store.open, is_file=is_file)
+        asker.wait(0.5)
+        assert asker.ask(GetVariable("k")) == 1
+    assert open_then == [2 - opened]
+    assert store.opened == opened

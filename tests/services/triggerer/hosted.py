@@ -54,6 +54,24 @@ class Counting(Told):
             raise RuntimeError("as it was told")
 
 
+class Interrupting(Told):
+    """Raises what would end the loop of all triggers, when it is created."""
+
+    def __init__(self) -> None:
+        raise KeyboardInterrupt
+
+
+class InterruptingEnd(Counting):
+    """Raises what would end the loop of all triggers, when it is killed."""
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return "tests.services.triggerer.hosted.InterruptingEnd", super().serialize()[1]
+
+    async def on_kill(self) -> None:
+        await super().on_kill()
+        raise KeyboardInterrupt
+
+
 class Refusing(Told):
     def __init__(self) -> None:
         raise ValueError("not today, token=hunter2secret")

@@ -73,6 +73,7 @@ async def test_tasks_go_on_with_the_events_of_their_triggers(database: Database,
         (hosted.Leaving, "the trigger raised SystemExit: 3"),
         (hosted.Cancelling, "the trigger raised CancelledError"),
         (hosted.Silent, "the trigger ended without having fired an event; yield one before it returns"),
+        (hosted.Interrupting, "the trigger raised KeyboardInterrupt"),
         (hosted.Refusing, "tests.services.triggerer.hosted.Refusing rejected its kwargs"),
     ],
 )
@@ -105,6 +106,22 @@ async def test_the_trigger_of_a_run_that_a_user_cancels_ends_the_work_outside(da
         await database.call(CancelRun("dag", deferring.run.run_id, by="tester"))
 
         await until(lambda: ["run", "yielded", "on_kill", "cleanup"] in DID.values())
+
+
+async def test_a_trigger_that_raises_an_interruption_when_it_is_killed_ends_no_other(
+    database: Database, tmp_path: Path
+):
+    DID.clear()
+    killed, next_one = Deferring(database), Deferring(database)
+    await killed.defer(1, hosted_path(hosted.InterruptingEnd), count=0, then="wait")
+    async with triggerer(database, tmp_path):
+        await until(lambda: any("yielded" in told for told in DID.values()))
+
+        await database.call(CancelRun("dag", killed.run.run_id, by="tester"))
+
+        await until(lambda: ["run", "yielded", "on_kill", "cleanup"] in DID.values())
+        await next_one.defer(1, hosted_path(hosted.Counting))
+        await next_one.wait_resumed(1)
 
 
 async def test_the_trigger_of_a_task_that_is_too_late_is_stopped_and_its_work_goes_on(

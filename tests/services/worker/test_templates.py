@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from tests.until import until
 from tidemill.core.tasks.worker_slots import Limits
 from tidemill.runtime.processes import is_running
 from tidemill.services.worker import templates
-from tidemill.store.calls import Loss, Success
+from tidemill.services.zygote import link
+from tidemill.store.calls import Failure, Loss, Success
 
 #: Notes each import, and returns the number of its process.
 FILE = """
@@ -141,6 +143,26 @@ async def test_what_a_killed_template_has_forked_is_given_back_and_the_file_gets
 
     assert isinstance((await worker.report(501)).result, Loss)
     await until(lambda: not any(map(is_running, pids)))
+    gate.unlink()
+    assert await use_template(worker, 601) != template
+
+
+async def test_a_template_that_a_task_has_stopped_is_killed_and_its_attempts_are_given_back(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = await start_worker(LIMITS)
+    gate = worker.folder / "gate"
+    write(worker, body=f"while Path({str(gate)!r}).exists(): time.sleep(0.01)")
+    template = await use_template(worker)
+    gate.touch()
+    worker.store.queue(make_attempt(501, "run", deadline_us=time.time_ns() // 1000 + 2_000_000))
+    await until(lambda: worker.worker.running == 1)
+    monkeypatch.setattr(link, "LOOK_SECONDS", 0.3)
+    os.kill(template, signal.SIGSTOP)
+
+    assert isinstance((await worker.report(501)).result, Failure)
+    await until(lambda: not is_running(template))
+    monkeypatch.undo()
     gate.unlink()
     assert await use_template(worker, 601) != template
 

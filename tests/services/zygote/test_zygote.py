@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,9 +18,10 @@ from tests.until import until, wait_until
 from tidemill.runtime.processes import find_children, find_marked, is_running, read_environment
 from tidemill.runtime.warden import ENGINE_ID_VARIABLE
 from tidemill.services.zygote import client as client_module
+from tidemill.services.zygote import link
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.link import ForkedProcess, ZygoteError
-from tidemill.services.zygote.messages import Setup
+from tidemill.services.zygote.messages import Setup, Started, encode
 
 ROOT = Path(__file__).parents[3]
 TARGETS = "tests.services.zygote.targets"
@@ -162,6 +164,43 @@ async def test_forks_that_wait_when_the_zygote_dies_fail(zygote: ZygoteClient) -
     await asyncio.sleep(0)
     os.kill(zygote.pid or 0, signal.SIGKILL)
     with pytest.raises(ZygoteError, match="died"):
+        await waiting
+
+
+@pytest.mark.parametrize("asked", ["fork", "kill"])
+async def test_a_zygote_that_is_stopped_is_noticed_and_replaced(
+    zygote: ZygoteClient, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    process, _ = await fork_and_read(zygote, "start_children", b"stay")
+    monkeypatch.setattr(link, "LOOK_SECONDS", 0.2)
+    os.kill(zygote.pid or 0, signal.SIGSTOP)
+    if asked == "fork":
+        with pytest.raises(ZygoteError, match="died"):
+            await zygote.fork(f"{TARGETS}:answer")
+    else:
+        zygote.signal(process, signal.SIGKILL, group=True)
+    await process.ended
+    assert process.lost
+    monkeypatch.undo()
+    await until(lambda: zygote.ready.is_set(), what="another zygote is ready")
+    _, text = await fork_and_read(zygote, "answer", b"again")
+    assert text.startswith("again")
+
+
+async def test_a_zygote_that_is_slow_to_begin_is_not_taken_for_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone: list[str] = []
+    monkeypatch.setattr(link, "LOOK_SECONDS", 0.02)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    slow = link.ForkLink(lambda _: gone.append("started"), lambda: gone.append("gone"), lambda: gone.append("stuck"))
+    slow.attach(ours, Setup())
+    waiting = asyncio.ensure_future(slow.fork(f"{TARGETS}:answer"))
+    await asyncio.sleep(0.2)  # many looks
+    assert gone == []
+    theirs.send(encode(Started()))
+    await until(lambda: gone[:2] == ["started", "stuck"])
+    slow.lose()
+    theirs.close()
+    with pytest.raises(ZygoteError):
         await waiting
 
 

@@ -44,16 +44,37 @@ class Asker:
     Args:
         runner: Its loop.
         open_store: Opens it, for the first time, or again after the process that had it open has ended.
+        is_file: Whether it is a file, which one process at a time may have open.
     """
 
-    def __init__(self, runner: asyncio.Runner, open_store: Callable[[], Coroutine[Any, Any, Caller]]) -> None:
+    def __init__(
+        self, runner: asyncio.Runner, open_store: Callable[[], Coroutine[Any, Any, Caller]], *, is_file: bool = False
+    ) -> None:
         """Open it."""
-        self._runner, self._open = runner, open_store
+        self._runner, self._open, self._is_file = runner, open_store, is_file
         self._store = runner.run(open_store())
 
     def close(self) -> None:
         """Close it."""
         self._runner.run(self._store.close())
+
+    def wait(self, seconds: float) -> None:
+        """Wait before it is asked again; meanwhile another process, such as `tidemill dev`, may open the store.
+
+        Raises:
+            ConfigError: Another process has it open now, and does not answer.
+            RemoteError: It cannot be reached.
+        """
+        import time
+
+        from tidemill.store.remote import RemoteStore
+
+        is_held = self._is_file and not isinstance(self._store, RemoteStore)
+        if is_held:
+            self.close()
+        time.sleep(seconds)
+        if is_held:
+            self._store = self._runner.run(self._open())
 
     def ask(self, call: Call[T]) -> T:
         """Return the answer to a call.
@@ -130,12 +151,14 @@ def asking(config: Path | None, folder: Path | None, *, create: bool = False) ->
     import asyncio
 
     from tidemill.config.loading import load_settings
-    from tidemill.services.dag_store import choose_folder, open_dag_store
+    from tidemill.services.dag_store import choose_folder, choose_url, open_dag_store
+    from tidemill.store.opening import find_file
 
     settings = load_settings(config)
     with asyncio.Runner() as runner:
         place = choose_folder(settings, folder)
-        asker = Asker(runner, lambda: open_dag_store(settings, place, create=create))
+        is_file = find_file(choose_url(settings, place)) is not None
+        asker = Asker(runner, lambda: open_dag_store(settings, place, create=create), is_file=is_file)
         try:
             yield asker
         finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
@@ -147,7 +146,7 @@ def _wait_for_end(store: Asker, run: RunRecord) -> RunRecord:
     from tidemill.store.people_calls import GetRun
 
     while run.ended_us is None:
-        time.sleep(_WAIT_SECONDS)
+        store.wait(_WAIT_SECONDS)
         found = store.ask(GetRun(run.dag_id, run.run_id))
         if found is None:
             raise ConfigError(f"{run.dag_id} {run.run_id} was removed while it ran")

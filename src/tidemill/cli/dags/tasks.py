@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Annotated, Literal
 
 import typer
@@ -113,7 +112,7 @@ def logs(
                     typer.echo(encode_log_line(line) if as_json else format_log_line(line))
                 if not follow or ended:
                     return
-                time.sleep(_FOLLOW_SECONDS)
+                store.wait(_FOLLOW_SECONDS)
 
 
 @app.command()

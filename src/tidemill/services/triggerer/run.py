@@ -29,7 +29,7 @@ from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.core.triggers.event_plan import Refusal, Refused, StoreOutcome
 from tidemill.core.triggers.group_commit import Standing
 from tidemill.core.triggers.lifecycle import BACKOFF, CancelReason, Ending, EndVerdict, Next, Restart, TriggerLife
-from tidemill.services.triggerer.loading import TriggerError, encode_payload, read_identity
+from tidemill.services.triggerer.loading import encode_payload, read_identity
 from tidemill.services.triggerer.run_ending import RefusedEventError, format_fault, report_ending, run_step
 from tidemill.services.triggerer.run_services import RunServices
 from tidemill.services.triggerer.state_change import StateChange
@@ -150,7 +150,7 @@ class TriggerRun:
         """Create the trigger; if that fails, the first run ends with the error."""
         try:
             self._trigger = self._factory.create()
-        except TriggerError as error:
+        except BaseException as error:  # its constructor may raise KeyboardInterrupt, too
             self._fault = error
 
     def serialize(self) -> dict[int, str]:
@@ -164,7 +164,7 @@ class TriggerRun:
             return
         try:
             self._stream.join(self._trigger)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # KeyboardInterrupt would end the loop of all triggers
             self._fault = error
 
     def start(self) -> asyncio.Task[None]:

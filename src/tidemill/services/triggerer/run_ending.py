@@ -49,7 +49,7 @@ async def run_step(trigger: str, what: str, step: Callable[[], Awaitable[Any]], 
         )
     except asyncio.CancelledError:
         log.warning("a step of a trigger's end was cancelled", trigger=trigger, step=what)
-    except (Exception, SystemExit):
+    except BaseException:  # KeyboardInterrupt would end the loop of all triggers
         log.exception("a step of a trigger's end failed", trigger=trigger, step=what)
 
 

@@ -152,7 +152,7 @@ class TaskRun:
         """Create the trigger; if that fails, its run ends with the error."""
         try:
             self._trigger = self._context.run(self._create)
-        except TriggerError as error:
+        except BaseException as error:  # its constructor may raise KeyboardInterrupt, too
             self._fault = error
 
     def route(self) -> None:
@@ -161,7 +161,7 @@ class TaskRun:
             return
         try:
             self._context.run(self._stream.join, self._trigger)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # KeyboardInterrupt would end the loop of all triggers
             self._fault = error
 
     def start(self) -> asyncio.Task[None]:

@@ -123,7 +123,9 @@ class Templates:
         def note_started(started: Started) -> None:
             template.files = msgspec.msgpack.decode(started.about, type=dict[str, tuple[int, ...]])
 
-        template.link = ForkLink(note_started, lambda: self._note_gone(task.file, template))
+        template.link = ForkLink(
+            note_started, lambda: self._note_gone(task.file, template), lambda: self._kill_stuck(task.file, template)
+        )
         template.link.attach(ours, Setup())
         try:
             template.process = await self._zygote.fork(_TARGET, msgspec.msgpack.encode(task), [theirs.fileno()])
@@ -138,6 +140,12 @@ class Templates:
             self._refuse(file, template)
         if self._templates.get(file) is template:
             del self._templates[file]
+
+    def _kill_stuck(self, file: str, template: _Template) -> None:
+        """Kill a template that does not answer: a task may have stopped it, which is its parent."""
+        log.error("what starts the task processes of a DAG file does not answer; it is killed", file=file)
+        if template.process is not None:
+            self._zygote.signal(template.process, signal.SIGKILL, group=True)
 
     def _refuse(self, file: str, template: _Template) -> None:
         log.debug("a file has no template; each task process imports it", file=file)

@@ -67,7 +67,7 @@ class ZygoteClient:
         self._closing = False
         self.pid: int | None = None
         self.ready = asyncio.Event()
-        self.link = ForkLink(self._note_started, self._die)
+        self.link = ForkLink(self._note_started, self._die, self._kill_stuck)
 
     @property
     def processes(self) -> Mapping[int, ForkedProcess]:
@@ -150,6 +150,13 @@ class ZygoteClient:
             log.error("the zygote, which starts task processes, died; it is started again", pid=pid)
             self._timer = self._loop.call_later(self._pause, self._start_again)
             self._pause = min(2 * self._pause, MAX_PAUSE_SECONDS)
+
+    def _kill_stuck(self) -> None:
+        """Kill a zygote that does not answer, because it was stopped, say; another one takes its place."""
+        log.error("the zygote, which starts task processes, does not answer; it is killed", pid=self.pid)
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
     def _start_again(self) -> None:
         try:

@@ -24,12 +24,18 @@ from tidemill.services.zygote.messages import (
     Forked,
     NotForked,
     Order,
+    Ping,
+    Pong,
     Setup,
     Signal,
     Started,
     decode_report,
     encode,
 )
+
+#: What forks answers within milliseconds. What has not been answered at two looks with this pause is not expected any
+#: more: the other side was stopped, say. One look would not do, since this process may have stood still itself.
+LOOK_SECONDS = 10.0
 
 
 class ZygoteError(RemoteError):
@@ -57,17 +63,25 @@ class ForkLink:
     Args:
         on_started: Called when the other side is ready.
         on_gone: Called when it is gone; its processes have been killed.
+        on_stuck: Called when it does not answer, now and then until it does: it should be killed.
     """
 
-    def __init__(self, on_started: Callable[[Started], None], on_gone: Callable[[], None]) -> None:
+    def __init__(
+        self, on_started: Callable[[Started], None], on_gone: Callable[[], None], on_stuck: Callable[[], None]
+    ) -> None:
         """Be connected to nothing yet."""
-        self._on_started, self._on_gone = on_started, on_gone
+        self._on_started, self._on_gone, self._on_stuck = on_started, on_gone, on_stuck
         self._loop: asyncio.AbstractEventLoop
         self._socket: socket.socket | None = None
         self._unsent: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._forks: dict[int, asyncio.Future[ForkedProcess]] = {}
         self._processes: dict[int, ForkedProcess] = {}
         self._number = 0
+        #: What is not answered yet, oldest first, and the oldest of them at the last look.
+        self._unanswered: dict[int, None] = {}
+        self._overdue: int | None = None
+        self._is_ready = False
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def processes(self) -> Mapping[int, ForkedProcess]:
@@ -99,10 +113,10 @@ class ForkLink:
             ZygoteError: There is no room for another process, or the zygote died.
             ValueError: The request is too long.
         """
-        self._number += 1
-        packet = encode(Fork(self._number, target, request))
+        packet = encode(Fork(self._number + 1, target, request))
         if self._socket is None:
             raise ZygoteError("the zygote, which starts task processes, is not running")
+        self._expect_answer()
         waiting: asyncio.Future[ForkedProcess] = self._loop.create_future()
         self._forks[self._number] = waiting
         copies = tuple(os.dup(fd) for fd in fds)
@@ -113,6 +127,26 @@ class ForkLink:
         """Send a signal to a process, or to all of its group; nothing happens if it has ended."""
         if process.pid in self._processes and self._socket is not None:
             self._tell(Signal(process.pid, int(number), group))
+            if number == signal.SIGKILL:  # nobody else would notice that it is not sent
+                self._expect_answer()
+                self._tell(Ping(self._number))
+
+    def _expect_answer(self) -> None:
+        """Expect an answer to the next number."""
+        self._number += 1
+        self._unanswered[self._number] = None
+        if self._timer is None:
+            self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        """Find out whether the other side is stuck; before it is ready, it may take any time."""
+        self._timer = None
+        oldest = next(iter(self._unanswered), None) if self._is_ready else None
+        if oldest is not None and oldest == self._overdue:
+            self._on_stuck()
+        self._overdue = oldest
+        if self._unanswered:
+            self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
 
     def _tell(self, order: Order) -> None:
         self._send(encode(order), ())
@@ -158,8 +192,12 @@ class ForkLink:
     def _note(self, packet: bytes) -> None:
         match decode_report(packet):
             case Started() as started:
+                self._is_ready = True
                 self._on_started(started)
+            case Pong(number):
+                del self._unanswered[number]
             case Forked(number, pid):
+                del self._unanswered[number]
                 process = self._processes[pid] = ForkedProcess(pid, self._loop.create_future())
                 waiting = self._forks.pop(number)
                 if waiting.done():  # nobody waits for it any more
@@ -167,6 +205,7 @@ class ForkLink:
                 else:
                     waiting.set_result(process)
             case NotForked(number, error):
+                del self._unanswered[number]
                 if not (waiting := self._forks.pop(number)).done():
                     waiting.set_exception(ZygoteError(f"a task process cannot be started: {error}"))
             case Exited(pid) as exited:
@@ -184,6 +223,8 @@ class ForkLink:
 
     def lose(self) -> None:
         """Close the socket; what was forked counts as lost."""
+        self._is_ready, self._overdue = False, None
+        self._unanswered.clear()
         if self._socket is not None:
             self._loop.remove_reader(self._socket)
             self._loop.remove_writer(self._socket)

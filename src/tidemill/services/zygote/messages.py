@@ -49,6 +49,18 @@ class Signal(msgspec.Struct, frozen=True, tag=True):
     group: bool = False
 
 
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Answer with a `Pong` of the same number."""
+
+    number: int
+
+
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a `Ping`; all orders before it have been carried out."""
+
+    number: int
+
+
 class Started(msgspec.Struct, frozen=True, tag=True):
     """The zygote is ready.
 
@@ -93,8 +105,8 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
     max_rss_kib: int = 0
 
 
-Order = Setup | Fork | Signal
-Report = Started | Forked | NotForked | Exited
+Order = Setup | Fork | Signal | Ping
+Report = Started | Forked | NotForked | Exited | Pong
 
 _encoder = msgspec.msgpack.Encoder()
 _orders = msgspec.msgpack.Decoder(Order)

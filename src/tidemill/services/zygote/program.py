@@ -38,6 +38,8 @@ from tidemill.services.zygote.messages import (
     Fork,
     Forked,
     NotForked,
+    Ping,
+    Pong,
     Report,
     Setup,
     Signal,
@@ -118,6 +120,8 @@ class Zygote:
                     self._fork(fork, fds)
                 case Signal() as wanted if wanted.pid in self._children:
                     send_signal(wanted.pid, wanted.number, group=wanted.group)
+                case Ping(number):
+                    self._tell(Pong(number))
         finally:
             for fd in fds:
                 os.close(fd)

@@ -32,7 +32,7 @@ from tidemill.store.dag_plan import DagPlan
 from tidemill.store.dag_tables import dag_file, dag_run, dag_version, task_instance, task_journal
 from tidemill.store.queries.board import Board
 from tidemill.store.queries.progress import ACTIVE
-from tidemill.store.queries.runs import begin_run, find_run
+from tidemill.store.queries.runs import find_run, queue_run
 from tidemill.store.queries.task_logs import find_last_try, read_log
 from tidemill.store.queries.task_rows import RunEntry, compute_rank, is_resumed, load_plan
 from tidemill.store.queries.tasks import close_board, end_run
@@ -157,7 +157,7 @@ def clear_tasks(connection: Connection, request: ClearTasks, context: CallContex
         return tuple(entry.task_id for entry in entries)
     cleared = [entry.task_id for entry in entries if isinstance(board.give(entry, Clear(), request.by), Moved)]
     if cleared and run.state in ("success", "failed"):
-        begin_run(run, context.now_us)
+        queue_run(run, context)
     close_board(board)
     return tuple(cleared)
 
@@ -193,7 +193,7 @@ def _clear_followers(board: Board, run: RunEntry, marked: list[str], by: str, co
         if entry.row.outcome is Outcome.UPSTREAM_FAILED:
             board.give(entry, Clear(), by)
             if run.state in ("success", "failed"):
-                begin_run(run, context.now_us)
+                queue_run(run, context)
 
 
 def _lock_run(connection: Connection, dag_id: str, run_id: str, context: CallContext) -> tuple[Board, RunEntry]:

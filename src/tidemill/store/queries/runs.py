@@ -18,6 +18,7 @@ from sqlalchemy import (
     select,
 )
 
+from tidemill.core.tasks.inputs import Channel
 from tidemill.store.call import CallRefusedError, Listed, RefusalKind
 from tidemill.store.calls import CancelRun, GetEarlierRun, GetRun, ListRuns, RunRecord
 from tidemill.store.context import CallContext
@@ -59,11 +60,18 @@ def start_runs(connection: Connection, runs: Sequence[int], context: CallContext
 
 
 def begin_run(run: RunEntry, now_us: int) -> None:
-    """Let a run begin, or go on."""
+    """Let a run begin."""
     timeout_us = run.plan.structure.run_timeout_us
     run.state, run.started_us, run.ended_us, run.reason = "running", now_us, None, None
     run.deadline_us = None if timeout_us is None else now_us + timeout_us
     run.changed = True
+
+
+def queue_run(run: RunEntry, context: CallContext) -> None:
+    """Let a run that has ended go on as soon as its DAG is not paused, and has room for it."""
+    run.state, run.started_us, run.ended_us, run.reason, run.deadline_us = "queued", None, None, None, None
+    run.changed = True
+    context.bells.add(Channel.SCHEDULER)
 
 
 def start_waiting_runs(connection: Connection, context: CallContext, limit: int, skip: Collection[int] = ()) -> int:
