@@ -43,10 +43,8 @@ def make_engine(slot: int) -> EngineStatus:
     return EngineStatus(slot, "running", 4_000 + slot, "node", 1, 0.1, progress)
 
 
-@pytest.fixture
-def pipeline() -> ScriptedPipeline:
-    """A pipeline with a thousand partitions; two of them stand still, two engines are in trouble."""
-    pipeline = ScriptedPipeline()
+def make_large_pipeline(pipeline: ScriptedPipeline) -> ScriptedPipeline:
+    """Return it with a thousand partitions; two of them stand still, two engines are in trouble."""
     pipeline.engines = [make_engine(slot) for slot in range(ENGINES)]
     for number, text in ((730, "its task hangs"), (11, f"{SCRIPT} waits: password={SECRET}")):
         progress = pipeline.engines[number // EACH].progress
@@ -56,6 +54,11 @@ def pipeline() -> ScriptedPipeline:
     old = pipeline.engines[40]
     pipeline.engines[40] = EngineStatus(40, "running", 1, "node", 1, 12.0, old.progress)
     return pipeline
+
+
+@pytest.fixture
+def pipeline() -> ScriptedPipeline:
+    return make_large_pipeline(ScriptedPipeline())
 
 
 async def read(pipeline: ScriptedPipeline, path: str) -> Any:

@@ -135,12 +135,16 @@
   const replace = (part, html) => {
     const held = getSelection();
     if (!part || (held && !held.isCollapsed && part.contains(held.anchorNode))) return;
-    const focused = part.contains(document.activeElement) ? document.activeElement.id : "";
+    const focused = part.contains(document.activeElement) ? document.activeElement : {};
+    // A link without an id is the one that leads to the same place.
+    const isSame = (one) => (focused.id ? one.id === focused.id : focused.href && one.href === focused.href);
+    const findAlike = () => [...part.querySelectorAll("a, button, input, select, summary")].filter(isSame);
+    const number = findAlike().indexOf(focused);
     const scrolled = [...part.querySelectorAll(".scroll")].map((element) => element.scrollLeft);
     part.innerHTML = html; // rendered by the server's templates, which escape all text
     shorten(part);
     part.querySelectorAll(".scroll").forEach((element, place) => { element.scrollLeft = scrolled[place] || 0; });
-    if (focused) document.getElementById(focused)?.focus();
+    findAlike()[number]?.focus({ preventScroll: true });
   };
 
   // Parts that take the server a while are loaded behind the page, and again now and then; those that say how often
