@@ -207,15 +207,15 @@ def answering_seconds(driver: Driver) -> float:
 def measure_calls(
     call: Callable[[], object], read_cpu: Callable[[], float], rounds: int, pause_seconds: float
 ) -> tuple[list[float], float]:
-    """Return how long each call took, and the CPU time of one; in milliseconds."""
-    walls, used = [], 0.0
+    """Return how long each call took, and the median of their CPU times; in milliseconds."""
+    walls, used = [], []
     for _ in range(rounds):
         time.sleep(pause_seconds)
         before, start = read_cpu(), time.perf_counter()
         call()
         walls.append((time.perf_counter() - start) * 1e3)
-        used += read_cpu() - before
-    return walls, used / rounds * 1e3
+        used.append((read_cpu() - before) * 1e3)
+    return walls, statistics.median(used)
 
 
 def measure_kill(driver: Driver, count: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import msgspec
 import pytest
 from tests.web.scripted_pipeline import SCRIPT, SECRET, ScriptedPipeline
 from tests.web.serving import log_in, make_app
@@ -14,7 +15,7 @@ from tidemill.spark.live.shared_progress import SharedProgress
 from tidemill.spark.progress import EngineStatus, PauseStatus
 from tidemill.web.pages import Pages
 from tidemill.web.pipeline import models
-from tidemill.web.pipeline.partitions import PartitionTable
+from tidemill.web.pipeline.partitions import PartitionQuery, PartitionTable
 from tidemill.web.pipeline.section import PipelineView
 from tidemill.web.pipeline.start import describe_about, open_archive
 
@@ -273,6 +274,24 @@ async def test_only_rows_that_are_shown_are_described(
     monkeypatch.setattr(models, "Partition", count)
     PartitionTable(pipeline.progress()).list_first()
     assert len(described) == 20
+
+
+def test_the_order_by_name_is_kept_while_the_partitions_are_the_same(pipeline: ScriptedPipeline) -> None:
+    progress = pipeline.progress()
+    first = PartitionTable(progress)
+    later = msgspec.structs.replace(progress, lag={"orders/3": 7})
+    found = [row.name for row in PartitionTable(later, first).list_first(4)]
+    assert found == ["orders/11", "orders/730", "orders/3", "orders/0"]
+    moved = msgspec.structs.replace(progress, partitions=["orders/5", "orders/10", "orders/4"])
+    assert [row.name for row in PartitionTable(moved, first).list_first()] == ["orders/4", "orders/5", "orders/10"]
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 20, 979])
+def test_the_first_are_those_of_the_list(pipeline: ScriptedPipeline, most: int) -> None:
+    progress = pipeline.progress()
+    for lag in (progress.lag, dict.fromkeys(progress.lag, 5), {}):
+        table = PartitionTable(msgspec.structs.replace(progress, lag=lag))
+        assert table.list_first(most) == table.find(PartitionQuery(), "", most).rows
 
 
 async def test_all_who_look_within_a_beat_share_what_was_found(

@@ -7,6 +7,7 @@ lags change, a partition may be on two pages, or on none.
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -77,11 +78,19 @@ class PartitionTable:
 
     Args:
         progress: The sums at that moment.
+        before: The table of an earlier moment; its order by name is used again if the partitions are the same list.
     """
 
-    def __init__(self, progress: PipelineProgress) -> None:
+    def __init__(self, progress: PipelineProgress, before: PartitionTable | None = None) -> None:
         """Find what concerns all of them."""
         self._progress = progress
+        self._places: Sequence[Key]
+        self._names: Sequence[str]
+        if before is not None and before._progress.partitions is progress.partitions:
+            self._places, self._names = before._places, before._names
+        else:
+            self._places = sorted(map(split_name, progress.partitions))
+            self._names = list(map(_name, self._places))
         self._owners = {
             name: engine
             for engine in progress.engines
@@ -91,7 +100,7 @@ class PartitionTable:
         self._stalled = find_stalled_partitions(progress.stalled)
         self._paused = set(progress.paused)
         self._paused_by_user = {pause.partition for pause in progress.pauses}
-        self._sorted: dict[str, list[Key]] = {}
+        self._ranked: list[Key] | None = None
 
     @property
     def count(self) -> int:
@@ -103,9 +112,15 @@ class PartitionTable:
         return sum(name in self._stalled for name in self._progress.partitions)
 
     def list_first(self, most: int = SHOWN) -> list[models.Partition]:
-        """Return the worst, or all by name if there are no more."""
-        keys = self._sort("name" if self.count <= most else "worst")
-        return [self._describe(_name(key)) for key in keys[:most]]
+        """Return the worst, or all by name if there are no more; in the order of `find`."""
+        if self.count <= most:
+            return [self._describe(name) for name in self._names]
+        lags = dict.fromkeys(self._names, 0) | self._progress.lag
+        stalled = [name for name in self._names if name in self._stalled] if self._stalled else []
+        first = heapq.nlargest(most, stalled, lags.__getitem__)
+        others = (name for name in self._names if name not in self._stalled)
+        first += heapq.nlargest(most - len(first), others, lags.__getitem__)
+        return [self._describe(name) for name in first]
 
     def find(self, query: PartitionQuery, cursor: str, limit: int) -> models.PartitionPage:
         """Return a page.
@@ -137,15 +152,16 @@ class PartitionTable:
         )
 
     def _sort(self, order: str) -> Sequence[Key]:
-        if order not in self._sorted:
-            names = map(split_name, self._progress.partitions)
-            self._sorted[order] = sorted(names if order == "name" else map(self._rank, names))
-        return self._sorted[order]
-
-    def _rank(self, place: tuple[str, int]) -> Key:
-        name = _name(place)
-        # One whose lag is not known yet comes behind those that lag.
-        return (int(name not in self._stalled), -self._progress.lag.get(name, 0), *place)
+        if order == "name":
+            return self._places
+        if self._ranked is None:
+            stalled, lags = self._stalled, self._progress.lag
+            # One whose lag is not known yet comes behind those that lag.
+            self._ranked = sorted(
+                (int(name not in stalled), -lags.get(name, 0), *place)
+                for name, place in zip(self._names, self._places, strict=True)
+            )
+        return self._ranked
 
     def _matches(self, name: str, query: PartitionQuery) -> bool:
         owner = self._owners.get(name)

@@ -97,7 +97,8 @@ class PipelineView:
         """Return the pipeline as it is; all who look before the next sums get the same."""
         progress = self.watched.asked.progress()
         if self._moment is None or self._moment.progress is not progress:
-            self._moment, self._overview = Moment(time.time(), progress, PartitionTable(progress)), None
+            table = PartitionTable(progress, None if self._moment is None else self._moment.partitions)
+            self._moment, self._overview = Moment(time.time(), progress, table), None
         return self._moment
 
     def now(self) -> Overview:
