@@ -238,20 +238,23 @@ def measure_kill(driver: Driver, count: int) -> None:
 
 def measure_drain(driver: Driver, work_seconds: float) -> None:
     """Report how soon a drain order is written and has reached all engines, and how long the drain takes."""
+    told: queue.SimpleQueue[tuple[float, float]] = queue.SimpleQueue()
+    loop = driver.live._server.loop  # what is called there after the drain is called once all orders are written
     start, cpu = time.monotonic(), time.process_time()
+    loop.call_soon_threadsafe(lambda: told.put((time.monotonic(), time.thread_time())))
     driver.live.drain()
-    written: queue.SimpleQueue[float] = queue.SimpleQueue()
-    loop = driver.live._server.loop  # what is called there now is called once all orders are written
-    loop.call_soon_threadsafe(lambda: written.put(time.monotonic()))
+    loop.call_soon_threadsafe(lambda: told.put((time.monotonic(), time.thread_time())))
     end = driver.ends.get(timeout=60)
     took, cpu = time.monotonic() - start, time.process_time() - cpu
     reached = sorted(moment - start for moment in driver.farm.drained_at())
     if end.error is not None or reached[0] < 0:
         raise AssertionError(f"not all engines were drained: {end}, {reached[0]}")
+    begun, written = told.get(), told.get()
     report(
         bench="drain",
         work_seconds=work_seconds,
-        written_to_all_ms=(written.get() - start) * 1e3,
+        written_to_all_ms=(written[0] - start) * 1e3,
+        writing_cpu_ms=(written[1] - begun[1]) * 1e3,
         p50_ms=statistics.median(reached) * 1e3,
         last_ms=reached[-1] * 1e3,
         drained_seconds=took,

@@ -211,17 +211,17 @@ async def test_no_page_has_more_rows_than_the_settings_allow(pipeline: ScriptedP
 async def test_the_pages_have_their_filters_and_the_next_page_in_the_address(pipeline: ScriptedPipeline) -> None:
     async with log_in(pipeline) as client:
         page = (await client.get("/partitions?name=orders&order=name")).text
-        assert "1 to 100 of 980" in page
+        assert "1 to 50 of 980" in page
         assert 'data-load="/partitions/rows?name=orders&amp;order=name"' in page
         following = re.search(r'id="next-page" href="([^"]+)"', page)
         assert following is not None
         second = (await client.get(following[1].replace("&amp;", "&"))).text
-        assert "101 to 200 of 980" in second
+        assert "51 to 100 of 980" in second
         assert 'id="first-page" href="/partitions?name=orders&amp;order=name"' in second
         part = (await client.get(following[1].replace("&amp;", "&").replace("/partitions?", "/partitions/rows?"))).text
-        assert "101 to 200 of 980" in part
+        assert "51 to 100 of 980" in part
         assert "<html" not in part
-        assert "<code>orders/100</code>" in part
+        assert "<code>orders/50</code>" in part
         none = (await client.get("/partitions?engine=999")).text
         assert "None matches" in none
         engines = (await client.get("/engines?state=waiting")).text

@@ -25,7 +25,8 @@ from tidemill.web.pipeline.sampler import Sampler
 from tidemill.web.recorded.filters import change_address
 from tidemill.web.routes import Routes
 
-PAGE_ROWS = 100
+#: Half of what other lists have: these change all the time, and are asked for again by every page that is open.
+PAGE_ROWS = 50
 #: How often an open page asks for its rows.
 EVERY_SECONDS = 5
 Cursor = Annotated[str, Query(max_length=4096, description="From the page before.")]
