@@ -37,10 +37,17 @@ _MAX_JOB_BYTES = 200_000
 class Plan(Handler[Any, Any]):
     """What each engine says of itself."""
 
-    def __init__(self, partitions: int, per_second: float) -> None:
-        """Give an engine so many partitions, and so many messages a second in all of them."""
+    def __init__(self, partitions: int, per_second: float, work_seconds: float = 0.0) -> None:
+        """Give an engine so many partitions, and so many messages a second in all of them.
+
+        Args:
+            partitions: How many an engine has.
+            per_second: Messages in all of them.
+            work_seconds: How long what is running takes to finish in a drain.
+        """
         self.partitions = partitions
         self.per_second = per_second
+        self.work_seconds = work_seconds
 
 
 class ReportingEngine:
@@ -119,6 +126,7 @@ class ReportingEngine:
         await may_subscribe()
         self._subscribed = True
         await self._stop.wait()
+        await asyncio.sleep(self._plan.work_seconds)
         return EngineSummary(self._slot, StopReason.DRAINED, None, self._take_progress())
 
     def find_message(self, topic: str, partition: int, offset: int) -> MessageStage | None:

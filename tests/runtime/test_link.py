@@ -137,6 +137,61 @@ async def test_commands_reach_the_engine_in_order(driver: Driver) -> None:
     assert [await engine.commands.get(), await engine.commands.get()] == [Go(), Drain()]
 
 
+async def connect_two(driver: Driver) -> dict[int, Engine]:
+    """Return two engines by their links."""
+    engines = {}
+    for _ in range(2):
+        engine = Engine(driver.address)
+        await engine.link.connect()
+        engines[(await driver.next("hello"))[1]] = engine
+    return engines
+
+
+async def test_what_is_sent_together_is_written_when_all_of_it_is_there(driver: Driver) -> None:
+    engines = await connect_two(driver)
+    written: list[bytes] = []
+    seen: list[int] = []
+
+    def send() -> None:
+        for writer in driver.server._links.values():
+            transport = writer.transport
+            transport.write = lambda data, write=transport.write: (written.append(data), write(data))  # type: ignore[method-assign]
+        with driver.server.together():
+            for link in engines:
+                driver.server.send(link, Go())
+                with driver.server.together():  # as a part of something larger
+                    driver.server.send(link, Drain(keep_place=True))
+            seen.append(len(written))
+        seen.append(len(written))
+
+    driver.do(send)
+    for engine in engines.values():
+        assert [await engine.commands.get(), await engine.commands.get()] == [Go(), Drain(keep_place=True)]
+    assert seen == [0, 4]
+
+
+async def test_what_is_sent_together_is_sent_before_its_link_is_closed_and_in_spite_of_an_error(driver: Driver) -> None:
+    engines = await connect_two(driver)
+    first, second = engines
+    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def send() -> None:
+        try:
+            with driver.server.together():
+                driver.server.send(first, Refused("replaced"))
+                driver.server.close_link(first)
+                driver.server.send(second, Go())
+                driver.server.send(second, Refused("\ud800"))
+        except UnicodeEncodeError:
+            told.put("one frame cannot be sent")
+        driver.server.send(second, Drain())
+
+    driver.do(send)
+    assert await asyncio.wait_for(engines[first].lost.get(), 5.0) == "replaced"
+    assert [await engines[second].commands.get(), await engines[second].commands.get()] == [Go(), Drain()]
+    assert told.get(timeout=10) == "one frame cannot be sent"
+
+
 async def test_an_engine_whose_connection_breaks_comes_back_with_its_token(driver: Driver) -> None:
     engine = Engine(driver.address)
     await engine.link.connect()

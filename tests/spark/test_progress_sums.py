@@ -44,3 +44,15 @@ def test_the_durations_of_a_sink_are_added_up_once_for_all_engines(monkeypatch: 
     few = len(calls)
     sum_progress([], [make_engine(number) for number in range(100)])
     assert len(calls) == 2 * few
+
+
+def test_what_several_engines_did_with_a_partition_is_added_up_and_the_rest_taken_over() -> None:
+    past = EngineProgress(flow={"t/0": (5, 3, 2), "t/1": (1, 1, 0)}, committed={"t/0": 30, "t/1": 9})
+    now = [
+        EngineProgress(flow={"t/0": (7, 4, 0), "t/2": (2, 0, 0)}, committed={"t/0": 28}),
+        EngineProgress(flow={"t/3": (4, 4, 0), "t/0": (1, 0, 0)}, committed={"t/3": 4}),
+    ]
+    total = sum_progress([past], now)
+    assert total.flow == {"t/0": (13, 7, 2), "t/1": (1, 1, 0), "t/2": (2, 0, 0), "t/3": (4, 4, 0)}
+    assert total.committed == {"t/0": 30, "t/1": 9, "t/3": 4}
+    assert past.flow == {"t/0": (5, 3, 2), "t/1": (1, 1, 0)}, "what is added up is not changed"

@@ -31,6 +31,8 @@ from tidemill.web.values.section import ValueReader
 
 PAGES = {
     "overview": "/",
+    "partitions": "/partitions",
+    "engines": "/engines",
     "live": "/live",
     "messages": "/messages",
     "message": f"/messages/orders/0/{FAILED}",

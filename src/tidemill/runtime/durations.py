@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_left
 from collections.abc import Iterable
 
@@ -43,5 +44,8 @@ class Durations(msgspec.Struct):
 def sum_durations(parts: Iterable[Durations]) -> Durations:
     """Return the durations of several sources together."""
     counted = [part for part in parts if part.counts]
-    counts = [sum(column) for column in zip(*(part.counts for part in counted), strict=True)]
+    if len(counted) == 2:  # an engine and those before it, for each of its histograms
+        one, other = counted
+        return Durations(list(map(operator.add, one.counts, other.counts)), one.seconds + other.seconds)
+    counts = list(map(sum, zip(*(part.counts for part in counted), strict=True)))
     return Durations(counts, sum(part.seconds for part in counted))

@@ -269,18 +269,24 @@ class BadFrameError(Exception):
     """The other side does not speak this protocol."""
 
 
-def send_frame(writer: asyncio.StreamWriter, frame: FromEngine | FromDriver) -> bytes:
-    """Send a frame; return its message.
+def pack_frame(frame: FromEngine | FromDriver) -> bytes:
+    """Return a frame as it is sent.
 
     Raises:
-        UnicodeEncodeError: A text in it has a lone surrogate; nothing was sent.
-        BadFrameError: The other side would refuse its size; nothing was sent.
+        UnicodeEncodeError: A text in it has a lone surrogate.
+        BadFrameError: The other side would refuse its size.
     """
     body = _encode(frame)
     if len(body) > MAX_FRAME_BYTES:
         raise BadFrameError(f"a frame of {len(body)} bytes")
-    writer.write(_LENGTH.pack(len(body)) + body)
-    return body
+    return _LENGTH.pack(len(body)) + body
+
+
+def send_frame(writer: asyncio.StreamWriter, frame: FromEngine | FromDriver) -> bytes:
+    """Send a frame; return its message. Raises what `pack_frame` does, and has sent nothing then."""
+    data = pack_frame(frame)
+    writer.write(data)
+    return data[_LENGTH.size :]
 
 
 async def receive_frame(reader: asyncio.StreamReader, limit: int) -> bytes:

@@ -16,7 +16,7 @@ import contextlib
 import itertools
 import secrets
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -46,6 +46,7 @@ from tidemill.runtime.link_messages import (
     Watch,
     enable_keepalive,
     from_engine,
+    pack_frame,
     receive_frame,
     send_frame,
 )
@@ -130,6 +131,8 @@ class LinkServer:
         self._questions = Questions()
         self._take_live: TakeLive | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        #: What waits for the end of a block of `together`; None: there is none.
+        self._together: list[tuple[asyncio.StreamWriter, bytes]] | None = None
 
     # -- any thread ----------------------------------------------------------------------------------------
 
@@ -200,8 +203,34 @@ class LinkServer:
     def send(self, link: int, frame: FromDriver) -> None:
         """Send to an engine, unless its link is closed. Only on the link's loop."""
         writer = self._links.get(link)
-        if writer is not None and not writer.is_closing():
+        if writer is None or writer.is_closing():
+            return
+        if self._together is None:
             send_frame(writer, frame)
+        else:
+            self._together.append((writer, pack_frame(frame)))
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Send at the end of the block what is sent in it, to all engines in one go. Only on the link's loop.
+
+        An engine on this machine that has its order begins to work, on the cores that the driver needs to write the
+        other ones: so all that can be done before the first one is written is done before it.
+        """
+        if self._together is not None:
+            yield
+            return
+        self._together = []
+        try:
+            yield
+        finally:
+            self._send_together()
+            self._together = None
+
+    def _send_together(self) -> None:
+        waiting, self._together = self._together or [], []
+        for writer, data in waiting:
+            writer.write(data)
 
     async def ask(self, link: int, topic: str, partition: int, offset: int) -> MessageStage | None:
         """Ask an engine where a message is; None: it is not open there. Only on the link's loop.
@@ -231,6 +260,8 @@ class LinkServer:
         """Close a connection once what was sent is out. Only on the link's loop."""
         writer = self._links.get(link)
         if writer is not None:
+            if self._together:  # what was sent before comes before the end
+                self._send_together()
             writer.close()
 
     def _run_loop(self) -> None:

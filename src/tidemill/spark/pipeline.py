@@ -42,6 +42,7 @@ from tidemill.spark.live.linked_engines import LinkedEngines
 from tidemill.spark.live.monitoring import Monitored, serve_metrics
 from tidemill.spark.live.recording import answer_open, answer_trace, record_run
 from tidemill.spark.live.reloader import Code, CodeFiles, Reloader
+from tidemill.spark.live.shared_progress import SharedProgress
 from tidemill.spark.live.status_report import build_report
 from tidemill.spark.live.supervisor import JobMaker, Supervisor
 from tidemill.spark.live.user_requests import Control, make_requests
@@ -236,7 +237,7 @@ class Pipeline:
         def find_max_executors() -> int:
             return (self._code.settings if self._code is not None else first).executor.max_executors
 
-        return Monitored(self.progress, self.state, find_orphans, find_max_executors)
+        return Monitored(SharedProgress(self.progress), self.state, find_orphans, find_max_executors)
 
     def _note_action(self, action: str, by: str) -> None:
         log.info("an action was carried out for a user", action=action, by=by)

@@ -209,10 +209,15 @@ def _merge_committed(committed: Sequence[dict[str, int]]) -> dict[str, int]:
 def _add_flow(parts: Sequence[dict[str, Flow]]) -> dict[str, Flow]:
     total: dict[str, Flow] = {}
     for part in parts:
-        for name, (taken, committed, given_up) in part.items():
-            before = total.get(name, (0, 0, 0))
-            total[name] = (before[0] + taken, before[1] + committed, before[2] + given_up)
+        # Few partitions have had several engines: the others are taken over as they are.
+        added = {name: _add_counts(total[name], part[name]) for name in total.keys() & part.keys()}
+        total |= part
+        total |= added
     return total
+
+
+def _add_counts(one: Flow, other: Flow) -> Flow:
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
 
 
 def _joined(parts: Sequence[dict[str, ValueT]]) -> dict[str, ValueT]:

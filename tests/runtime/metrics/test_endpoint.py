@@ -11,8 +11,7 @@ import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest
-from prometheus_client import Metric
-from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from tests.runtime.metrics.asking import ask, get, parse, scrape
 from tests.until import wait_until
 
@@ -21,7 +20,8 @@ from tidemill.runtime.listening import listen
 from tidemill.runtime.metrics import endpoint as endpoint_module
 from tidemill.runtime.metrics.definitions import Definition, Kind
 from tidemill.runtime.metrics.endpoint import MetricsEndpoint
-from tidemill.runtime.metrics.families import Distribution, build_family
+from tidemill.runtime.metrics.exposition import write_families
+from tidemill.runtime.metrics.families import Distribution, Family
 
 DONE = Definition("done_total", Kind.COUNTER, "Done.", ("engine",))
 TOOK = Definition("took_seconds", Kind.HISTOGRAM, "Took.", ("engine",))
@@ -30,10 +30,10 @@ ABOUT = Definition("worker_info", Kind.INFO, "Who.", ("worker_id",))
 Start = Callable[..., MetricsEndpoint]
 
 
-def collect() -> Iterable[Metric]:
-    yield build_family(DONE, [(("0",), 3), (("1",), 4)])
-    yield build_family(TOOK, [(("0",), Distribution((0.1, 1.0), (2, 0, 1), 5.5))])
-    yield build_family(ABOUT, [(('w"\n\\',), 1)])
+def collect() -> Iterable[Family]:
+    yield Family(DONE, [(("0",), 3), (("1",), 4)])
+    yield Family(TOOK, [(("0",), Distribution((0.1, 1.0), (2, 0, 1), 5.5))])
+    yield Family(ABOUT, [(('w"\n\\',), 1)])
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def start() -> Iterator[Start]:
     started: list[MetricsEndpoint] = []
 
     def run(
-        collect: Callable[[], Iterable[Metric]] = collect,
+        collect: Callable[[], Iterable[Family]] = collect,
         dead: Callable[[], list[str]] = list,
         unready: Callable[[], list[str]] = list,
     ) -> MetricsEndpoint:
@@ -67,13 +67,23 @@ def test_metrics_are_text_that_prometheus_parses(start: Start) -> None:
 
 def test_the_names_of_a_definition_are_those_of_the_samples() -> None:
     for definition, family in zip((DONE, TOOK, ABOUT), collect(), strict=True):
-        assert sorted({sample.name for sample in family.samples}) == sorted(definition.list_series())
+        assert sorted(parse(write_families([family]).decode())) == sorted(definition.list_series())
 
 
 def test_a_large_answer_is_compressed_for_those_who_accept_that(start: Start) -> None:
     request = urllib.request.Request(f"{start().address}/metrics", headers={"Accept-Encoding": "gzip"})
     with urllib.request.urlopen(request, timeout=60) as answer:
         assert "tidemill_done_total" in parse(gzip.decompress(answer.read()).decode())
+
+
+def test_only_what_is_asked_for_by_name_is_answered(start: Start) -> None:
+    address = start().address
+    names = "name[]=tidemill_done_total&name[]=tidemill_took_seconds_sum&name[]=process_open_fds"
+
+    found = parse(get(f"{address}/metrics?{names}")[1])
+    took = {f"tidemill_took_seconds_{part}" for part in ("bucket", "sum", "count")}
+    assert set(found) == {"tidemill_done_total", "process_open_fds", *took}
+    assert parse(get(f"{address}/metrics?name[]=nothing")[1]) == {}
 
 
 def test_checks_answer_503_with_the_reasons(start: Start) -> None:
@@ -195,5 +205,8 @@ def test_it_ends_at_once_and_its_port_is_free_again_though_a_client_waits(start:
 def test_openmetrics_is_spoken_with_those_who_prefer_it(start: Start) -> None:
     status, text = get(f"{start().address}/metrics", Accept="application/openmetrics-text; version=1.0.0")
 
-    assert (status, text.endswith("# EOF\n")) == (200, True)
-    assert list(text_string_to_metric_families(text))
+    assert (status, text.endswith("# EOF\n"), text.count("# EOF")) == (200, True, 1)
+    found = {family.name: family.type for family in text_string_to_metric_families(text)}
+    assert found.pop("process_open_fds") == "gauge"
+    kinds = {"tidemill_done": "counter", "tidemill_took_seconds": "histogram", "tidemill_worker": "info"}
+    assert {name: kind for name, kind in found.items() if name.startswith("tidemill")} == kinds

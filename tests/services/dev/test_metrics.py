@@ -9,10 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
-from prometheus_client import Metric
+from tests.runtime.metrics.asking import parse
 from tests.store.dags import Player, dag, task
 
 from tidemill.config.settings import Settings
+from tidemill.runtime.metrics.exposition import write_families
+from tidemill.runtime.metrics.families import Family
 from tidemill.services.dev.metrics import DEFINITIONS, CallMeter, DagMetrics, MeasuredStore, find_delay
 from tidemill.services.dev.web_ui import serve_dags_metrics
 from tidemill.store.calls import (
@@ -40,11 +42,12 @@ async def database(tmp_path: Path) -> AsyncIterator[Any]:
     await opened.close()
 
 
-def read(metrics: list[Metric]) -> dict[str, float]:
+def read(metrics: list[Family]) -> dict[str, float]:
+    found = parse(write_families(metrics).decode())
     return {
-        f"{sample.name.removeprefix('tidemill_')}{sorted(sample.labels.values())}": sample.value
-        for metric in metrics
-        for sample in metric.samples
+        f"{name.removeprefix('tidemill_')}{sorted(labels)}": value
+        for name, samples in found.items()
+        for labels, value in samples.items()
     }
 
 
@@ -74,9 +77,7 @@ async def test_tasks_attempts_pools_and_resumes_are_measured(database: Any) -> N
 
     collected = await asyncio.to_thread(metrics.collect)
     values = read(collected)
-    assert {
-        f"tidemill_{definition.name}".removesuffix("_total").removesuffix("_info") for definition in DEFINITIONS
-    } == {metric.name for metric in collected}
+    assert set(DEFINITIONS) == {family.definition for family in collected}
     assert values["attempts_total['success']"] == values["attempts_total['failure']"] == 1
     assert values["attempts_total['deferral']"] == 1
     assert (values["tasks['running']"], values["tasks['up_for_retry']"], values["tasks['none']"]) == (1, 1, 1)
@@ -115,4 +116,4 @@ async def test_metrics_are_served_without_blocking_the_loop(database: Any) -> No
         assert address is not None
         async with httpx.AsyncClient() as client:
             answer = await client.get(f"{address}/metrics")
-    assert 'tidemill_pool_slots{pool="default_pool",state="free"} 128.0' in answer.text
+    assert 'tidemill_pool_slots{pool="default_pool",state="free"} 128\n' in answer.text

@@ -8,14 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.registry import Collector
 from tests.runtime.metrics.asking import ask, parse, scrape
 
 from tidemill.config.metrics_settings import MetricsSettings
 from tidemill.core.streams.members import LaneReport
 from tidemill.core.triggers.group_commit import Standing
 from tidemill.runtime.durations import Durations
+from tidemill.runtime.metrics.exposition import write_families
 from tidemill.services.triggerer import monitoring
 from tidemill.services.triggerer.host_metrics import DEFINITIONS, collect_metrics
 from tidemill.services.triggerer.host_state import HostState
@@ -47,13 +46,7 @@ BUSY = HostState(
 
 
 def collected(state: HostState) -> dict[str, dict[tuple[str, ...], float]]:
-    class Collected(Collector):
-        def collect(self):
-            return collect_metrics(("w", "1.0", "list"), state)
-
-    registry = CollectorRegistry()
-    registry.register(Collected())
-    return parse(generate_latest(registry).decode())
+    return parse(write_families(collect_metrics(("w", "1.0", "list"), state)).decode())
 
 
 def test_each_metric_has_the_number_of_the_report_and_no_label_has_a_users_key() -> None:

@@ -6,8 +6,6 @@ import subprocess
 import sys
 
 import msgspec
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.registry import Collector
 from structlog.testing import capture_logs
 from tests.runtime.metrics.asking import ask, parse, scrape
 
@@ -15,6 +13,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.supervision.slot_limits import SlotLimits
 from tidemill.runtime.durations import Durations
 from tidemill.runtime.link_messages import Hello
+from tidemill.runtime.metrics.exposition import write_families
 from tidemill.runtime.progress import EngineProgress, PartitionHead, SinkStats
 from tidemill.spark.live.monitoring import Monitored, serve_metrics
 from tidemill.spark.live.pipeline_metrics import DEFINITIONS, PipelineMetrics
@@ -68,14 +67,7 @@ def collect(progress) -> dict[str, dict[tuple[str, ...], float]]:
     metrics = PipelineMetrics(
         ("w", "1.0", "g"), lambda: 8, progress, ["sinks.kafka.out", "sinks.http.api"], lambda: 1000.0
     )
-
-    class Collected(Collector):
-        def collect(self):
-            return metrics.collect()
-
-    registry = CollectorRegistry()
-    registry.register(Collected())
-    return parse(generate_latest(registry).decode())
+    return parse(write_families(metrics.collect()).decode())
 
 
 def test_each_metric_has_the_number_of_the_progress() -> None:
@@ -84,7 +76,7 @@ def test_each_metric_has_the_number_of_the_progress() -> None:
     def of(name: str, *labels: str) -> float:
         return found[f"tidemill_{name}"]["0", *labels]
 
-    assert found["tidemill_worker_info"] == {("g", "1.0", "w"): 1}
+    assert found["tidemill_worker_info"] == {("w", "1.0", "g"): 1}
     assert found["tidemill_engine_running"] == {("0",): 1, ("1",): 0}
     assert found["tidemill_engine_starts_total"] == {("0",): 1, ("1",): 2}
     assert found["tidemill_executor_pool_max"] == {("0",): 8, ("1",): 8}

@@ -8,23 +8,27 @@ that are merely open make no health check fail. It has no login, so that nothing
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from socketserver import ThreadingMixIn
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from urllib.parse import parse_qs
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 import structlog
-from prometheus_client import CollectorRegistry, Metric, ProcessCollector, make_wsgi_app
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import choose_encoder, gzip_accepted
 
 from tidemill.core.errors import describe_error
 from tidemill.runtime.listening import format_address
 from tidemill.runtime.log import throttle
+from tidemill.runtime.metrics.exposition import write_families
+from tidemill.runtime.metrics.families import Family
 
 log = structlog.get_logger(__name__)
 
@@ -36,19 +40,12 @@ MAX_CLIENTS = 32
 #: How long a silent client may take to give way.
 _GIVE_WAY_SECONDS = 1.0
 _PAUSE_SECONDS = 0.2
+_GZIP_LEVEL = 1
 
 #: Returns why something is not as it should be; nothing: it is.
 Check = Callable[[], list[str]]
 Headers = list[tuple[str, str]]
 ValueT = TypeVar("ValueT")
-
-
-class _Collected(Collector):
-    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
-        self._collect = collect
-
-    def collect(self) -> Iterable[Metric]:
-        return self._collect()
 
 
 class _RequestHandler(WSGIRequestHandler):
@@ -144,15 +141,14 @@ class MetricsEndpoint:
     """
 
     def __init__(
-        self, listener: socket.socket, collect: Callable[[], Iterable[Metric]], find_dead: Check, find_unready: Check
+        self, listener: socket.socket, collect: Callable[[], Iterable[Family]], find_dead: Check, find_unready: Check
     ) -> None:
         """Answer nothing yet."""
         self.address = format_address(listener)
         self._listener = listener
-        registry = CollectorRegistry()
-        registry.register(_Collected(collect))
-        ProcessCollector(registry=registry)
-        self._write_metrics = make_wsgi_app(registry)
+        self._collect = collect
+        self._process = CollectorRegistry(auto_describe=True)
+        ProcessCollector(registry=self._process)
         self._checks = {"/healthz": find_dead, "/readyz": find_unready}
         self._server = _Server(listener)
         self._server.set_app(self._answer)
@@ -186,7 +182,7 @@ class MetricsEndpoint:
             return _answer_text(start_response, "405 Method Not Allowed", "use GET\n", [("Allow", "GET, HEAD")])
         try:
             if path == "/metrics":
-                body = self._write_metrics({**environ, "REQUEST_METHOD": "GET"}, start_response)
+                body = self._answer_metrics(environ, start_response)
             elif path in self._checks:
                 body = _answer_check(start_response, self._checks[path]())
             else:
@@ -196,6 +192,27 @@ class MetricsEndpoint:
             throttle(log, 60.0).error("a request could not be answered", path=path, error=describe_error(error))
             body = _answer_text(start_response, "500 Internal Server Error", "see the log of the process\n")
         return [] if method == "HEAD" else body
+
+    def _answer_metrics(self, environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        write_process, content_type = choose_encoder(environ.get("HTTP_ACCEPT", ""))
+        is_openmetrics = content_type.startswith("application/openmetrics-text")
+        names = parse_qs(environ.get("QUERY_STRING", "")).get("name[]", [])
+        families = _choose_families(self._collect(), names)
+        # The process comes last: its text has the end that OpenMetrics wants.
+        process = self._process.restricted_registry(names) if names else self._process
+        body = write_families(families, is_openmetrics=is_openmetrics) + write_process(process)
+        headers = [("Content-Type", content_type)]
+        if gzip_accepted(environ.get("HTTP_ACCEPT_ENCODING", "")):
+            # Text that repeats itself like this one becomes hardly smaller at higher levels, which take far longer.
+            body = gzip.compress(body, _GZIP_LEVEL)
+            headers.append(("Content-Encoding", "gzip"))
+        start_response("200 OK", headers)
+        return [body]
+
+
+def _choose_families(families: Iterable[Family], names: Collection[str]) -> Iterable[Family]:
+    """Return the metrics of which a series was asked for by its name; without names: all."""
+    return [one for one in families if set(names) & set(one.definition.list_series())] if names else families
 
 
 def _answer_check(start_response: StartResponse, reasons: list[str]) -> list[bytes]:

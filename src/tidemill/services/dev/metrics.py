@@ -15,12 +15,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from prometheus_client import Metric
-
 from tidemill.runtime.durations import DURATION_BOUNDS
 from tidemill.runtime.loop_calls import await_on_loop
 from tidemill.runtime.metrics.definitions import Definition, Kind
-from tidemill.runtime.metrics.families import Distribution, build_family
+from tidemill.runtime.metrics.families import Distribution, Family
 from tidemill.store.call import Call
 from tidemill.store.database import Caller, Calls
 from tidemill.store.doorbell import Doorbell
@@ -206,7 +204,7 @@ class DagMetrics:
         self._meter = meter
         self._worker = worker
 
-    def collect(self) -> list[Metric]:
+    def collect(self) -> list[Family]:
         """Return the metrics of this moment.
 
         Raises:
@@ -226,21 +224,21 @@ class DagMetrics:
                 break
         return await self._store.call(CountStore()), await self._store.call(ListPools()), dags
 
-    def _build(self, counts: StoreCounts, pools: tuple[PoolRecord, ...], delay: float) -> Iterator[Metric]:
+    def _build(self, counts: StoreCounts, pools: tuple[PoolRecord, ...], delay: float) -> Iterator[Family]:
         attempts, resumes = self._meter.read()
-        yield build_family(WORKER, [(self._worker, 1)])
-        yield build_family(TASKS, [((state,), counts.tasks.get(state, 0)) for state in _STATES])
-        yield build_family(RUNS, [((state,), counts.runs.get(state, 0)) for state in ("queued", "running")])
-        yield build_family(ATTEMPTS, [((outcome,), number) for outcome, number in attempts.items()])
+        yield Family(WORKER, [(self._worker, 1)])
+        yield Family(TASKS, [((state,), counts.tasks.get(state, 0)) for state in _STATES])
+        yield Family(RUNS, [((state,), counts.runs.get(state, 0)) for state in ("queued", "running")])
+        yield Family(ATTEMPTS, [((outcome,), number) for outcome, number in attempts.items()])
         slots = [((pool.name, "held"), pool.used) for pool in pools]
         slots += [((pool.name, "free"), max(0, pool.slots - pool.used)) for pool in pools]
-        yield build_family(POOLS, slots)
-        yield build_family(DELAY, [((), delay)])
-        yield build_family(RESUME, [((), resumes)])
-        yield build_family(BROKEN, [((), counts.broken_files)])
+        yield Family(POOLS, slots)
+        yield Family(DELAY, [((), delay)])
+        yield Family(RESUME, [((), resumes)])
+        yield Family(BROKEN, [((), counts.broken_files)])
         said, lags = self._meter.read_services()
-        yield build_family(SLOTS, [((state,), said.get(f"slots_{state}", 0)) for state in ("busy", "free")])
-        yield build_family(PROCESSES, [((), said.get("processes", 0))])
-        yield build_family(TRIGGERS, [((), said.get("triggers", 0))])
-        yield build_family(EVENTS, [((), said["events"])])
-        yield build_family(LAG, [((kind,), lag) for kind, lag in sorted(lags.items())])
+        yield Family(SLOTS, [((state,), said.get(f"slots_{state}", 0)) for state in ("busy", "free")])
+        yield Family(PROCESSES, [((), said.get("processes", 0))])
+        yield Family(TRIGGERS, [((), said.get("triggers", 0))])
+        yield Family(EVENTS, [((), said["events"])])
+        yield Family(LAG, [((kind,), lag) for kind, lag in sorted(lags.items())])

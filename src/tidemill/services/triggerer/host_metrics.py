@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import Metric
-
 from tidemill.runtime.durations import DURATION_BOUNDS
 from tidemill.runtime.metrics.definitions import Definition, Kind
-from tidemill.runtime.metrics.families import Distribution, Sample, build_family
+from tidemill.runtime.metrics.families import Distribution, Family, Sample
 from tidemill.services.triggerer.host_state import HostState
 
 WORKER = Definition("worker_info", Kind.INFO, "The worker: the value is always 1.", ("worker_id", "version", "list"))
@@ -121,13 +119,13 @@ HOST_METRICS: tuple[tuple[Definition, Read], ...] = (
 DEFINITIONS: tuple[Definition, ...] = (WORKER, *(definition for definition, _ in HOST_METRICS))
 
 
-def collect_metrics(worker: tuple[str, str, str], state: HostState) -> Iterator[Metric]:
+def collect_metrics(worker: tuple[str, str, str], state: HostState) -> Iterator[Family]:
     """Yield all metrics of a moment.
 
     Args:
         worker: The values of the labels of `worker_info`.
         state: The moment.
     """
-    yield build_family(WORKER, [(worker, 1)])
+    yield Family(WORKER, [(worker, 1)])
     for definition, read in HOST_METRICS:
-        yield build_family(definition, read(state))
+        yield Family(definition, read(state))

@@ -24,8 +24,7 @@ from tidemill.services.triggerer.host_state import HostState
 from tidemill.services.triggerer.replica import Replica
 
 if TYPE_CHECKING:
-    from prometheus_client import Metric
-
+    from tidemill.runtime.metrics.families import Family
     from tidemill.services.triggerer.host_recorder import HostRecorder
 
 log = structlog.get_logger(__name__)
@@ -80,7 +79,7 @@ class HostMonitor:
         from tidemill.runtime.port_owners import PortOwners
         from tidemill.services.triggerer.host_metrics import collect_metrics
 
-        def collect() -> Iterator[Metric]:
+        def collect() -> Iterator[Family]:
             return collect_metrics(self._about, self._ask())
 
         with PortOwners(self._db_dir) as owners:

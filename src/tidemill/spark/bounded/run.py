@@ -265,8 +265,9 @@ class BoundedRun:
             )
 
     def _tell_all(self, command: Command) -> None:
-        for link in self._links:
-            self._server.send(link, command)
+        with self._server.together():
+            for link in self._links:
+                self._server.send(link, command)
 
     def _look(self) -> None:
         if self._stopping and not self._links:

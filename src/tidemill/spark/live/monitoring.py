@@ -23,7 +23,7 @@ class Monitored:
     """What the endpoint asks, from its own threads.
 
     Attributes:
-        progress: Returns the sums over all engines.
+        progress: Returns the sums over all engines, which nobody changes.
         state: Returns what the run does.
         find_orphans: Returns the partitions that have no owner.
         find_max_executors: Returns how many tasks an engine may run at a time; a reload of the code may change it.

@@ -6,16 +6,17 @@ replaced; gauges are those of the engine that runs now. Nothing here is called u
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from prometheus_client import Metric
+import msgspec
 
 from tidemill.deadletters.letter import LetterKind
 from tidemill.runtime.durations import DURATION_BOUNDS, Durations
 from tidemill.runtime.metrics.definitions import Definition, Kind
-from tidemill.runtime.metrics.families import Distribution, Sample, build_family
+from tidemill.runtime.metrics.families import Distribution, Family, Sample
 from tidemill.runtime.progress import EngineProgress, SinkStats, find_stalled_partitions
 from tidemill.spark.progress import EngineStatus, PipelineProgress, sum_progress
 
@@ -104,7 +105,7 @@ def _read_uncommitted(view: EngineView) -> list[Sample]:
 
 def _read_stalled(view: EngineView) -> list[Sample]:
     stalled = find_stalled_partitions(view.now.stalled)
-    return [((view.name, partition), partition in stalled) for partition in view.now.partitions]
+    return [((view.name, partition), int(partition in stalled)) for partition in view.now.partitions]
 
 
 def _read_queue_sizes(view: EngineView) -> list[Sample]:
@@ -327,16 +328,21 @@ class PipelineMetrics:
             sinks={place: SinkStats() for place in sinks}, letter_kinds={kind.value: 0 for kind in LetterKind}
         )
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield all metrics as they are now."""
-        views = [self._view(status) for status in self._progress().engines]
+    def collect(self) -> Iterator[Family]:
+        """Yield all metrics as they are now; the samples of each are read when it is written."""
+        at = self._clock()
+        views = [self._view(status, at) for status in self._progress().engines]
         most = self._max_executors()
-        yield build_family(WORKER, [(self._worker, 1)])
-        yield build_family(POOL_MAX, [((view.name,), most) for view in views])
+        yield Family(WORKER, [(self._worker, 1)])
+        yield Family(POOL_MAX, [((view.name,), most) for view in views])
         for definition, read in ENGINE_METRICS:
-            yield build_family(definition, [sample for view in views for sample in read(view)])
+            yield Family(definition, itertools.chain.from_iterable(map(read, views)))
 
-    def _view(self, status: EngineStatus) -> EngineView:
-        past = [self._zero] if status.past is None else [self._zero, status.past]
-        now = status.progress or EngineProgress()
-        return EngineView(str(status.slot), status, sum_progress(past, [now]), now, self._clock())
+    def _view(self, status: EngineStatus, at: float) -> EngineView:
+        now, zero = status.progress or EngineProgress(), self._zero
+        if status.past is None:  # nothing has to be added up
+            sinks, kinds = zero.sinks | now.sinks, zero.letter_kinds | now.letter_kinds
+            total = msgspec.structs.replace(now, sinks=sinks, letter_kinds=kinds)
+        else:
+            total = sum_progress([zero, status.past], [now])
+        return EngineView(str(status.slot), status, total, now, at)

@@ -308,8 +308,9 @@ class Supervisor:
         return Pause() if self._group.holding else self.actions.command
 
     def _tell_all(self, command: Command) -> None:
-        for link in self._callers:
-            self._server.send(link, command)
+        with self._server.together():
+            for link in self._callers:
+                self._server.send(link, command)
 
     # -- effects, on the loop --------------------------------------------------------------------------------
 
@@ -362,22 +363,26 @@ class Supervisor:
         self._carry_out(self._group.note_connected(slot.number))
 
     def _carry_out(self, effects: Sequence[slot_group.Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case slot_group.Begin(number):
-                    self.send_to_slot(self._slots[number], Begin())
-                case slot_group.Go(number):
-                    self._slots[number].subscribed = True
-                    self.send_to_slot(self._slots[number], Go())
-                case slot_group.Consume():
-                    self.tell_pauses()
-                case slot_group.DrainSlot(number):
-                    self.feed(self._slots[number], slot_events.DrainRequested())
-                case RunFinished():
-                    self._on_finished(effect)
+        with self._server.together():
+            for effect in effects:
+                self._apply_to_group(effect)
         due = self._group.due
         if due is not None and self._group_timer is None:
             self._group_timer = self._loop.call_at(due, self._tick_group)
+
+    def _apply_to_group(self, effect: slot_group.Effect) -> None:
+        match effect:
+            case slot_group.Begin(number):
+                self.send_to_slot(self._slots[number], Begin())
+            case slot_group.Go(number):
+                self._slots[number].subscribed = True
+                self.send_to_slot(self._slots[number], Go())
+            case slot_group.Consume():
+                self.tell_pauses()
+            case slot_group.DrainSlot(number):
+                self.feed(self._slots[number], slot_events.DrainRequested())
+            case RunFinished():
+                self._on_finished(effect)
 
     def _tick_group(self) -> None:
         self._group_timer = None

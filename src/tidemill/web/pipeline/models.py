@@ -53,6 +53,26 @@ class Partition(BaseModel):
     held_by: Held | None = Field(description="The oldest message that is not finished, or not committed yet.")
 
 
+class EnginePage(BaseModel):
+    """A page of engines: those in trouble come first, then by number."""
+
+    rows: list[Engine]
+    cursor: str | None = Field(description="Where the next page begins; null: there is none.")
+    before: int = Field(description="How many are on pages before.")
+    matching: int = Field(description="How many match, on all pages.")
+    total: int = Field(description="How many there are.")
+
+
+class PartitionPage(BaseModel):
+    """A page of partitions."""
+
+    rows: list[Partition]
+    cursor: str | None = Field(description="Where the next page begins; null: there is none.")
+    before: int = Field(description="How many are on pages before.")
+    matching: int = Field(description="How many match, on all pages.")
+    total: int = Field(description="How many there are.")
+
+
 class Sink(BaseModel):
     """A sink, and what happened there."""
 
@@ -147,8 +167,10 @@ class Overview(BaseModel):
     brokers: str
     state: str = Field(description="starting, running, draining or stopping")
     step: str = Field(description="What the run waits for.")
-    problems: list[str]
-    waits: list[Wait]
+    problems: list[str] = Field(description="The first of them.")
+    problem_count: int
+    waits: list[Wait] = Field(description="The first of them; partitions that stand still come last.")
+    wait_count: int
     pauses: list[Pause] = Field(description="What users have paused.")
     run_seconds: float
     left_seconds: float | None = Field(description="While draining: how long that may still take.")
@@ -167,8 +189,13 @@ class Overview(BaseModel):
     task_p95_seconds: float | None
     letters: Letters
     hooks: Hooks
-    engines: list[Engine]
-    partitions: list[Partition]
+    engines: list[Engine] = Field(description="The first of /engines: those in trouble come first.")
+    engine_count: int
+    partitions: list[Partition] = Field(
+        description="The first of /partitions: those that stand still come first, then those with the largest lag."
+    )
+    partition_count: int
+    stalled_count: int = Field(description="Partitions that stand still.")
     orphans: list[int] = Field(description="Partitions of the topic that no engine owns.")
     sinks: list[Sink]
     slowest: list[SlowTask]

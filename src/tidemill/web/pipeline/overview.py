@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from tidemill.config.redaction import redact_text
 from tidemill.config.settings import Settings
 from tidemill.config.sink_types import name_sink_section
 from tidemill.config.web_settings import check_url
-from tidemill.runtime.progress import EngineProgress, PartitionHead, SinkStats, name_stalled_partition
+from tidemill.runtime.progress import EngineProgress, SinkStats, find_stalled_partitions, name_stalled_partition
 from tidemill.spark.live.status_report import find_problems, is_starting
 from tidemill.spark.live.web_ui import Watched
-from tidemill.spark.progress import EngineStatus, PipelineProgress
-from tidemill.web.pipeline import models
+from tidemill.spark.progress import PipelineProgress
+from tidemill.web.pipeline import engines, models
+from tidemill.web.pipeline.partitions import PartitionTable
 from tidemill.web.pipeline.sampler import Sampler
 from tidemill.web.series import find_quantile
 
 _BREAKERS = ("closed", "half-open", "open")
 _SINKS = "sinks."
+#: How many notes of a kind are at the head of the overview.
+_NOTES = 10
 
 
-def describe_pipeline(watched: Watched, progress: PipelineProgress, sampler: Sampler, at: float) -> models.Overview:
+def describe_pipeline(
+    watched: Watched, progress: PipelineProgress, partitions: PartitionTable, sampler: Sampler, at: float
+) -> models.Overview:
     """Return the state of a pipeline.
 
     Args:
         watched: The pipeline.
         progress: The sums over its engines.
+        partitions: The partitions at that moment.
         sampler: What was counted before.
         at: Now, in seconds since the epoch.
     """
     settings, state = watched.settings, watched.asked.state()
-    kafka = settings.kafka
+    kafka, problems = settings.kafka, find_problems(state, progress)
     return models.Overview(
         at=at,
         group=kafka.consumer_group,
@@ -39,8 +45,10 @@ def describe_pipeline(watched: Watched, progress: PipelineProgress, sampler: Sam
         brokers=kafka.brokers,
         state="starting" if is_starting(state, progress) else state.phase.value,
         step=state.describe_step(),
-        problems=find_problems(state, progress),
+        problems=problems[:_NOTES],
+        problem_count=len(problems),
         waits=_list_waits(progress),
+        wait_count=len(progress.stalled),
         pauses=[
             # Whole seconds: the end does not change with each look at two clocks.
             models.Pause(partition=pause.partition, until=round(pause.until), by=pause.by)
@@ -65,8 +73,11 @@ def describe_pipeline(watched: Watched, progress: PipelineProgress, sampler: Sam
             written=progress.dead_lettered, dropped=progress.letters_dropped, kinds=dict(progress.letter_kinds)
         ),
         hooks=_describe_hooks(progress, settings),
-        engines=[_describe_engine(engine, sampler) for engine in progress.engines],
-        partitions=_describe_partitions(progress),
+        engines=engines.list_first(progress.engines, sampler.cpu_percent),
+        engine_count=len(progress.engines),
+        partitions=partitions.list_first(),
+        partition_count=partitions.count,
+        stalled_count=partitions.count_stalled(),
         orphans=list(watched.asked.find_orphans()),
         sinks=_describe_sinks(progress, settings),
         slowest=[
@@ -77,8 +88,11 @@ def describe_pipeline(watched: Watched, progress: PipelineProgress, sampler: Sam
 
 
 def _list_waits(progress: PipelineProgress) -> list[models.Wait]:
-    # A partition that stands still is shown in its row as well; it is what a reader looks for first.
-    return [models.Wait(what=what, why=redact_text(why)) for what, why in sorted(progress.stalled.items())]
+    # A partition that stands still has a row as well, but not each of a thousand has one on the overview; what all of
+    # them may wait for comes first.
+    partitions = {name_stalled_partition(name) for name in find_stalled_partitions(progress.stalled)}
+    first = sorted(progress.stalled, key=lambda what: (what in partitions, what))[:_NOTES]
+    return [models.Wait(what=what, why=redact_text(progress.stalled[what])) for what in first]
 
 
 def _describe_tasks(progress: PipelineProgress, settings: Settings) -> models.Tasks:
@@ -105,84 +119,6 @@ def _describe_hooks(progress: PipelineProgress, settings: Settings) -> models.Ho
         cache_entries=progress.cache_entries,
         loop_blocks=progress.loop_blocks,
     )
-
-
-def _describe_engine(engine: EngineStatus, sampler: Sampler) -> models.Engine:
-    now = engine.progress or EngineProgress()
-    return models.Engine(
-        slot=engine.slot,
-        state=engine.state,
-        is_well=engine.state in ("running", "finished"),
-        host=engine.host,
-        pid=engine.pid,
-        starts=engine.starts,
-        silent_seconds=engine.silent_seconds,
-        partitions=len(now.partitions),
-        tasks_running=now.tasks_running,
-        tasks_queued=now.tasks_queued,
-        tasks_in_backoff=now.tasks_retrying,
-        in_flight=now.in_flight,
-        done=now.messages_done + (engine.past.messages_done if engine.past is not None else 0),
-        cpu_percent=sampler.cpu_percent(engine.slot),
-        rss_bytes=now.rss_bytes,
-    )
-
-
-def _describe_partitions(progress: PipelineProgress) -> list[models.Partition]:
-    owners = {
-        name: engine
-        for engine in progress.engines
-        if engine.progress is not None
-        for name in engine.progress.partitions
-    }
-    paused = set(progress.paused)
-    held = {pause.partition for pause in progress.pauses}
-    return [
-        _describe_partition(name, progress, owners.get(name), is_paused=name in paused, held=held)
-        for name in sorted(progress.partitions, key=_sort_partition)
-    ]
-
-
-def _describe_partition(
-    name: str, progress: PipelineProgress, owner: EngineStatus | None, *, is_paused: bool, held: Collection[int | None]
-) -> models.Partition:
-    # What the current owner has read: an earlier one gave up what it did not commit.
-    flow: Mapping[str, tuple[int, int, int]] = owner.progress.flow if owner and owner.progress else {}
-    taken, committed, given_up = flow.get(name, (0, 0, 0))
-    stalled = progress.stalled.get(name_stalled_partition(name))
-    return models.Partition(
-        name=name,
-        engine=owner.slot if owner is not None else None,
-        lag=progress.lag.get(name),
-        consumed=progress.flow.get(name, (0, 0, 0))[0],
-        uncommitted=max(0, taken - committed - given_up),
-        committed_offset=progress.committed.get(name),
-        is_paused=is_paused,
-        is_paused_by_user=None in held or _sort_partition(name)[1] in held,
-        stalled=None if stalled is None else redact_text(stalled),
-        held_by=_describe_held(name, progress.heads.get(name)),
-    )
-
-
-def _describe_held(name: str, head: PartitionHead | None) -> models.Held | None:
-    topic, number = _sort_partition(name)
-    if head is None or head.offset < 0 or number < 0:
-        return None
-    return models.Held(
-        topic=topic,
-        partition=number,
-        offset=head.offset,
-        since=head.since,
-        written_at=head.written_at,
-        stage=head.stage,
-        text=redact_text(head.text),
-        buffered=head.buffered,
-    )
-
-
-def _sort_partition(name: str) -> tuple[str, int]:
-    topic, _, number = name.rpartition("/")
-    return (topic, int(number)) if number.isdecimal() else (name, -1)
 
 
 def _describe_sinks(progress: PipelineProgress, settings: Settings) -> list[models.Sink]:

@@ -22,11 +22,14 @@ from tidemill.spark.live.web_ui import Watched
 from tidemill.web.live import LiveUpdates
 from tidemill.web.pages import Pages
 from tidemill.web.peers.peers import Peers
+from tidemill.web.pipeline import lists
 from tidemill.web.pipeline.actions import build_actions
+from tidemill.web.pipeline.lists import Lists, Moment
 from tidemill.web.pipeline.live_board import LEASE_SECONDS, LiveBoard
 from tidemill.web.pipeline.live_models import LivePicture
 from tidemill.web.pipeline.models import Overview, Setting
 from tidemill.web.pipeline.overview import describe_pipeline
+from tidemill.web.pipeline.partitions import PartitionTable
 from tidemill.web.pipeline.prometheus import Query as PrometheusQuery
 from tidemill.web.pipeline.prometheus import list_queries
 from tidemill.web.pipeline.sampler import KEPT_SECONDS, Sampler
@@ -70,6 +73,9 @@ class PipelineView:
         self.recording = name_worker_folder(watched.settings.kafka.consumer_group, watched.worker)
         self.watched = watched
         self.sampler = Sampler()
+        self.lists = Lists(watched, self.look, self.sampler)
+        self._moment: Moment | None = None
+        self._overview: Overview | None = None
         self.peers = Peers(watched.settings.debug.peers, lambda: archive.identity)
         self.board = LiveBoard()
         self.live = LiveUpdates({"overview": self._describe, "page": self._render, "tasks": self._show_tasks})
@@ -87,9 +93,22 @@ class PipelineView:
         since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.sampler.add(time.time(), since_boot, self.watched.asked.progress())
 
+    def look(self) -> Moment:
+        """Return the pipeline as it is; all who look before the next sums get the same."""
+        progress = self.watched.asked.progress()
+        if self._moment is None or self._moment.progress is not progress:
+            table = PartitionTable(progress, None if self._moment is None else self._moment.partitions)
+            self._moment, self._overview = Moment(time.time(), progress, table), None
+        return self._moment
+
     def now(self) -> Overview:
-        """Return the state of the pipeline."""
-        return describe_pipeline(self.watched, self.watched.asked.progress(), self.sampler, time.time())
+        """Return the state of the pipeline; likewise."""
+        moment = self.look()
+        if self._overview is None:
+            self._overview = describe_pipeline(
+                self.watched, moment.progress, moment.partitions, self.sampler, moment.at
+            )
+        return self._overview
 
     def note_action(self, action: str, by: str) -> None:
         """Log and record that somebody did something."""
@@ -138,7 +157,10 @@ def build_section(view: PipelineView, pages: Pages) -> Section:
         Link("Metrics", "/metrics-queries", is_last=True),
         Link("Configuration", "/configuration", is_last=True),
     ]
-    return Section(links, _build_pages(view, pages), _build_api(view), view.live.close)
+    routes, api = _build_pages(view, pages), _build_api(view)
+    routes.include(lists.build_pages(view.lists, pages))
+    api.include(lists.build_api(view.lists))
+    return Section(links, routes, api, view.live.close)
 
 
 def _build_pages(view: PipelineView, pages: Pages) -> Routes:

@@ -94,7 +94,12 @@ def _parse_int(name: str, text: str) -> int | None:
     return None if number is None else int(number)
 
 
-def _parse_words(name: str, words: list[str], known: tuple[str, ...]) -> tuple[str, ...]:
+def parse_words(name: str, words: list[str], known: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the words that an address has, without empty ones.
+
+    Raises:
+        Problem: One of them is not known.
+    """
     chosen = tuple(word for word in words if word)
     for word in chosen:
         if word not in known:
@@ -128,7 +133,7 @@ def read_messages(
         key=read_key(key) if key else None,
         task_id=task or None,
         label=_check_label(label),
-        statuses=_parse_words("status", status, STATUSES),
+        statuses=parse_words("status", status, STATUSES),
         min_seconds=parse_number("min_seconds", min_seconds, float),
         max_seconds=parse_number("max_seconds", max_seconds, float),
         since_us=parse_time("since", since, now),
@@ -163,7 +168,7 @@ def read_tasks(
         offset=_parse_int("offset", offset),
         task_id=task or None,
         label=_check_label(label),
-        kinds=_parse_words("kind", kind, TASK_KINDS),
+        kinds=parse_words("kind", kind, TASK_KINDS),
         min_seconds=parse_number("min_seconds", min_seconds, float),
         max_seconds=parse_number("max_seconds", max_seconds, float),
         since_us=parse_time("since", since, now),
@@ -197,7 +202,7 @@ def read_events(
         offset=_parse_int("offset", offset),
         task_id=task or None,
         sink=sink or None,
-        kinds=_parse_words("kind", kind, tuple(EventKind)),
+        kinds=parse_words("kind", kind, tuple(EventKind)),
         error_class=error_class or None,
         text=text,
         since_us=parse_time("since", since, now),

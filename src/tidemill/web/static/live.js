@@ -10,19 +10,6 @@
     document.body.classList.toggle("stale", state === "lost");
   };
 
-  const replace = (id, html) => {
-    const part = document.getElementById(id);
-    const held = getSelection();
-    // What the reader is selecting stays until the next change.
-    if (!part || (held && !held.isCollapsed && part.contains(held.anchorNode))) return;
-    const focused = part.contains(document.activeElement) ? document.activeElement.id : "";
-    const scrolled = [...part.querySelectorAll(".scroll")].map((element) => element.scrollLeft);
-    part.innerHTML = html; // rendered by the server's templates, which escape all text
-    tidemill.shorten(part);
-    part.querySelectorAll(".scroll").forEach((element, place) => { element.scrollLeft = scrolled[place] || 0; });
-    if (focused) document.getElementById(focused)?.focus();
-  };
-
   const open = () => {
     if (source) return;
     source = new EventSource(badge.dataset.live);
@@ -42,7 +29,7 @@
       document.dispatchEvent(new CustomEvent("point", { detail: JSON.parse(event.data) }));
     });
     for (const id of ["head", "tiles", "engines", "partitions", "sinks", "slowest", "hooks", "triggers", "streams"]) {
-      source.addEventListener(id, (event) => replace(id, event.data));
+      source.addEventListener(id, (event) => tidemill.replace(document.getElementById(id), event.data));
     }
   };
 

@@ -131,21 +131,46 @@
   document.addEventListener("htmx:responseError", () => toast("The server refused; reload the page.", "bad"));
   document.addEventListener("htmx:sendError", () => toast("The server does not answer.", "bad"));
 
-  // Parts that take the server a while are loaded behind the page, and again now and then.
+  // What the reader is selecting stays until the next change; focus and scrolling stay where they are.
+  const replace = (part, html) => {
+    const held = getSelection();
+    if (!part || (held && !held.isCollapsed && part.contains(held.anchorNode))) return;
+    const focused = part.contains(document.activeElement) ? document.activeElement : {};
+    // A link without an id is the one that leads to the same place.
+    const isSame = (one) => (focused.id ? one.id === focused.id : focused.href && one.href === focused.href);
+    const findAlike = () => [...part.querySelectorAll("a, button, input, select, summary")].filter(isSame);
+    const number = findAlike().indexOf(focused);
+    const scrolled = [...part.querySelectorAll(".scroll")].map((element) => element.scrollLeft);
+    part.innerHTML = html; // rendered by the server's templates, which escape all text
+    shorten(part);
+    part.querySelectorAll(".scroll").forEach((element, place) => { element.scrollLeft = scrolled[place] || 0; });
+    findAlike()[number]?.focus({ preventScroll: true });
+  };
+
+  // Parts that take the server a while are loaded behind the page, and again now and then; those that say how often
+  // are there already, and are marked while they are old.
   for (const part of document.querySelectorAll("[data-load]")) {
+    const seconds = Number(part.dataset.every || 0);
+    const mark = (isOld) => {
+      const badge = seconds && document.querySelector(".live");
+      if (!badge) return;
+      badge.dataset.state = isOld ? "lost" : "on";
+      badge.lastElementChild.textContent = isOld ? "no connection" : "live";
+      document.body.classList.toggle("stale", isOld);
+    };
     const load = async () => {
       if (document.hidden) return;
       try {
-        const response = await fetch(part.dataset.load);
-        if (!response.ok) return;
-        part.innerHTML = await response.text(); // rendered by the server's templates, which escape all text
-        shorten(part);
-      } catch { /* the next one may be answered */ }
+        const response = await fetch(part.dataset.load, { redirect: "error" });
+        if (response.ok) replace(part, await response.text());
+        mark(!response.ok);
+      } catch { mark(true); /* the next one may be answered */ }
     };
-    load();
-    setInterval(load, 10000);
+    if (seconds) document.addEventListener("visibilitychange", load);
+    else load();
+    setInterval(load, (seconds || 10) * 1000);
   }
 
-  window.tidemill = { shorten, toast, visible };
+  window.tidemill = { replace, shorten, toast, visible };
   shorten(document);
 })();
