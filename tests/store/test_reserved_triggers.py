@@ -81,6 +81,7 @@ async def test_no_other_of_their_stream_runs_elsewhere_meanwhile(database: Datab
     await database.call(ReserveTriggers(dead, holder, (first,)))
     await database.call(LoseService(dead))
 
+    assert [one.stream for one in await database.call(ListOwnedTriggers(holder))] == ["topic"]
     assert await claim(database, other, 1) == []
     await database.call(EndService(holder))
     assert await claim(database, other, 2) == [first, second]

@@ -51,11 +51,19 @@ class ClaimTriggers(Call[tuple[ClaimedTrigger, ...]], frozen=True):
 
 
 class OwnedTrigger(msgspec.Struct, frozen=True):
-    """A trigger that a service has. `running`: it has claimed it; else it is only reserved for it."""
+    """A trigger that a service has.
+
+    Attributes:
+        id: The trigger.
+        token: Of its last claim or reservation.
+        running: Whether the service has claimed it; else it is only reserved for it.
+        stream: The shared stream that it reads; None: it reads none.
+    """
 
     id: int
     token: int
     running: bool
+    stream: str | None = None
 
 
 class ListOwnedTriggers(Call[tuple[OwnedTrigger, ...]], frozen=True):

@@ -1,104 +1,292 @@
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from collections.abc import Iterable
 
-from tidemill.core.triggers.suspects import SLOW_SECONDS, SUSPECT_DEATHS, Suspects, Trial
+from tidemill.core.triggers.suspects import (
+    ALONE_DEATHS,
+    ALONE_KILLS,
+    FORGET_SECONDS,
+    LONGEST_TRIAL_SECONDS,
+    SAME_SECONDS,
+    SUSPECT_DEATHS,
+    ProcessEnd,
+    Suspects,
+    Trial,
+    Verdict,
+)
 
 
-def make_suspects(*triggers: int) -> Suspects:
+def end(
+    running: Iterable[int],
+    lived_seconds: float = 0.5,
+    at: float = 0.0,
+    waiting: Iterable[int] = (),
+    *,
+    kill: bool = False,
+) -> ProcessEnd:
+    return ProcessEnd(dict.fromkeys(running), lived_seconds, at, kill, tuple(waiting))
+
+
+def kill(running: Iterable[int], at: float, lived_seconds: float = 100.0) -> ProcessEnd:
+    return end(running, lived_seconds, at, kill=True)
+
+
+def make_suspects(*triggers: int, lived_seconds: float = 0.5) -> Suspects:
     suspects = Suspects()
     for _ in range(SUSPECT_DEATHS):
-        held = suspects.note_death(triggers, 0.5)
-    assert held == triggers
+        verdict = suspects.note_death(end(triggers, lived_seconds))
+    assert verdict == Verdict(triggers)
     return suspects
 
 
-def test_a_trigger_is_suspected_when_it_ran_at_several_deaths_in_a_row():
+def begin(suspects: Suspects) -> list[tuple[int, ...]]:
+    return [trial.triggers for trial in suspects.begin_trials()]
+
+
+def begin_one(suspects: Suspects) -> Trial:
+    (trial,) = suspects.begin_trials()
+    return trial
+
+
+def test_a_trigger_is_suspected_when_it_ran_at_several_deaths():
     suspects = Suspects()
-    assert suspects.note_death([1, 2], 1.0) == ()
-    assert suspects.note_death([1, 2, 3], 1.0) == ()
-    assert suspects.note_death([1, 3], 1.0) == (1,)
-    assert suspects.begin_trial() == Trial((1,), 2.0)
+    assert suspects.note_death(end([1, 2])).held == ()
+    assert suspects.note_death(end([2, 3])).held == ()
+    assert suspects.note_death(end([1, 3])).held == ()
+    assert suspects.note_death(end([1, 4])).held == (1,)
+    assert suspects.begin_trials() == (Trial(1, (1,), 2.0),)
 
 
-def test_one_that_missed_a_death_is_counted_anew():
+def test_it_does_not_matter_how_long_the_process_had_lived():
     suspects = Suspects()
-    for running in ([1, 2], [2], [1, 2]):
-        held = suspects.note_death(running, 1.0)
-    assert held == (2,)
+    for lived in (600.0, 31.0):
+        assert suspects.note_death(end([1], lived)).held == ()
+    assert suspects.note_death(end([1], 1.0)).held == (1,)
+    assert suspects.begin_trials() == (Trial(1, (1,), 1200.0),)
 
 
-def test_a_process_that_lived_long_makes_nobody_a_suspect():
-    suspects = Suspects()
-    for lived in (1.0, 1.0, SLOW_SECONDS + 1, 1.0, 1.0):
-        assert suspects.note_death([1], lived) == ()
-    assert suspects.note_death([1], 1.0) == (1,)
+def test_deaths_that_are_far_apart_do_not_add_up():
+    suspects, apart = Suspects(), FORGET_SECONDS + 1
+    for number in range(10):
+        assert suspects.note_death(end([1], 0.5, number * apart)).held == ()
+    for number in range(2):
+        held = suspects.note_death(end([1], 0.5, 9 * apart + (number + 1) * FORGET_SECONDS)).held
+    assert held == (1,)
 
 
-def test_a_trial_takes_twice_as_long_as_the_process_lived():
-    suspects = Suspects()
-    for _ in range(SUSPECT_DEATHS):
-        suspects.note_death([1], 10.0)
-    assert suspects.begin_trial() == Trial((1,), 20.0)
+def test_suspects_run_in_two_halves_at_a_time_and_the_one_whose_process_dies_is_halved_again():
+    suspects = make_suspects(1, 2, 3, 4)
+    first, second = suspects.begin_trials()
+    assert (first.triggers, second.triggers) == ((1, 3), (2, 4))
+    assert suspects.begin_trials() == ()
+    assert suspects.note_fatal(second.number, end([2, 4])) == Verdict((2, 4), (first,))
+    assert begin(suspects) == [(2,), (4,)]
+    assert suspects.note_fatal(first.number, end([1, 3])) == Verdict(), "it was dropped, and died before it had ended"
 
 
 def test_one_that_dies_alone_twice_is_blamed_and_one_that_survives_is_cleared():
     suspects = make_suspects(1, 2)
-    assert suspects.begin_trial() == Trial((1,), 2.0)
-    suspects.note_survived()
-    assert suspects.begin_trial() == Trial((2,), 2.0)
-    assert suspects.note_fatal([2], []) is None
-    assert suspects.begin_trial() == Trial((2,), 2.0, 1)
-    assert suspects.note_fatal([2], []) == 2
-    assert suspects.begin_trial() is None
-    assert suspects.note_fatal([2], []) is None
+    first, second = suspects.begin_trials()
+    suspects.note_survived(first.number, 3.0)
+    for deaths in range(1, ALONE_DEATHS):
+        assert suspects.note_fatal(second.number, end([2])) == Verdict((2,))
+        assert begin_one(suspects) == Trial(second.number, (2,), 2.0, deaths)
+    assert suspects.note_fatal(second.number, end([2])) == Verdict(culprit=2)
+    assert suspects.begin_trials() == ()
+    assert suspects.note_fatal(second.number, end([2])) == Verdict()
+
+
+def test_what_was_cleared_is_suspected_at_the_next_death_and_tried_for_twice_as_long():
+    suspects = make_suspects(1, 2)
+    for seconds in (2.0, 4.0, 8.0):
+        trials = suspects.begin_trials()
+        assert {trial.seconds for trial in trials} == {seconds}
+        for trial in trials:
+            suspects.note_survived(trial.number, 10.0)
+        assert suspects.note_death(end([1, 2], 0.5, 20.0)).held == (1, 2)
+    suspects.begin_trials()
+    for trial in trials:
+        suspects.note_survived(trial.number, 20.0)
+
+
+def test_what_was_cleared_is_forgotten_in_the_end():
+    suspects = make_suspects(1)
+    suspects.note_survived(begin_one(suspects).number, 10.0)
+    for _ in range(SUSPECT_DEATHS - 1):
+        assert suspects.note_death(end([1], 0.5, FORGET_SECONDS + 11.0)).held == ()
+    assert suspects.note_death(end([1], 0.5, FORGET_SECONDS + 11.0)).held == (1,)
+    assert begin_one(suspects).seconds == 2.0
+
+
+def test_a_trial_is_never_longer_than_a_day():
+    suspects = make_suspects(1, lived_seconds=1e6)
+    assert begin_one(suspects).seconds == LONGEST_TRIAL_SECONDS
+
+
+def test_what_is_blamed_explains_the_deaths_at_which_the_others_were():
+    suspects = make_suspects(1, 2)
+    first, second = suspects.begin_trials()
+    for _ in range(ALONE_DEATHS):
+        suspects.note_fatal(first.number, end([1]))
+    suspects.note_survived(second.number, 9.0)
+    assert suspects.note_death(end([3])).held == ()
+    assert suspects.note_death(end([3])).held == ()
 
 
 def test_a_trial_whose_process_had_not_begun_blames_nobody_and_is_repeated():
     suspects = make_suspects(1)
     for _ in range(5):
-        assert suspects.begin_trial() == Trial((1,), 2.0)
-        assert suspects.note_fatal([], [1]) is None
+        assert begin_one(suspects) == Trial(1, (1,), 2.0)
+        assert suspects.note_fatal(1, end([], waiting=[1])) == Verdict((1,))
+
+
+def test_what_had_not_begun_when_the_others_died_goes_back():
+    suspects = make_suspects(*range(8))
+    first, second = suspects.begin_trials()
+    assert suspects.note_fatal(first.number, end([0, 2], waiting=[4, 6])) == Verdict((0, 2), (second,))
+    assert begin(suspects) == [(0,), (2,)]
 
 
 def test_what_ended_before_the_process_is_no_suspect_any_more():
     suspects = make_suspects(1)
-    suspects.begin_trial()
-    assert suspects.note_fatal([], []) is None
-    assert suspects.begin_trial() is None
+    begin(suspects)
+    assert suspects.note_fatal(1, end([])) == Verdict()
+    assert suspects.begin_trials() == ()
 
 
-def test_suspects_of_another_death_wait_until_the_earlier_ones_are_tried():
+def test_the_only_one_that_ran_is_tried_alone():
+    suspects = make_suspects(1, 2, 3, 4)
+    first, _ = suspects.begin_trials()
+    assert suspects.note_fatal(first.number, end([3])).held == (3,)
+    assert begin(suspects) == [(3,)]
+
+
+# -- deaths of the triggerer meanwhile -------------------------------------------------------------------------------
+
+
+def test_suspects_of_another_death_are_tried_after_the_first_ones():
     suspects = make_suspects(1, 2)
+    trials = suspects.begin_trials()
     for _ in range(SUSPECT_DEATHS):
-        suspects.note_death([3], 0.5)
-    tried = []
-    while (trial := suspects.begin_trial()) is not None:
-        tried += trial.triggers
-        suspects.note_survived()
-    assert tried == [1, 2, 3]
+        assert suspects.note_death(end([3])) == Verdict()
+    for trial in trials:
+        suspects.note_survived(trial.number, 1.0)
+    assert suspects.note_death(end([3, 4])).held == (3,)
 
 
-@given(st.integers(1, 200), st.sets(st.integers(0, 199), max_size=5), st.sets(st.integers(0, 199), max_size=5))
-def test_every_culprit_is_blamed_and_nobody_else(count: int, culprits: set[int], late: set[int]):
-    culprits = {number for number in culprits if number < count}
-    suspects = make_suspects(*range(count))
-    blamed, cleared, trials = set(), set(), 0
-    late = {number for number in late if number < count}
-    while (trial := suspects.begin_trial()) is not None:
-        trials += 1
-        waiting = late & set(trial.triggers) if len(trial.triggers) > 1 else set()
-        late -= waiting
-        running = set(trial.triggers) - waiting
-        if running & culprits:
-            culprit = suspects.note_fatal(running, waiting)
-            blamed |= set() if culprit is None else {culprit}
-        elif waiting:
-            assert suspects.note_fatal(set(), waiting | running) is None
-        else:
-            suspects.note_survived()
-            cleared |= running
-    assert blamed == culprits
-    assert cleared == set(range(count)) - culprits
-    assert trials <= 4 + len(culprits) * 20 + 10
+def test_those_of_a_triggerer_that_dies_much_faster_go_first():
+    suspects = make_suspects(1, 2, lived_seconds=100.0)
+    slow = suspects.begin_trials()
+    for _ in range(SUSPECT_DEATHS - 1):
+        assert suspects.note_death(end([3])) == Verdict()
+    assert suspects.note_death(end([3])) == Verdict((3,), slow)
+    assert begin_one(suspects).triggers == (3,)
+    assert suspects.note_death(end([1, 2])) == Verdict(), "they were dropped, and are tried next"
+    for _ in range(ALONE_DEATHS):
+        verdict = suspects.note_fatal(3, end([3]))
+    assert verdict.culprit == 3
+
+
+def test_trials_that_took_the_place_of_others_are_ended_by_none():
+    suspects = make_suspects(1, lived_seconds=1000.0)
+    begin(suspects)
+    for lived in (100.0, 100.0, 100.0):
+        verdict = suspects.note_death(end([2], lived))
+    assert [trial.triggers for trial in verdict.dropped] == [(1,)]
+    for _ in range(10):
+        assert suspects.note_death(end([3], 0.1)) == Verdict()
+
+
+# -- kills -----------------------------------------------------------------------------------------------------------
+
+
+def test_one_that_is_killed_alone_is_blamed_later_than_one_that_ends():
+    suspects = make_suspects(1)
+    for number in range(ALONE_KILLS - 1):
+        begin(suspects)
+        assert suspects.note_fatal(1, kill([1], number * 100.0)) == Verdict((1,))
+    assert suspects.note_fatal(1, kill([1], 1000.0)) == Verdict(culprit=1)
+
+
+def test_a_kill_and_an_end_are_not_enough_and_one_more_is():
+    suspects = make_suspects(1)
+    suspects.note_fatal(1, kill([1], 100.0))
+    assert suspects.note_fatal(1, end([1], 100.0)) == Verdict((1,))
+    assert suspects.note_fatal(1, end([1], 100.0)) == Verdict(culprit=1)
+
+
+def test_processes_that_are_killed_in_the_same_moment_blame_nobody_in_either_order():
+    suspects = make_suspects(1, 2)
+    trials = suspects.begin_trials()
+    for number in range(10):
+        at = 1000.0 * (number + 1)
+        ends = [(0, kill([9], at)), *((trial.number, kill(trial.triggers, at + 0.1)) for trial in trials)]
+        for trial, one in ends if number % 2 else reversed(ends):
+            verdict = suspects.note_fatal(trial, one) if trial else suspects.note_death(one)
+            assert verdict.culprit is None
+        assert begin(suspects) == [(1,), (2,)]
+
+
+def test_kills_that_are_further_apart_count():
+    suspects = make_suspects(1)
+    for number in range(ALONE_KILLS):
+        at = 1000.0 * number
+        suspects.note_death(kill([9], at))
+        verdict = suspects.note_fatal(1, kill([1], at + SAME_SECONDS + 0.1))
+    assert verdict.culprit == 1
+
+
+def test_a_process_that_was_started_after_a_kill_was_not_killed_with_it():
+    suspects = make_suspects(1, 2)
+    for _ in suspects.begin_trials():
+        pass
+    suspects.note_death(kill([9], 100.0))
+    assert suspects.note_fatal(1, kill([1], 100.1, lived_seconds=50.0)) == Verdict((1,))
+    assert begin_one(suspects).deaths == 0
+    assert suspects.note_fatal(1, kill([1], 101.0, lived_seconds=0.3)) == Verdict((1,))
+    assert suspects.note_death(kill([9], 101.5, lived_seconds=0.2)) == Verdict()
+    assert begin_one(suspects).kills == 1
+
+
+# -- shared streams --------------------------------------------------------------------------------------------------
+
+
+def make_streams(streams: dict[int, str | None]) -> Suspects:
+    suspects = Suspects()
+    for _ in range(SUSPECT_DEATHS):
+        suspects.note_death(ProcessEnd(streams, 0.5, 0.0))
+    return suspects
+
+
+def test_halves_divide_no_stream():
+    suspects = make_streams({1: "a", 2: "b", 3: "a", 4: None, 5: "b"})
+    assert begin(suspects) == [(1, 3, 4), (2, 5)]
+
+
+def test_the_halves_of_a_single_stream_are_tried_one_after_the_other():
+    suspects = make_streams({1: "a", 2: "a", 3: "a"})
+    first = begin_one(suspects)
+    assert first.triggers == (1, 3)
+    suspects.note_survived(first.number, 1.0)
+    second = begin_one(suspects)
+    assert second.triggers == (2,)
+    assert suspects.begin_trials() == ()
+
+
+def test_the_second_half_of_a_stream_is_free_once_the_first_has_died():
+    suspects = make_streams({1: "a", 2: "a"})
+    first = begin_one(suspects)
+    assert suspects.note_fatal(first.number, ProcessEnd({1: "a"}, 0.5, 1.0)) == Verdict((1,))
+    assert begin_one(suspects).triggers == (1,)
+    for deaths in range(1, ALONE_DEATHS):
+        verdict = suspects.note_fatal(first.number, ProcessEnd({1: "a"}, 0.5, 1.0 + deaths))
+    assert verdict.culprit == 1
+    assert begin_one(suspects).triggers == (2,)
+
+
+def test_the_other_half_of_a_stream_goes_back_when_the_first_is_halved():
+    suspects = make_streams(dict.fromkeys(range(4), "a"))
+    first = begin_one(suspects)
+    verdict = suspects.note_fatal(first.number, ProcessEnd({0: "a", 2: "a"}, 0.5, 1.0))
+    assert (verdict.held, [trial.triggers for trial in verdict.dropped]) == ((0, 2), [(1, 3)])
+    assert begin_one(suspects).triggers == (0,)

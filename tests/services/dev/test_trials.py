@@ -75,7 +75,7 @@ async def triggerer(store: SqliteDatabase, folder: Path) -> AsyncIterator[list[D
         deaths.append(death)
         for service in await store.call(ListServices("triggerer")):
             if service.pid == death.pid:
-                await trials.note_death(service.id, death.lived_seconds)
+                await trials.note_death(service.id, death)
                 await store.call(LoseService(service.id))
 
     child = Child("triggerer", arguments, os.environ, sys.stderr.fileno(), note_death)

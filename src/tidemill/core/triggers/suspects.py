@@ -1,31 +1,69 @@
-"""Which trigger ends the process that runs it: those that ran at its deaths are tried apart until it stands alone.
+"""Which trigger ends the process that runs it: those that ran at its deaths run apart, in halves, until one is alone.
 
-Theory of operation. A trigger that calls `os._exit`, crashes C code or uses up all memory ends the triggerer, and
-every other trigger with it. The death names nobody, so deaths are counted per trigger. One that ran at several deaths
-in a row, each soon after a start, is a suspect: the triggerer no longer runs it, and it waits for a trial, in a process
-that runs nothing but suspects. If that dies, too, those that ran in it are tried in halves; if it does not, they are
-cleared, and go back. One that ended its process when it was alone, more than once, is the culprit.
+Theory of operation. A trigger that calls `os._exit`, crashes C code, uses up all memory or blocks for ever ends the
+triggerer, and every other trigger with it. The death names nobody, so deaths are counted per trigger, however long the
+process had lived. Those that ran at several are suspects. Nobody is held back: the suspects go on in two processes of
+their own, one half in each, and the triggerer runs all others. The half whose process dies is halved again, and the
+other one goes back to the triggerer. A half whose process outlives twice what the triggerer had lived is cleared, and
+goes back, too; what is cleared stays one death away from suspicion for a day, and its next trial takes twice as long,
+so that one that dies after irregular times is found. One that ends its process when it is alone in it, more than once,
+is the culprit.
+
+Processes also die for reasons outside: a user kills them, or a machine without memory does. So deaths of the triggerer
+only make suspects; a kill (SIGKILL) counts less than an end of the process's own making, and not at all if another
+process was killed in the same moment.
+
+Only one process may run the triggers of a shared stream. So halves divide no stream, unless there is nothing else to
+divide: then they run one after the other, and the half whose turn it is not waits.
 
 Invariants:
 1. A trigger is blamed only for processes that ended while they ran no other one.
-2. Every suspect is cleared, blamed or has ended after a bounded number of trials, about two per halving.
-3. What runs in no trial and was at no death is never held back.
+2. Each death of a process of a trial halves what it ran, so there are about log2(suspects) of them until one is alone.
+3. What is not at the deaths of the triggerer, or has waited out its trial, runs in the triggerer. Nothing waits for a
+   trial but the second half of a single stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
-#: At this many deaths in a row a trigger becomes a suspect: something else may have killed the process once.
+#: At this many deaths a trigger becomes a suspect: something else may have killed the process once.
 SUSPECT_DEATHS = 3
 #: This many processes have to end with a trigger alone in them until it is blamed.
 ALONE_DEATHS = 2
-#: A process that lived this long costs the others little when it ends, and what ended it would take as long in a trial,
-#: for which the other suspects would have to wait.
-SLOW_SECONDS = 30.0
-#: The shortest trial. A longer one takes twice as long as the process lived that had died.
+#: The same, if they were killed: somebody else may have done it.
+ALONE_KILLS = 3
+#: Processes that are killed within this time of each other were killed from outside.
+SAME_SECONDS = 2.0
+#: Deaths that are further apart do not add up, and what was cleared is forgotten.
+FORGET_SECONDS = 86400.0
+#: The shortest trial. A longer one takes twice as long as the triggerer had lived.
 TRIAL_SECONDS = 2.0
+#: The longest trial.
+LONGEST_TRIAL_SECONDS = 86400.0
+#: Suspects of a triggerer that dies this many times as fast go before those that are tried.
+_HASTE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnd:
+    """A process that has ended while it ran triggers.
+
+    Attributes:
+        running: The triggers that ran in it, each with its shared stream; None: it has none.
+        lived_seconds: How long ago it was started.
+        at: When it ended, in seconds.
+        killed: Whether it was killed, possibly from outside.
+        waiting: Those of a trial that it had not begun to run.
+    """
+
+    running: Mapping[int, str | None]
+    lived_seconds: float
+    at: float
+    killed: bool = False
+    waiting: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +71,42 @@ class Trial:
     """Triggers to run in a process that runs nothing else.
 
     Attributes:
+        number: Which trial it is; one that is repeated keeps its number.
         triggers: Their ids.
         seconds: They are cleared if the process lives this long with them.
-        deaths: How many trials of this one trigger, alone, its process did not outlive.
+        deaths: How often its process ended, when this was one trigger, alone.
+        kills: How often it was killed.
     """
 
+    number: int
     triggers: tuple[int, ...]
     seconds: float
     deaths: int = 0
+    kills: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What follows from the end of a process.
+
+    Attributes:
+        held: The triggers of trials that are to begin; whatever else ran in the process is free.
+        dropped: The trials that are to end at once, begun or not; what is in them is free.
+        culprit: The trigger that is to fail.
+    """
+
+    held: tuple[int, ...] = ()
+    dropped: tuple[Trial, ...] = ()
+    culprit: int | None = None
+
+
+@dataclass(slots=True)
+class _Record:
+    """What is known about a trigger: the deaths that count, how often it was cleared, and when it last changed."""
+
+    deaths: int = 0
+    cleared: int = 0
+    at: float = field(default=0.0)
 
 
 class Suspects:
@@ -48,73 +114,159 @@ class Suspects:
 
     Example:
         >>> suspects = Suspects()
-        >>> [suspects.note_death([7, 8], 0.5) for _ in range(3)]
+        >>> end = ProcessEnd({7: None, 8: None}, 0.5, 100.0)
+        >>> [suspects.note_death(end).held for _ in range(3)]
         [(), (), (7, 8)]
-        >>> suspects.begin_trial()
-        Trial(triggers=(7,), seconds=2.0, deaths=0)
+        >>> [(trial.triggers, trial.seconds) for trial in suspects.begin_trials()]
+        [((7,), 2.0), ((8,), 2.0)]
     """
 
-    __slots__ = ("_deaths", "_trial", "_trials")
+    __slots__ = ("_begun", "_hasty", "_in_turn", "_killed", "_lives", "_number", "_records", "_trials")
 
     def __init__(self) -> None:
         """Suspect none."""
-        self._deaths: dict[int, int] = {}
-        # The last one is the next.
-        self._trials: list[Trial] = []
-        self._trial: Trial | None = None
+        self._records: dict[int, _Record] = {}
+        # How long the last triggerers lived.
+        self._lives: deque[float] = deque(maxlen=SUSPECT_DEATHS)
+        self._trials: dict[int, Trial] = {}
+        self._begun: set[int] = set()
+        # Whether the halves are of one stream.
+        self._in_turn = False
+        # Whether the trials took the place of others. They are ended by none: two could do so to each other for ever.
+        self._hasty = False
+        self._number = 0
+        # The trial, 0 for the triggerer, whose process was killed last, and when.
+        self._killed: tuple[int, float] | None = None
 
-    def note_death(self, running: Collection[int], lived_seconds: float) -> tuple[int, ...]:
-        """Note that the triggerer died, and return which triggers wait for a trial from now on.
+    def note_death(self, end: ProcessEnd) -> Verdict:
+        """Note that the triggerer died."""
+        if self._is_outside(0, end):
+            return Verdict()
+        self._lives.append(end.lived_seconds)
+        self._records = {
+            number: known for number, known in self._records.items() if end.at - known.at <= FORGET_SECONDS
+        }
+        for number in end.running:
+            known = self._records.setdefault(number, _Record())
+            known.deaths, known.at = known.deaths + 1, end.at
+        suspects = {
+            number: stream for number, stream in end.running.items() if self._records[number].deaths >= SUSPECT_DEATHS
+        }
+        if not suspects:
+            return Verdict()
+        if self._trials and not self._may_drop():
+            # They go on, and are tried after a later death.
+            return Verdict()
+        self._hasty = bool(self._trials)
+        dropped = self._drop()
+        self._halve(suspects, self._find_seconds(suspects))
+        return Verdict(tuple(sorted(suspects)), dropped)
+
+    def begin_trials(self) -> tuple[Trial, ...]:
+        """Return the trials that are to begin now."""
+        found = [trial for number, trial in self._trials.items() if number not in self._begun]
+        if self._in_turn:
+            found = [] if self._begun else found[:1]
+        self._begun.update(trial.number for trial in found)
+        return tuple(found)
+
+    def note_survived(self, number: int, at: float) -> None:
+        """Note that the process of a trial has outlived it: what ran in it is cleared.
 
         Args:
-            running: The triggers that ran in it.
-            lived_seconds: How long ago it was started.
+            number: The trial.
+            at: When, in seconds.
         """
-        if lived_seconds > SLOW_SECONDS:
-            self._deaths = {}
-            return ()
-        self._deaths = {number: self._deaths.get(number, 0) + 1 for number in running}
-        found = tuple(sorted(number for number, deaths in self._deaths.items() if deaths >= SUSPECT_DEATHS))
-        for number in found:
-            del self._deaths[number]
-        if found:
-            # After those that wait already.
-            self._trials[:0] = _halve(Trial(found, max(TRIAL_SECONDS, 2 * lived_seconds)))
-        return found
+        trial = self._trials.pop(number, None)
+        self._begun.discard(number)
+        for one in trial.triggers if trial is not None else ():
+            # Its record may have been forgotten meanwhile.
+            known = self._records.setdefault(one, _Record(SUSPECT_DEATHS - 1))
+            known.cleared, known.at = known.cleared + 1, at
 
-    def begin_trial(self) -> Trial | None:
-        """Return whom to try next, after the last trial has been judged; None: nobody waits."""
-        self._trial = self._trials.pop() if self._trials else None
-        return self._trial
-
-    def note_survived(self) -> None:
-        """Note that the process of the trial has outlived it: what ran in it is cleared."""
-        self._trial = None
-
-    def note_fatal(self, running: Collection[int], waiting: Collection[int]) -> int | None:
-        """Note that the process of the trial died, and return the culprit; None: it is not known yet.
+    def note_fatal(self, number: int, end: ProcessEnd) -> Verdict:
+        """Note that the process of a trial died.
 
         Args:
-            running: The triggers that ran in it.
-            waiting: Those of the trial that it had not begun to run.
+            number: The trial, which may have been dropped already.
+            end: How it ended.
         """
-        trial, self._trial = self._trial, None
+        outside = self._is_outside(number, end)
+        trial = self._trials.get(number)
         if trial is None:
-            return None
-        if waiting:
-            self._trials.append(Trial(tuple(sorted(waiting)), trial.seconds))
-        ran = tuple(sorted(running))
-        if len(trial.triggers) == 1 and ran:
-            if trial.deaths + 1 >= ALONE_DEATHS:
-                return ran[0]
-            self._trials.append(Trial(ran, trial.seconds, trial.deaths + 1))
-        elif ran:
-            self._trials += _halve(Trial(ran, trial.seconds))
-        return None
+            return Verdict()
+        self._begun.discard(number)
+        if outside or not end.running:
+            return self._repeat(replace(trial, triggers=tuple(sorted({*end.running, *end.waiting}))))
+        if len(trial.triggers) > 1:
+            # What ran elsewhere, or had not begun, is not the cause of this death.
+            dropped = tuple(one for one in self._drop() if one.number != number)
+            self._halve(end.running, trial.seconds)
+            return Verdict(tuple(sorted(end.running)), dropped)
+        trial = replace(trial, deaths=trial.deaths + 1, kills=trial.kills + end.killed)
+        if trial.deaths - trial.kills < ALONE_DEATHS and trial.deaths < ALONE_KILLS:
+            return self._repeat(trial)
+        del self._trials[number]
+        # It explains the deaths at which the others were.
+        self._records.clear()
+        return Verdict(culprit=trial.triggers[0])
 
+    def _repeat(self, trial: Trial) -> Verdict:
+        if trial.triggers:
+            self._trials[trial.number] = trial
+        else:
+            del self._trials[trial.number]
+        return Verdict(trial.triggers)
 
-def _halve(trial: Trial) -> list[Trial]:
-    """Return the trials of both halves, of which the last one comes first."""
-    middle = (len(trial.triggers) + 1) // 2
-    halves = (trial.triggers[middle:], trial.triggers[:middle])
-    return [Trial(half, trial.seconds) for half in halves if half]
+    def _is_outside(self, number: int, end: ProcessEnd) -> bool:
+        """Return whether something outside killed this process, and the one before; neither counts against a trial."""
+        if not end.killed:
+            return False
+        before, self._killed = self._killed, (number, end.at)
+        if before is None or before[0] == number or abs(end.at - before[1]) > SAME_SECONDS:
+            return False
+        if before[1] < end.at - end.lived_seconds:
+            # It was started after that: both may be the work of one trigger.
+            return False
+        other = self._trials.get(before[0])
+        if other is not None and other.kills:
+            self._trials[before[0]] = replace(other, deaths=other.deaths - 1, kills=other.kills - 1)
+        return True
+
+    def _may_drop(self) -> bool:
+        """Return whether the triggerer dies so much faster than its suspects that these go back to it."""
+        slowest = 2 * max(self._lives)
+        return not self._hasty and _HASTE * slowest <= min(trial.seconds for trial in self._trials.values())
+
+    def _drop(self) -> tuple[Trial, ...]:
+        """End all trials, and return them."""
+        dropped = tuple(self._trials.values())
+        self._trials.clear()
+        self._begun.clear()
+        return dropped
+
+    def _find_seconds(self, suspects: Iterable[int]) -> float:
+        """Return how long suspects are to be tried."""
+        cleared = max(self._records[number].cleared for number in suspects)
+        lived = max(TRIAL_SECONDS, 2 * max(self._lives))
+        return float(min(LONGEST_TRIAL_SECONDS, lived * 2 ** min(cleared, 20)))
+
+    def _halve(self, running: Mapping[int, str | None], seconds: float) -> None:
+        """Try triggers in two halves; until they are blamed, one more death makes them suspects again."""
+        for number in running:
+            known = self._records.get(number)
+            if known is not None:
+                known.deaths = SUSPECT_DEATHS - 1
+        streams: dict[str | int, list[int]] = {}
+        for number in sorted(running):
+            stream = running[number]
+            streams.setdefault(number if stream is None else stream, []).append(number)
+        self._in_turn = len(streams) == 1
+        parts = [[number] for number in sorted(running)] if self._in_turn else list(streams.values())
+        halves: tuple[list[int], list[int]] = ([], [])
+        for part in sorted(parts, key=len, reverse=True):
+            min(halves, key=len).extend(part)
+        for half in halves:
+            if half:
+                self._number += 1
+                self._trials[self._number] = Trial(self._number, tuple(sorted(half)), seconds)

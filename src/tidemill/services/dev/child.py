@@ -44,11 +44,15 @@ class Death:
         pid: Its process id.
         exit: How it ended, for people.
         lived_seconds: How long ago it was started.
+        at: When it ended, by the clock of the event loop.
+        killed: Whether it was killed (SIGKILL), by whomever.
     """
 
     pid: int
     exit: str
     lived_seconds: float
+    at: float
+    killed: bool
 
 
 class Child:
@@ -139,7 +143,8 @@ class Child:
     async def _wait(self, process: asyncio.subprocess.Process, owner: str, began: float) -> int:
         """Wait until it has ended, and free what it held."""
         code = await process.wait()
-        death = Death(process.pid, describe_exit(code), asyncio.get_running_loop().time() - began)
+        now = asyncio.get_running_loop().time()
+        death = Death(process.pid, describe_exit(code), now - began, now, code == -signal.SIGKILL)
         if process.stdin is not None:
             with contextlib.suppress(OSError):
                 process.stdin.close()

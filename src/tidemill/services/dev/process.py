@@ -318,5 +318,5 @@ class Dev:
         for service in await self.database.call(ListServices()):
             if service.pid == death.pid and service.host == self._host and service.boot_id == self._boot_id:
                 if service.kind == "triggerer":
-                    await self.trials.note_death(service.id, death.lived_seconds)
+                    await self.trials.note_death(service.id, death)
                 await self.database.call(LoseService(service.id))

@@ -1,10 +1,10 @@
 """Finds the trigger that ends the triggerer, by running those that may have done so in processes of their own.
 
-`core.triggers.suspects` decides whom to try, and whom to blame. Suspects are reserved in the store for this process, or
-for the service of the trial that they are in, so that the triggerer runs all others meanwhile.
+`core.triggers.suspects` decides whom to try, and whom to blame. The triggers of a trial are reserved in the store for
+its service, so that the triggerer runs all others meanwhile.
 
-Invariants: suspects are reserved before what the dead triggerer held is free; a trial runs one process at a time, and
-that has ended before anybody else may run its triggers.
+Invariants: suspects are reserved before what the dead process held is free; what is decided is stored before anything
+else is decided; the process of a trial has ended before anybody else may run its triggers.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import structlog
 
 from tidemill.core.errors import TidemillError
 from tidemill.core.retry import JITTER_BITS, Backoff
-from tidemill.core.triggers.suspects import ALONE_DEATHS, Suspects, Trial
-from tidemill.services.dev.child import describe_exit, start_service
+from tidemill.core.triggers.suspects import ProcessEnd, Suspects, Trial, Verdict
+from tidemill.services.dev.child import Death, describe_exit, start_service
 from tidemill.store.calls import (
     BeginService,
     FailTrigger,
     ListOwnedTriggers,
+    ListServices,
     LoseService,
     OwnedTrigger,
     ReserveTriggers,
@@ -35,6 +38,17 @@ log = structlog.get_logger(__name__)
 
 #: How long a process may take beyond its trial: to start, on a busy machine, and to let triggers clean up.
 _GRACE_SECONDS = 60.0
+#: How long one that is to end early may take to let triggers clean up.
+_DROP_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One process of a trial. `dropped`: it is to end at once. `pid`: None, it does not run."""
+
+    service: int
+    dropped: asyncio.Event
+    pid: int | None = None
 
 
 class Trials:
@@ -55,99 +69,165 @@ class Trials:
         self._store, self._arguments, self._env, self._output, self._about = store, arguments, env, output, about
         self._holder = 0
         self._suspects = Suspects()
-        self._found = asyncio.Event()
-        # What was decided about the last dead triggerer: it is asked again if that could not be stored.
-        self._decided: tuple[int, tuple[int, ...]] = (0, ())
+        self._changed = asyncio.Event()
+        # Held from a decision until it is stored.
+        self._deciding = asyncio.Lock()
+        # The last dead triggerer that was judged: its death is told again if it could not be ended in the store.
+        self._judged = 0
+        self._attempts: dict[int, _Attempt] = {}
+        # How many processes in a row ended before they ran a trigger.
+        self._failures = 0
+        self._backoff = Backoff(0.2, 10.0)
 
-    async def note_death(self, service: int, lived_seconds: float) -> None:
-        """Hold back the triggers of a triggerer that has died, as far as they are suspects.
+    def find_pid(self, service: int) -> int | None:
+        """Return the process that runs the trial of a service; None: there is none."""
+        return next((one.pid for one in self._attempts.values() if one.service == service), None)
+
+    async def note_death(self, service: int, death: Death) -> None:
+        """Reserve the triggers of a triggerer that has died, as far as they are suspects.
 
         Args:
             service: Its service, which has not been ended in the store yet.
-            lived_seconds: How long it lived.
+            death: How it died.
 
         Raises:
             RemoteError: The store cannot be reached; the death is to be noted again.
         """
         owned = await self._store.call(ListOwnedTriggers(service))
-        if self._decided[0] != service:
-            running = [one.id for one in owned if one.running]
-            self._decided = service, self._suspects.note_death(running, lived_seconds)
-        held = self._decided[1]
-        if held:
-            await self._store.call(ReserveTriggers(service, self._holder, held))
-            log.warning("a trigger may end the triggerer; those that ran in it are tried apart", triggers=len(held))
-            self._found.set()
+        async with self._deciding:
+            if self._judged == service:
+                return
+            self._judged = service
+            verdict = self._suspects.note_death(_build_end(owned, death.lived_seconds, death.at, death.killed))
+            if verdict.held:
+                log.warning(
+                    "a trigger may end the triggerer; those that ran in it go on in two processes of their own",
+                    triggers=len(verdict.held),
+                )
+            await self._settle(service, verdict)
 
     async def run(self, holder: int) -> None:
         """Try suspects whenever there are some.
 
         Args:
-            holder: The service of this process, which holds those that wait.
+            holder: The service of this process, which has suspects between two trials.
+
+        Raises:
+            TidemillError: The store refuses what was decided.
         """
         self._holder = holder
-        backoff, failures = Backoff(0.2, 10.0), 0
-        while True:
-            trial = self._suspects.begin_trial()
-            if trial is None:
-                await self._found.wait()
-                self._found.clear()
-                continue
-            failures = 0 if await self._try(trial) else failures + 1
-            if failures:
-                await asyncio.sleep(backoff.compute_delay(failures, random.getrandbits(JITTER_BITS)))
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    async with self._deciding:
+                        self._changed.clear()
+                        for trial in self._suspects.begin_trials():
+                            attempt = self._attempts[trial.number] = _Attempt(0, asyncio.Event())
+                            group.create_task(self._try(trial, attempt))
+                    await self._changed.wait()
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
 
-    async def _try(self, trial: Trial) -> bool:
-        """Run a trial; return whether its process began to run triggers."""
+    async def _settle(self, service: int, verdict: Verdict) -> None:
+        """Store what was decided about what a dead service had, and end what was dropped."""
+        if verdict.held:
+            await call_patiently(self._store, ReserveTriggers(service, self._holder, verdict.held))
+        for trial in verdict.dropped:
+            attempt = self._attempts.pop(trial.number, None)
+            if attempt is not None:
+                attempt.dropped.set()
+            else:
+                await self._free(trial.triggers)
+        self._changed.set()
+
+    async def _free(self, triggers: tuple[int, ...]) -> None:
+        """Free triggers that wait for their trial: whatever a service has is free when it ends."""
         service = await call_patiently(self._store, self._about)
+        await call_patiently(self._store, ReserveTriggers(self._holder, service, triggers))
+        await call_patiently(self._store, LoseService(service))
+
+    async def _try(self, trial: Trial, attempt: _Attempt) -> None:
+        """Run a trial, and decide what follows from its end."""
+        if self._failures:
+            pause = self._backoff.compute_delay(self._failures, random.getrandbits(JITTER_BITS))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(attempt.dropped.wait(), pause)
+        service = attempt.service = await call_patiently(self._store, self._about)
         try:
             await call_patiently(self._store, ReserveTriggers(self._holder, service, trial.triggers))
-            exit = await self._run(service, trial.seconds)
-            if exit is None:
-                self._suspects.note_survived()
-                return True
+            began = asyncio.get_running_loop().time()
+            code, exit = await self._run(attempt, trial.seconds)
+            now = asyncio.get_running_loop().time()
             owned = await call_patiently(self._store, ListOwnedTriggers(service))
-            await self._judge(service, owned, exit)
-            return any(one.running for one in owned)
+            # A trigger may end its process with code 0, but then that has not said that it stops.
+            outlived = not code and (now - began >= trial.seconds or not await self._is_live(service))
+            async with self._deciding:
+                if attempt.dropped.is_set():
+                    return
+                del self._attempts[trial.number]
+                if outlived:
+                    self._suspects.note_survived(trial.number, now)
+                    self._changed.set()
+                else:
+                    # One that was killed because it hangs may have hung because the machine did.
+                    end = _build_end(owned, now - began, now, code == -signal.SIGKILL)
+                    await self._judge(trial, service, owned, end, exit)
         finally:
             # Whatever of it is not held back is free.
             with contextlib.suppress(TidemillError):
                 await self._store.call(LoseService(service))
 
-    async def _run(self, service: int, seconds: float) -> str | None:
-        """Run the process of a trial; return how it ended if it did not outlive that."""
-        arguments = [*self._arguments, "--service", str(service), "--seconds", str(seconds)]
+    async def _is_live(self, service: int) -> bool:
+        return any(one.id == service for one in await call_patiently(self._store, ListServices(self._about.kind)))
+
+    async def _run(self, attempt: _Attempt, seconds: float) -> tuple[int, str]:
+        """Run the process of a trial; return its exit code, and how it ended, for people."""
+        arguments = [*self._arguments, "--service", str(attempt.service), "--seconds", str(seconds)]
         try:
             process = await start_service(arguments, self._env, self._output)
         except OSError as error:
-            return str(error)
+            return 1, str(error)
+        attempt.pid = process.pid
+        ending = asyncio.ensure_future(process.wait())
+        dropping = asyncio.ensure_future(attempt.dropped.wait())
         try:
-            async with asyncio.timeout(seconds + _GRACE_SECONDS):
-                code = await process.wait()
-        except TimeoutError:
-            return "a kill, because it did not end when it was to"
+            await asyncio.wait(
+                {ending, dropping}, timeout=seconds + _GRACE_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            if attempt.dropped.is_set() and not ending.done():
+                process.send_signal(signal.SIGTERM)
+                await asyncio.wait({ending}, timeout=_DROP_SECONDS)
+            hangs = not ending.done()
         finally:
+            attempt.pid = None
+            dropping.cancel()
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
-                await process.wait()
+            code = await ending
             if process.stdin is not None:
                 process.stdin.close()
-        return describe_exit(code) if code else None
+        return code, "a kill, because it did not end when it was to" if hangs else describe_exit(code)
 
-    async def _judge(self, service: int, owned: Sequence[OwnedTrigger], exit: str) -> None:
-        """Fail the task of the culprit, or hold back those that are to be tried again."""
-        running = [one.id for one in owned if one.running]
-        culprit = self._suspects.note_fatal(running, [one.id for one in owned if not one.running])
-        log.warning("the process of triggers that are tried apart has ended", triggers=len(running), exit=exit)
+    async def _judge(
+        self, trial: Trial, service: int, owned: Sequence[OwnedTrigger], end: ProcessEnd, exit: str
+    ) -> None:
+        """Fail the task of the culprit, or reserve those that are to be tried again."""
+        verdict = self._suspects.note_fatal(trial.number, end)
+        self._failures = 0 if end.running else self._failures + 1
+        log.warning("the process of triggers that are tried apart has ended", triggers=len(end.running), exit=exit)
         for one in owned:
-            if one.id == culprit:
+            if one.id == verdict.culprit:
                 error = (
-                    f"the process that ran this trigger, and no other, ended with {exit}, {ALONE_DEATHS} times in a "
-                    "row; a trigger must not end its process, crash it or use up the memory"
+                    f"the process that ran this trigger, and no other, ended with {exit}, {trial.deaths + 1} times in "
+                    "a row; a trigger must not end its process, crash it, block it for ever or use up the memory"
                 )
                 log.error("a trigger ends the process that runs it; its task fails", trigger=one.id, exit=exit)
                 with contextlib.suppress(TidemillError):  # its task has moved on
                     await call_patiently(self._store, FailTrigger(service, one.id, one.token, error))
-        waiting = tuple(one.id for one in owned if one.id != culprit)
-        await call_patiently(self._store, ReserveTriggers(service, self._holder, waiting))
+        await self._settle(service, verdict)
+
+
+def _build_end(owned: Sequence[OwnedTrigger], lived_seconds: float, at: float, killed: bool) -> ProcessEnd:
+    running = {one.id: one.stream for one in owned if one.running}
+    return ProcessEnd(running, lived_seconds, at, killed, [one.id for one in owned if not one.running])

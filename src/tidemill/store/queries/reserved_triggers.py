@@ -21,13 +21,14 @@ _CURSOR = trigger_cursor.c
 def list_owned(connection: Connection, request: ListOwnedTriggers) -> tuple[OwnedTrigger, ...]:
     """Return which triggers of tasks a service has; see `ListOwnedTriggers`."""
     statement = (
-        select(_CURSOR.trigger_id, _CURSOR.token, _CURSOR.claim_request)
+        select(_CURSOR.trigger_id, _CURSOR.token, _CURSOR.claim_request, trigger.c.stream_key)
         .join(trigger, trigger.c.id == _CURSOR.trigger_id)
         .where(and_(_CURSOR.session_id == request.service, trigger.c.task_id.is_not(None)))
         .order_by(_CURSOR.trigger_id)
     )
     return tuple(
-        OwnedTrigger(number, token, claim is not None) for number, token, claim in connection.execute(statement)
+        OwnedTrigger(number, token, claim is not None, stream)
+        for number, token, claim, stream in connection.execute(statement)
     )
 
 
