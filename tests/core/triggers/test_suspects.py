@@ -133,6 +133,18 @@ def test_what_is_blamed_explains_the_deaths_at_which_the_others_were():
     assert suspects.note_death(end([3])).held == ()
 
 
+def test_another_half_is_halved_on_after_one_was_blamed():
+    suspects = make_suspects(1, 2, 3)
+    first, second = suspects.begin_trials()
+    assert suspects.note_fatal(first.number, end([1, 3])).held == (1, 3)
+    suspects = make_suspects(1, 2, 3)
+    first, second = suspects.begin_trials()
+    for _ in range(ALONE_DEATHS):
+        verdict = suspects.note_fatal(second.number, end([2]))
+    assert verdict.culprit == 2
+    assert suspects.note_fatal(first.number, end([1, 3])).held == (1, 3)
+
+
 def test_a_trial_whose_process_had_not_begun_blames_nobody_and_is_repeated():
     suspects = make_suspects(1)
     for _ in range(5):

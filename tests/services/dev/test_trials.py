@@ -33,8 +33,8 @@ class Ends(BaseTrigger):
 
     async def run(self):
         await asyncio.sleep(0.1)
-        if self.how == "exit":
-            os._exit(3)
+        if self.how.startswith("exit"):
+            os._exit(int(self.how[4:]))
         os.kill(os.getpid(), getattr(signal, self.how))
         yield TriggerEvent("never")
 
@@ -91,7 +91,9 @@ async def triggerer(store: SqliteDatabase, folder: Path) -> AsyncIterator[list[D
     assert [one.kind for one in await store.call(ListServices("triggerer"))] == []
 
 
-@pytest.mark.parametrize(("how", "named"), [("exit", "ended with 3"), ("SIGSEGV", "ended with SIGSEGV")])
+@pytest.mark.parametrize(
+    ("how", "named"), [("exit3", "ended with 3"), ("exit0", "ended with 0"), ("SIGSEGV", "ended with SIGSEGV")]
+)
 async def test_one_that_ends_its_process_is_found_among_others_and_fails_while_those_go_on(
     store: SqliteDatabase, tmp_path: Path, how: str, named: str
 ):

@@ -1,6 +1,6 @@
 """Which trigger ends the process that runs it: those that ran at its deaths run apart, in halves, until one is alone.
 
-Theory of operation. A trigger that calls `os._exit`, crashes C code, uses up all memory or blocks for ever ends the
+Theory of operation. A trigger that calls `os._exit`, crashes C code or uses up all memory ends the
 triggerer, and every other trigger with it. The death names nobody, so deaths are counted per trigger, however long the
 process had lived. Those that ran at several are suspects. Nobody is held back: the suspects go on in two processes of
 their own, one half in each, and the triggerer runs all others. The half whose process dies is halved again, and the

@@ -44,11 +44,10 @@ _DROP_SECONDS = 10.0
 
 @dataclass(slots=True)
 class _Attempt:
-    """One process of a trial. `dropped`: it is to end at once. `pid`: None, it does not run."""
+    """One process of a trial. `service`: 0, it has not begun. `dropped`: it is to end at once."""
 
     service: int
     dropped: asyncio.Event
-    pid: int | None = None
 
 
 class Trials:
@@ -78,10 +77,6 @@ class Trials:
         # How many processes in a row ended before they ran a trigger.
         self._failures = 0
         self._backoff = Backoff(0.2, 10.0)
-
-    def find_pid(self, service: int) -> int | None:
-        """Return the process that runs the trial of a service; None: there is none."""
-        return next((one.pid for one in self._attempts.values() if one.service == service), None)
 
     async def note_death(self, service: int, death: Death) -> None:
         """Reserve the triggers of a triggerer that has died, as far as they are suspects.
@@ -187,7 +182,6 @@ class Trials:
             process = await start_service(arguments, self._env, self._output)
         except OSError as error:
             return 1, str(error)
-        attempt.pid = process.pid
         ending = asyncio.ensure_future(process.wait())
         dropping = asyncio.ensure_future(attempt.dropped.wait())
         try:
@@ -199,7 +193,6 @@ class Trials:
                 await asyncio.wait({ending}, timeout=_DROP_SECONDS)
             hangs = not ending.done()
         finally:
-            attempt.pid = None
             dropping.cancel()
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
