@@ -103,7 +103,7 @@ def test_nobody_is_blamed_for_fewer_kills_of_trials_than_one_that_is_alone_needs
     for _ in range(SUSPECT_DEATHS):
         world.kill_triggerer()
         world.run(world.now + 100.0)
-    halvings = math.floor(math.log2(count))
+    halvings = math.floor(math.log2(count)) - 1  # the first needs no death of a trial
     for pause in pauses[: halvings + ALONE_KILLS - 1]:
         world.kill_trial(which)
         world.run(world.now + pause)
