@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidemill.cli.reporting import reporting
-from tidemill.cli.topic_access import ConfigOption, Topic, load_for_topic, open_client, require_topic, stop_on_signals
+from tidemill.cli.topic_access import ConfigOption, Topic, load_for_topic, open_client, require_topic
 from tidemill.core.errors import ConfigError, RemoteError, escape_surrogates
 from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.stop_signals import stop_on_signals
 
 if TYPE_CHECKING:
     from tidemill.config.kafka_settings import KafkaSettings

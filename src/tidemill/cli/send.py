@@ -24,11 +24,11 @@ from tidemill.cli.topic_access import (
     load_for_topic,
     open_client,
     require_topic,
-    stop_on_signals,
 )
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.wording import format_count
 from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.stop_signals import stop_on_signals
 
 if TYPE_CHECKING:
     from tidemill.config.kafka_settings import KafkaSettings

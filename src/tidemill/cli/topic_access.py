@@ -1,10 +1,9 @@
-"""What `tidemill send` and `tidemill consume` share: options, finding the topic, their client, and how they stop."""
+"""What `tidemill send` and `tidemill consume` share: options, finding the topic, and their client."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
-import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,7 +13,6 @@ import typer
 
 from tidemill.cli.completion import complete_topics
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.runtime.stop_signals import find_stop_signals
 
 if TYPE_CHECKING:
     from tidemill.config.kafka_settings import KafkaSettings
@@ -117,9 +115,3 @@ def open_client(
         text = scrub(describe_client_error(error), secrets)
         raise ConfigError(f"bad client configuration: {text}; correct kafka.client_config") from None
     return client, lambda text: scrub(text, secrets)
-
-
-def stop_on_signals() -> None:
-    """Let signals to stop raise KeyboardInterrupt, SIGINT also where a shell that runs a script ignores it."""
-    for number in find_stop_signals():
-        signal.signal(number, signal.default_int_handler)

@@ -18,6 +18,12 @@ def find_stop_signals() -> tuple[signal.Signals, ...]:
     return (signal.SIGTERM, signal.SIGINT) if ignored else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
+def stop_on_signals() -> None:
+    """Let signals to stop raise KeyboardInterrupt, SIGINT also where a shell that runs a script ignores it."""
+    for number in find_stop_signals():
+        signal.signal(number, signal.default_int_handler)
+
+
 class EarlyStop:
     """Ends this process at once at a signal to stop, while little has begun that would have to be ended.
 

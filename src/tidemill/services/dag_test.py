@@ -33,8 +33,9 @@ from tidemill.services.worker.task_services import StoreServices
 from tidemill.store.call import Call, CallRefusedError
 from tidemill.store.database import Calls
 from tidemill.store.opening import open_store
-from tidemill.store.people_calls import CreateRun, GetRun
+from tidemill.store.people_calls import CreateRun, GetRun, ListTasks, RunRecord
 from tidemill.store.service_calls import BeginService, SchedulerAnswer, SchedulerTurn, StoreFile
+from tidemill.store.setting_calls import SetPool
 from tidemill.store.task_calls import GetConnection, GetVariable
 from tidemill.store.trigger_calls import (
     ClaimedTrigger,
@@ -152,6 +153,8 @@ class _Test:
     ) -> None:
         self._runner, self._store, self._loaded, self._shared, self._say = runner, store, loaded, shared, say
         self._request = 0
+        #: How tasks failed, as far as people were told.
+        self._told: dict[str, str] = {}
         # They go on only while the loop runs, between two attempts.
         self._triggers: dict[int, asyncio.Task[None]] = {}
         self._tokens: dict[int, int] = {}
@@ -171,7 +174,11 @@ class _Test:
         for each in stored:
             if each.refused:
                 raise ConfigError(each.refused)
-        queues = tuple({task.queue for task in self._loaded.dags[dag_id].task_dict.values()} | {"default"})
+        tasks = self._loaded.dags[dag_id].task_dict.values()
+        queues = tuple({task.queue for task in tasks} | {"default"})
+        # The pools of the folder's store do not count: one attempt runs at a time.
+        for pool in {task.pool for task in tasks}:
+            self.ask(SetPool(pool, max(task.pool_slots for task in tasks if task.pool == pool)))
         try:
             run = self.ask(CreateRun(dag_id, "test", logical_us, encode(conf, "--conf"), by="tidemill dags test"))
         except CallRefusedError as error:
@@ -184,9 +191,16 @@ class _Test:
             assert found is not None
             worked = self._work(queues)
             if found.ended_us is not None and not worked:
+                self._tell_failures(found)
                 return found.state
             if not worked and not turn.more:
                 self._runner.run(self._wait(turn))
+
+    def _tell_failures(self, run: RunRecord) -> None:
+        """Tell what no attempt has told: what was too late, and triggers that failed."""
+        for task in self.ask(ListTasks(run.dag_id, run.run_id)).rows:
+            if task.state == "failed" and task.error is not None and self._told.get(task.task_id) != task.error:
+                self._say(f"--- {task.task_id}: failed: {task.error}")
 
     def _work(self, queues: tuple[str, ...]) -> bool:
         """Make one attempt, or run one callback; return whether there was one."""
@@ -211,6 +225,8 @@ class _Test:
             self.ask(WorkerTurn(self._service, self._request, callbacks=(callback,)))
             return
         ending = _convert(result)
+        if isinstance(ending, Failure):
+            self._told[attempt.task_id] = ending.error
         self._say(f"--- {attempt.task_id}: {_describe(ending)}")
         report = Report(attempt.task, attempt.epoch, ending, result.xcoms, result.skip, result.skip_all_downstream)
         (outcome,) = self.ask(WorkerTurn(self._service, self._request, reports=(report,))).outcomes

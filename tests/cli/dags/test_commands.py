@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
+from pathlib import Path
 
 import pytest
+from tests import prepared
+from tests.until import wait_until
 
 from tidemill.runtime.exitcode import ExitCode
 
@@ -74,6 +78,49 @@ def test_a_mistake_is_named_in_one_line(store, words, advice):
     assert advice in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+TESTED = """
+import time
+from datetime import timedelta
+from tidemill.dags import DAG, BashOperator, FileSensor, task
+
+with DAG("pooled"):
+    @task(pool="database", pool_slots=200)
+    def reads():
+        return 1
+    @task(pool_slots=200)
+    def writes(rows):
+        return rows
+    writes(reads())
+
+with DAG("late"):
+    FileSensor(task_id="arrived", filepath="nothing.csv", poke_interval=0.1, timeout=0.3)
+
+with DAG("sleeps"):
+    BashOperator(task_id="sleeps", bash_command="echo $$ > $SHELL_TXT; sleep 3600; true")
+"""
+
+
+def test_a_test_of_a_dag_needs_no_pools_and_tells_why_it_failed(store):
+    (store.folder / "dags" / "tested.py").write_text(TESTED)
+    done = store.run("dags", "test", "pooled")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "pooled: success")
+
+    done = store.run("dags", "test", "late")
+    assert done.returncode == ExitCode.REMOTE
+    assert done.stdout.splitlines()[-2].startswith("--- arrived: failed: SensorTimeout: ")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_test_of_a_dag_that_is_told_to_end_ends_what_it_has_started(store, number):
+    (store.folder / "dags" / "tested.py").write_text(TESTED)
+    shell = store.folder / "shell.txt"
+    test = prepared.start(["dags", "test", "sleeps"], cwd=store.folder, env={**store.env, "SHELL_TXT": str(shell)})
+    pid = wait_until(lambda: shell.exists() and shell.read_text().strip())
+    test.send_signal(number)
+    assert test.wait(60) == ExitCode.STOPPED
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_a_dag_runs_in_one_process_with_variables_of_the_store(store):

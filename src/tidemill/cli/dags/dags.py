@@ -165,10 +165,12 @@ def run_once(
     """Run a DAG in this process, triggers too, without `tidemill dev`: breakpoints work, nothing is stored."""
     with reporting(), divert_prints(False):
         from tidemill.config.loading import load_settings
+        from tidemill.runtime.stop_signals import stop_on_signals
         from tidemill.services.dag_store import choose_folder
         from tidemill.services.dag_test import run_dag_test
 
         settings = load_settings(config)
+        stop_on_signals()  # what tasks have started is ended then, and what is temporary removed
         state = run_dag_test(
             settings, choose_folder(settings, folder), dag, parse_conf(conf), parse_time(logical_date), typer.echo
         )
