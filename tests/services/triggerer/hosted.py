@@ -131,6 +131,11 @@ class Undescribable(Told):
         yield TriggerEvent(object())
 
 
+class Large(Told):
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        yield TriggerEvent("x" * 1_100_000)
+
+
 class WrongEvent(Told):
     async def run(self) -> AsyncIterator[Any]:
         yield {"not": "an event"}

@@ -96,6 +96,22 @@ async def test_an_attempt_defers_and_another_one_continues(worker: RunningWorker
     assert (await worker.report(2)).xcoms == (("return_value", '[1,"x"]'),)
 
 
+@pytest.mark.parametrize(
+    ("small", "large", "error"),
+    [
+        ('"a": 1', '"a": "x" * 1_100_000', "the kwargs of the deferral have 1,100,008 bytes"),
+        ("TimeDeltaTrigger(timedelta(seconds=5))", 'FileTrigger("x" * 1_100_000)', "the trigger's arguments have 1,1"),
+    ],
+)
+async def test_a_deferral_that_is_too_large_to_be_stored_fails_the_attempt_by_name(
+    worker: RunningWorker, small: str, large: str, error: str
+) -> None:
+    worker.write("from tidemill.triggers.builtin.file import FileTrigger\n" + DEFERRING.replace(small, large))
+    worker.store.queue(make_attempt(1, "run"))
+    assert error in (told := await worker.error(1))
+    assert told.endswith("at most 1,048,576 are stored; store a reference")
+
+
 async def test_a_file_that_does_not_import_fails_its_attempts(worker: RunningWorker) -> None:
     worker.write("1 / 0")
     worker.store.queue(make_attempt(1, "run"))

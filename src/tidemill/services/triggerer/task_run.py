@@ -30,7 +30,7 @@ from tidemill.services.triggerer.run_services import Events
 from tidemill.services.triggerer.stream_membership import StreamMembership
 from tidemill.services.triggerer.task_logs import TaskLog
 from tidemill.services.triggerer.task_output import SINK, make_logger
-from tidemill.store.calls import ClaimedTrigger
+from tidemill.store.calls import MAX_XCOM_BYTES, ClaimedTrigger
 from tidemill.triggers.base import BaseTrigger
 from tidemill.triggers.shared_stream import SharedStreamManager
 from tidemill.triggers.streams.subscription import AckSubscription
@@ -233,6 +233,10 @@ class TaskRun:
         if event is _NO_EVENT:
             raise TriggerError("the trigger ended without having fired an event; yield one before it returns")
         payload, identity = encode_payload(event), read_identity(event)  # type: ignore[arg-type]
+        if (size := len(payload.encode("utf-8", "replace"))) > MAX_XCOM_BYTES:
+            raise TriggerError(
+                f"the payload of its event has {size:,} bytes; at most {MAX_XCOM_BYTES:,} are stored; yield a reference"
+            )
         subscription = routed.subscription
         seq = subscription.bind() if isinstance(subscription, AckSubscription) else None
         self._stored = asyncio.get_running_loop().create_future()

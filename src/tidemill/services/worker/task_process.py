@@ -206,9 +206,9 @@ class TaskProcess:
             ending = _translate(result.ending)
         except Exception as error:
             return Finished(Failure(f"the key of the trigger's shared stream cannot be found: {describe_error(error)}"))
-        for key, value in result.xcoms:
+        for what, value in (*_list_stored(ending), *((f"the XCom {key!r} has", value) for key, value in result.xcoms)):
             if (size := len(value.encode("utf-8", "replace"))) > MAX_XCOM_BYTES:
-                text = f"the XCom {key!r} has {size:,} bytes; at most {MAX_XCOM_BYTES:,} are stored; store a reference"
+                text = f"{what} {size:,} bytes; at most {MAX_XCOM_BYTES:,} are stored; store a reference"
                 return Finished(Failure(text, may_retry=False))
         return Finished(ending, result.xcoms, result.skip, result.skip_all_downstream)
 
@@ -314,6 +314,13 @@ def _translate(ending: Ending) -> Result:
                 ending.timeout_us,
                 None if key is None else write_key(key),
             )
+
+
+def _list_stored(ending: Result) -> tuple[tuple[str, str], ...]:
+    """Return what else than XComs is stored at the end of an attempt, each with how a sentence about it begins."""
+    if not isinstance(ending, Deferral):
+        return ()
+    return (("the kwargs of the deferral have", ending.method_kwargs), ("the trigger's arguments have", ending.kwargs))
 
 
 def main(request: bytes, fds: list[int], read: ReadFile | None = None) -> int:
