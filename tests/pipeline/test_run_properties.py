@@ -19,7 +19,7 @@ from tests.pipeline.conftest import P0, P1, Rig
 from tests.pipeline.recording.test_recorder import Recorded
 
 from tidemill.core.errors import RemoteError
-from tidemill.pipeline import commits
+from tidemill.pipeline import commits, hooks
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult, SkipMessage
 from tidemill.runtime.messages import SourceMessage
@@ -333,6 +333,15 @@ def test_a_run_ends_as_one_message_after_the_other_would(seed: int) -> None:
     check_order(scenario, together.delivered)
     assert together.rows == alone.rows
     assert together.refused == alone.refused
+
+
+@pytest.mark.parametrize("seed", range(20, 40))
+def test_what_runs_do_is_in_order_on_a_machine_so_slow_that_each_hook_ends_a_turn(seed: int) -> None:
+    scenario = draw(seed)
+    with capture_logs(), mock.patch.object(hooks, "TURN_SECONDS", -1.0):
+        end = asyncio.run(play(scenario, alone=False))
+    assert Counter(end.delivered) == expect(scenario)[0]
+    check_order(scenario, end.delivered)
 
 
 @pytest.mark.parametrize("seed", range(1_000, 1_040))

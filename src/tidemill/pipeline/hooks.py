@@ -263,6 +263,11 @@ class HookRunner:
         self._jobs.append((job, args))
         self._pump_soon()
 
+    def submit_first(self, job: Callable[..., Coroutine[Any, Any, None]]) -> None:
+        """Queue the rest of a job before all others."""
+        self._jobs.appendleft((job, ()))
+        self._pump_soon()
+
     def _pump_soon(self) -> None:
         if not self._pumping:
             self._pumping = True

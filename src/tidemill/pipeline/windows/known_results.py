@@ -35,7 +35,7 @@ def start_tasks(window: WindowRun, tasks: list[ExecutorTask], place: KeptPlace |
     window.start(tasks, place)
     window.known = None
     if known:
-        _KnownResults(window, known).go_on()
+        _KnownResults(window, known).start()
 
 
 class _KnownResults:
@@ -57,8 +57,8 @@ class _KnownResults:
         self._routed: list[Sequence[Routed]] = []
         self._ended: list[TaskRun] = []
 
-    def go_on(self) -> None:
-        """Let a job work on what is left."""
+    def start(self) -> None:
+        """Let a job work on it."""
         self._window.context.hooks.submit(self._work)
 
     async def _work(self) -> None:
@@ -71,15 +71,20 @@ class _KnownResults:
             if not self._left or turn.is_set() or hooks.is_turn_due:
                 break
         self._hand_over()
-        if not self._left:
+        if not turn.is_set():
             timer.cancel()
+            self._go_on()
 
     def _pass_on(self, turn: asyncio.Event) -> None:
         """Take over from a job whose hook waits, or that has called enough of them in a row."""
         turn.set()
         self._hand_over()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Let another job work on what is left, before those of later windows."""
         if self._left:
-            self.go_on()
+            self._window.context.hooks.submit_first(self._work)
 
     async def _collect(self, run: TaskRun) -> None:
         window, returned = self._window, None
