@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
@@ -264,8 +265,9 @@ class HookRunner:
         self._pump_soon()
 
     def submit_first(self, job: Callable[..., Coroutine[Any, Any, None]]) -> None:
-        """Queue the rest of a job before all others."""
+        """Queue the rest of a job before all others; the loop gets a turn before any of them."""
         self._jobs.appendleft((job, ()))
+        self._turn_at = -math.inf
         self._pump_soon()
 
     def _pump_soon(self) -> None:
