@@ -44,7 +44,7 @@ def test_a_run_succeeds_and_can_be_read_with_and_without_dev(dev):
 
 def test_a_second_dev_is_refused_and_names_the_first_and_the_next_after_a_kill_continues_at_once(dev):
     process = dev.start()
-    dev.run("variables", "set", "seconds", "1")
+    dev.run("variables", "set", "seconds", "5")
     dev.run("dags", "trigger", "long")
     wait_until(lambda: dev.states("long") == {"sleeps": "running"}, what=lambda: dev.log)
 
