@@ -198,8 +198,8 @@ class _Test:
 
     def _tell_failures(self, run: RunRecord) -> None:
         """Tell what no attempt has told: what was too late, and triggers that failed."""
-        for task in self.ask(ListTasks(run.dag_id, run.run_id)).rows:
-            if task.state == "failed" and task.error is not None and self._told.get(task.task_id) != task.error:
+        for task in self.ask(ListTasks(run.dag_id, run.run_id, ("failed",))).rows:
+            if task.error is not None and self._told.get(task.task_id) != task.error:
                 self._say(f"--- {task.task_id}: failed: {task.error}")
 
     def _work(self, queues: tuple[str, ...]) -> bool:
