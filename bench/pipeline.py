@@ -189,6 +189,8 @@ def exactly_once(folder: Path, count: int = 150_000, rounds: int = 4) -> None:
     bench = Bench(folder)
     values = [b"%07d %s" % (n, LINES[n % len(LINES)][:90]) for n in range(count)]
     speeds: dict[bool, list[float]] = {False: [], True: []}
+    costs: dict[bool, list[float]] = {False: [], True: []}
+    processes: dict[bool, int] = {}
     topics = {False: "in", True: "in-once"}
     groups = {False: "plain", True: "once"}
 
@@ -203,9 +205,8 @@ def exactly_once(folder: Path, count: int = 150_000, rounds: int = 4) -> None:
                 bench.broker.create_topic(f"out-{groups[once]}", partitions=4)
                 turn(once)
                 sinks = {"kafka": {"out": {"topic": f"out-{groups[once]}"}}}
-                running.enter_context(
-                    bench.pipeline("KnownTopic", groups[once], kafka={"exactly_once": once}, sinks=sinks)
-                )
+                pipeline = bench.pipeline("KnownTopic", groups[once], kafka={"exactly_once": once}, sinks=sinks)
+                processes[once] = running.enter_context(pipeline).pid
                 bench.feed(values[:500])
                 bench.wait_committed(groups[once], 500)
                 bench.wait_settled(groups[once], 2)
@@ -213,11 +214,18 @@ def exactly_once(folder: Path, count: int = 150_000, rounds: int = 4) -> None:
                 once = n % 2 == 1
                 turn(once)
                 goal = bench.committed(groups[once]) + count
-                start = time.monotonic()
+                start, cpu = time.monotonic(), tree_cpu_seconds(processes[once])
                 bench.feed(values)
                 bench.wait_committed(groups[once], goal)
                 speeds[once].append(count / (time.monotonic() - start))
-                report(bench="exactly_once", exactly_once=once, round=n // 2, per_second=speeds[once][-1])
+                costs[once].append((tree_cpu_seconds(processes[once]) - cpu) / count * 1e6)
+                report(
+                    bench="exactly_once",
+                    exactly_once=once,
+                    round=n // 2,
+                    per_second=speeds[once][-1],
+                    cpu_us=costs[once][-1],
+                )
         for once in (False, True):
             seen = bench.readable(f"out-{groups[once]}")
             if seen < 500 + rounds * count or (once and seen != 500 + rounds * count):
@@ -225,8 +233,14 @@ def exactly_once(folder: Path, count: int = 150_000, rounds: int = 4) -> None:
     finally:
         bench.close()
     plain, once_speed = statistics.median(speeds[False]), statistics.median(speeds[True])
-    report(bench="exactly_once", median_plain=plain, median_exactly_once=once_speed, ratio=once_speed / plain,
-           bar_ratio=0.95)  # fmt: skip
+    report(
+        bench="exactly_once",
+        median_plain=plain,
+        median_exactly_once=once_speed,
+        median_cpu_us=[statistics.median(costs[once]) for once in (False, True)],
+        ratio=once_speed / plain,
+        bar_ratio=0.95,
+    )
 
 
 def memory(folder: Path) -> None:
