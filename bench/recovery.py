@@ -2,6 +2,8 @@
 
 JSON lines out. Two engines run `cat` for each message of a topic that never runs dry; each result says which engine
 made it. An engine is killed, and the time is taken until another process delivers the first result of its partitions.
+Each engine of a pipeline is killed once, and then the next pipeline is started: after several kills in a row an engine
+is started later and later.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from bench.harness import Bench, report
 
 #: Messages that are fed at a time, and how many may wait.
 _BLOCK, _AHEAD = 2_000, 6_000
-#: Between two kills.
-_PAUSE_SECONDS = 3.0
+ENGINES = 2
+#: Before each kill.
+PAUSE_SECONDS = 3.0
 
 
 class Results:
@@ -84,23 +87,18 @@ def measure(folder: Path, kills: int) -> None:
     feeder = threading.Thread(target=feed, args=(bench, results, over))
     found: list[float] = []
     try:
-        with bench.pipeline("Sleepy", "recovery", sinks={"kafka": {"out": {"topic": "out"}}}):
-            feeder.start()
-            bench.wait_settled("recovery", 2)
-            for n in range(kills):
-                time.sleep(_PAUSE_SECONDS)
-                victim = results.engines[n % bench.partitions]
-                places = {place for place, engine in results.engines.items() if engine == victim}
-                known = set(results.began)
-                killed_at = time.monotonic()
-                os.kill(victim, signal.SIGKILL)
-                found.append(_wait_for_another(results, places, known) - killed_at)
-                report(bench="recovery", kill=n, seconds=found[-1], partitions=len(places))
-            over.set()
-            feeder.join()
-            bench.wait_committed("recovery", bench.produced)
+        feeder.start()
+        while len(found) < kills:
+            with bench.pipeline("Sleepy", "recovery", sinks={"kafka": {"out": {"topic": "out"}}}):
+                bench.wait_settled("recovery", ENGINES)
+                for _ in range(min(ENGINES, kills - len(found))):
+                    time.sleep(PAUSE_SECONDS)
+                    found.append(_kill_one(results))
+                    report(bench="recovery", kill=len(found), seconds=found[-1])
     finally:
         over.set()
+        if feeder.is_alive():
+            feeder.join()
         results.close()
         bench.close()
     found.sort()
@@ -114,12 +112,19 @@ def measure(folder: Path, kills: int) -> None:
     )
 
 
-def _wait_for_another(results: Results, places: set[int], known: set[tuple[int, int]]) -> float:
-    """Return when one of these partitions had a result of a process that had delivered none of it before."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
+def _kill_one(results: Results) -> float:
+    """Kill the engine that has been there longest; return the seconds until another has a result of its partitions."""
+    last = dict(results.engines)
+    victim = min(
+        set(last.values()), key=lambda pid: min(at for (_, engine), at in results.began.items() if engine == pid)
+    )
+    places = {place for place, engine in last.items() if engine == victim}
+    known = set(results.began)
+    killed_at = time.monotonic()
+    os.kill(victim, signal.SIGKILL)
+    while time.monotonic() < killed_at + 30:
         if new := [at for key, at in list(results.began.items()) if key[0] in places and key not in known]:
-            return min(new)
+            return min(new) - killed_at
         time.sleep(0.01)
     raise TimeoutError("no engine took the partitions over")
 
