@@ -84,12 +84,12 @@ class PostgresServer:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
 
-    async def new_database(self) -> str:
-        """Create an empty database; return its URL."""
+    async def new_database(self, template: str = "template1") -> str:
+        """Create a copy of a database, of an empty one if none is named; return its URL."""
         name = f"t{uuid.uuid4().hex}"
         connection = await asyncpg.connect(self.url())
         try:
-            await connection.execute(f"CREATE DATABASE {name}")
+            await connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         finally:
             await connection.close()
         return self.url(name)
