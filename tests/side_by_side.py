@@ -19,11 +19,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import pytest
 from tests.prepared import Forked
-from tests.servers import Servers
+
+if TYPE_CHECKING:
+    from tests.servers import Servers
 
 #: What takes longest starts first, or the others would have to wait for it at the end.
 LONGEST = (
