@@ -138,6 +138,23 @@ def test_a_timeout_calls_on_kill() -> None:
     assert KILLED == ["t"]
 
 
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), ValueError("no"), TaskDeferred(trigger=None, method_name="x"), TaskTimeout("again")]
+)
+def test_what_on_kill_raises_does_not_hide_the_timeout(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    class Raises(BaseOperator):
+        def execute(self, context: Any) -> None:
+            raise TaskTimeout("too long")
+
+        def on_kill(self) -> None:
+            raise error
+
+    with DAG("d") as dag:
+        Raises(task_id="t")
+    assert attempt(dag, "t").ending == AttemptFailed("TaskTimeout: too long")
+    assert "on_kill of task 't' failed" in caplog.text
+
+
 def test_the_traceback_is_logged_from_the_users_code_on(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
         run(raising(ValueError("no")))

@@ -232,7 +232,9 @@ def kill(task: Any) -> None:
     """Call `on_kill` of a task that is ended from outside; what it raises is logged."""
     try:
         task.on_kill()
-    except Exception:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # `SystemExit` too: what ended the task is what counts
         log.exception("on_kill of task %r failed", task.task_id)
 
 
@@ -257,7 +259,9 @@ def _call_all(callbacks: tuple[Callable[..., Any], ...], context: Context, name:
     for callback in callbacks:
         try:
             callback(context)
-        except Exception as error:
+        except (KeyboardInterrupt, TaskTimeout):
+            raise
+        except BaseException as error:  # `SystemExit` too
             log.exception("the %s callback failed", name)
             failed = failed or f"the {name} callback failed: {describe_error(error)}"
     return failed
