@@ -6,10 +6,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.services.worker.conftest import RunningWorker
+from tests.services.worker.conftest import RunningWorker, StartWorker
 from tests.services.worker.memory_store import make_attempt
 from tests.until import until
 
+from tidemill.core.tasks.worker_slots import Limits
 from tidemill.store.calls import Deferral, Loss, ResumeWith, Skip, Success
 
 #: A DAG whose tasks do what their names say.
@@ -252,6 +253,18 @@ async def test_an_import_that_takes_too_long_is_interrupted(worker: RunningWorke
     worker.write("import time; time.sleep(60)")
     worker.store.queue(make_attempt(1, "run", deadline_us=soon()))
     assert "TaskTimeout" in await worker.error(1)
+
+
+async def test_an_import_that_takes_longer_than_it_may_is_killed_and_says_which_setting(
+    start_worker: StartWorker,
+) -> None:
+    worker = await start_worker(Limits(concurrency=1, import_seconds=2.0))
+    worker.write("import time\nwhile True:\n    try: time.sleep(60)\n    except BaseException: pass")
+    worker.store.queue(make_attempt(1, "run"))
+    assert await worker.error(1) == (
+        "importing d.py took longer than 2 s, twice dags.parse_timeout_seconds, so its process was killed; move slow "
+        "work into tasks, or raise dags.parse_timeout_seconds"
+    )
 
 
 async def test_an_attempt_whose_task_has_moved_on_is_ended_without_a_report(worker: RunningWorker) -> None:
