@@ -465,6 +465,21 @@ def test_keys_that_no_store_accepts_are_refused(key: Any) -> None:
     assert isinstance(ending, AttemptFailed)
 
 
+class Looped:
+    template_fields = ("value",)
+
+    def __init__(self) -> None:
+        self.value = self
+
+
+def test_a_field_that_contains_itself_fails_in_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    with DAG("d") as dag:
+        Call(task_id="t", value=Looped())
+    ending = attempt(dag, "t").ending
+    assert ending == AttemptFailed("ValueError: a template field contains itself, or is nested too deeply")
+    assert len(caplog.text.splitlines()) < 30
+
+
 def test_the_state_of_a_task_outlives_its_tries() -> None:
     services = Services()
 

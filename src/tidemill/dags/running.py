@@ -72,8 +72,7 @@ def _run(dag: Any, claim: Claim, services: TaskServices) -> AttemptResult:
         if claim.callback is not None:
             return _run_callbacks(task, claim.callback, context)
         try:
-            renderer = Renderer(build_environment(dag), context, task.template_ext)
-            render_fields(task, task.template_fields, renderer)
+            _render(dag, task, context)
             result = _execute(task, claim.resume, context)
             xcoms = _collect_xcoms(task, result)
         except KeyboardInterrupt:
@@ -84,6 +83,18 @@ def _run(dag: Any, claim: Claim, services: TaskServices) -> AttemptResult:
             return AttemptResult(_classify(error, task))
     ti = context["ti"]
     return AttemptResult(AttemptSucceeded(), xcoms, tuple(sorted(ti.skipped)), ti.skips_all)
+
+
+def _render(dag: Any, task: Any, context: Context) -> None:
+    """Render the template fields of a task.
+
+    Raises:
+        ValueError: One of them cannot be rendered.
+    """
+    try:
+        render_fields(task, task.template_fields, Renderer(build_environment(dag), context, task.template_ext))
+    except RecursionError:  # its traceback would be thousands of lines
+        raise ValueError("a template field contains itself, or is nested too deeply") from None
 
 
 def _merge_params(dag: Any, task: Any, claim: Claim) -> dict[str, Any]:

@@ -294,6 +294,26 @@ async def test_callbacks_run_in_attempts_of_their_own(worker: RunningWorker) -> 
     assert "it said boom" in worker.store.text_of(1, 0)
 
 
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        ("context['ti'].xcom_push('a', 1)", "push an XCom"),
+        ("context['task_state_store'].get('a')", "use the task state"),
+    ],
+)
+async def test_a_callback_is_told_what_only_attempts_can_do(worker: RunningWorker, call: str, what: str) -> None:
+    from tidemill.store.calls import ClaimedCallback
+
+    worker.write(
+        f"def told(context): {call}\n"
+        + "with DAG('d', schedule=None):\n"
+        + "    EmptyOperator(task_id='run', on_failure_callback=told)\n"
+    )
+    worker.store.queue(make_attempt(1, "run", callback=ClaimedCallback(7, "on_failure", "boom")))
+    await until(lambda: 7 in worker.store.callbacks, what="it has ended")
+    assert f"a callback cannot {what}: its task has ended; do it in the task" in (worker.store.callbacks[7].error or "")
+
+
 # -- the worker --------------------------------------------------------------------------------------------------------
 
 
