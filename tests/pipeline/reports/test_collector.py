@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
+from tests.pipeline.batches import make_batch
 from tests.until import until
 
 from tidemill.pipeline.reports import collector
@@ -21,9 +21,10 @@ class Kept:
         self.batches: list[list[int]] = []
         self.tasks = EngineTasks()
         self.closed = False
+        self.needs_messages = False
 
     def take(self, batch: FinishedBatch) -> None:
-        self.batches.append([message.offset for message in batch.messages])
+        self.batches.append(list(batch.offsets))
 
     async def close(self) -> None:
         self.closed = True
@@ -104,7 +105,7 @@ def test_a_batch_knows_tasks_attempts_failures_and_times() -> None:
 
     def batch(*runs: Any) -> FinishedBatch:
         message = SourceMessage("t", 0, 5, timestamp=3)
-        return FinishedBatch.of([(message, each, collector.NO_WINDOW, time.time_ns(), None) for each in runs])
+        return FinishedBatch.join([make_batch([message], each) for each in runs])
 
     failed, replaced = Run(3, "no"), Run(1, "no", replaced=True)
     ones = batch([Run(1)], [failed])
