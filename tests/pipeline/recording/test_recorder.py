@@ -629,6 +629,44 @@ async def test_output_is_masked_on_a_thread_and_left_out_where_there_is_no_time_
     assert [row["stdout"] for row in Recorded(recorder).tasks] == [None, b"x" * size]
 
 
+def test_rows_of_many_tasks_come_in_order_and_whole_with_and_without_output_among_them() -> None:
+    recorder, count = EngineRecorder(settings_of(), Clock()), 2 * task_rows.BLOCK_ROWS + 7
+    failing = {3, count - 1}
+    for n in range(count):
+        labels, args = ({"n": str(n)}, ("-x", str(n))) if n % 3 == 0 else ({}, ())
+        parent = f"p{n}" if n % 5 == 0 else None
+        task = ExecutorTask(f"t{n}", args, stdin="é" * n, labels=labels, parent_task_id=parent)
+        offsets = list(range(n, n + n % 4))
+        owner = SimpleNamespace(find_task_offsets=lambda run, offsets=offsets: (("t", (offsets and 1) or 0), offsets))
+        run: Any = SimpleNamespace(task=task, owner=owner, slot=n, attempts=n, queued_at=0.0, ended_at=n, failure=None)
+        kind = ErrorKind.EXIT if n in failing else None
+        recorder.note_attempt(run, ProcessOutcome(int(n in failing), b"out", b"", 0.0, n, kind, None))
+    recorder._pack_tasks(at_once=True)
+    rows = Recorded(recorder).tasks
+    assert [row["task_id"] for row in rows] == [f"t{n}" for n in range(count)]
+    for n, row in enumerate(rows):
+        offsets, failed = list(range(n, n + n % 4)), n in failing
+        assert (row["topic"], row["partition"], row["offsets"]) == ("t", 1 if offsets else 0, offsets)
+        assert (row["args"], row["labels"]) == ((["-x", str(n)], [("n", str(n))]) if n % 3 == 0 else ([], []))
+        assert (row["slot"], row["pid"], row["attempt"], row["ended_at"], row["started_at"]) == (n, n, n, n, n)
+        assert (row["input_bytes"], row["output_bytes"]) == (2 * n, 3)
+        assert (row["kind"], row["exit_code"], row["stdout"]) == (("exit", 1, b"out") if failed else ("ok", 0, None))
+        assert row["parent"] == (f"p{n}" if n % 5 == 0 else None)
+
+
+def test_a_row_of_a_task_that_no_column_holds_is_counted_with_those_it_is_packed_with() -> None:
+    recorder, count = EngineRecorder(settings_of(), Clock()), task_rows.BLOCK_ROWS
+    for n in range(count):
+        owner = SimpleNamespace(find_task_offsets=lambda run: (("t", 0), [2**70]))
+        run: Any = SimpleNamespace(
+            task=ExecutorTask("t"), owner=owner, slot=0, attempts=1, queued_at=0.0, ended_at=n, failure=None
+        )
+        recorder.note_attempt(run, ProcessOutcome(0, b"", b"", 0.0, 1, None, None))
+    assert recorder.frames.dropped == 0
+    recorder._pack_tasks(at_once=True)
+    assert (recorder.frames.dropped, Recorded(recorder).tasks) == (count, [])
+
+
 async def test_memory_is_bounded_when_no_beat_ever_comes() -> None:
     recorder = EngineRecorder(settings_of(max_buffer_bytes=200_000), Clock())
     for start in range(0, 200_000, 1000):

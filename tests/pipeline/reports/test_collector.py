@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
+import pytest
 from tests.pipeline.batches import make_batch
 from tests.until import until
 
 from tidemill.pipeline.reports import collector
 from tidemill.pipeline.reports.collector import FinishedMessages
-from tidemill.pipeline.reports.report import NO_WINDOW, FinishedBatch
+from tidemill.pipeline.reports.report import NO_WINDOW, FinishedBatch, WindowTimes, stand_for_known
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.messages import SourceMessage
 
@@ -82,6 +84,33 @@ async def test_large_messages_and_large_outputs_are_not_kept_until_there_are_a_t
     finished.size_bytes += collector.MAX_BYTES
     add(finished, 3)
     assert kept.batches == [[1, 2], [3]]
+
+
+class Watched(SourceMessage, weakref=True):
+    """A message that tells when it is gone."""
+
+
+class Task:
+    """What became of a task."""
+
+    result = None
+
+
+@pytest.mark.parametrize("needs_messages", [False, True])
+async def test_messages_and_known_results_are_kept_only_for_a_report_that_needs_them(needs_messages: bool) -> None:
+    kept = Kept()
+    kept.needs_messages = needs_messages
+    finished, window = FinishedMessages([kept]), WindowTimes(1, 2, 3)
+    window.known_runs = stand_for_known(1)
+    messages, task = [Watched("t", 0, offset, b"k") for offset in range(3)], Task()
+    left: list[Any] = [weakref.ref(each) for each in (*messages, task)]
+    finished.add_all(messages[:2], [9, 9], [[task], [task]], window)  # type: ignore[list-item]
+    finished.add(messages[2], 9, (), window)
+    assert finished.size_bytes == (27 if needs_messages else 11)
+    del messages, task
+    assert [each() is not None for each in left] == [needs_messages] * 4
+    await finished.close()
+    assert sorted(kept.batches[0]) == [0, 1, 2]
 
 
 async def test_a_report_that_raises_takes_nothing_from_the_others() -> None:
