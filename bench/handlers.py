@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from tidemill import (
@@ -60,7 +61,7 @@ class KnownTopic(Known):
 
 
 class Sleepy(Handler[Any, Any]):
-    """`cat` per message into a topic; a message that says so takes three seconds."""
+    """`cat` per message into a topic, with the engine that ran it; a message that says so takes three seconds."""
 
     async def arrange(self, messages, pending):
         return [
@@ -75,7 +76,7 @@ class Sleepy(Handler[Any, Any]):
         ]
 
     async def on_task_complete(self, result):
-        return CollectResult(kafka=[KafkaPayload(data=result.stdout_bytes)])
+        return CollectResult(kafka=[KafkaPayload(data=b"%s|%d" % (result.stdout_bytes, os.getpid()))])
 
 
 class Stuck(Handler[Any, Any]):

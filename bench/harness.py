@@ -124,10 +124,11 @@ class Bench:
         admin = AdminClient({"bootstrap.servers": self.broker.bootstrap})
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            found = admin.describe_consumer_groups([group])[group].result(10)
-            shares = [len(member.assignment.topic_partitions) for member in found.members]
-            if found.state is ck.ConsumerGroupState.STABLE and len(shares) == members and all(shares):
-                return
+            with contextlib.suppress(ck.KafkaException):  # a fresh broker has no coordinator yet
+                found = admin.describe_consumer_groups([group])[group].result(10)
+                shares = [len(member.assignment.topic_partitions) for member in found.members]
+                if found.state is ck.ConsumerGroupState.STABLE and len(shares) == members and all(shares):
+                    return
             time.sleep(0.1)
         raise TimeoutError(f"the group {group} did not settle")
 

@@ -15,13 +15,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
-import confluent_kafka as ck
 from bench.harness import ROOT, Bench, chosen, report, tree_cpu_seconds, tree_rss
 from bench.spawn_floor import bare_cat_loop
+
+from bench import latency
 
 LINES = gzip.decompress((ROOT / "examples/access_log/access.log.gz").read_bytes()).splitlines()[:10_000]
 
@@ -86,8 +86,8 @@ def cat(folder: Path, rounds: int = 5) -> None:
     finally:
         bench.close()
     report(
-        bench="cat", median_cpu_ratio=statistics.median(ratios), bar_cpu_ratio=1.6,
-        median_speed_ratio=statistics.median(speeds), bar_speed_ratio=0.5,
+        bench="cat", median_cpu_ratio=statistics.median(ratios), bar_cpu_ratio=1.1,
+        median_speed_ratio=statistics.median(speeds), bar_speed_ratio=1.0,
     )  # fmt: skip
 
 
@@ -143,13 +143,14 @@ def resident(folder: Path, rounds: int = 3) -> None:
         bench="resident",
         median_ratio_one_at_a_time=medians["resident"] / medians["cat"],
         median_ratio=medians["send_ahead"] / medians["cat"],
-        bar_ratio=10,
+        bar_ratio_one_at_a_time=12,
+        bar_ratio=25,
     )
 
 
 def known(folder: Path, count: int = 200_000, rounds: int = 3) -> None:
     """Messages per second with known results, from the first produced to the last committed."""
-    _without_processes(folder, "Known", "known", count, rounds, bar_per_second=20_000)
+    _without_processes(folder, "Known", "known", count, rounds, bar_per_second=110_000)
 
 
 def transform(folder: Path, count: int = 200_000, rounds: int = 3) -> None:
@@ -188,6 +189,8 @@ def exactly_once(folder: Path, count: int = 150_000, rounds: int = 4) -> None:
     bench = Bench(folder)
     values = [b"%07d %s" % (n, LINES[n % len(LINES)][:90]) for n in range(count)]
     speeds: dict[bool, list[float]] = {False: [], True: []}
+    costs: dict[bool, list[float]] = {False: [], True: []}
+    processes: dict[bool, int] = {}
     topics = {False: "in", True: "in-once"}
     groups = {False: "plain", True: "once"}
 
@@ -202,9 +205,8 @@ def exactly_once(folder: Path, count: int = 150_000, rounds: int = 4) -> None:
                 bench.broker.create_topic(f"out-{groups[once]}", partitions=4)
                 turn(once)
                 sinks = {"kafka": {"out": {"topic": f"out-{groups[once]}"}}}
-                running.enter_context(
-                    bench.pipeline("KnownTopic", groups[once], kafka={"exactly_once": once}, sinks=sinks)
-                )
+                pipeline = bench.pipeline("KnownTopic", groups[once], kafka={"exactly_once": once}, sinks=sinks)
+                processes[once] = running.enter_context(pipeline).pid
                 bench.feed(values[:500])
                 bench.wait_committed(groups[once], 500)
                 bench.wait_settled(groups[once], 2)
@@ -212,11 +214,18 @@ def exactly_once(folder: Path, count: int = 150_000, rounds: int = 4) -> None:
                 once = n % 2 == 1
                 turn(once)
                 goal = bench.committed(groups[once]) + count
-                start = time.monotonic()
+                start, cpu = time.monotonic(), tree_cpu_seconds(processes[once])
                 bench.feed(values)
                 bench.wait_committed(groups[once], goal)
                 speeds[once].append(count / (time.monotonic() - start))
-                report(bench="exactly_once", exactly_once=once, round=n // 2, per_second=speeds[once][-1])
+                costs[once].append((tree_cpu_seconds(processes[once]) - cpu) / count * 1e6)
+                report(
+                    bench="exactly_once",
+                    exactly_once=once,
+                    round=n // 2,
+                    per_second=speeds[once][-1],
+                    cpu_us=costs[once][-1],
+                )
         for once in (False, True):
             seen = bench.readable(f"out-{groups[once]}")
             if seen < 500 + rounds * count or (once and seen != 500 + rounds * count):
@@ -224,62 +233,14 @@ def exactly_once(folder: Path, count: int = 150_000, rounds: int = 4) -> None:
     finally:
         bench.close()
     plain, once_speed = statistics.median(speeds[False]), statistics.median(speeds[True])
-    report(bench="exactly_once", median_plain=plain, median_exactly_once=once_speed, ratio=once_speed / plain,
-           bar_ratio=0.75)  # fmt: skip
-
-
-def latency(folder: Path, count: int = 1200, per_second: float = 20.0) -> None:
-    """From produce to a result that can be read, with one message in 200 taking three seconds."""
-    bench = Bench(folder)
-    bench.broker.create_topic("out", partitions=1)
-    consumer = ck.Consumer(
-        {
-            "bootstrap.servers": bench.broker.bootstrap,
-            "group.id": "latency-probe",
-            "auto.offset.reset": "earliest",
-            "fetch.wait.max.ms": 5,
-        }
+    report(
+        bench="exactly_once",
+        median_plain=plain,
+        median_exactly_once=once_speed,
+        median_cpu_us=[statistics.median(costs[once]) for once in (False, True)],
+        ratio=once_speed / plain,
+        bar_ratio=0.95,
     )
-    consumer.subscribe(["out"])
-    sent: dict[bytes, float] = {}
-    took: dict[bytes, float] = {}
-    done = threading.Event()
-
-    def read() -> None:
-        while not done.is_set():
-            record = consumer.poll(0.1)
-            if record is not None and record.error() is None and record.value() in sent:
-                took.setdefault(record.value(), time.monotonic() - sent[record.value()])
-
-    reader = threading.Thread(target=read)
-    try:
-        with bench.pipeline("Sleepy", "latency", sinks={"kafka": {"out": {"topic": "out"}}}):
-            bench.feed([b"warm %d" % n for n in range(100)])
-            bench.wait_committed("latency", 100)
-            bench.wait_settled("latency", 2)
-            reader.start()
-            producer = ck.Producer({"bootstrap.servers": bench.broker.bootstrap, "linger.ms": 0})
-            for n in range(count):
-                value = (b"slow %d" if n % 200 == 100 else b"fast %d") % n
-                sent[value] = time.monotonic()
-                producer.produce("in", value, partition=n % 4)
-                producer.poll(0)
-                time.sleep(1 / per_second)
-            producer.flush(10)
-            bench.wait_committed("latency", 100 + count)
-            deadline = time.monotonic() + 10
-            while len(took) < count and time.monotonic() < deadline:
-                time.sleep(0.05)
-            done.set()
-            reader.join()
-    finally:
-        done.set()
-        bench.close()
-    fast = sorted(seconds * 1000 for value, seconds in took.items() if value.startswith(b"fast"))
-    if len(took) != count:
-        raise AssertionError(f"{len(took)} of {count} results were readable")
-    report(bench="latency", messages=len(fast), p50_ms=fast[len(fast) // 2], p99_ms=fast[int(len(fast) * 0.99)],
-           max_ms=fast[-1], bar_p50_ms=15, bar_p99_ms=40)  # fmt: skip
 
 
 def memory(folder: Path) -> None:
@@ -360,7 +321,8 @@ if __name__ == "__main__":
         "known": known,
         "transform": transform,
         "exactly_once": exactly_once,
-        "latency": latency,
+        "latency": latency.stable,
+        "joining": latency.joining,
         "memory": memory,
     }
     for name in chosen(measures):
