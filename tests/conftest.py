@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
@@ -54,11 +55,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Run migrations once, and leave what all tests share, modules and tests, out of every search for garbage."""
+    """Run migrations once, prepare the command line once, and leave what all share out of every search for garbage."""
     if (migrate := sys.modules.get("tidemill.store.migrate")) is not None:
         from tests.store.migrated import repeat_migrations
 
         migrate._run_alembic = repeat_migrations(migrate._run_alembic)
+    if (testing := sys.modules.get("typer.testing")) is not None:
+        testing._get_command = functools.cache(testing._get_command)
     gc.collect()
     gc.freeze()
 

@@ -46,7 +46,15 @@ MODULE = "import runpy, sys; del sys.argv[0]; runpy.run_module(sys.argv[0], run_
 
 
 class Forked:
-    """A process that was forked; has what tests use of `subprocess.Popen`."""
+    """A process that was forked; has what tests use of `subprocess.Popen`.
+
+    Attributes:
+        pid: Its number.
+        returncode: As `subprocess` has it; None while it runs.
+    """
+
+    #: What all of them took whose end this process has seen, with the processes whose end those saw.
+    cpu_seconds = 0.0
 
     def __init__(self, told: socket.socket) -> None:
         """Read its number, which is told first."""
@@ -73,10 +81,12 @@ class Forked:
         if self.returncode is None:
             self._told.settimeout(timeout)
             try:
-                self.returncode = int(self._told.recv(32))
+                status, cpu_seconds = self._told.recv(64).split()
             except (BlockingIOError, TimeoutError):
                 return None
             self._told.close()
+            self.returncode = int(status)
+            Forked.cpu_seconds += float(cpu_seconds)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -226,11 +236,11 @@ def _serve(requests: socket.socket) -> str | None:
         for key, _ in selector.select():
             if key.fd in told:
                 pid, reply = told.pop(key.fd)
-                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                _, status, used = os.wait4(pid, 0)
                 selector.unregister(key.fd)
                 os.close(key.fd)
                 with reply:
-                    _tell(reply, status)
+                    _tell(reply, f"{os.waitstatus_to_exitcode(status)} {used.ru_utime + used.ru_stime}")
                 continue
             request, files, _, _ = socket.recv_fds(requests, _LARGEST_REQUEST, 4)
             if not request:
@@ -243,7 +253,7 @@ def _serve(requests: socket.socket) -> str | None:
                 for fd in told:
                     os.close(fd)
                 return _become(json.loads(request), files)
-            _tell(reply, pid)
+            _tell(reply, str(pid))
             for fd in files:
                 os.close(fd)
             watch = os.pidfd_open(pid)
@@ -251,9 +261,9 @@ def _serve(requests: socket.socket) -> str | None:
             selector.register(watch, selectors.EVENT_READ)
 
 
-def _tell(reply: socket.socket, number: int) -> None:
+def _tell(reply: socket.socket, text: str) -> None:
     try:
-        reply.send(str(number).encode())
+        reply.send(text.encode())
     except OSError:
         pass  # the test has ended
 

@@ -49,6 +49,7 @@ class Servers:
             raise RuntimeError("the servers that tests share could not be started; what they said is above")
         self._places = json.loads(line)
         Servers.shared = self
+        PostgresServer.template = self.postgres.folder / "template"
 
     def close(self) -> None:
         """End them."""
@@ -71,7 +72,7 @@ def shared_postgres() -> Iterator[PostgresServer]:
     if Servers.shared is not None:
         yield Servers.shared.postgres
         return
-    server = PostgresServer(free_port())
+    server = PostgresServer(free_port(), makes_template=True)
     try:
         with ThreadPoolExecutor(1) as beside:  # the loop of a test may run in this thread
             beside.submit(asyncio.run, server.add_user()).result()

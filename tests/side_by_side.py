@@ -19,10 +19,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import pytest
-from tests.servers import Servers
+from tests.prepared import Forked
+
+if TYPE_CHECKING:
+    from tests.servers import Servers
 
 #: What takes longest starts first, or the others would have to wait for it at the end.
 LONGEST = (
@@ -321,7 +324,7 @@ class _Worker:
         # Tests of reloads forget modules; another import of one would not be the one that fixtures and tests have.
         modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "tests"}
         for tests in files:
-            before = os.times()
+            before, forks_before = os.times(), Forked.cpu_seconds
             for item, following in zip(tests, (*tests[1:], session), strict=True):
                 self._told.send(item.nodeid)
                 self._done.append((item.nodeid, item.location, []))
@@ -330,7 +333,8 @@ class _Worker:
                     break
             after = os.times()
             self._told.send(self._done)
-            self._told.send(Cost(_find_file(tests[0]), sum(after[:4]) - sum(before[:4]), after[4] - before[4]))
+            cpu_seconds = sum(after[:4]) - sum(before[:4]) + Forked.cpu_seconds - forks_before
+            self._told.send(Cost(_find_file(tests[0]), cpu_seconds, after[4] - before[4]))
             self._done = []
             sys.modules.update(modules)
             if session.shouldstop or session.shouldfail:

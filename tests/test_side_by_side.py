@@ -15,7 +15,6 @@ from tests.until import wait_until
 from tidemill.runtime.processes import find_descendants, is_running
 
 CONFTEST = """
-from tests.conftest import pytest_addoption
 from tests.side_by_side import SideBySide
 
 def pytest_configure(config):
@@ -33,7 +32,8 @@ def folder(tmp_path: Path) -> Path:
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
     path = os.pathsep.join([os.getcwd(), str(Path("src").resolve())])
-    env = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    # Plugins that these tests do not need take longer to import than the tests take.
+    env = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.Popen(
         command,
         cwd=folder,

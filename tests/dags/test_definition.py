@@ -73,6 +73,10 @@ def test_importing_it_is_cheap() -> None:
     assert found.stdout.split() == []
 
 
+LOOP: dict[str, Any] = {}
+LOOP["again"] = LOOP
+
+
 class Wrong(BaseOperator):
     template_fields = ("value", "missing")
 
@@ -172,8 +176,14 @@ def empty(**arguments: Any) -> Any:
         (lambda: empty(max_active_tis_per_dag=0), "task 't': max_active_tis_per_dag must be at least 1"),
         (lambda: empty(on_failure_callback="mail"), "task 't': on_failure_callback must be a function"),
         (lambda: empty(params=[1]), r"task 't': params must be a mapping of names to values, got \[1\]"),
+        (
+            lambda: BashOperator(task_id="t", bash_command="a", env=LOOP),
+            "task 't': argument 'env' contains itself, or is nested too deep",
+        ),
+        (lambda: Plain(task_id="t", value=LOOP), "task 't': argument 'value' contains itself, or is nested too deeply"),
+        (lambda: empty(params={"n": LOOP}), "task 't': argument 'params' contains itself, or is nested too deeply"),
         (lambda: empty(params={"n": Param("x", type="integer")}), "task 't': the default of param 'n': 'x' is not of"),
-        (lambda: empty(params={"n": Param(1, type="number!")}), "task 't': the schema of param 'n' is not JSON schema"),
+        (lambda: empty(params={"n": Param(1, type="number!")}), "task 't': the schema of param 'n' cannot be used"),
         (lambda: Wrong(task_id="t"), "task 't': 'missing' is in template_fields, but Wrong does not set it"),
         (lambda: Plain(task_id="t", value=empty(task_id="u").output), "task 't': argument 'value' is the output of a"),
         (lambda: Plain(task_id="t", value=empty(task_id="u")), "task 'u' is passed as an argument; pass its output"),
@@ -242,14 +252,22 @@ def test_a_wrong_task_is_refused_with_its_id_and_the_argument(create: Any, messa
         ({"dagrun_timeout": "1h"}, "DAG 'd': dagrun_timeout must be a timedelta"),
         ({"default_args": [1]}, "DAG 'd': default_args must be a mapping"),
         ({"tags": "etl"}, r"DAG 'd': tags must be a list of strings, got 'etl'; write \['etl'\]"),
+        ({"tags": 5}, "DAG 'd': tags must be a list of strings, got 5"),
         ({"tags": [1]}, "DAG 'd': tags must be a string, got 1"),
         ({"params": {1: 2}}, "DAG 'd': the name of a param must be a string, got 1"),
         (
             {"params": {"n": Param(type="integer")}, "schedule": "@daily"},
             "DAG 'd': param 'n' has no default, so no run",
         ),
-        ({"params": {"n": Param(1, **{"$ref": "#/none"})}}, "DAG 'd': the schema of param 'n' is not JSON schema: "),
-        ({"params": {"n": Param("a", pattern="(")}}, "DAG 'd': the schema of param 'n' is not JSON schema: "),
+        ({"params": {"n": Param(1, **{"$ref": "#/none"})}}, "DAG 'd': the schema of param 'n' cannot be used: "),
+        (
+            {"params": {"n": Param("a", pattern="(")}},
+            r"DAG 'd': the schema of param 'n' cannot be used: pattern '\(': unclosed group",
+        ),
+        (
+            {"params": {"n": Param("a", items={"pattern": "^(?!b)"})}},
+            "DAG 'd': the schema of param 'n' cannot be used: pattern .* look-around, .* say it with `not` and `allOf`",
+        ),
         ({"params": {"n": float("nan")}}, "DAG 'd': the default of param 'n' is nan"),
         ({"on_success_callback": 1}, "DAG 'd': on_success_callback must be a function"),
         (

@@ -151,6 +151,41 @@ def test_a_command_leaves_nothing_behind(tmp_path: Path) -> None:
     wait_until(lambda: not is_alive(pid))
 
 
+@pytest.mark.parametrize(
+    ("command", "last"),
+    [
+        ("sleep 1000 & echo $! > {pid}; echo hi", "hi"),
+        ("(sleep 0.2; echo late; sleep 1000) & echo $! > {pid}; echo hi", "late"),
+        ("yes & echo $! > {pid}; echo hi", "y"),
+    ],
+)
+def test_a_command_is_over_although_something_in_the_background_holds_its_output(
+    tmp_path: Path, command: str, last: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert value_of(bash(command.format(pid=tmp_path / "pid"))) == last
+    assert "the command has ended, but what it left in the background holds its output" in caplog.text
+    pid = int((tmp_path / "pid").read_text())
+    wait_until(lambda: not is_alive(pid))
+
+
+def test_a_command_that_closes_its_output_is_waited_for(tmp_path: Path) -> None:
+    assert value_of(bash(f"echo hi; exec >&- 2>&-; sleep 0.5; touch {tmp_path}/done")) == "hi"
+    assert (tmp_path / "done").exists()
+
+
+def test_the_end_of_a_command_is_seen_without_help_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    assert value_of(bash("sleep 1000 & sleep 0.2; echo hi")) == "hi"
+
+
+def test_long_lines_are_cut(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert value_of(bash("head -c 200000 /dev/zero | tr '\\0' a; echo; printf 'b\\n\\nc'")) == "c"
+    lines = [record.getMessage() for record in caplog.records]
+    assert [len(line) for line in lines[:-3]] == [65536, 65536, 65536, 200_000 - 3 * 65536]
+    assert lines[-3:] == ["b", "", "c"]
+
+
 def is_alive(pid: int) -> bool:
     try:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -138,6 +138,23 @@ def test_a_timeout_calls_on_kill() -> None:
     assert KILLED == ["t"]
 
 
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), ValueError("no"), TaskDeferred(trigger=None, method_name="x"), TaskTimeout("again")]
+)
+def test_what_on_kill_raises_does_not_hide_the_timeout(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    class Raises(BaseOperator):
+        def execute(self, context: Any) -> None:
+            raise TaskTimeout("too long")
+
+        def on_kill(self) -> None:
+            raise error
+
+    with DAG("d") as dag:
+        Raises(task_id="t")
+    assert attempt(dag, "t").ending == AttemptFailed("TaskTimeout: too long")
+    assert "on_kill of task 't' failed" in caplog.text
+
+
 def test_the_traceback_is_logged_from_the_users_code_on(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
         run(raising(ValueError("no")))
@@ -446,6 +463,21 @@ def test_keys_that_no_store_accepts_are_refused(key: Any) -> None:
     assert "xcom_push: key" in ending.error
     ending = run(lambda *_: {key: 1}, multiple_outputs=True).ending
     assert isinstance(ending, AttemptFailed)
+
+
+class Looped:
+    template_fields = ("value",)
+
+    def __init__(self) -> None:
+        self.value = self
+
+
+def test_a_field_that_contains_itself_fails_in_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    with DAG("d") as dag:
+        Call(task_id="t", value=Looped())
+    ending = attempt(dag, "t").ending
+    assert ending == AttemptFailed("ValueError: a template field contains itself, or is nested too deeply")
+    assert len(caplog.text.splitlines()) < 30
 
 
 def test_the_state_of_a_task_outlives_its_tries() -> None:

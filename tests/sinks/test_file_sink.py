@@ -7,7 +7,6 @@ import errno
 import fcntl
 import json
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import prepared
 
 from tidemill.config.sink_settings import FilesystemSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError, WrongPlaceError
@@ -511,7 +511,6 @@ import asyncio, json, os, resource, signal, sys
 from tidemill.config.sink_settings import FilesystemSinkSettings
 from tidemill.sinks.files import FilesystemSink
 from tidemill.sinks.payloads import FilePayload
-from tidemill.testing.contract import JsonSinkContract, deliver
 
 def sink(**options):
     return FilesystemSink("out", FilesystemSinkSettings(base_path=sys.argv[1]), **options)
@@ -521,9 +520,31 @@ async def send(sink, *data, path="a.jsonl"):
 """
 
 
-def run_script(body: str, base: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    script = SETUP + textwrap.dedent(body)
-    return subprocess.Popen([sys.executable, "-c", script, str(base), *arguments], stdout=subprocess.PIPE)
+class Script:
+    """A process that runs a script, and what it says."""
+
+    def __init__(self, script: str, *arguments: str) -> None:
+        read_end, write_end = os.pipe()
+        with open(write_end, "wb") as out, open(os.dup(2), "wb") as errors:
+            self.process = prepared.start(
+                arguments, cwd=Path.cwd(), env=os.environ, code=script, stdout=out, stderr=errors
+            )
+        self.stdout = open(read_end, "rb")  # noqa: SIM115  # until its end is waited for
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.wait()
+
+    def wait(self) -> bytes:
+        """Wait for its end; return what it said that was not read."""
+        with self.stdout:
+            said = self.stdout.read()
+        self.process.wait(60)
+        return said
+
+
+def run_script(body: str, base: Path, *arguments: str) -> Script:
+    return Script(SETUP + textwrap.dedent(body), str(base), *arguments)
 
 
 def test_what_does_not_fit_on_the_disk_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -541,7 +562,7 @@ def test_what_does_not_fit_on_the_disk_leaves_nothing_behind(tmp_path: Path) -> 
         """,
         tmp_path,
     )
-    output, _ = process.communicate(timeout=30)
+    output = process.wait()
     first, large, last = json.loads(output)
     assert (first, last) == ([None], [None])
     assert large == [[True, "a.jsonl: File too large"]] * 10
@@ -562,8 +583,8 @@ def test_several_processes_write_one_file_without_mixing_or_tearing_lines(tmp_pa
     """
     writers = [run_script(body, tmp_path, str(number)) for number in range(4)]
     for writer in writers:
-        writer.communicate(timeout=60)
-        assert writer.returncode == 0
+        writer.wait()
+        assert writer.process.returncode == 0
     numbers: dict[str, list[int]] = {}
     for line in (tmp_path / "a.jsonl").read_bytes().splitlines():
         record = json.loads(line)
@@ -585,15 +606,13 @@ def test_a_file_that_is_replaced_is_whole_at_every_moment_and_what_a_kill_leaves
     """
     writers = [run_script(body, tmp_path) for _ in range(2)]
     for writer in writers:
-        assert writer.stdout is not None
         assert b"ready\n" in iter(writer.stdout.readline, b"")
     for _ in range(100):
         content = (tmp_path / "a").read_bytes()
         assert content == content[:1] * 500_000
     (tmp_path / ".tidemill-0123456789abcdef").write_text("half")
     for writer in writers:
-        writer.send_signal(signal.SIGKILL)
-        writer.communicate(timeout=10)
+        writer.kill()
     last = run_script(
         """
         async def main():
@@ -605,8 +624,8 @@ def test_a_file_that_is_replaced_is_whole_at_every_moment_and_what_a_kill_leaves
         """,
         tmp_path,
     )
-    last.communicate(timeout=30)
-    assert last.returncode == 0
+    last.wait()
+    assert last.process.returncode == 0
     assert os.listdir(tmp_path) == ["a"]
     assert (tmp_path / "a").read_text() == "the end"
 
@@ -643,11 +662,9 @@ def test_a_writer_that_is_killed_leaves_only_whole_lines_to_the_next(tmp_path: P
     """
     writers = [run_script(body, tmp_path) for _ in range(4)]
     for writer in writers:
-        assert writer.stdout is not None
         assert writer.stdout.readline() == b"ready\n"
     for writer in writers:
-        writer.send_signal(signal.SIGKILL)
-        writer.communicate(timeout=10)
+        writer.kill()
     with (tmp_path / "a.jsonl").open("ab") as torn:
         torn.write(b'{"n":1,"x":"y')
     last = run_script(
@@ -661,8 +678,8 @@ def test_a_writer_that_is_killed_leaves_only_whole_lines_to_the_next(tmp_path: P
         """,
         tmp_path,
     )
-    last.communicate(timeout=30)
-    assert last.returncode == 0
+    last.wait()
+    assert last.process.returncode == 0
     lines = (tmp_path / "a.jsonl").read_bytes().split(b"\n")
     assert lines[-2:] == [b'"the end"', b""]
     for line in lines[:-2]:

@@ -324,7 +324,7 @@ def test_a_transaction_without_the_partitions_that_go_stays_as_it_is(made):
 
 
 def test_an_abort_that_takes_too_long_continues_later_and_tells_nothing_of_what_was_forgotten(made):
-    producer, consumer = made(send_offsets_to_transaction=again(1), abort_transaction=again(1_000_000)), Moving()
+    producer, consumer = made(send_offsets_to_transaction=again(1), abort_transaction=again(20_000)), Moving()
     begun(producer, consumer)
     assert producer.give_up(consumer, [OTHER], 0.05) == []
     producer.forget([OTHER])
@@ -334,7 +334,7 @@ def test_an_abort_that_takes_too_long_continues_later_and_tells_nothing_of_what_
 
 
 def test_a_commit_that_takes_too_long_continues_later_and_tells_nothing_of_what_was_forgotten(made):
-    producer, consumer = made(commit_transaction=again(1_000_000)), Moving()
+    producer, consumer = made(commit_transaction=again(20_000)), Moving()
     begun(producer, consumer)
     assert producer.give_up(consumer, [OTHER], 0.05) == []
     producer.forget([OTHER])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from tests.servers import shared_postgres
@@ -28,13 +30,38 @@ def own_postgres() -> Iterator[PostgresServer]:
     server.remove()
 
 
+#: What each kind of database is copied from that has the tables and nothing in them: that takes less than half of what
+#: the migrations take.
+_TEMPLATES: dict[str, str] = {}
+
+
+async def _new_file(folder: Path, *, is_migrated: bool, templates: pytest.TempPathFactory) -> str:
+    path = folder / "tidemill.db"
+    if is_migrated:
+        if "sqlite" not in _TEMPLATES:
+            _TEMPLATES["sqlite"] = str(templates.mktemp("template") / "tidemill.db")
+            await (await open_store(f"sqlite:///{_TEMPLATES['sqlite']}")).close()
+        shutil.copyfile(_TEMPLATES["sqlite"], path)
+    return f"sqlite:///{path}"
+
+
+async def _new_on_server(server: PostgresServer, *, is_migrated: bool) -> str:
+    if not is_migrated:
+        return await server.new_database()
+    if "postgresql" not in _TEMPLATES:
+        url = await server.new_database()
+        await (await open_store(url)).close()
+        _TEMPLATES["postgresql"] = urlsplit(url).path.removeprefix("/")
+    return await server.new_database(_TEMPLATES["postgresql"])
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
-async def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Return the URL of an empty database of each kind."""
+async def url(request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the URL of a new database of each kind: with its tables if the test has it opened, else empty."""
+    is_migrated = "database" in request.fixturenames
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/tidemill.db"
-    server: PostgresServer = request.getfixturevalue("postgres")
-    return await server.new_database()
+        return await _new_file(tmp_path, is_migrated=is_migrated, templates=tmp_path_factory)
+    return await _new_on_server(request.getfixturevalue("postgres"), is_migrated=is_migrated)
 
 
 @pytest.fixture

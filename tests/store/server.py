@@ -22,7 +22,10 @@ class PostgresServer:
     With a port it listens on 127.0.0.1 too, where the role `app` has the password `hunter2`.
     """
 
-    def __init__(self, port: int | None = None, folder: Path | None = None) -> None:
+    #: A data folder as `initdb` makes it, if there is one: to copy it takes a tenth of the time.
+    template: Path | None = None
+
+    def __init__(self, port: int | None = None, folder: Path | None = None, *, makes_template: bool = False) -> None:
         """Start it; or, with a folder, use the one that was started there."""
         self.port = port
         if folder is not None:
@@ -38,9 +41,13 @@ class PostgresServer:
             assert self._user is not None
             utils.ensure_prefix_permissions(self._bin)
             os.chown(self.folder, self._user.pw_uid, self._user.pw_gid)
-        self._run(
-            "initdb", "-U", "postgres", "--auth-local=trust", "--auth-host=scram-sha-256", "-E", "UTF8", "--locale=C"
-        )
+        if self.template is not None:
+            self._copy(self.template, self.data)
+        else:
+            access = ("--auth-local=trust", "--auth-host=scram-sha-256")
+            self._run("initdb", "-U", "postgres", *access, "-E", "UTF8", "--locale=C")
+        if makes_template:
+            self._copy(self.data, self.folder / "template")
         self.start()
 
     @property
@@ -84,12 +91,12 @@ class PostgresServer:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
 
-    async def new_database(self) -> str:
-        """Create an empty database; return its URL."""
+    async def new_database(self, template: str = "template1") -> str:
+        """Create a copy of a database, of an empty one if none is named; return its URL."""
         name = f"t{uuid.uuid4().hex}"
         connection = await asyncpg.connect(self.url())
         try:
-            await connection.execute(f"CREATE DATABASE {name}")
+            await connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         finally:
             await connection.close()
         return self.url(name)
@@ -106,6 +113,10 @@ class PostgresServer:
         connection = await asyncpg.connect(self.url())
         await connection.execute("CREATE ROLE app LOGIN SUPERUSER PASSWORD 'hunter2'")
         await connection.close()
+
+    def _copy(self, data: Path, copy: Path) -> None:
+        command = ["cp", "-a", "--reflink=auto", str(data), str(copy)]
+        subprocess.run(command, check=True, **self._as())  # type: ignore[call-overload]
 
     def _command(self, program: str, *arguments: str) -> list[str]:
         return [str(self._bin / program), "-D", str(self.data), *arguments]

@@ -166,6 +166,12 @@ async def test_the_params_of_a_run_are_the_defaults_with_its_configuration_over_
         ('{"day": "2026-01-01", "names": ["a", 1]}', r"param 'names'\[1\]: 1 is not of type 'string'"),
         ('{"day": "2026-01-01", "names": "' + "x" * 5000 + '"}', "^param 'names': 'xxx.{,400} is not of type 'array'"),
         ('{"day": "2026-01-01", "far": 1}', "param 'far': its schema cannot be used: Unresolvable: http://127.0.0.1:9"),
+        ('{"day": "2026-01-01", "word": "' + "a" * 5000 + '!"}', "param 'word': 'aaa.* does not match"),
+        ('{"day": "2026-01-01", "size": ' + "[" * 50_000 + "]" * 50_000 + "}", "a run is nested too deeply"),
+        (
+            '{"day": "2026-01-01", "more": "' + "x" * 1_048_576 + '"}',
+            "a run may have up to 1,048,576 bytes; pass a ref",
+        ),
         ('{"day": "2026-01-01", "round": 1}', "param 'round': its schema cannot be used: it refers to itself"),
     ],
 )
@@ -179,6 +185,7 @@ async def test_a_run_whose_configuration_does_not_match_a_param_is_not_created(
         ParamStructure("names", "[]", '{"type": "array", "items": {"type": "string"}}'),
         ParamStructure("round", "1", '{"$ref": "#"}'),
         ParamStructure("size", "3", '{"type": "integer", "minimum": 1}'),
+        ParamStructure("word", '"a"', '{"pattern": "^(a+)+$"}'),
     )
     await player.create(dag(task("a"), params=params), conf='{"day": null, "size": 4, "more": 1}', run_id="fits")
 

@@ -61,6 +61,8 @@ EVERY_LOOK = pytest.mark.parametrize(
         pytest.param(NARROW, "light", marks=pytest.mark.long),
     ],
 )
+#: Both widths; the short run has the one that has less room, and most other tests the other one.
+EACH_WIDTH = pytest.mark.parametrize("size", [pytest.param(WIDE, marks=pytest.mark.long), NARROW])
 #: Waits of the browser, in milliseconds: enough for a machine that is very busy.
 PATIENCE = 90_000
 
@@ -141,18 +143,23 @@ def opened(browser: Browser, served: Served, size: tuple[int, int], theme: str) 
         context.close()
 
 
+def keep_picture(page: Page, name: str) -> None:
+    """Keep a picture of a page if pictures are wanted: to draw one is most of what a page costs."""
+    if folder := os.environ.get("TIDEMILL_SCREENSHOTS"):
+        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
+
+
 @EVERY_LOOK
 def test_every_page_fits_logs_no_error_and_asks_nobody_else(
-    browser: Browser, served: Served, size: tuple[int, int], theme: str, tmp_path: Path
+    browser: Browser, served: Served, size: tuple[int, int], theme: str
 ) -> None:
-    kept = Path(os.environ.get("TIDEMILL_SCREENSHOTS", tmp_path))
     with opened(browser, served, size, theme) as (page, watch):
         for name, path in PAGES.items():
             page.goto(f"{served.base}{path}")
             if path == "/":
                 page.wait_for_selector("[data-live][data-state=on]")
                 page.wait_for_selector(".chart canvas")
-            page.screenshot(path=kept / f"{name.replace(' ', '-')}-{theme}-{size[0]}.png", full_page=True)
+            keep_picture(page, f"{name.replace(' ', '-')}-{theme}-{size[0]}")
             assert page.evaluate("document.documentElement.scrollWidth") <= size[0], f"{name} is wider than the window"
             assert page.locator("h1").count() == 1, name
             background = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -299,7 +306,7 @@ def test_a_reader_signs_out_and_in_again_with_the_forms(browser: Browser, served
     assert watch.wrong == []
 
 
-@pytest.mark.parametrize("size", [WIDE, NARROW])
+@EACH_WIDTH
 def test_a_pause_has_a_time_and_a_restart_is_confirmed_by_typing(
     browser: Browser, served: Served, size: tuple[int, int]
 ) -> None:
@@ -339,7 +346,7 @@ def test_a_pause_has_a_time_and_a_restart_is_confirmed_by_typing(
     served.pipeline.actions.clear()
 
 
-@pytest.mark.parametrize("size", [WIDE, NARROW])
+@EACH_WIDTH
 def test_a_ticked_letter_goes_from_the_click_to_its_sink(
     browser: Browser, tmp_path: Path, size: tuple[int, int]
 ) -> None:
@@ -396,7 +403,7 @@ def test_a_value_is_read_where_the_reader_asks_for_it(
         assert [line for line in watch.wrong if "404" not in line] == []
 
 
-@pytest.mark.parametrize("size", [WIDE, NARROW])
+@EACH_WIDTH
 def test_a_message_is_probed_with_the_keyboard_alone(
     browser: Browser, served: Served, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]
 ) -> None:

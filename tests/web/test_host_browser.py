@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
 from tests.web.scripted_host import LIST, ScriptedHost, scripted_host
 from tests.web.scripted_pipeline import SCRIPT
-from tests.web.test_browser import EVERY_LOOK, WIDE, Served, browser, opened
+from tests.web.test_browser import EVERY_LOOK, WIDE, Served, browser, keep_picture, opened
 
 from tidemill.core.triggers.lifecycle import EndVerdict, Next
 from tidemill.services.triggerer.recording import record_host
@@ -50,9 +48,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHost]:
 
 @EVERY_LOOK
 def test_every_page_of_a_host_fits_logs_no_error_and_asks_nobody_else(
-    browser: Browser, served: ServedHost, size: tuple[int, int], theme: str, tmp_path: Path
+    browser: Browser, served: ServedHost, size: tuple[int, int], theme: str
 ) -> None:
-    kept = Path(os.environ.get("TIDEMILL_SCREENSHOTS", tmp_path))
     with opened(browser, served, size, theme) as (page, watch):
         page.goto(f"{served.base}/streams")
         stream = page.locator("#streams tbody a").first.get_attribute("href")
@@ -61,7 +58,7 @@ def test_every_page_of_a_host_fits_logs_no_error_and_asks_nobody_else(
             if path in ("/triggers", "/streams"):
                 page.wait_for_selector("[data-live][data-state=on]")
             name = path.strip("/").split("?")[0].replace("/", "-")
-            page.screenshot(path=kept / f"host-{name}-{theme}-{size[0]}.png", full_page=True)
+            keep_picture(page, f"host-{name}-{theme}-{size[0]}")
             assert page.evaluate("document.documentElement.scrollWidth") <= size[0], f"{path} is wider than the window"
             assert page.locator("h1").count() == 1, path
     assert watch.wrong == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser
 from tests.until import wait_until
 from tests.web.scripted_pipeline import ScriptedPipeline
-from tests.web.test_browser import EVERY_LOOK, NARROW, WIDE, Served, browser, opened
+from tests.web.test_browser import EVERY_LOOK, NARROW, WIDE, Served, browser, keep_picture, opened
 from tests.web.test_lists import make_large_pipeline
 
 from tidemill.spark.live.web_ui import serve_web
@@ -44,9 +43,8 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
 
 @EVERY_LOOK
 def test_the_lists_of_many_fit_log_no_error_and_ask_nobody_else(
-    browser: Browser, served: Served, size: tuple[int, int], theme: str, tmp_path: Path
+    browser: Browser, served: Served, size: tuple[int, int], theme: str
 ) -> None:
-    kept = Path(os.environ.get("TIDEMILL_SCREENSHOTS", tmp_path))
     with opened(browser, served, size, theme) as (page, watch):
         for name, path in PAGES.items():
             page.goto(f"{served.base}{path}")
@@ -54,7 +52,7 @@ def test_the_lists_of_many_fit_log_no_error_and_ask_nobody_else(
             if name == "large-second-page":
                 page.click("#next-page")
                 page.wait_for_selector("text=51 to 100 of 980")
-            page.screenshot(path=kept / f"{name}-{theme}-{size[0]}.png", full_page=True)
+            keep_picture(page, f"{name}-{theme}-{size[0]}")
             assert page.evaluate("document.documentElement.scrollWidth") <= size[0], f"{name} is wider than the window"
             assert page.locator("h1").count() == 1, name
     assert watch.wrong == []

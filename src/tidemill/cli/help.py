@@ -5,14 +5,17 @@ Option types (`<bool>`) and the bounds of numbers are left out: names of values 
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command_name
 
 #: Longer lines are hard to read.
 _MAX_WIDTH = 100
@@ -106,9 +109,27 @@ class App(typer.Typer):
         }
         super().__init__(**{**common, **settings})
 
+    def __call__(self, *args: Any, **settings: Any) -> Any:
+        """Run the command line of this process."""
+        return typer.Typer.__call__(self._pick(sys.argv[1:2]), *args, **settings)
+
+    def _pick(self, words: list[str]) -> App:
+        """Return what has only the command that comes first: to prepare all takes longer than many a command."""
+        picked = copy.copy(self)
+        picked.registered_commands = [
+            each for each in self.registered_commands if [each.name or _name_of(each.callback)] == words
+        ]
+        picked.registered_groups = [each for each in self.registered_groups if [each.name] == words]
+        is_known = picked.registered_commands or picked.registered_groups
+        return picked if is_known and "_TIDEMILL_COMPLETE" not in os.environ else self
+
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
         """Register a command, as `typer.Typer.command` does."""
         return super().command(name, **{"cls": HelpCommand, **settings})
+
+
+def _name_of(callback: Callable[..., Any] | None) -> str:
+    return get_command_name(callback.__name__) if callback is not None else ""
 
 
 def _describe(param: Any, ctx: Any) -> tuple[str, str] | None:

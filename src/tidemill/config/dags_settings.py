@@ -14,7 +14,9 @@ class DagsSettings(Section):
         "dags", description="The folder of DAG files, relative to the folder where the command is started."
     )
     parse_timeout_seconds: PositiveFloat = Field(
-        30.0, description="How long reading a DAG file may take; then its process is killed, and the file is an error."
+        30.0,
+        description="How long reading a DAG file may take; then its process is killed, and the file is an error. An "
+        "attempt of a task fails if importing its file takes twice as long.",
     )
     paused_at_creation: bool = Field(
         False, description="Whether a new DAG is paused: then it does not run by itself until it is unpaused."

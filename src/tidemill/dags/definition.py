@@ -103,6 +103,8 @@ class DAG:
         self.params: dict[str, Param] = wrap_params(name, params)
         if isinstance(tags, str):
             raise DagError(f"{name}: tags must be a list of strings, got {tags!r}; write [{tags!r}]")
+        if tags is not None and not isinstance(tags, Iterable):
+            raise DagError(f"{name}: tags must be a list of strings, got {tags!r}")
         self.tags = frozenset(check_text(name, "tags", tag) for tag in tags or ())
         self.fail_fast = check_bool(name, "fail_fast", fail_fast)
         self.on_success_callback = arguments.check_callbacks(name, "on_success_callback", on_success_callback)

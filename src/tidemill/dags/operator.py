@@ -21,7 +21,7 @@ from tidemill.dags.operator_arguments import check_names, collect_defaults, name
 from tidemill.dags.params import Param, wrap_params
 from tidemill.dags.scope import open_dags, open_teardowns
 from tidemill.dags.trigger_text import check_triggers
-from tidemill.dags.xcom_arg import PLAIN_TYPES, PlainXComArg, find_outputs
+from tidemill.dags.xcom_arg import PLAIN_TYPES, PlainXComArg, list_outputs
 
 TRIGGER_RULES = (
     "all_success",
@@ -242,7 +242,9 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
         for field in self.template_fields:
             if not hasattr(self, field):
                 raise DagError(f"{owner}: {field!r} is in template_fields, but {type(self).__name__} does not set it")
-            self._connect_outputs(getattr(self, field))
+            for output in list_outputs(owner, field, getattr(self, field)):
+                for task in output.iter_tasks():
+                    connect(task, self)
         for name, value in given.items():
             if type(value) not in PLAIN_TYPES and name not in self.template_fields and name not in _NO_OUTPUTS:
                 self._check_no_outputs(owner, name, value)
@@ -253,17 +255,12 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
 
     def _check_no_outputs(self, owner: str, name: str, value: Any) -> None:
         """Refuse outputs of tasks in an argument that no template field holds: nothing would replace them."""
-        for output in find_outputs(value):
+        for output in list_outputs(owner, name, value):
             if not all(task.task_id in self.upstream_task_ids for task in output.iter_tasks()):
                 raise DagError(
                     f"{owner}: argument {name!r} is the output of a task, which is known only when that has run; add "
                     f"{name!r} to template_fields of {type(self).__name__}"
                 )
-
-    def _connect_outputs(self, value: Any) -> None:
-        for output in find_outputs(value):
-            for task in output.iter_tasks():
-                connect(task, self)
 
     # -- setup and teardown --------------------------------------------------------------------------------------------
 

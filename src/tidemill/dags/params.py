@@ -59,12 +59,12 @@ class Param:
         """Check the schema and the default.
 
         Raises:
-            DagError: The schema is not one, or the default does not match it.
+            DagError: The schema cannot be used, or the default does not match it.
         """
         try:
             check_schema(self.schema)
         except SchemaError as error:
-            raise DagError(f"{owner}: the schema of param {name!r} is not JSON schema: {error}") from None
+            raise DagError(f"{owner}: the schema of param {name!r} cannot be used: {error}") from None
         if self.has_default:
             try:
                 self.resolve(name=name)

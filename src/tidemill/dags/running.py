@@ -72,8 +72,7 @@ def _run(dag: Any, claim: Claim, services: TaskServices) -> AttemptResult:
         if claim.callback is not None:
             return _run_callbacks(task, claim.callback, context)
         try:
-            renderer = Renderer(build_environment(dag), context, task.template_ext)
-            render_fields(task, task.template_fields, renderer)
+            _render(dag, task, context)
             result = _execute(task, claim.resume, context)
             xcoms = _collect_xcoms(task, result)
         except KeyboardInterrupt:
@@ -84,6 +83,18 @@ def _run(dag: Any, claim: Claim, services: TaskServices) -> AttemptResult:
             return AttemptResult(_classify(error, task))
     ti = context["ti"]
     return AttemptResult(AttemptSucceeded(), xcoms, tuple(sorted(ti.skipped)), ti.skips_all)
+
+
+def _render(dag: Any, task: Any, context: Context) -> None:
+    """Render the template fields of a task.
+
+    Raises:
+        ValueError: One of them cannot be rendered.
+    """
+    try:
+        render_fields(task, task.template_fields, Renderer(build_environment(dag), context, task.template_ext))
+    except RecursionError:  # its traceback would be thousands of lines
+        raise ValueError("a template field contains itself, or is nested too deeply") from None
 
 
 def _merge_params(dag: Any, task: Any, claim: Claim) -> dict[str, Any]:
@@ -232,7 +243,9 @@ def kill(task: Any) -> None:
     """Call `on_kill` of a task that is ended from outside; what it raises is logged."""
     try:
         task.on_kill()
-    except Exception:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # `SystemExit` too: what ended the task is what counts
         log.exception("on_kill of task %r failed", task.task_id)
 
 
@@ -257,7 +270,9 @@ def _call_all(callbacks: tuple[Callable[..., Any], ...], context: Context, name:
     for callback in callbacks:
         try:
             callback(context)
-        except Exception as error:
+        except (KeyboardInterrupt, TaskTimeout):
+            raise
+        except BaseException as error:  # `SystemExit` too
             log.exception("the %s callback failed", name)
             failed = failed or f"the {name} callback failed: {describe_error(error)}"
     return failed

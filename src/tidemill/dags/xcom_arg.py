@@ -164,25 +164,32 @@ class PlainXComArg(XComArg):
         self.operator.__exit__(*error)
 
 
-def find_outputs(value: Any) -> Iterator[RunValue]:
-    """Yield the outputs of tasks in an argument, at any depth of lists, tuples, sets and dicts.
+def list_outputs(owner: str, name: str, value: Any) -> list[RunValue]:
+    """Return the outputs of tasks in an argument, at any depth of lists, tuples, sets and dicts.
 
     Raises:
-        DagError: The argument is a task, not its output.
+        DagError: The argument is a task, not its output; or it contains itself.
     """
+    try:
+        return list(_find_outputs(value))
+    except RecursionError:
+        raise DagError(f"{owner}: argument {name!r} contains itself, or is nested too deeply") from None
+
+
+def _find_outputs(value: Any) -> Iterator[RunValue]:
     # In the order of what arguments mostly are: a file may have thousands of tasks.
     if type(value) in PLAIN_TYPES:
         return
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from find_outputs(key)
-            yield from find_outputs(item)
+            yield from _find_outputs(key)
+            yield from _find_outputs(item)
     elif isinstance(value, list | tuple | set | frozenset):
         for item in value:
-            yield from find_outputs(item)
+            yield from _find_outputs(item)
     elif isinstance(value, RunValue):
         yield value
     elif isinstance(value, GroupOutput):
-        yield from find_outputs(value.value)
+        yield from _find_outputs(value.value)
     elif isinstance(value, TaskNode):
         raise DagError(f"task {value.task_id!r} is passed as an argument; pass its output: `.output`")

@@ -56,6 +56,7 @@ from tidemill.store.worker_calls import (
     Success,
     WorkerTurn,
 )
+from tidemill.triggers.streams.routing import find_events
 
 T = TypeVar("T")
 
@@ -255,7 +256,7 @@ class _Test:
         self._say(f"--- {claimed.task_id}: waits for {claimed.classpath}")
         try:
             trigger = create_trigger(str(claimed.id), claimed.classpath, claimed.kwargs)
-            events = trigger.run()
+            events = find_events(trigger)
             try:
                 async for event in events:
                     fired = FiredEvent(claimed.id, claimed.token, encode_payload(event), None, time.time_ns() // 1000)
@@ -263,7 +264,8 @@ class _Test:
                     await self._store.call(StoreEvents(self._service, self._request, (fired,)))
                     return
             finally:
-                await events.aclose()  # type: ignore[attr-defined]
+                if (close := getattr(events, "aclose", None)) is not None:
+                    await close()
                 await trigger.cleanup()
             error = "the trigger ended without an event"
         except asyncio.CancelledError:

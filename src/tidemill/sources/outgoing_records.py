@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -72,13 +73,12 @@ class OutgoingRecords:
             RecordRefusedError: A record was not accepted.
             confluent_kafka.KafkaException: The producer failed for good.
         """
-        produce, failed = producer.produce, self._on_delivery
-        records = self._records
-        while self._sent < len(records):
-            record = records[self._sent]
-            behind_one = self._sent > 0 and records[self._sent - 1].isolated
-            if (record.isolated or behind_one) and producer.flush(seconds := seconds_left()):
+        produce, failed, records = producer.produce, self._on_delivery, self._records
+        is_behind_isolated = self._sent > 0 and records[self._sent - 1].isolated
+        for record in itertools.islice(records, self._sent, None):
+            if (record.isolated or is_behind_isolated) and producer.flush(seconds := seconds_left()):
                 return self._answer_flushing(seconds)
+            is_behind_isolated = record.isolated
             self._flush_began = None
             try:
                 produce(
@@ -116,8 +116,11 @@ class OutgoingRecords:
             record.oversize = is_too_large(error)
 
 
+_NO_EXTRAS: dict[str, Any] = {}
+
+
 def _get_extras(record: Outgoing) -> dict[str, Any]:
     """Return what a record has besides key and value; most have nothing."""
     if not record.headers and record.partition < 0 and not record.timestamp:
-        return {}
+        return _NO_EXTRAS
     return {"partition": record.partition, "timestamp": record.timestamp, "headers": list(record.headers)}

@@ -72,6 +72,8 @@ class HandlerRun(msgspec.Struct):
 class _Report:
     """Collects outcomes instead of writing a history."""
 
+    needs_messages = True
+
     def __init__(self) -> None:
         self.outcomes: list[MessageOutcome] = []
         self.tasks = EngineTasks()

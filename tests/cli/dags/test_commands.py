@@ -56,6 +56,10 @@ def test_pools_variables_and_connections_are_set_listed_and_deleted(store):
         (("dags", "pause", "nope"), "nope"),
         (("dags", "trigger", "nope", "--conf", "[1]"), "must be a JSON object"),
         (("dags", "trigger", "nope", "--conf", "{"), "is not JSON"),
+        (
+            ("dags", "trigger", "nope", "--conf", '{"a": ' + "[" * 50_000 + "]" * 50_000 + "}"),
+            "--conf is nested too deep",
+        ),
         (("dags", "trigger", "nope", "--logical-date", "tomorrow"), "not a time"),
         (("dags", "trigger", "nope", "--logical-date", "9999-12-31T23:00:00-12:00"), "not a time"),
         (("dags", "trigger", "nope", "--conf", '{"rows": NaN}'), "--conf['rows'] is nan"),
@@ -64,6 +68,7 @@ def test_pools_variables_and_connections_are_set_listed_and_deleted(store):
         (("runs", "list", "--state", "done"), "use queued, running, success, failed"),
         (("tasks", "mark", "nope", "a", "--as", "done"), "success, failed or skipped"),
         (("connections", "set", "a", "--type", "http", "--extra", "1"), "must be a JSON object"),
+        (("connections", "set", "a", "--type", "http", "--extra", "[" * 50_000), "must be a JSON object"),
         (("variables", "set", "", "x"), "a variable needs a name"),
         (("connections", "set", "", "--type", "http"), "a connection needs a name"),
         (("variables", "delete", "nope"), "there is no variable 'nope'"),
@@ -78,6 +83,17 @@ def test_a_mistake_is_named_in_one_line(store, words, advice):
     assert advice in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "most"),
+    [(("pools", "set", "a"), "2147483647"), (("runs", "list", "--limit"), "100000")],
+)
+def test_a_number_that_no_store_holds_is_refused(dev, words, most):
+    done = dev.run(*words, "99999999999999999999")
+
+    assert done.returncode == ExitCode.CONFIG, done.stderr
+    assert f"Input should be less than or equal to {most}" in done.stderr
 
 
 TESTED = """

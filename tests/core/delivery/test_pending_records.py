@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.examples import examples
@@ -92,6 +93,26 @@ def test_only_an_undecided_result_can_be_decided() -> None:
     assert staging.count_outstanding("p") == 0
 
 
+def test_results_that_are_staged_together_are_as_those_that_are_staged_one_by_one() -> None:
+    together: PendingRecords[str, str] = PendingRecords()
+    together.stage_all("p", [1, 2, 2], ["a", "b", "c"])
+    together.stage("p", 3, 3, "d")
+    together.stage_all("p", [4], ["e"])
+    one_by_one: PendingRecords[str, str] = PendingRecords()
+    for position, result in ((1, "a"), (2, "b"), (2, "c"), (3, "d"), (4, "e")):
+        one_by_one.stage("p", position, position, result)
+    for last in (2, 4):
+        taken = [
+            [(each.first, each.last, each.result) for each in staging.take("p", last)]
+            for staging in (together, one_by_one)
+        ]
+        assert taken[0] == taken[1] != []
+        together.settle("p")
+        one_by_one.settle("p")
+    with pytest.raises(ValueError, match="shorter"):
+        together.stage_all("p", [1, 2], ["a"])
+
+
 # -- random schedules, together with the ledger ----------------------------------------------------------------
 
 STEPS = st.one_of(
@@ -110,13 +131,13 @@ class Schedule:
 
     def __init__(self) -> None:
         self.ledger: Ledger[str, int] = Ledger()
-        self.staging: PendingRecords[str, int] = PendingRecords()
+        self.staging: PendingRecords[str, float] = PendingRecords()
         self.entries: list[Any] = []
-        self.spans: dict[int, tuple[int, int]] = {}
-        self.withheld: list[Staged[str, int]] = []
+        self.spans: dict[float, tuple[int, int]] = {}
+        self.withheld: list[Staged[str, float]] = []
         self.batch: Any = None
-        self.taken: list[Staged[str, int]] = []
-        self.gone: set[int] = set()
+        self.taken: list[Staged[str, float]] = []
+        self.gone: set[float] = set()
         self.committed = -1
         self.position = 0
 
@@ -148,7 +169,11 @@ class Schedule:
         if all(not entry.resolved for entry in members):
             number = len(self.spans) + 1000 * self.position
             first, last = members[0].item, members[-1].item
-            self.staging.stage("p", first, last, number)
+            if width == 0:
+                self.staging.stage_all("p", [first, first], [number, number + 0.5])
+                self.spans[number + 0.5] = (first, last)
+            else:
+                self.staging.stage("p", first, last, number)
             self.spans[number] = (first, last)
 
     def collect(self) -> None:

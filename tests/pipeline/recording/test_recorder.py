@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import structlog
 from structlog.testing import capture_logs
+from tests.pipeline.batches import make_batch
 from tests.pipeline.conftest import Rig, message
 from tests.until import until
 
@@ -36,7 +37,7 @@ from tidemill.pipeline.recording import recorder as recorder_module
 from tidemill.pipeline.recording.event_log import MAX_PER_SECOND, EventLog
 from tidemill.pipeline.recording.recorder import EngineRecorder
 from tidemill.pipeline.recording.task_rows import MAX_STREAM_BYTES, cut_stream, mask_stream
-from tidemill.pipeline.reports.report import NO_WINDOW, FinishedBatch
+from tidemill.pipeline.reports.report import FinishedBatch
 from tidemill.pipeline.tasks.process import ProcessOutcome
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.schema import MAX_BODY_BYTES, RowTable, decode_rows
@@ -140,6 +141,50 @@ async def test_payloads_of_tasks_and_messages_are_counted(rig: MakeRig) -> None:
     rows = (await end(it)).messages
     assert [row["payloads"] for row in rows] == [3, 3, 3]
     assert [(row["tasks"], row["precomputed"], row["attempts"]) for row in rows] == [(1, 1, 1)] * 3
+    assert all(row["tasks_done_at"] == row["arranged_at"] for row in rows)
+
+
+class KnownLines(Handler[Any, Any]):
+    """A known result per message; its value says how many payloads there are of it, and how many tasks it has."""
+
+    async def arrange(self, messages: Any, pending: Any) -> list[ExecutorTask]:
+        return [
+            ExecutorTask(f"k{m.offset}-{n}", source_offsets=(m.offset,), precomputed=PrecomputedResult(m.value))
+            for m in messages
+            for n in range(2 if m.value == b"two tasks" else 1)
+        ]
+
+    async def on_task_complete(self, result: ExecutorResult) -> CollectResult:
+        if result.stdout == "raise":
+            raise ValueError("no")
+        count = int(result.stdout) if result.stdout.isdigit() else 1
+        return CollectResult(files=[FilePayload(path="out", data=b"1")] * count)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [b"1", b"1", b"1"],
+        [b"3", b"3", b"3"],
+        [b"0", b"0", b"0"],
+        [b"0", b"1", b"2"],
+        [b"1", b"1", b"0"],
+        [b"2", b"raise", b"2"],
+        [b"1", b"two tasks", b"1"],
+    ],
+)
+async def test_each_message_of_a_window_of_known_results_has_what_is_true_of_it(
+    rig: MakeRig, values: list[bytes]
+) -> None:
+    it = rig(KnownLines(), [message(n, value) for n, value in enumerate(values)], debug={})
+    await it.committed(len(values))
+    rows = (await end(it)).messages
+    tasks = [2 if value == b"two tasks" else 1 for value in values]
+    assert [row["tasks"] for row in rows] == [row["precomputed"] for row in rows] == tasks
+    assert [row["attempts"] for row in rows] == tasks
+    payloads = {b"raise": 0, b"two tasks": 2}
+    assert [row["payloads"] for row in rows] == [payloads[each] if each in payloads else int(each) for each in values]
+    assert [row["status"] for row in rows] == ["done"] * len(values)
     assert all(row["tasks_done_at"] == row["arranged_at"] for row in rows)
 
 
@@ -442,7 +487,8 @@ def settings_of(**values: Any) -> Any:
 
 
 def batch(*offsets: int, key: Callable[[int], bytes] = lambda n: b"%d" % n) -> FinishedBatch:
-    return FinishedBatch.of([(SourceMessage("t", 0, n, key(n)), (), NO_WINDOW, time.time_ns(), None) for n in offsets])
+    messages = [SourceMessage("t", 0, n, key(n)) for n in offsets]
+    return make_batch(messages, resolved_ns=time.time_ns())
 
 
 def test_rows_wait_for_their_commits_but_for_little_more_than_a_second() -> None:
@@ -480,8 +526,8 @@ def test_a_batch_that_is_too_large_is_split_into_bodies_that_are_complete_by_the
 def test_a_message_that_cannot_be_recorded_does_not_take_its_neighbours_along() -> None:
     recorder, spoiled = EngineRecorder(settings_of(), Clock()), batch(*range(1000))
     for n, value in ((500, 7), (998, object())):
-        spoiled.messages[n].key = value  # type: ignore[assignment]
-    spoiled.messages[7].timestamp = 2**62
+        spoiled.keys[n] = value  # type: ignore[index]
+    spoiled.record_at[7] = 2**62  # type: ignore[index]
     recorder.take(spoiled)
     recorder._pack_messages(float("inf"), at_once=True)
     rows = Recorded(recorder).messages
@@ -492,8 +538,7 @@ def test_a_message_that_cannot_be_recorded_does_not_take_its_neighbours_along() 
 
 def test_a_handler_that_spoils_every_message_costs_rows_but_no_time() -> None:
     recorder, spoiled = EngineRecorder(settings_of(), Clock()), batch(*range(1000))
-    for each in spoiled.messages:
-        each.key = object()  # type: ignore[assignment]
+    spoiled.keys = [object() for _ in spoiled.keys]  # type: ignore[misc]
     recorder.take(spoiled)
     assert recorder.frames.dropped == 1000
 
@@ -582,6 +627,44 @@ async def test_output_is_masked_on_a_thread_and_left_out_where_there_is_no_time_
     assert masked_on
     assert threading.get_ident() not in masked_on
     assert [row["stdout"] for row in Recorded(recorder).tasks] == [None, b"x" * size]
+
+
+def test_rows_of_many_tasks_come_in_order_and_whole_with_and_without_output_among_them() -> None:
+    recorder, count = EngineRecorder(settings_of(), Clock()), 2 * task_rows.BLOCK_ROWS + 7
+    failing = {3, count - 1}
+    for n in range(count):
+        labels, args = ({"n": str(n)}, ("-x", str(n))) if n % 3 == 0 else ({}, ())
+        parent = f"p{n}" if n % 5 == 0 else None
+        task = ExecutorTask(f"t{n}", args, stdin="é" * n, labels=labels, parent_task_id=parent)
+        offsets = list(range(n, n + n % 4))
+        owner = SimpleNamespace(find_task_offsets=lambda run, offsets=offsets: (("t", (offsets and 1) or 0), offsets))
+        run: Any = SimpleNamespace(task=task, owner=owner, slot=n, attempts=n, queued_at=0.0, ended_at=n, failure=None)
+        kind = ErrorKind.EXIT if n in failing else None
+        recorder.note_attempt(run, ProcessOutcome(int(n in failing), b"out", b"", 0.0, n, kind, None))
+    recorder._pack_tasks(at_once=True)
+    rows = Recorded(recorder).tasks
+    assert [row["task_id"] for row in rows] == [f"t{n}" for n in range(count)]
+    for n, row in enumerate(rows):
+        offsets, failed = list(range(n, n + n % 4)), n in failing
+        assert (row["topic"], row["partition"], row["offsets"]) == ("t", 1 if offsets else 0, offsets)
+        assert (row["args"], row["labels"]) == ((["-x", str(n)], [("n", str(n))]) if n % 3 == 0 else ([], []))
+        assert (row["slot"], row["pid"], row["attempt"], row["ended_at"], row["started_at"]) == (n, n, n, n, n)
+        assert (row["input_bytes"], row["output_bytes"]) == (2 * n, 3)
+        assert (row["kind"], row["exit_code"], row["stdout"]) == (("exit", 1, b"out") if failed else ("ok", 0, None))
+        assert row["parent"] == (f"p{n}" if n % 5 == 0 else None)
+
+
+def test_a_row_of_a_task_that_no_column_holds_is_counted_with_those_it_is_packed_with() -> None:
+    recorder, count = EngineRecorder(settings_of(), Clock()), task_rows.BLOCK_ROWS
+    for n in range(count):
+        owner = SimpleNamespace(find_task_offsets=lambda run: (("t", 0), [2**70]))
+        run: Any = SimpleNamespace(
+            task=ExecutorTask("t"), owner=owner, slot=0, attempts=1, queued_at=0.0, ended_at=n, failure=None
+        )
+        recorder.note_attempt(run, ProcessOutcome(0, b"", b"", 0.0, 1, None, None))
+    assert recorder.frames.dropped == 0
+    recorder._pack_tasks(at_once=True)
+    assert (recorder.frames.dropped, Recorded(recorder).tasks) == (count, [])
 
 
 async def test_memory_is_bounded_when_no_beat_ever_comes() -> None:

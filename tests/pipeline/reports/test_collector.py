@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import time
+import weakref
 from typing import Any
 
+import pytest
+from tests.pipeline.batches import make_batch
 from tests.until import until
 
 from tidemill.pipeline.reports import collector
 from tidemill.pipeline.reports.collector import FinishedMessages
-from tidemill.pipeline.reports.report import NO_WINDOW, FinishedBatch
+from tidemill.pipeline.reports.report import NO_WINDOW, FinishedBatch, WindowTimes, stand_for_known
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.messages import SourceMessage
 
@@ -21,9 +23,10 @@ class Kept:
         self.batches: list[list[int]] = []
         self.tasks = EngineTasks()
         self.closed = False
+        self.needs_messages = False
 
     def take(self, batch: FinishedBatch) -> None:
-        self.batches.append([message.offset for message in batch.messages])
+        self.batches.append(list(batch.offsets))
 
     async def close(self) -> None:
         self.closed = True
@@ -83,6 +86,33 @@ async def test_large_messages_and_large_outputs_are_not_kept_until_there_are_a_t
     assert kept.batches == [[1, 2], [3]]
 
 
+class Watched(SourceMessage, weakref=True):
+    """A message that tells when it is gone."""
+
+
+class Task:
+    """What became of a task."""
+
+    result = None
+
+
+@pytest.mark.parametrize("needs_messages", [False, True])
+async def test_messages_and_known_results_are_kept_only_for_a_report_that_needs_them(needs_messages: bool) -> None:
+    kept = Kept()
+    kept.needs_messages = needs_messages
+    finished, window = FinishedMessages([kept]), WindowTimes(1, 2, 3)
+    window.known_runs = stand_for_known(1)
+    messages, task = [Watched("t", 0, offset, b"k") for offset in range(3)], Task()
+    left: list[Any] = [weakref.ref(each) for each in (*messages, task)]
+    finished.add_all(messages[:2], [9, 9], [[task], [task]], window)  # type: ignore[list-item]
+    finished.add(messages[2], 9, (), window)
+    assert finished.size_bytes == (27 if needs_messages else 11)
+    del messages, task
+    assert [each() is not None for each in left] == [needs_messages] * 4
+    await finished.close()
+    assert sorted(kept.batches[0]) == [0, 1, 2]
+
+
 async def test_a_report_that_raises_takes_nothing_from_the_others() -> None:
     kept, raising = Kept(), Raising()
     finished = FinishedMessages([raising, kept])
@@ -104,7 +134,7 @@ def test_a_batch_knows_tasks_attempts_failures_and_times() -> None:
 
     def batch(*runs: Any) -> FinishedBatch:
         message = SourceMessage("t", 0, 5, timestamp=3)
-        return FinishedBatch.of([(message, each, collector.NO_WINDOW, time.time_ns(), None) for each in runs])
+        return FinishedBatch.join([make_batch([message], each) for each in runs])
 
     failed, replaced = Run(3, "no"), Run(1, "no", replaced=True)
     ones = batch([Run(1)], [failed])

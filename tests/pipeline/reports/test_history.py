@@ -12,12 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.pipeline.batches import make_batch
 from tests.until import until
 
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorTask
 from tidemill.pipeline.reports import history
 from tidemill.pipeline.reports.history import HistoryRows, HistoryWriter
-from tidemill.pipeline.reports.report import NO_WINDOW, FinishedBatch, HistoryStatus, WindowTimes
+from tidemill.pipeline.reports.report import NO_WINDOW, HistoryStatus, WindowTimes
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.messages import SourceMessage
 
@@ -151,7 +152,7 @@ async def test_a_disk_that_continues_refusing_costs_rows_but_bounded_memory_and_
 async def test_rows_that_no_part_can_hold_do_not_hold_up_the_others(tmp_path: Path) -> None:
     writer = HistoryWriter(tmp_path, IDENTITY, max_rows=2)
     messages = [SourceMessage("t", 0, offset) for offset in (0, 2**70, 2)]
-    writer.take(FinishedBatch.of([(message, (), NO_WINDOW, time.time_ns(), None) for message in messages]))
+    writer.take(make_batch(messages))
     await writer.close()
     assert [row["offset"] for row in read(tmp_path)] == [0, 2]
     assert writer.dropped == 1
@@ -186,7 +187,7 @@ async def test_a_finished_message_is_reported_with_what_became_of_its_tasks(
     writer = HistoryWriter(tmp_path, IDENTITY)
     message = SourceMessage("t", 0, 5, b"k", b"v", timestamp=1_700_000_000_123)
     window = WindowTimes(1, 1_700_000_001_500_000, 1_700_000_002_000_000) if runs else NO_WINDOW
-    writer.take(FinishedBatch.of([(message, runs, window, time.time_ns(), error)]))
+    writer.take(make_batch([message], runs, window, error, time.time_ns()))
     await writer.close()
     (row,) = read(tmp_path)
     assert (row["status"], row["error"], row["tasks"]) == (status, said, len(runs))
@@ -198,7 +199,7 @@ async def test_a_finished_message_is_reported_with_what_became_of_its_tasks(
 
 async def test_the_times_of_a_message_without_a_timestamp_are_unknown(tmp_path: Path) -> None:
     writer = HistoryWriter(tmp_path, IDENTITY)
-    writer.take(FinishedBatch.of([(SourceMessage("t", 0, 5), (), NO_WINDOW, time.time_ns(), None)]))
+    writer.take(make_batch([SourceMessage("t", 0, 5)]))
     await writer.close()
     assert read(tmp_path)[0]["arrived_at"] is None
 

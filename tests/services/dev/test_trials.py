@@ -92,7 +92,12 @@ async def triggerer(store: SqliteDatabase, folder: Path) -> AsyncIterator[list[D
 
 
 @pytest.mark.parametrize(
-    ("how", "named"), [("exit3", "ended with 3"), ("exit0", "ended with 0"), ("SIGSEGV", "ended with SIGSEGV")]
+    ("how", "named"),
+    [
+        pytest.param("exit3", "ended with 3", marks=pytest.mark.long),
+        ("exit0", "ended with 0"),
+        ("SIGSEGV", "ended with SIGSEGV"),
+    ],
 )
 async def test_one_that_ends_its_process_is_found_among_others_and_fails_while_those_go_on(
     store: SqliteDatabase, tmp_path: Path, how: str, named: str

@@ -6,10 +6,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.services.worker.conftest import RunningWorker
+from tests.services.worker.conftest import RunningWorker, StartWorker
 from tests.services.worker.memory_store import make_attempt
 from tests.until import until
 
+from tidemill.core.tasks.worker_slots import Limits
 from tidemill.store.calls import Deferral, Loss, ResumeWith, Skip, Success
 
 #: A DAG whose tasks do what their names say.
@@ -254,6 +255,18 @@ async def test_an_import_that_takes_too_long_is_interrupted(worker: RunningWorke
     assert "TaskTimeout" in await worker.error(1)
 
 
+async def test_an_import_that_takes_longer_than_it_may_is_killed_and_says_which_setting(
+    start_worker: StartWorker,
+) -> None:
+    worker = await start_worker(Limits(concurrency=1, import_seconds=2.0))
+    worker.write("import time\nwhile True:\n    try: time.sleep(60)\n    except BaseException: pass")
+    worker.store.queue(make_attempt(1, "run"))
+    assert await worker.error(1) == (
+        "importing d.py took longer than 2 s, twice dags.parse_timeout_seconds, so its process was killed; move slow "
+        "work into tasks, or raise dags.parse_timeout_seconds"
+    )
+
+
 async def test_an_attempt_whose_task_has_moved_on_is_ended_without_a_report(worker: RunningWorker) -> None:
     worker.write(KILLABLE.replace("CODE", "print('begun', flush=True); time.sleep(60)"))
     worker.store.queue(make_attempt(1, "run"))
@@ -279,6 +292,26 @@ async def test_callbacks_run_in_attempts_of_their_own(worker: RunningWorker) -> 
     assert worker.store.callbacks[7].error is None
     assert "oh" in (worker.store.callbacks[8].error or "")
     assert "it said boom" in worker.store.text_of(1, 0)
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        ("context['ti'].xcom_push('a', 1)", "push an XCom"),
+        ("context['task_state_store'].get('a')", "use the task state"),
+    ],
+)
+async def test_a_callback_is_told_what_only_attempts_can_do(worker: RunningWorker, call: str, what: str) -> None:
+    from tidemill.store.calls import ClaimedCallback
+
+    worker.write(
+        f"def told(context): {call}\n"
+        + "with DAG('d', schedule=None):\n"
+        + "    EmptyOperator(task_id='run', on_failure_callback=told)\n"
+    )
+    worker.store.queue(make_attempt(1, "run", callback=ClaimedCallback(7, "on_failure", "boom")))
+    await until(lambda: 7 in worker.store.callbacks, what="it has ended")
+    assert f"a callback cannot {what}: its task has ended; do it in the task" in (worker.store.callbacks[7].error or "")
 
 
 # -- the worker --------------------------------------------------------------------------------------------------------

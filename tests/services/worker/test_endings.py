@@ -4,14 +4,14 @@ import signal
 
 import pytest
 
-from tidemill.core.tasks.worker_slots import Why
+from tidemill.core.tasks.worker_slots import Limits, Why
 from tidemill.services.worker.endings import explain_end
 from tidemill.services.zygote.messages import Exited
 from tidemill.store.calls import Failure, Loss, Result
 
 
 def explain(why: Why, status: int | None) -> Result | None:
-    return explain_end(why, None if status is None else Exited(9, status), grace_seconds=5.0)
+    return explain_end(why, None if status is None else Exited(9, status), "d.py", Limits(grace_seconds=5.0))
 
 
 @pytest.mark.parametrize(

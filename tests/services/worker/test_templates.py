@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -167,11 +168,8 @@ async def test_a_template_that_a_task_has_stopped_is_killed_and_its_attempts_are
     assert await use_template(worker, 601) != template
 
 
-async def test_a_template_whose_import_hangs_is_killed_and_holds_up_nothing(
-    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(templates, "IMPORT_SECONDS", 0.2)
-    worker = await start_worker(LIMITS)
+async def test_a_template_whose_import_hangs_is_killed_and_holds_up_nothing(start_worker: StartWorker) -> None:
+    worker = await start_worker(replace(LIMITS, import_seconds=4.0))
     # Only a template has no socket of a log.
     write(worker, "if os.path.realpath('/proc/self/fd/1') == '/dev/null': time.sleep(3600)")
     pids = await run(worker, 1, 20)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -371,6 +372,22 @@ def test_rows_and_their_dead_letters_need_no_broker(session, brokerless, tmp_pat
 
 
 @pytest.mark.long
+def test_outcomes_that_nobody_named_a_folder_for_are_removed_even_after_a_kill(
+    session, brokerless, tmp_path, monkeypatch
+):
+    """By the next run: nothing else knows of them."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    code = "import os; from tidemill.runtime.folders import OwnedFolder as F; f = F('tidemill-outcomes-'); os.abort()"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
+    (left,) = tmp_path.glob("tidemill-outcomes-*")
+
+    outcomes = process(rows_of(session, 3), Known, brokerless)
+
+    (own,) = tmp_path.glob("tidemill-outcomes-*")
+    assert own != left
+    assert outcomes.count() == 3
+
+
 def test_a_part_that_spark_starts_again_has_its_letters_once(session, brokerless, tmp_path, monkeypatch):
     monkeypatch.setattr("tidemill.spark.bounded.run.SILENT_SECONDS", 4.0)
     marker = tmp_path / "hung"

@@ -11,6 +11,7 @@ from tests.triggers.streams.scripted_streams import KEY, Request, Scene, Trigger
 
 from tidemill.triggers.base import TriggerEvent
 from tidemill.triggers.shared_stream import AckTimeout, SharedStreamManager, SubscriberOverflow
+from tidemill.triggers.streams.routing import route
 
 both = pytest.mark.parametrize("ack", [False, True], ids=["fast", "ack"])
 
@@ -219,4 +220,28 @@ async def test_a_logger_of_the_standard_library_will_do(caplog: pytest.LogCaptur
     with pytest.raises(LookupError, match="no such queue"):
         await pull(manager.subscribe(trigger_id=1, trigger=trigger, key=KEY))
     assert [(record.name, record.levelname) for record in caplog.records] == [("mine", "ERROR")]
+    await manager.stop_all()
+
+
+async def test_a_trigger_whose_method_is_not_an_async_generator_is_told_what_to_write() -> None:
+    class Returns(Trigger):
+        async def run(self) -> Any:
+            return TriggerEvent(1)
+
+        def shared_stream_key(self) -> Any:
+            return None
+
+    class Filters(Trigger):
+        async def filter_shared_stream(self, events: Any) -> Any:  # type: ignore[override]
+            return TriggerEvent(1)
+
+    manager = Scene().manager
+    with pytest.raises(
+        TypeError, match=r"Returns\.run must be .* returned a coroutine: write `async def run\(self\)`, and"
+    ):
+        route(manager, 1, Returns())
+    with pytest.raises(
+        TypeError, match=r"Filters\.filter_shared_stream must be an async generator, but returned a corou"
+    ):
+        route(manager, 2, Filters())
     await manager.stop_all()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
 from tests.web.dags.played import DAG, PlayedStore, played_store
 from tests.web.dags.test_dag_pages import BASE
-from tests.web.test_browser import EVERY_LOOK, WIDE, Served, browser, opened
+from tests.web.test_browser import EVERY_LOOK, WIDE, Served, browser, keep_picture, opened
 
 from tidemill.services.dev.web_ui import serve_dags_web
 from tidemill.store.calls import ListRuns
@@ -46,15 +44,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedDags]:
 
 @EVERY_LOOK
 def test_every_page_of_dags_fits_logs_no_error_and_asks_nobody_else(
-    browser: Browser, served: ServedDags, size: tuple[int, int], theme: str, tmp_path: Path
+    browser: Browser, served: ServedDags, size: tuple[int, int], theme: str
 ) -> None:
-    kept = Path(os.environ.get("TIDEMILL_SCREENSHOTS", tmp_path))
     with opened(browser, served, size, theme) as (page, watch):
         for name, path in PAGES.items():
             page.goto(f"{served.base}{path}")
             if name == "task":
                 page.wait_for_selector("#log >> text=hello <script>")
-            page.screenshot(path=kept / f"dags-{name}-{theme}-{size[0]}.png", full_page=True)
+            keep_picture(page, f"dags-{name}-{theme}-{size[0]}")
             assert page.evaluate("document.documentElement.scrollWidth") <= size[0], f"{path} is wider than the window"
             assert page.locator("h1").count() == 1, path
             assert page.locator(".graph:visible").count() == (name in ("dag", "run")), path

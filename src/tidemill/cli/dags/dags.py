@@ -229,6 +229,8 @@ def parse_conf(text: str | None) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(text)
+    except RecursionError:
+        raise ConfigError("--conf is nested too deeply") from None
     except ValueError as error:
         raise ConfigError(f"--conf is not JSON: {error}; write an object such as '{{\"rows\": 10}}'") from None
     if not isinstance(found, dict):

@@ -35,6 +35,8 @@ _CONNECTION_COLUMNS = (
     Column("LOGIN", optional=True, cut=True),
     Column("DESCRIPTION", detail=True),
 )
+#: As the store allows.
+_MOST_SLOTS = (1 << 31) - 1
 Description = Annotated[str | None, typer.Option("--description", metavar="TEXT", help="What it is for.")]
 
 
@@ -66,7 +68,7 @@ def list_pools(config: Config = None, folder: Folder = None, as_json: AsJson = F
 @pools.command("set")
 def set_pool(
     name: Annotated[str, typer.Argument(metavar="POOL")],
-    slots: Annotated[int, typer.Argument(metavar="SLOTS", min=0)],
+    slots: Annotated[int, typer.Argument(metavar="SLOTS", min=0, max=_MOST_SLOTS)],
     description: Description = None,
     include_deferred: Annotated[
         bool | None,
@@ -206,7 +208,7 @@ def set_connection(
 def _check_extra(extra: str | None) -> None:
     try:
         found = {} if extra is None else json.loads(extra)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise ConfigError("--extra must be a JSON object, such as '{\"timeout\": 10}'")

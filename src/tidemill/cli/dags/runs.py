@@ -28,7 +28,7 @@ def list_(
         list[str] | None,
         typer.Option("--state", metavar="STATE", help="Only runs that are queued, running, success or failed."),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="At most N runs.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=100_000, help="At most N runs.")] = 50,
     config: Config = None,
     folder: Folder = None,
     as_json: AsJson = False,

@@ -81,12 +81,21 @@ class PendingRecords(Generic[LaneT, ResultT]):
 
     def stage(self, lane: LaneT, first: int, last: int, result: ResultT) -> Staged[LaneT, ResultT]:
         """Add a result behind the others of its lane."""
+        staged = Staged(lane, first, last, result)
+        self._find_records(lane).waiting.append(staged)
+        return staged
+
+    def stage_all(self, lane: LaneT, positions: Sequence[int], results: Sequence[ResultT]) -> None:
+        """Add results of one position each, in order, behind the others of their lane."""
+        self._find_records(lane).waiting += [
+            Staged(lane, position, position, result) for position, result in zip(positions, results, strict=True)
+        ]
+
+    def _find_records(self, lane: LaneT) -> _LaneRecords[LaneT, ResultT]:
         records = self._lanes.get(lane)
         if records is None:
             records = self._lanes[lane] = _LaneRecords()
-        staged = Staged(lane, first, last, result)
-        records.waiting.append(staged)
-        return staged
+        return records
 
     def find_cut(self, lane: LaneT, positions: Sequence[int]) -> int:
         """Return how many of a lane's resolved positions may be committed now.

@@ -14,6 +14,9 @@ from tidemill.dags.operators.python import call_function, check_call
 class BashOperator(BaseOperator):
     """Runs a command in bash; returns the last line that it prints.
 
+    The command is over when bash ends: what it started in the background (`&`) may print for a second longer, and is
+    ended then. `wait` at the end of the command waits for it.
+
     Args:
         bash_command: The command; a name that ends in `.sh` or `.bash` is a file with a template.
         env: Its environment; None: that of the worker.

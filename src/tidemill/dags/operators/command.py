@@ -1,5 +1,7 @@
 """Runs a command in a process group of its own, and logs what it prints, line by line.
 
+A command is over when its process has ended: what it has left in the background may write for a moment longer.
+
 Invariants: when the call returns or raises, nothing of the group is left; a line that is too long is cut, and memory
 does not grow with what is printed.
 """
@@ -9,12 +11,15 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import logging
+import math
 import os
+import select
 import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Final
 
@@ -25,6 +30,10 @@ from tidemill.dags.exceptions import TaskFailed
 MAX_LINE_BYTES: Final = 64 << 10
 #: How long a command may take to end after SIGTERM.
 GRACE_SECONDS: Final = 5.0
+#: How long the output of a command that has ended is read on, if something in the background holds it open.
+LINGER_SECONDS: Final = 1.0
+#: How often to look whether it has ended, where the system cannot tell.
+_LOOK_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +85,7 @@ class Command:
             given.seek(0)
             try:
                 process = self._start_apart(folder, given)
-                assert process.stdout is not None
-                last, kept = self._log_lines(process.stdout, encoding, keep_bytes)
+                last, kept = self._log_lines(process, encoding, keep_bytes)
                 code = process.wait()
             finally:
                 self._end()
@@ -115,14 +123,14 @@ class Command:
                 cwd=folder,
                 env=self._env,
                 process_group=0,
-                bufsize=MAX_LINE_BYTES,
+                bufsize=0,
             )
         except (OSError, ValueError, TypeError) as error:
             raise TaskFailed(f"{self._argv[0]!r} cannot be started: {error}") from error
 
-    def _log_lines(self, stream: IO[bytes], encoding: str, keep_bytes: int) -> tuple[str, bytes]:
+    def _log_lines(self, process: subprocess.Popen[bytes], encoding: str, keep_bytes: int) -> tuple[str, bytes]:
         last, kept = "", bytearray()
-        while line := stream.readline(MAX_LINE_BYTES):
+        for line in _split_lines(self._read(process)):
             if keep_bytes:
                 kept += line
                 if len(kept) > keep_bytes:
@@ -130,6 +138,30 @@ class Command:
             last = escape_surrogates(line.decode(encoding, "backslashreplace").rstrip("\r\n"))
             self._log.info("%s", last)
         return last, bytes(kept)
+
+    def _read(self, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
+        """Read what is printed until the output is closed, or the command has ended and the time to linger is over."""
+        assert process.stdout is not None
+        output, deadline = process.stdout.fileno(), math.inf
+        with contextlib.ExitStack() as closing:
+            waiting = select.poll()
+            waiting.register(output, select.POLLIN)
+            end, look_seconds = _watch_end(process, closing), _LOOK_SECONDS
+            if end is not None:
+                waiting.register(end, select.POLLIN)
+                look_seconds = math.inf
+            while (left := deadline - time.monotonic()) > 0:
+                timeout = min(left, look_seconds)
+                ready = {fd for fd, _ in waiting.poll(None if timeout == math.inf else timeout * 1000)}
+                if output in ready:
+                    if not (chunk := os.read(output, MAX_LINE_BYTES)):
+                        return
+                    yield chunk
+                if deadline == math.inf and process.poll() is not None:
+                    deadline, look_seconds = time.monotonic() + LINGER_SECONDS, math.inf
+                    if end is not None:
+                        waiting.unregister(end)
+        self._log.warning("the command has ended, but what it left in the background holds its output; that is ended")
 
     def kill(self, grace_seconds: float = GRACE_SECONDS) -> None:
         """End the group: SIGTERM, the grace, SIGKILL."""
@@ -144,6 +176,33 @@ class Command:
         _signal_group(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(grace_seconds)
+
+
+def _watch_end(process: subprocess.Popen[bytes], closing: contextlib.ExitStack) -> int | None:
+    """Return a descriptor that can be read once a process has ended; None: this system has none."""
+    try:
+        found = os.pidfd_open(process.pid)
+    except (OSError, AttributeError):
+        return None
+    closing.callback(os.close, found)
+    return found
+
+
+def _split_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Split what is read into lines, with their ends; longer ones than allowed are cut."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield from _cut(line + b"\n")
+        *parts, rest = _cut(rest)
+        yield from parts
+    if rest:
+        yield rest
+
+
+def _cut(line: bytes) -> list[bytes]:
+    return [line[start : start + MAX_LINE_BYTES] for start in range(0, len(line), MAX_LINE_BYTES)] or [line]
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:

@@ -6,6 +6,7 @@ at all, in the transaction that commits them. What is staged counts as bytes in 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -66,6 +67,20 @@ class TransactionBuffer:
         self.charge(partition, record.size_bytes)
         return self._records.stage(partition, min(offsets), max(offsets), record)
 
+    def put_all(
+        self, partition: TopicPartition, offsets: Sequence[int], records: Sequence[Outgoing], size_bytes: int
+    ) -> None:
+        """Stage records of one message each, in order.
+
+        Args:
+            partition: Where the messages are.
+            offsets: Their offsets; a message with several records has its offset several times.
+            records: The records.
+            size_bytes: The bytes of all of them.
+        """
+        self.charge(partition, size_bytes)
+        self._records.stage_all(partition, offsets, records)
+
     def cut(self, partition: TopicPartition, entries: Sequence[LedgerEntry[TopicPartition, int]]) -> int:
         """Return how many of these resolved messages may be committed now."""
         return self._records.find_cut(partition, [entry.item for entry in entries])
@@ -76,12 +91,9 @@ class TransactionBuffer:
 
     def committed(self, partition: TopicPartition) -> None:
         """Forget what was taken: it is committed."""
-        counts: dict[RecordOwner, int] = {}
-        size_bytes = 0
-        for staged in self._records.settle(partition):
-            record = staged.result
-            size_bytes += record.size_bytes
-            counts[record.owner] = counts.get(record.owner, 0) + 1
+        records = [staged.result for staged in self._records.settle(partition)]
+        size_bytes = sum([record.size_bytes for record in records])
+        counts: Counter[RecordOwner] = Counter([record.owner for record in records])
         if size_bytes:
             self.charge(partition, -size_bytes)
         for owner, count in counts.items():

@@ -20,10 +20,9 @@ from tidemill.core.errors import InvariantError, describe_error, escape_surrogat
 from tidemill.pipeline.delivery.transaction_buffer import StagedRecord, TransactionBuffer
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import throttle
-from tidemill.runtime.producer import FullRecord
 from tidemill.runtime.progress import SinkStats
 from tidemill.sinks.base import Encoded
-from tidemill.sinks.sending.run import RunPart
+from tidemill.sinks.sending.run import RunPart, settle_all
 from tidemill.sinks.sending.sender import Sender
 from tidemill.sinks.sending.submission import DeliveryLane, Entry, Failure, Question, QueuedPayload, Submission
 from tidemill.sources.base import Outgoing
@@ -89,32 +88,53 @@ class TransactionSender:
 
     def add(self, payload: Any, lane: DeliveryLane, submission: Submission | RunPart) -> None:
         """Stage a payload; one that can never be sent becomes a question, in a later turn of the loop."""
-        try:
-            encoded = self.sink.encode(payload)
-        except BaseException as error:  # a user's data can raise anything
-            self._refuse(payload, lane, submission, describe_error(error), oversize=False)
+        encoded = self._encode(payload, lane, submission)
+        if encoded is None:
             return
-        if self._limit is not None and encoded.size_bytes > self._limit:
-            text = f"topic {self.sink.topic}: {encoded.size_bytes} bytes are more than the {self._limit} it accepts"
-            self._refuse(payload, lane, submission, text, oversize=True)
-            return
-        self._put(payload, encoded, submission)
+        if not submission.origin.sources:
+            raise InvariantError(f"{self.label}: a result of no message cannot go out with one")
+        self._buffer.put(submission.origin.sources, self._make_record(payload, encoded, submission))
         self._loop.call_soon(submission.settle)
 
     def add_all(self, payloads: Sequence[tuple[Any, RunPart]], lane: DeliveryLane) -> None:
         """Stage payloads of a run, in order; see `add`."""
+        offsets: list[int] = []
+        records: list[Outgoing] = []
+        staged: list[RunPart] = []
+        size_bytes = 0
         for payload, part in payloads:
-            self.add(payload, lane, part)
+            encoded = self._encode(payload, lane, part)
+            if encoded is not None:
+                offsets.append(part.message.offset)
+                records.append(self._make_record(payload, encoded, part))
+                staged.append(part)
+                size_bytes += encoded.size_bytes
+        if staged:
+            assert lane is not None  # that of the messages
+            self._buffer.put_all(lane, offsets, records, size_bytes)
+            self._loop.call_soon(settle_all, staged)
 
-    def _put(self, payload: Any, encoded: Encoded, submission: Submission | RunPart) -> None:
-        if not submission.origin.sources:
-            raise InvariantError(f"{self.label}: a result of no message cannot go out with one")
-        key, value, headers, partition, timestamp = FullRecord(*encoded.body)
-        queued = QueuedPayload(payload, encoded, submission)
-        record = Outgoing(
+    def _encode(self, payload: Any, lane: DeliveryLane, submission: Submission | RunPart) -> Encoded | None:
+        """Return a payload's wire form; None if it can never be sent, which is asked about."""
+        try:
+            encoded = self.sink.encode(payload)
+        except BaseException as error:  # a user's data can raise anything
+            self._refuse(payload, lane, submission, describe_error(error), oversize=False)
+            return None
+        if self._limit is not None and encoded.size_bytes > self._limit:
+            text = f"topic {self.sink.topic}: {encoded.size_bytes} bytes are more than the {self._limit} it accepts"
+            self._refuse(payload, lane, submission, text, oversize=True)
+            return None
+        return encoded
+
+    def _make_record(self, payload: Any, encoded: Encoded, submission: Submission | RunPart) -> Outgoing:
+        queued, body = QueuedPayload(payload, encoded, submission), encoded.body
+        if len(body) == 2:
+            return Outgoing(self.sink.topic, body[0], body[1], self, queued)
+        key, value, headers, partition, timestamp = body
+        return Outgoing(
             self.sink.topic, key, value, self, queued, headers=headers, partition=partition, timestamp=timestamp
         )
-        self._buffer.put(submission.origin.sources, record)
 
     def _refuse(
         self, payload: Any, lane: DeliveryLane, submission: Submission | RunPart, text: str, *, oversize: bool

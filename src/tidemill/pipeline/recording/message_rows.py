@@ -7,21 +7,21 @@ is kept; a clock that is set back keeps no row.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from tidemill.core.recorder.commit_times import CommitTimes
 from tidemill.pipeline.recording.texts import describe_failure
 from tidemill.pipeline.reports.columns import convert_timestamps, encode_words, pack_counts, pack_longs
-from tidemill.pipeline.reports.report import FinishedBatch, WindowTimes
+from tidemill.pipeline.reports.report import FinishedBatch, Stretch
+from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.recorder.schema import MAX_KEY_BYTES, messages_schema
 from tidemill.recorder.texts import classify_error, clean_name
 from tidemill.sources.base import TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-ValueT = TypeVar("ValueT")
 
 
 class MessageRows:
@@ -114,19 +114,15 @@ class _Block:
     def __init__(self, batch: FinishedBatch, now: float) -> None:
         self.added_at = now
         self.size = len(batch)
-        messages = batch.messages
-        offsets = [message.offset for message in messages]
-        consumed = [message.consumed_at for message in messages]
+        offsets, consumed, stretches = batch.offsets, batch.consumed_at, batch.stretches
         self.first_resolved_at, self.last_resolved_at = min(batch.resolved_ns) // 1000, max(batch.resolved_ns) // 1000
-        stretches = _divide(batch)
-        self.stretches = [(place, offsets[start:end]) for place, _, start, end in stretches]
-        arranged = _spread([(window.arranged_at, end - start) for _, window, start, end in stretches])
+        self.stretches = list(_divide(stretches, offsets))
+        arranged = batch.spread(stretch.window.arranged_at for stretch in stretches)
         arranged_at = pack_longs(arranged)
         ends = _find_ends(batch, arranged)
-        topics = _spread([(clean_name(place[0]), end - start) for place, _, start, end in stretches])
         self.arrays: dict[str, Any] = {
-            "topic": encode_words(topics),
-            "partition": pack_counts(_spread([(place[1], end - start) for place, _, start, end in stretches])),
+            "topic": encode_words(batch.spread(clean_name(stretch.place[0]) for stretch in stretches)),
+            "partition": pack_counts(batch.spread(stretch.place[1] for stretch in stretches)),
             "offset": batch.packed.offset,
             "key": _cut_keys(batch.packed.key),
             "record_at": batch.packed.record_at,
@@ -134,42 +130,23 @@ class _Block:
             "arranged_at": arranged_at,
             "tasks_done_at": arranged_at if ends is None else pack_longs(ends),
             "resolved_at": batch.packed.resolved_ns,
-            "window": pack_longs(_spread([(window.number, end - start) for _, window, start, end in stretches])),
+            "window": pack_longs(batch.spread(stretch.window.number for stretch in stretches)),
             "status": batch.packed.status,
             "tasks": batch.packed.tasks,
-            "precomputed": pack_counts(_count_precomputed(batch)),
+            "precomputed": pack_counts(batch.sum_up(_is_known)),
             "attempts": batch.packed.attempts,
-            "payloads": pack_counts(_count_payloads(batch, offsets, stretches)),
+            "payloads": pack_counts(_count_payloads(batch)),
             "error": encode_words(_classify(batch)),
         }
 
 
-#: Neighbours of one window: their partition, the window, and where they begin and end.
-_Stretch = tuple[TopicPartition, WindowTimes, int, int]
-
-
-def _divide(batch: FinishedBatch) -> list[_Stretch]:
-    """Return the messages divided into neighbours of one window, which are of one partition."""
-    messages = batch.messages
-    stretches: list[_Stretch] = []
+def _divide(stretches: Iterable[Stretch], offsets: Sequence[int]) -> Iterator[tuple[TopicPartition, Sequence[int]]]:
+    """Yield neighbours of one partition: where, and their offsets."""
     start = 0
-    for window, group in itertools.groupby(batch.windows):
-        end = start + len(list(group))
-        if window.number is None:  # of no window, so of any partition
-            places = [(message.topic, message.partition) for message in messages[start:end]]
-            stretches += [(place, window, index, index + 1) for index, place in enumerate(places, start)]
-        else:
-            stretches.append(((messages[start].topic, messages[start].partition), window, start, end))
+    for place, group in itertools.groupby(stretches, operator.attrgetter("place")):
+        end = start + sum(stretch.size for stretch in group)
+        yield place, offsets[start:end]
         start = end
-    return stretches
-
-
-def _spread(values: Iterable[tuple[ValueT, int]]) -> list[ValueT]:
-    """Return each value as often as is said."""
-    spread: list[ValueT] = []
-    for value, count in values:
-        spread += [value] * count
-    return spread
 
 
 def _cut_keys(keys: pa.Array) -> pa.Array:
@@ -197,7 +174,7 @@ def _find_ends(batch: FinishedBatch, arranged: Sequence[int | None]) -> list[int
 
     None: each has ended with its arrangement.
     """
-    if not batch.has_runs:
+    if not batch.has_runs or batch.stand_in is not None:
         return None
     if batch.only_runs is not None:
         ends = [run.ended_at for run in batch.only_runs]
@@ -206,26 +183,19 @@ def _find_ends(batch: FinishedBatch, arranged: Sequence[int | None]) -> list[int
     return [end or at for end, at in zip(ends, arranged, strict=True)] if any(ends) else None
 
 
-def _count_precomputed(batch: FinishedBatch) -> list[int]:
-    if not batch.has_runs:
-        return [0] * len(batch)
-    if batch.only_runs is not None:
-        return [run.task.precomputed is not None for run in batch.only_runs]
-    return [sum(run.task.precomputed is not None for run in runs) for runs in batch.runs]
+def _is_known(run: TaskRun) -> bool:
+    return run.task.precomputed is not None
 
 
-def _count_payloads(batch: FinishedBatch, offsets: Sequence[int], stretches: Sequence[_Stretch]) -> list[int]:
+def _count_payloads(batch: FinishedBatch) -> list[int]:
     """Return how many payloads hooks returned for each message by itself."""
-    if not batch.has_runs:
-        counts = [0] * len(batch)
-    elif batch.only_runs is not None:
-        counts = [run.payloads for run in batch.only_runs]
-    else:
-        counts = [sum(run.payloads for run in runs) for runs in batch.runs]
-    for _, window, start, end in stretches:
+    counts = batch.sum_up(operator.attrgetter("payloads"))
+    end = 0
+    for _, window, count in batch.stretches:
+        start, end = end, end + count
         if window.payloads_each:
-            counts[start:end] = [window.payloads_each] * (end - start)  # such a window has no tasks
+            counts[start:end] = [window.payloads_each] * count  # such a window has no tasks
         if window.payloads is not None:
             for index in range(start, end):
-                counts[index] += window.payloads.get(offsets[index], 0)
+                counts[index] += window.payloads.get(batch.offsets[index], 0)
     return counts

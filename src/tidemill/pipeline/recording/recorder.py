@@ -79,6 +79,8 @@ class EngineRecorder:
         tasks: Where rows are packed on a thread; an engine sets its own.
     """
 
+    needs_messages = False
+
     def __init__(
         self,
         settings: DebugSettings,
@@ -138,7 +140,7 @@ class EngineRecorder:
         if self._choice is EVERYTHING:
             return [batch]
         lettered = self._lettered
-        places = [(message.topic, message.partition, message.offset) for message in batch.messages]
+        places = [(*place, offset) for place, offset in zip(batch.places, batch.offsets, strict=True)]
         wanted = [
             status in self._choice.statuses or place in lettered
             for status, place in zip(batch.statuses, places, strict=True)
@@ -157,9 +159,9 @@ class EngineRecorder:
 
     def note_attempt(self, run: TaskRun, outcome: ProcessOutcome) -> None:
         """Record a try of a task that has just ended."""
-        if self._choice.successes:
+        if outcome.duration_seconds > self._slow.least_seconds and self._choice.successes:
             self._slow.note(run, outcome)
-        elif outcome.kind is None:
+        if outcome.kind is None and not self._choice.successes:
             return
         now = self._clock()
         try:

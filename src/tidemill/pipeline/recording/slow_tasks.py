@@ -20,18 +20,16 @@ _MAX_ID_CHARS = 200
 class SlowTasks:
     """The slow attempts of one engine.
 
-    Args:
+    Attributes:
         least_seconds: What takes longer is logged.
     """
 
     def __init__(self, least_seconds: float) -> None:
         """Start without any."""
-        self._least_seconds = least_seconds
+        self.least_seconds = least_seconds
 
     def note(self, run: TaskRun, outcome: ProcessOutcome) -> None:
-        """Log an attempt that has just ended, if it took long."""
-        if outcome.duration_seconds <= self._least_seconds:
-            return
+        """Log an attempt that has just ended and took long."""
         partition, offsets = run.owner.find_task_offsets(run)
         throttle(log, LOG_SECONDS).info(
             "a task was slow",

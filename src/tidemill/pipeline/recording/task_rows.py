@@ -6,15 +6,17 @@ what the settings keep, up to `MAX_STREAM_BYTES` of each stream, is held.
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.redaction import redact_text
 from tidemill.core.recorder.failure_sample import FailureSample
 from tidemill.pipeline.handler.models import ExecutorError, ExecutorTask
+from tidemill.pipeline.recording.task_columns import Columns, TaskRow, pack_tasks
 from tidemill.pipeline.recording.texts import MAX_LABELS, clean_args, describe_failure
-from tidemill.pipeline.reports.columns import encode_words
 from tidemill.pipeline.tasks.process import ProcessOutcome
 from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.recorder.schema import tasks_schema
@@ -31,6 +33,11 @@ MAX_OFFSETS = 1_000
 OK = "ok"
 #: The arguments or labels of a task without any.
 _NOTHING: list[Any] = []
+#: What is kept of standard output, standard error and input.
+Streams = tuple[bytes | None, bytes | None, bytes | None]
+_NO_STREAMS: Streams = (None, None, None)
+#: So many rows are packed together: as Python's objects they take four times as much memory.
+BLOCK_ROWS = 500
 #: Output of failed tasks is kept of this many a second.
 MAX_OUTPUTS_PER_SECOND = 100
 
@@ -40,6 +47,10 @@ class TaskRows:
 
     Args:
         settings: What is kept.
+
+    Attributes:
+        size: How many rows there are.
+        held_bytes: How much output they hold.
     """
 
     def __init__(self, settings: DebugSettings) -> None:
@@ -49,18 +60,15 @@ class TaskRows:
         self._least_seconds = settings.event_min_duration_ms / 1000
         self._output_seconds = settings.output_min_duration_ms / 1000
         self._outputs = FailureSample(MAX_OUTPUTS_PER_SECOND)
-        self._rows: list[tuple[Any, ...]] = []
-        self._held_bytes = 0
+        self.size = self.held_bytes = 0
+        self._start()
 
-    @property
-    def size(self) -> int:
-        """How many rows there are."""
-        return len(self._rows)
-
-    @property
-    def held_bytes(self) -> int:
-        """How much output they hold."""
-        return self._held_bytes
+    def _start(self) -> None:
+        #: Blocks of rows, packed unless there is output among them, in which secrets have to be looked for first.
+        self._blocks: list[Columns | list[TaskRow]] = []
+        #: The rows that come after them.
+        self._rows: list[TaskRow] = []
+        self._has_output = False
 
     def add(self, run: TaskRun, outcome: ProcessOutcome, now: float) -> None:
         """Add the row of a try that has just ended, of a task that is not terminal.
@@ -70,40 +78,41 @@ class TaskRows:
             outcome: How it ended.
             now: A clock that never goes back, in seconds.
         """
-        error, kind = None, OK
+        error, kind, seconds = None, OK, outcome.duration_seconds
         if outcome.kind is None:
-            if outcome.duration_seconds < self._least_seconds:
+            if seconds < self._least_seconds:
                 return
-            keeps = self._stores and outcome.duration_seconds >= self._output_seconds
+            keeps = self._stores and seconds >= self._output_seconds
         else:
             keeps = self._stores and self._outputs.admits(now, OK, "")
             kind = outcome.kind.value
             text = outcome.stderr.decode("utf-8", "replace")
             failure = ExecutorError(run.task, outcome.exit_code, text, outcome.exception, None, outcome.kind)
             error = clean_error(describe_failure(failure))
-        self._add(
-            run,
-            outcome.pid,
-            run.slot,
-            (
-                run.ended_at - int((time.monotonic() - run.queued_at) * 1_000_000),
-                None if outcome.pid is None else run.ended_at - int(outcome.duration_seconds * 1_000_000),
-                run.ended_at,
-            ),
-            _fit(outcome.exit_code),
-            kind,
-            len(outcome.stdout) + len(outcome.stderr),
-            cut_stream(outcome.stdout) if keeps and self._stores_output else None,
-            cut_stream(outcome.stderr) if keeps and self._stores_output else None,
-            error,
-            cut_stream(_encode_input(run.task)) if keeps and self._stores_stdin else None,
+        ended_at, pid = run.ended_at, outcome.pid
+        times = (
+            ended_at - int((time.monotonic() - run.queued_at) * 1_000_000),
+            None if pid is None else ended_at - int(seconds * 1_000_000),
+            ended_at,
         )
+        streams = self._keep_streams(run.task, outcome) if keeps else _NO_STREAMS
+        output_bytes = len(outcome.stdout) + len(outcome.stderr)
+        self._add(run, pid, run.slot, times, outcome.exit_code, kind, output_bytes, error, streams)
+
+    def _keep_streams(self, task: ExecutorTask, outcome: ProcessOutcome) -> Streams:
+        streams = (
+            cut_stream(outcome.stdout) if self._stores_output else None,
+            cut_stream(outcome.stderr) if self._stores_output else None,
+            cut_stream(_encode_input(task)) if self._stores_stdin else None,
+        )
+        self.held_bytes += sum(len(stream) for stream in streams if stream is not None)
+        return streams
 
     def add_known(self, run: TaskRun, exit_code: int, output_bytes: int) -> None:
         """Add the row of a task whose result was known."""
         kind = OK if exit_code == 0 else "exit"
         at = run.ended_at or time.time_ns() // 1000
-        self._add(run, None, None, (at, at, at), _fit(exit_code), kind, output_bytes, None, None, None)
+        self._add(run, None, None, (at, at, at), exit_code, kind, output_bytes, None, _NO_STREAMS)
 
     def _add(
         self,
@@ -114,49 +123,62 @@ class TaskRows:
         exit_code: int | None,
         kind: str,
         output_bytes: int,
-        stdout: bytes | None,
-        stderr: bytes | None,
         error: str | None,
-        stdin: bytes | None = None,
+        streams: Streams,
     ) -> None:
         task, (place, offsets) = run.task, run.owner.find_task_offsets(run)
-        if stdout is not None or stderr is not None or stdin is not None:
-            self._held_bytes += len(stdout or b"") + len(stderr or b"") + len(stdin or b"")
-        self._rows.append(  # in the order of the schema
-            (
-                clean_name(task.task_id),
-                place[0],
-                int(place[1]),
-                [int(offset) for offset in offsets[:MAX_OFFSETS]],
-                clean_args(task.args) if task.args else _NOTHING,
-                _clean_labels(task) if task.labels else _NOTHING,
-                slot,
-                pid,
-                *times,
-                exit_code,
-                kind,
-                run.attempts,
-                _measure_input(task),
-                output_bytes,
-                None if task.parent_task_id is None else clean_name(task.parent_task_id),
-                stdout,
-                stderr,
-                error,
-                stdin,
-            )
+        stdin = task.stdin
+        row = (  # in the order of the schema
+            clean_name(task.task_id),
+            *place,
+            offsets if len(offsets) <= MAX_OFFSETS else offsets[:MAX_OFFSETS],
+            clean_args(task.args) if task.args else _NOTHING,
+            _clean_labels(task) if task.labels else _NOTHING,
+            slot,
+            pid,
+            *times,
+            exit_code if not exit_code else _fit(exit_code),
+            kind,
+            run.attempts,
+            len(stdin) if type(stdin) is bytes else _measure_input(task),
+            output_bytes,
+            None if task.parent_task_id is None else clean_name(task.parent_task_id),
+            streams[0],
+            streams[1],
+            error,
+            streams[2],
         )
+        self.size += 1
+        self._has_output = self._has_output or streams is not _NO_STREAMS
+        self._rows.append(row)
+        if len(self._rows) >= BLOCK_ROWS:
+            self._end_block()
+
+    def _end_block(self) -> None:
+        block: Columns | list[TaskRow] = self._rows
+        if not self._has_output:
+            with contextlib.suppress(Exception):  # what is wrong is said, and counted, where rows are joined
+                block = pack_tasks(self._rows)
+        self._blocks.append(block)
+        self._rows, self._has_output = [], False
 
     def take(self) -> TakenTaskRows | None:
         """Remove all rows; return them, or None if there are none."""
-        rows, output_bytes, self._rows, self._held_bytes = self._rows, self._held_bytes, [], 0
-        return TakenTaskRows(rows, output_bytes) if rows else None
+        if not self.size:
+            return None
+        blocks = [*self._blocks, self._rows] if self._rows else self._blocks
+        taken = TakenTaskRows(blocks, self.size, self.held_bytes)
+        self.size = self.held_bytes = 0
+        self._start()
+        return taken
 
 
 class TakenTaskRows:
-    """Rows that are complete; any thread may join them.
+    """Rows that are complete; any thread may join them. There is at least one.
 
     Args:
-        rows: At least one row.
+        blocks: The rows, some of them packed.
+        size: How many there are.
         output_bytes: How much output they hold.
 
     Attributes:
@@ -164,11 +186,11 @@ class TakenTaskRows:
         output_bytes: How much output they hold, in which secrets are looked for.
     """
 
-    def __init__(self, rows: list[tuple[Any, ...]], output_bytes: int) -> None:
+    def __init__(self, blocks: Sequence[Columns | list[TaskRow]], size: int, output_bytes: int) -> None:
         """Keep the rows."""
-        self._rows = rows
+        self._blocks = blocks
         self._has_output = True
-        self.size = len(rows)
+        self.size = size
         self.output_bytes = output_bytes
 
     def drop_output(self) -> None:
@@ -180,21 +202,13 @@ class TakenTaskRows:
         """Return the rows as one batch."""
         import pyarrow as pa
 
+        blocks = [pack_tasks(block, self._mask) if isinstance(block, list) else block for block in self._blocks]
         schema = tasks_schema()
-        columns: dict[str, Any] = dict(zip(schema.names, zip(*self._rows, strict=True), strict=True))
-        for stream in ("stdout", "stderr", "stdin"):
-            if columns[stream].count(None) < self.size:
-                columns[stream] = [
-                    mask_stream(data) if data is not None and self._has_output else None for data in columns[stream]
-                ]
-        names = {topic: clean_name(topic) for topic in set(columns["topic"])}
-        columns["topic"] = [names[topic] for topic in columns["topic"]]
-        arrays = {name: encode_words(columns.pop(name)) for name in ("topic", "kind")}
-        for name, column in columns.items():
-            kind = schema.field(name).type
-            is_empty = column[0] is None and column.count(None) == self.size
-            arrays[name] = pa.nulls(self.size, kind) if is_empty else pa.array(column, kind)
-        return pa.record_batch([arrays[name] for name in schema.names], schema=schema)
+        columns = [pa.concat_arrays([block[name] for block in blocks]) for name in schema.names]
+        return pa.record_batch(columns, schema=schema)
+
+    def _mask(self, data: bytes) -> bytes | None:
+        return mask_stream(data) if self._has_output else None
 
 
 def cut_stream(data: bytes) -> bytes:

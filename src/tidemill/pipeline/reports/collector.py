@@ -1,7 +1,8 @@
-"""Collects references to messages that left the pipeline, and hands them to all reports a batch at a time.
+"""Collects what is reported of messages that left the pipeline, and hands it to all reports a batch at a time.
 
-Per message it costs an entry in a list. Invariants: no message is kept for longer than `MAX_SECONDS`, and what is kept
-is bounded by `MAX_MESSAGES` and, since a message keeps its value and the output of its tasks, by `MAX_BYTES`.
+It is taken from messages when they leave, while the processor's caches still have them, and so that their memory serves
+the next ones. Invariants: nothing is kept for longer than `MAX_SECONDS`, and what is kept is bounded by `MAX_MESSAGES`
+and, since tasks keep what they read and wrote, by `MAX_BYTES`.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from collections.abc import Sequence
 
 import structlog
 
-from tidemill.pipeline.reports.report import NO_WINDOW, FinishedBatch, Report, WindowTimes
+from tidemill.pipeline.reports.report import NO_WINDOW, FinishedBatch, FinishedRow, Report, Stretch, WindowTimes
 from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.runtime.log import throttle
 from tidemill.runtime.messages import SourceMessage
+from tidemill.sources.base import TopicPartition
 
 log = structlog.get_logger(__name__)
 
@@ -35,20 +37,21 @@ class FinishedMessages:
         size_bytes: How much they keep: who gives a message something large, such as its task's output, adds that here.
     """
 
-    __slots__ = ("_messages", "_rejected", "_reports", "_resolved_ns", "_runs", "_timer", "_windows", "size_bytes")
+    __slots__ = ("_count", "_keeps", "_pieces", "_reports", "_singles", "_timer", "size_bytes")
 
     def __init__(self, reports: Sequence[Report]) -> None:
         """Start empty."""
         self._reports = reports
+        self._keeps = any(report.needs_messages for report in reports)
         self._timer: asyncio.TimerHandle | None = None
         self._start()
 
     def _start(self) -> None:
-        self._messages: list[SourceMessage] = []
-        self._runs: list[Sequence[TaskRun]] = []
-        self._windows: list[WindowTimes] = []
-        self._resolved_ns: list[int] = []
-        self._rejected: list[str | None] = []
+        #: Messages that left together.
+        self._pieces: list[FinishedBatch] = []
+        #: Those that left by themselves, with their window; those without a window by partition.
+        self._singles: dict[WindowTimes | TopicPartition, tuple[TopicPartition, WindowTimes, list[FinishedRow]]] = {}
+        self._count = 0
         self.size_bytes = 0
 
     def add(
@@ -68,11 +71,23 @@ class FinishedMessages:
             window: Its window.
             rejected: Why it was dead-lettered before it had any task, if it was.
         """
-        self._messages.append(message)
-        self._runs.append(runs)
-        self._windows.append(window)
-        self._resolved_ns.append(time.time_ns())
-        self._rejected.append(rejected)
+        found = self._singles.get(window)
+        if found is None:
+            place = (message.topic, message.partition)
+            found = self._singles.setdefault(place if window is NO_WINDOW else window, (place, window, []))
+        found[2].append(
+            (
+                message.offset,
+                message.key,
+                message.timestamp,
+                message.consumed_at,
+                runs,
+                time.time_ns(),
+                rejected,
+                message if self._keeps else None,
+            )
+        )
+        self._count += 1
         self.size_bytes += size_bytes
         self._added()
 
@@ -86,18 +101,42 @@ class FinishedMessages:
         """Take messages of a window that leave the pipeline now, each with its size and its tasks; see `add`."""
         now, start = time.time_ns(), 0
         while start < len(messages):
-            end = min(len(messages), start + MAX_MESSAGES - len(self._messages))
-            self._messages += messages[start:end]
-            self._runs += runs[start:end]
-            self._windows += [window] * (end - start)
-            self._resolved_ns += [now] * (end - start)
-            self._rejected += [None] * (end - start)
-            self.size_bytes += sum(sizes[start:end])
+            end = min(len(messages), start + MAX_MESSAGES - self._count)
+            self._add_piece(messages[start:end], sizes[start:end], runs[start:end], window, now)
             start = end
             self._added()
 
+    def _add_piece(
+        self,
+        messages: Sequence[SourceMessage],
+        sizes: Sequence[int],
+        runs: Sequence[Sequence[TaskRun]],
+        window: WindowTimes,
+        now: int,
+    ) -> None:
+        first, count = messages[0], len(messages)
+        keys = [message.key for message in messages]
+        if window.known_runs is not None and not self._keeps:
+            runs = [window.known_runs] * count
+            self.size_bytes += sum(len(key) for key in keys if key)
+        else:
+            self.size_bytes += sum(sizes) + _measure_outputs(runs)
+        piece = FinishedBatch(
+            (Stretch((first.topic, first.partition), window, count),),
+            [message.offset for message in messages],
+            keys,
+            [message.timestamp for message in messages],
+            [message.consumed_at for message in messages],
+            runs,
+            [now] * count,
+            [None] * count,
+            messages if self._keeps else (),
+        )
+        self._pieces.append(piece)
+        self._count += count
+
     def _added(self) -> None:
-        if len(self._messages) >= MAX_MESSAGES or self.size_bytes >= MAX_BYTES:
+        if self._count >= MAX_MESSAGES or self.size_bytes >= MAX_BYTES:
             self.flush()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(MAX_SECONDS, self.flush)
@@ -107,10 +146,11 @@ class FinishedMessages:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if not self._messages:
+        if not self._count:
             self.size_bytes = 0
             return
-        batch = FinishedBatch(self._messages, self._runs, self._windows, self._resolved_ns, self._rejected)
+        singles = [FinishedBatch.of_window(*rows) for rows in self._singles.values()]
+        batch = FinishedBatch.join(singles + self._pieces)
         self._start()
         for report in self._reports:
             try:
@@ -127,3 +167,8 @@ class FinishedMessages:
         for end in ends:
             if isinstance(end, BaseException):
                 raise end
+
+
+def _measure_outputs(runs: Sequence[Sequence[TaskRun]]) -> int:
+    results = [run.result for each in runs for run in each]
+    return sum(len(result.stdout_bytes) + len(result.stderr) for result in results if result is not None)

@@ -21,7 +21,7 @@ def pack_longs(values: Sequence[int | None]) -> pa.Array:
     import pyarrow as pa
 
     count = len(values)
-    if _is_constant(values):
+    if is_constant(values):
         return pa.repeat(pa.scalar(values[0], pa.int64()), count)
     try:
         data = struct.pack(f"={count}q", *values)
@@ -34,7 +34,7 @@ def pack_counts(values: Sequence[int]) -> pa.Array:
     """Return integers as a column of 32 bits."""
     import pyarrow as pa
 
-    if _is_constant(values):
+    if is_constant(values):
         return pa.repeat(pa.scalar(int(values[0]), pa.int32()), len(values))
     return pa.array(values, pa.int32())
 
@@ -61,7 +61,8 @@ def convert_timestamps(column: pa.Array) -> pa.Array:
     return pc.if_else(is_real, converted, pa.scalar(None, pa.int64()))
 
 
-def _is_constant(values: Sequence[object]) -> bool:
+def is_constant(values: Sequence[object]) -> bool:
+    """Return whether there are values, all of them the same."""
     # The last one first: numbers that rise are not compared one by one.
     return bool(values) and values[0] == values[-1] and values.count(values[0]) == len(values)
 
@@ -70,7 +71,7 @@ def encode_words(words: Sequence[str | None]) -> pa.DictionaryArray:
     """Return words, most of which are the same, as a dictionary and indexes into it."""
     import pyarrow as pa
 
-    if _is_constant(words):
+    if is_constant(words):
         return repeat_word(words[0], len(words))
     known: dict[str, int] = {}
     codes: list[int | None] = [None if word is None else known.setdefault(word, len(known)) for word in words]

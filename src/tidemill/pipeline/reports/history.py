@@ -135,6 +135,8 @@ class HistoryWriter:
         max_age_seconds: How old the first row of a part may get.
     """
 
+    needs_messages = False
+
     def __init__(
         self,
         path: Path,
@@ -252,7 +254,7 @@ def make_rows(batch: FinishedBatch) -> HistoryRows:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    messages, packed, errors = batch.messages, batch.packed, batch.rejected
+    packed, errors = batch.packed, batch.rejected
     if batch.failed:
         errors = list(errors)
         for index, run in batch.failed.items():
@@ -261,15 +263,15 @@ def make_rows(batch: FinishedBatch) -> HistoryRows:
     if errors.count(None) < len(errors):
         errors = [_clip(error) for error in errors]
     columns = {
-        "topic": encode_words([message.topic for message in messages]),
-        "partition": pack_counts([message.partition for message in messages]),
+        "topic": encode_words(batch.spread(stretch.place[0] for stretch in batch.stretches)),
+        "partition": pack_counts(batch.spread(stretch.place[1] for stretch in batch.stretches)),
         "offset": packed.offset,
         "key": packed.key,
         "status": packed.status,
         "tasks": packed.tasks,
         "attempts": packed.attempts,
         "arrived_at": convert_timestamps(packed.record_at),
-        "started_at": pack_longs([window.started_at for window in batch.windows]),
+        "started_at": pack_longs(batch.spread(stretch.window.started_at for stretch in batch.stretches)),
         "finished_at": pc.divide(packed.resolved_ns, 1000),
         "error": encode_words(errors),
     }

@@ -117,6 +117,8 @@ class Outcomes:
         letters: The dead letters, where they are files; they get their names here.
     """
 
+    needs_messages = False
+
     def __init__(
         self,
         folder: Path,
@@ -176,9 +178,8 @@ class Outcomes:
         if self._whole is not None:
             self._add(self._whole, rows, None)
         else:
-            places = [(message.topic, message.partition) for message in batch.messages]
-            for place in dict.fromkeys(places):
-                self._add(self._parts[place], rows.select([each == place for each in places]), place)
+            for place in dict.fromkeys(batch.places):
+                self._add(self._parts[place], rows.select([each == place for each in batch.places]), place)
         if self._history is not None:
             self._history.take(batch)
 

@@ -74,7 +74,7 @@ class _Nobody:
         pass
 
 
-_NOBODY = _Nobody()
+NOBODY = _Nobody()
 
 
 class TaskRun:
@@ -126,5 +126,5 @@ class TaskRun:
 
     def leave_owner(self) -> None:
         """Forget the owner, now that the task is terminal: both would be freed by a search for cycles only."""
-        self.owner = _NOBODY
+        self.owner = NOBODY
         self.key = None

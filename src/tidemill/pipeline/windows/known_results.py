@@ -17,6 +17,7 @@ from tidemill.pipeline.delivery.routing import Routed
 from tidemill.pipeline.handler.models import ExecutorTask
 from tidemill.pipeline.hooks import BURST, begin_hook, call_hook
 from tidemill.pipeline.key_order import KeptPlace
+from tidemill.pipeline.reports.report import stand_for_known
 from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.pipeline.windows import failures
 from tidemill.pipeline.windows.runs import may_run, release_run, resolve_run
@@ -38,6 +39,11 @@ def start_tasks(window: WindowRun, tasks: list[ExecutorTask], place: KeptPlace |
         _KnownResults(window, known).start()
 
 
+def _has_one_each(window: WindowRun, known: Sequence[TaskRun]) -> bool:
+    """Return whether each message of a window has one task, whose result was known."""
+    return len(known) == len(window.messages) and set(map(len, window.runs_of)) == {1}
+
+
 class _KnownResults:
     """The tasks of a window whose results were known.
 
@@ -46,7 +52,7 @@ class _KnownResults:
         runs: The tasks, of one message each.
     """
 
-    __slots__ = ("_ended", "_left", "_parts", "_routed", "_run", "_window")
+    __slots__ = ("_are_alike", "_ended", "_left", "_parts", "_routed", "_run", "_window")
 
     def __init__(self, window: WindowRun, runs: list[TaskRun]) -> None:
         self._window = window
@@ -56,6 +62,8 @@ class _KnownResults:
         self._parts: list[RunPart] = []
         self._routed: list[Sequence[Routed]] = []
         self._ended: list[TaskRun] = []
+        #: Whether one of these tasks may stand for all of them in reports.
+        self._are_alike = window.context.finished is not None and _has_one_each(window, runs)
 
     def start(self) -> None:
         """Let a job work on it."""
@@ -98,6 +106,7 @@ class _KnownResults:
                 returned = await call_hook(hook, context.hooks.calls, _HOOK, window.locate, run)
                 routed = context.route(returned)
             except Exception as error:
+                self._tell_apart()
                 if not partition.closed:
                     failures.handle_hook_failure(window, _HOOK, error, run, returned)
                 return
@@ -115,6 +124,8 @@ class _KnownResults:
         window, partition = self._window, self._window.partition
         if not ended or partition.closed:
             return
+        if self._are_alike:
+            self._compare(parts, len(ended))
         if parts:
             window.graph.hold([part.index for part in parts])
             window.context.outbox.submit_run(parts, routed)
@@ -127,3 +138,17 @@ class _KnownResults:
         resolve_run(window, resolved)
         if is_over:
             window.end_messages()
+
+    def _compare(self, parts: Sequence[RunPart], count: int) -> None:
+        """Note for reports how many payloads there are of each message, as long as all have as many."""
+        counts = [part.pending for part in parts]
+        each = counts[0] if counts else 0
+        stand_in, before = stand_for_known(each), self._window.times.known_runs
+        if (counts and counts.count(each) < count) or (before is not None and before is not stand_in):
+            self._tell_apart()
+        else:
+            self._window.times.known_runs = stand_in
+
+    def _tell_apart(self) -> None:
+        self._are_alike = False
+        self._window.times.known_runs = None

@@ -12,7 +12,7 @@ def may_run(window: WindowRun) -> bool:
     context = window.context
     if len(window.messages) == 1 or context.overridden.on_message_complete:
         return False
-    return context.brake is None and context.mode.waits_for_sinks
+    return context.brake is None
 
 
 def release_run(window: WindowRun, indexes: Sequence[int], size_bytes: int) -> None:

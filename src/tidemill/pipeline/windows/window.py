@@ -150,11 +150,11 @@ class WindowRun:
         context = self.context
         context.counters.tasks_done += 1
         context.slowest.add(result)
-        if context.finished is not None:
-            context.finished.size_bytes += len(result.stdout_bytes) + len(result.stderr)
         if self.known is not None and len(self.graph.find_indexes(run)) == 1:
-            self.known.append(run)
+            self.known.append(run)  # whose output is not kept for reports, mostly: see `FinishedMessages.add_all`
         else:  # even without a hook the turn is given back first: a window of known results must not recurse
+            if context.finished is not None:
+                context.finished.size_bytes += len(result.stdout_bytes) + len(result.stderr)
             context.hooks.submit(self.collect if context.overridden.on_task_complete else self._end_task, run)
 
     async def _end_task(self, run: TaskRun) -> None:
@@ -252,7 +252,10 @@ class WindowRun:
 
     def find_task_offsets(self, run: TaskRun) -> tuple[TopicPartition, Sequence[int]]:
         """Return the partition of a task that is not terminal, and the offsets of its messages."""
-        return self.partition.partition, [self.messages[index].offset for index in self.graph.find_indexes(run)]
+        indexes = self.graph.find_indexes(run)
+        if len(indexes) == 1:
+            return self.partition.partition, (self.messages[indexes[0]].offset,)
+        return self.partition.partition, [self.messages[index].offset for index in indexes]
 
     # -- hooks that return payloads ---------------------------------------------------------------------------
 

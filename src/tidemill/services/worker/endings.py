@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from tidemill.core.tasks.worker_slots import Why
+from tidemill.core.tasks.worker_slots import Limits, Why
 from tidemill.services.zygote.messages import Exited
 from tidemill.store.worker_calls import Failure, Loss, Result
 
@@ -12,13 +12,16 @@ from tidemill.store.worker_calls import Failure, Loss, Result
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 
-def explain_end(why: Why, exited: Exited | None, *, grace_seconds: float, broke_off: bool = False) -> Result | None:
+def explain_end(
+    why: Why, exited: Exited | None, file: str, limits: Limits, *, broke_off: bool = False
+) -> Result | None:
     """Return what to report.
 
     Args:
         why: Why it ended.
         exited: How the process ended; None: it was never there, or what starts processes died.
-        grace_seconds: How long it had to end by itself.
+        file: The DAG file of the attempt.
+        limits: Of the worker.
         broke_off: Whether it closed its connection, and was killed for that.
 
     Returns:
@@ -31,11 +34,14 @@ def explain_end(why: Why, exited: Exited | None, *, grace_seconds: float, broke_
             return Loss()
         case Why.TIMEOUT:
             return Failure(
-                f"TaskTimeout: the attempt took longer than it may, and did not end within {grace_seconds:g} s; it was "
-                "killed"
+                "TaskTimeout: the attempt took longer than it may, and did not end within "
+                f"{limits.grace_seconds:g} s; it was killed"
             )
         case Why.IMPORT:
-            return Failure("importing the DAG file took too long; the process was killed")
+            return Failure(
+                f"importing {file} took longer than {limits.import_seconds:g} s, twice dags.parse_timeout_seconds, so "
+                "its process was killed; move slow work into tasks, or raise dags.parse_timeout_seconds"
+            )
         case Why.CRASH:
             return Loss() if exited is None else Failure(_explain_status(exited.status, broke_off))
 

@@ -72,7 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def read_config(settings: Settings, folder: Path) -> WorkerConfig:
     """Return what the settings tell a worker."""
     worker = settings.worker
-    limits = Limits(worker.concurrency, worker.recycle_after_tasks, worker.term_grace_seconds)
+    # Twice: the parser reads one file after another, but several processes import one at the same time.
+    import_seconds = 2 * settings.dags.parse_timeout_seconds
+    limits = Limits(
+        worker.concurrency, worker.recycle_after_tasks, worker.term_grace_seconds, import_seconds=import_seconds
+    )
     return WorkerConfig(folder, limits, tuple(worker.queues), settings.logs.max_bytes_per_try, settings.logging.level)
 
 

@@ -6,6 +6,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from tidemill.dags.exceptions import TaskError
 from tidemill.store.call import Call
 from tidemill.store.people_calls import GetRun, RunRecord
 from tidemill.store.task_calls import (
@@ -42,6 +43,15 @@ class StoreServices:
         self._attempt = attempt
         self._asker = asker
 
+    def _check_runs(self, what: str) -> None:
+        """Make sure that this is an attempt of the task.
+
+        Raises:
+            TaskError: It is a callback, which the store would take for an attempt that was replaced.
+        """
+        if self._attempt.callback is not None:
+            raise TaskError(f"a callback cannot {what}: its task has ended; do it in the task, or set a Variable")
+
     def get_xcom(
         self,
         task_ids: tuple[str, ...],
@@ -64,6 +74,7 @@ class StoreServices:
 
     def push_xcom(self, key: str, value: str) -> None:
         """Store a value of this task."""
+        self._check_runs("push an XCom")
         self._asker.ask(PushXCom(self._attempt.task, self._attempt.epoch, key, value))
 
     def get_variable(self, key: str) -> str | None:
@@ -89,16 +100,20 @@ class StoreServices:
 
     def get_task_state(self, key: str) -> str | None:
         """Return what earlier attempts of this task stored; None: nothing."""
+        self._check_runs("use the task state")
         return self._asker.ask(GetTaskState(self._attempt.task, self._attempt.epoch, key))
 
     def set_task_state(self, key: str, value: str) -> None:
         """Store a value that outlives retries."""
+        self._check_runs("use the task state")
         self._asker.ask(SetTaskState(self._attempt.task, self._attempt.epoch, key, value))
 
     def delete_task_state(self, key: str) -> None:
         """Delete such a value."""
+        self._check_runs("use the task state")
         self._asker.ask(DeleteTaskState(self._attempt.task, self._attempt.epoch, key))
 
     def clear_task_state(self) -> None:
         """Delete all such values of this task."""
+        self._check_runs("use the task state")
         self._asker.ask(ClearTaskState(self._attempt.task, self._attempt.epoch))

@@ -29,8 +29,6 @@ _TARGET = "tidemill.services.worker.template:main"
 MAX_TEMPLATES = 4
 #: How long one is kept that forks nothing.
 IDLE_SECONDS = 60.0
-#: How long the import of its file may take.
-IMPORT_SECONDS = 60.0
 _LOOK_SECONDS = 1.0
 #: How many files are remembered that have no template.
 _MAX_REMEMBERED = 1000
@@ -53,11 +51,12 @@ class Templates:
     Args:
         zygote: Forks them, and what they do not.
         folder: The folder of DAGs.
+        import_seconds: How long the import of a file may take.
     """
 
-    def __init__(self, zygote: ZygoteClient, folder: Path) -> None:
+    def __init__(self, zygote: ZygoteClient, folder: Path, import_seconds: float) -> None:
         """Have none yet."""
-        self._zygote, self._folder = zygote, folder
+        self._zygote, self._folder, self._import_seconds = zygote, folder, import_seconds
         self._loop = asyncio.get_running_loop()
         self._templates: dict[str, _Template] = {}
         self._leaving: list[_Template] = []
@@ -158,7 +157,7 @@ class Templates:
         """End what is no longer needed."""
         self._timer, now = None, self._loop.time()
         for file, template in list(self._templates.items()):
-            if now - template.used > (IMPORT_SECONDS if template.files is None else IDLE_SECONDS):
+            if now - template.used > (self._import_seconds if template.files is None else IDLE_SECONDS):
                 if template.files is None:
                     self._refuse(file, template)
                 self._leave(file)

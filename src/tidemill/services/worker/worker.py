@@ -112,7 +112,7 @@ class Worker:
         self._calls, self._bell, self._zygote = calls, bell, zygote
         self._loop = asyncio.get_running_loop()
         self._slots = WorkerSlots(config.limits)
-        self._templates = Templates(zygote, config.folder)
+        self._templates = Templates(zygote, config.folder, config.limits.import_seconds)
         self._handles: dict[int, TaskHandle] = {}
         self._running: dict[tuple[int, int], _Running] = {}
         self._reports = Reports()
@@ -355,8 +355,7 @@ class Worker:
 
     def _note_died(self, attempt: Attempt, why: Why, exited: Exited | None, handle: TaskHandle | None) -> None:
         broke_off = handle is not None and handle.broke_off
-        grace_seconds = self._config.limits.grace_seconds
-        result = explain_end(why, exited, grace_seconds=grace_seconds, broke_off=broke_off)
+        result = explain_end(why, exited, attempt.file, self._config.limits, broke_off=broke_off)
         if isinstance(result, Failure):
             self._running[attempt.key].log.say("error", result.error)
         self._report(attempt, result, None)

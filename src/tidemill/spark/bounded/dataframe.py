@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -25,6 +24,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, TidemillError
 from tidemill.pipeline.bounded import make_bounded_settings
 from tidemill.pipeline.handler.base import Handler
+from tidemill.runtime.folders import OwnedFolder
 from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.link_messages import LinkAddress
 from tidemill.runtime.log import choose_format
@@ -163,9 +163,8 @@ class _Rows:
         if given is None:
             if not is_local_context(self._context):
                 raise ConfigError("on a cluster outcomes need a folder that all hosts share; name it: outcomes=...")
-            folder = Path(tempfile.mkdtemp(prefix="tidemill-outcomes-"))
-            _remove_at_exit(folder)
-            return folder
+            # In one of its own: Spark reads all files of a folder.
+            return _make_folder(_own_at_exit(OwnedFolder("tidemill-outcomes-")) / "rows")
         folder = Path(given).absolute()
         if folder.exists() and any(folder.iterdir()):
             raise ConfigError(f"the folder for outcomes {folder} is not empty; name another one")
@@ -271,5 +270,7 @@ def _make_folder(folder: Path) -> Path:
     return folder
 
 
-def _remove_at_exit(folder: Path) -> None:
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+def _own_at_exit(folder: OwnedFolder) -> Path:
+    """Keep a folder until this process ends; if it is killed, the next one removes it."""
+    atexit.register(folder.cleanup)
+    return folder.path

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from tidemill.runtime.codec import decode
@@ -9,15 +11,25 @@ from tidemill.runtime.json_schema import find_mismatch
 from tidemill.store.call import CallRefusedError, RefusalKind
 from tidemill.store.dag_plan import DagPlan
 
+#: A run's tasks get it with every attempt.
+MAX_CONF_BYTES: Final = 1024 * 1024
+
 
 def read_conf(conf: str) -> dict[str, msgspec.Raw]:
     """Return the values that a run is given, each as JSON.
 
     Raises:
-        CallRefusedError: It is not a JSON object.
+        CallRefusedError: It is not a JSON object, or too large or nested too deeply.
     """
+    if len(conf.encode("utf-8", "replace")) > MAX_CONF_BYTES:
+        raise CallRefusedError(
+            RefusalKind.INVALID,
+            f"the configuration of a run may have up to {MAX_CONF_BYTES:,} bytes; pass a reference to larger data",
+        )
     try:
         return msgspec.json.decode(conf, type=dict[str, msgspec.Raw])
+    except RecursionError:
+        raise CallRefusedError(RefusalKind.INVALID, "the configuration of a run is nested too deeply") from None
     except msgspec.DecodeError:
         raise CallRefusedError(
             RefusalKind.INVALID, "the configuration of a run has to be a JSON object, such as '{\"size\": 3}'"
@@ -42,7 +54,7 @@ def check_params(plan: DagPlan, conf: dict[str, msgspec.Raw]) -> None:
         elif param.schema != "{}":
             try:
                 mismatch = find_mismatch(param.schema, decode(bytes(given)), f"param {param.name!r}")
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 mismatch = f"param {param.name!r}: its schema cannot be used: {error}"
             if mismatch:
                 raise CallRefusedError(RefusalKind.INVALID, f"{mismatch}; DAG {plan.structure.id!r} is not run")

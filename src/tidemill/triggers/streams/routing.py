@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Hashable
+import inspect
+from collections.abc import AsyncIterable, AsyncIterator, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,5 +51,26 @@ def route(manager: SharedStreamManager, trigger_id: Any, trigger: BaseTrigger) -
             )
         if key is not None:
             stream = manager.subscribe(trigger_id=trigger_id, trigger=trigger, key=key)
-            return Routed(key, trigger.filter_shared_stream(stream), stream)
-    return Routed(None, trigger.run())
+            events = _check_events(trigger, "filter_shared_stream(self, events)", trigger.filter_shared_stream(stream))
+            return Routed(key, events, stream)
+    return Routed(None, find_events(trigger))
+
+
+def find_events(trigger: BaseTrigger) -> AsyncIterator[TriggerEvent]:
+    """Return what a trigger yields when it runs by itself.
+
+    Raises:
+        TypeError: Its `run` is not an async generator.
+    """
+    return _check_events(trigger, "run(self)", trigger.run())
+
+
+def _check_events(trigger: BaseTrigger, method: str, events: Any) -> AsyncIterator[TriggerEvent]:
+    if isinstance(events, AsyncIterable):
+        return events  # type: ignore[return-value]
+    if inspect.iscoroutine(events):
+        events.close()  # or Python warns that nobody awaited it
+    raise TypeError(
+        f"{type(trigger).__name__}.{method.partition('(')[0]} must be an async generator, but returned a "
+        f"{type(events).__name__}: write `async def {method}`, and `yield TriggerEvent(...)` in it"
+    )

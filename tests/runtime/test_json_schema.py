@@ -1,0 +1,163 @@
+"""JSON schema of users: what matches, and that no schema and no value takes more than bounded work to check."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.runtime.json_schema import SchemaError, check_schema, find_mismatch
+from tidemill.runtime.patterns import PatternError, is_found, weigh_pattern
+
+#: CPU time of this thread, so that a load elsewhere does not count; what was found took minutes to centuries.
+MOST_SECONDS = 10.0
+EXPONENTIAL = {
+    "$defs": {
+        **{f"d{depth}": {"anyOf": [{"$ref": f"#/$defs/d{depth + 1}"}] * 3} for depth in range(40)},
+        "d40": {"type": "string"},
+    },
+    "$ref": "#/$defs/d0",
+}
+TREE = {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"$ref": "#"}}]}
+TOO_LONG = "p: checking it against its schema takes too long; give a smaller value, or simplify the schema"
+
+
+def nest(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "said"),
+    [
+        ({"pattern": "^(a+)+$"}, "a" * 60_000 + "!", "p: 'aaa"),
+        ({"pattern": ".*a.{10000}c$"}, "ab" * 30_000, TOO_LONG),
+        ({"patternProperties": {"^(a+)+$": {"type": "null"}}}, {"a" * 60_000 + "!": 1}, ""),
+        ({"patternProperties": {"^(a+)+$": True}, "additionalProperties": False}, {"a" * 60_000 + "!": 1}, "p: Addit"),
+        ({"propertyNames": {"pattern": "^(a|aa)+$"}}, {"a" * 60_000 + "!": 1}, "p: 'aaa"),
+        ({"format": "regex"}, "(?i)" + "[\x00-\U0010ffff]" * 5000, TOO_LONG),
+        ({"uniqueItems": True}, [{"a": number} for number in range(5000)], ""),
+        ({"items": {"enum": [f"{number}" for number in range(5000)]}}, ["4999"] * 5000, TOO_LONG),
+        ({"items": {"multipleOf": 1e-300}}, [10**300] * 5000, "p[0]: 1000"),
+        ({"multipleOf": 5e-324}, 1.7e308, ""),
+        ({"prefixItems": [True], "unevaluatedItems": False}, list(range(9000)), TOO_LONG),
+        (EXPONENTIAL, 5, TOO_LONG),
+        (TREE, nest(64), ""),
+        (TREE, nest(65), "p: it is nested too deeply; values that have a schema may be 64 levels deep"),
+        ({"type": "string"}, "a" * 65_537, "p: it is too large; values that have a schema may have up to 64 KiB"),
+        ({"type": "array"}, [1] * 65_537, "p: it is too large; values that have a schema may have up to 64 KiB"),
+        ({"anyOf": [{"type": "integer"}] * 3000}, "x" * 60_000, TOO_LONG),
+    ],
+)
+def test_no_value_takes_long_to_check(schema: Any, value: Any, said: str) -> None:
+    start = time.thread_time()
+    found = find_mismatch(json.dumps(schema), value, "p")
+
+    assert found.startswith(said) if said else not found
+    assert time.thread_time() - start < MOST_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"items": {"type": "integer", "minimum": 0, "multipleOf": 1}}, list(range(10_000))),
+        ({"items": {"pattern": r"^[\w.]+@[\w.]{2,20}\.\w{2,10}$"}}, ["somebody@example.org"] * 2500),
+        ({"type": "string", "pattern": "^.{1,10000}$"}, "a" * 9000),
+        ({"pattern": "\\p{Lu}"}, "é É"),
+        ({"items": {"required": ["a"], "properties": {"a": {"type": "integer"}}, "additionalProperties": False}},
+         [{"a": 1}] * 4000),
+        ({"uniqueItems": True}, [1, True, 0, False, "1", [1], [True], {"a": 1}, {"a": True}, None]),
+        ({"format": "regex"}, "^a+$"),
+        ({"patternProperties": {"^x-": {"type": "integer"}}, "additionalProperties": {"type": "null"}},
+         {"x-a": 1, "b": None}),
+        ({"properties": {"pattern": {"type": "string"}}}, {"pattern": "("}),
+    ],
+)  # fmt: skip
+def test_ordinary_values_match(schema: Any, value: Any) -> None:
+    check_schema(schema)
+
+    assert find_mismatch(json.dumps(schema), value, "p") == ""
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "said"),
+    [
+        ({"uniqueItems": True}, [1, 1.0], "p: [1, 1.0] has non-unique elements"),
+        ({"uniqueItems": True}, [{"a": [1], "b": 2}, {"b": 2, "a": [1.0]}], "p: [{'a': [1], 'b': 2}, {'b': 2"),
+        ({"pattern": "^a$"}, "a\n", "p: 'a\\n' does not match '^a$'"),
+        ({"format": "regex"}, "(", "p: '(' is not a 'regex'"),
+        ({"format": "date"}, "2026-13-01", "p: '2026-13-01' is not a 'date'"),
+        ({"patternProperties": {"^x-": {"type": "null"}}}, {"x-a": 1}, "p['x-a']: 1 is not of type 'null'"),
+        (
+            {"properties": {"a": True}, "additionalProperties": False},
+            {"a": 1, "c": 2, "b": 3},
+            "p: Additional properties are not allowed ('b', 'c' were unexpected)",
+        ),
+        (
+            {"additionalProperties": False},
+            {"b": 3},
+            "p: Additional properties are not allowed ('b' was unexpected)",
+        ),
+        ({"additionalProperties": {"type": "null"}}, {"b": 3}, "p['b']: 3 is not of type 'null'"),
+        ({"additionalProperties": False, "type": "object"}, [1], "p: [1] is not of type 'object'"),
+    ],
+)
+def test_other_values_do_not_match(schema: Any, value: Any, said: str) -> None:
+    check_schema(schema)
+
+    assert find_mismatch(json.dumps(schema), value, "p").startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"pattern": "(?=a)b"}, "pattern '(?=a)b': look-around, "),
+        ({"items": [{"pattern": "("}]}, "is not of type 'object', 'boolean'"),
+        ({"prefixItems": [{"pattern": r"(a)\1"}]}, "backreferences are not supported"),
+        ({"patternProperties": {"[": True}}, "pattern '[': unclosed character class"),
+        ({"properties": {"const": {"pattern": "a{1000}{1000}"}}}, "exceeds size limit of 10485760 bytes; repeat less"),
+        ({"enum": ["x" * 70_000]}, "it has 70,014 characters; up to 65,536 are allowed"),
+        (
+            {"patternProperties": {"a": True}, "unevaluatedProperties": False},
+            "unevaluatedProperties cannot be used together with patternProperties; use additionalProperties",
+        ),
+    ],
+)
+def test_a_schema_that_could_not_be_checked_in_bounded_time_is_refused(schema: Any, said: str) -> None:
+    with pytest.raises(SchemaError) as refused:
+        check_schema(schema)
+
+    assert said in str(refused.value)
+
+
+def test_what_only_looks_like_a_pattern_is_not_one() -> None:
+    check_schema({"const": {"pattern": "("}, "default": {"pattern": "("}, "enum": [{"pattern": "("}]})
+
+
+def test_a_value_that_contains_itself_is_refused() -> None:
+    value: list[Any] = []
+    value.append(value)
+
+    assert find_mismatch('{"type": "array"}', value, "p").startswith("p: it is too large")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "places"),
+    [("abc", 3), (r"\d{4}-[0-9]{2}", 7), ("(a{2}b){3,}", 16), ("((a)){0}", 3), ("a)", 2), ("[[b]{3}]", 1)],
+)
+def test_how_often_something_is_repeated_counts(pattern: str, places: int) -> None:
+    assert weigh_pattern(pattern) == places
+
+
+@given(st.from_regex(r"[ab(){}\[\]|*+?,0-3\\]{0,20}", fullmatch=True))
+def test_any_text_is_weighed_or_refused_as_a_pattern(pattern: str) -> None:
+    assert weigh_pattern(pattern) >= 0
+    with contextlib.suppress(PatternError):
+        is_found(pattern, "abab")
