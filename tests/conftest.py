@@ -24,10 +24,6 @@ structlog.get_config()["processors"][-1].exception_formatter = structlog.dev.pla
 os.environ.setdefault("TIDEMILL_METRICS__ENABLED", "false")
 os.environ.setdefault("TIDEMILL_DEBUG__ENABLED", "false")
 
-# How long an example takes on a machine that is busy with other tests says nothing.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy")
-
 use_broker_archive()
 
 
@@ -37,6 +33,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    examples = 100 if config.getoption("--long") else 30
+    # How long an example takes on a machine that is busy with other tests says nothing.
+    too_slow = [HealthCheck.too_slow]
+    settings.register_profile("busy", max_examples=examples, deadline=None, suppress_health_check=too_slow)
+    settings.load_profile("busy")
     if config.getoption("--workers") and not config.option.collectonly:
         from tests import prepared
         from tests.side_by_side import SideBySide

@@ -112,6 +112,7 @@ def start(
     stdin: Any = None,
     stdout: Any = None,
     stderr: Any = None,
+    network_of: int | None = None,
 ) -> Forked:
     """Do what `subprocess.Popen([sys.executable, "-c", code, *arguments])` does.
 
@@ -123,10 +124,11 @@ def start(
         stdin: An open file; None: the null device, here and below.
         stdout: An open file.
         stderr: An open file.
+        network_of: The process or thread whose network it has; None: that of the interpreter that is forked.
     """
     with open(os.devnull, "r+b") as null:
         files = [(null if file is None else file).fileno() for file in (stdin, stdout, stderr)]
-        return _start(_server(), (code, [str(each) for each in arguments], str(cwd), dict(env), None), files)
+        return _start(_server(), (code, [str(each) for each in arguments], str(cwd), dict(env), network_of), files)
 
 
 def _start(server: socket.socket, request: Request, files: Sequence[int]) -> Forked:

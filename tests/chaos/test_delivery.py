@@ -205,7 +205,7 @@ def test_with_exactly_once_each_result_is_seen_once_while_engines_are_killed(
             return False  # a fresh broker has no coordinator yet
 
     wait_until(working, 60, what="a first transaction")
-    kills = kill_engines_for((120.0 if handler == "Deliver" else 30.0) if long_run else 8.0, pipeline, (2.0, 3.0))
+    kills = kill_engines_for((120.0 if handler == "Deliver" else 30.0) if long_run else 5.0, pipeline, (2.0, 3.0))
     load.stop()
     site.wait_all_committed(400)
     bad = set(range(0, site.fed, BAD_EVERY))

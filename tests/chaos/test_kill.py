@@ -64,6 +64,7 @@ def test_the_children_of_a_killed_engine_die_with_it(site):
     wait_until(lambda: not before & set(sleepers()), 10, what="the children of both engines are gone")
 
 
+@pytest.mark.long  # test_stop.py has it with a stop of the second run
 def test_sigkill_of_the_driver_leaves_no_process_and_a_restart_loses_nothing(site):
     site.feed(600, sleep=0.1, slow_every=5)
     pipeline = site.start(executor={"drain_timeout_seconds": 2, "window_size": 25, "max_executors": 4})
@@ -167,7 +168,7 @@ def test_an_engine_that_hangs_is_replaced_and_its_partitions_idle_for_less_than_
 
 def test_when_spark_dies_the_engines_drain_and_the_run_fails(site):
     site.feed(600, sleep=0.1, slow_every=3)
-    pipeline = site.start(executor={"drain_timeout_seconds": 5, "window_size": 25, "max_executors": 4})
+    pipeline = site.start(executor={"drain_timeout_seconds": 20, "window_size": 25, "max_executors": 4})
     pipeline.wait_working()
     (jvm,) = [pid for pid, command in pipeline.marked().items() if "SparkSubmit" in command]
     os.kill(jvm, signal.SIGKILL)

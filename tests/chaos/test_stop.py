@@ -36,7 +36,35 @@ def partitions_within(site, seconds: float) -> float:
         consumer.close()
 
 
-@pytest.mark.parametrize("how", ["sigterm", pytest.param("ctrl-c", marks=pytest.mark.long)])
+def test_a_killed_run_leaves_no_process_and_the_next_one_loses_nothing_and_stops_under_load(site):
+    site.feed(900, sleep=0.1, slow_every=3)
+    killed = site.start(executor={"drain_timeout_seconds": 2, "window_size": 25, "max_executors": 4})
+    killed.wait_working()
+    killed.signal(signal.SIGKILL)
+    killed.wait()
+    wait_until(lambda: not killed.marked(), 2 + 15, what="every process is gone")
+    before = len(site.rows())
+    stopped = site.start(executor={"window_size": 25, "max_executors": 4})
+
+    def working() -> bool:
+        assert stopped.process.poll() is None, stopped.log
+        return len(site.rows()) > before
+
+    wait_until(working, 60, what="a result of the second run")
+    stopped.signal(signal.SIGTERM)
+    assert stopped.wait(60) == 0, stopped.log
+    assert not stopped.marked()
+    offsets = site.committed()
+    committed = {n for n in range(site.fed) if n // site.partitions < offsets[n % site.partitions]}
+    results = [row["n"] for row in site.rows()]
+    assert len(set(results)) < site.fed, "it went on fetching"
+    assert committed <= set(results), "what is committed is finished, by one of both"
+    assert set(results[before:]) <= committed, "what the second finished is committed"
+    assert partitions_within(site, 10) < 6
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["sigterm", "ctrl-c"])
 def test_a_stop_under_load_finishes_commits_leaves_and_exits_0(site, how):
     site.feed(600, sleep=0.1, slow_every=3)
     pipeline = site.start(executor={"window_size": 25, "max_executors": 4})

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -204,15 +203,13 @@ class DevRun:
             "WORKER_ID": f"dev-{port}",
         }
         self.sent = 0
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: prepared.Forked | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-c", MAIN, "run", "tidemill.yaml", "--handler", "handler:Capitals", "--dev"]
+        arguments = ["run", "tidemill.yaml", "--handler", "handler:Capitals", "--dev"]
+        code = f"import os; os.setsid(); {MAIN}"
         with (self.folder / "log.txt").open("wb") as log:
-            self.process = subprocess.Popen(
-                command, cwd=self.folder, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,
-            )  # fmt: skip
+            self.process = prepared.start(arguments, cwd=self.folder, env=self.env, code=code, stdout=log, stderr=log)
 
     def log(self) -> str:
         return (self.folder / "log.txt").read_text()

@@ -28,18 +28,21 @@ MAIN = "from tidemill.cli.main import main; main()"
 
 
 @contextmanager
-def running(folder: Path, env: dict[str, str], *options: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    folder: Path, env: dict[str, str], *, from_nothing: bool = False
+) -> Iterator[prepared.Forked | subprocess.Popen[bytes]]:
     """Run the project's pipeline in a process group of its own, as a shell on a terminal would."""
+    arguments = ["run", "tidemill.yaml", "--handler", "handler:Capitals"]
     with (folder / "log.txt").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-c", MAIN, "run", "tidemill.yaml", "--handler", "handler:Capitals", *options],
-            cwd=folder,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+        process: prepared.Forked | subprocess.Popen[bytes]
+        if from_nothing:
+            process = subprocess.Popen(
+                [sys.executable, "-c", MAIN, *arguments], cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=log, start_new_session=True,
+            )  # fmt: skip
+        else:
+            code = f"import os; os.setsid(); {MAIN}"
+            process = prepared.start(arguments, cwd=folder, env=env, code=code, stdout=log, stderr=log)
         try:
             yield process
         finally:
@@ -48,7 +51,7 @@ def running(folder: Path, env: dict[str, str], *options: str) -> Iterator[subpro
                 process.wait()
 
 
-def wait_until(reached: Callable[[], bool], process: subprocess.Popen[bytes], folder: Path) -> None:
+def wait_until(reached: Callable[[], bool], process: prepared.Forked | subprocess.Popen[bytes], folder: Path) -> None:
     def log() -> str:
         return (folder / "log.txt").read_text()
 
@@ -102,7 +105,7 @@ def test_a_new_project_does_its_work_and_ends_cleanly(
     send(project, env, ["hello", "tide mill"])
     results = project / "output" / "results.jsonl"
 
-    with running(project, env) as process:
+    with running(project, env, from_nothing=True) as process:
         wait_until(lambda: results.exists() and len(results.read_text().splitlines()) == 2, process, project)
         # As Ctrl-C in a terminal does: the whole process group gets it.
         os.killpg(process.pid, number)

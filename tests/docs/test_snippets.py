@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -75,7 +77,7 @@ class PageRun:
         self.page = page
         self.folder = folder
         self.where = folder
-        self.background: list[tuple[Block, subprocess.Popen[bytes]]] = []
+        self.background: list[tuple[Block, prepared.Forked | subprocess.Popen[bytes]]] = []
         clean = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMILL_")}
         # What runs leave in a home is not left in that of whoever runs tests; what was downloaded is found.
         (folder / ".home").mkdir()
@@ -87,7 +89,7 @@ class PageRun:
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "WORKER_ID": f"docs-{os.getpid()}",
         }
-        # Commands that end are most of all; at full length they are those of a reader in everything.
+        # At full length they are those of a reader in everything.
         self.forks = () if full else (prepared.write_stand_in(folder / ".home"),)
 
     def run(self) -> None:
@@ -116,11 +118,18 @@ class PageRun:
 
     def start(self, block: Block) -> None:
         command = block.code.strip()
+        process: prepared.Forked | subprocess.Popen[bytes]
         with open(self.log_path(block), "wb") as log:
-            process = subprocess.Popen(
-                ["bash", "-c", f"exec {command}"], cwd=self.where, env=self.env, stdout=log, stderr=log,
-                stdin=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
+            if self.forks and command.startswith("tidemill "):
+                process = prepared.start(
+                    shlex.split(command)[1:], cwd=self.where, env=self.env, stdout=log, stderr=log,
+                    code=f"import os; os.setsid(); {prepared.TIDEMILL}", network_of=threading.get_native_id(),
+                )  # fmt: skip
+            else:
+                process = subprocess.Popen(
+                    ["bash", "-c", f"exec {command}"], cwd=self.where, env=self.env, stdout=log, stderr=log,
+                    stdin=subprocess.DEVNULL, start_new_session=True,
+                )  # fmt: skip
         self.background.append((block, process))
         if command.startswith("tidemill broker"):
             # As a reader waits for it to say that it is there.

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,6 @@ from tidemill.runtime.processes import is_running
 from tidemill.testing.kafka import consume, produce, unique_name
 
 pytestmark = pytest.mark.kafka
-
-Start = Callable[..., EmbeddedBroker]
 
 
 def test_a_topic_can_be_written_and_read_as_soon_as_it_was_created(embedded_kafka: EmbeddedBroker) -> None:
@@ -45,18 +42,29 @@ def test_a_topic_that_exists_already_is_refused_by_name(embedded_kafka: Embedded
         embedded_kafka.create_topic(topic)
 
 
-def test_a_killed_and_a_stopped_broker_comes_back_with_its_data_on_its_port(own_kafka: Start) -> None:
-    broker = own_kafka()
-    topic, address = broker.create_topic("kept"), broker.bootstrap
-    produce(address, topic, [b"before"])
-    broker.kill()
-    assert not broker.running
-    broker.start()
-    produce(address, topic, [b"between"])
-    broker.stop()
-    broker.start()
-    assert broker.bootstrap == address
-    assert [m.value() for m in consume(address, topic, 2)] == [b"before", b"between"]
+def test_a_broker_keeps_its_port_and_has_its_folder_to_itself_until_another_one_takes_that_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LC_ALL", "C")
+    folder = tmp_path / "höme \\ 潮 🌊"  # whatever its name and the locale
+    with EmbeddedBroker(folder) as first:
+        topic, address = first.create_topic("kept"), first.bootstrap
+        assert (folder / "data" / "kept-0").is_dir()
+        produce(address, topic, [b"before"])
+        properties = (folder / "server.properties").read_bytes()
+        with pytest.raises(ConfigError, match=rf"is used by another broker \(process {os.getpid()}\); stop that one"):
+            EmbeddedBroker(folder).start()
+        assert (folder / "server.properties").read_bytes() == properties
+        first.kill()
+        assert not first.running
+        first.start()  # its own lock does not stop it
+        produce(address, topic, [b"between"])
+        first.stop()
+        first.start()
+        assert first.bootstrap == address
+        assert [m.value() for m in consume(address, topic, 2)] == [b"before", b"between"]
+    with EmbeddedBroker(folder) as second:
+        assert [m.value() for m in consume(second.bootstrap, topic, 2)] == [b"before", b"between"]
 
 
 def test_a_taken_port_is_refused_although_somebody_answers_there(tmp_path: Path) -> None:
@@ -81,28 +89,6 @@ def test_of_two_brokers_that_start_at_once_on_one_port_one_is_refused(
         broker.start()
     assert not broker.running
     embedded_kafka.create_topic(unique_name())
-
-
-def test_another_broker_object_takes_over_a_data_folder_whatever_its_name_and_the_locale(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LC_ALL", "C")
-    folder = tmp_path / "höme \\ 潮 🌊"
-    with EmbeddedBroker(folder) as first:
-        produce(first.bootstrap, first.create_topic("kept"), [b"x"])
-    assert (folder / "data" / "kept-0").is_dir()
-    with EmbeddedBroker(folder) as second:
-        assert [m.value() for m in consume(second.bootstrap, "kept", 1)] == [b"x"]
-
-
-def test_a_data_folder_that_another_broker_uses_is_refused_and_left_alone(tmp_path: Path) -> None:
-    with EmbeddedBroker(tmp_path) as first:
-        before = (tmp_path / "server.properties").read_bytes()
-        with pytest.raises(ConfigError, match=rf"is used by another broker \(process {os.getpid()}\); stop that one"):
-            EmbeddedBroker(tmp_path).start()
-        assert (tmp_path / "server.properties").read_bytes() == before
-        first.kill()
-        first.start()  # its own lock does not stop it
 
 
 def test_a_file_in_the_place_of_the_data_folder_is_named(tmp_path: Path) -> None:

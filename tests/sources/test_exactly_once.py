@@ -403,20 +403,11 @@ async def test_a_broker_that_restarts_delays_transactions_and_repeats_nothing(ow
         await place.committed(6_000, 60)
         place.assert_exactly_once(6_000)
         assert not place.tasks[0].done()
+        broker.kill()
+        (summary,) = await place.end()
+        assert summary.reason is StopReason.DRAINED, "one that waits for its transactions can be stopped"
     finally:
         await place.end()
-
-
-async def test_an_engine_that_waits_for_its_transactions_can_be_stopped(own_kafka):
-    broker = own_kafka()
-    place = Place(broker)
-    engine = place.start(Copy())
-    await place.until(lambda: engine.intake.partitions)
-    place.feed(0, 100)
-    await place.until(lambda: engine.commits.statistics().committed)
-    broker.kill()
-    (summary,) = await place.end()
-    assert summary.reason is StopReason.DRAINED
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,10 +16,10 @@ from tests.until import wait_until
 
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.delivery.transaction import Call, End
+from tidemill.runtime.broker import EmbeddedBroker
 from tidemill.sources.base import Outgoing
 from tidemill.sources.transactional_producer import TransactionalProducer
-
-TP = ("t", 0)
+from tidemill.testing.kafka import new_broker, unique_name
 
 
 class Holding(KafkaProxy):
@@ -54,24 +55,25 @@ class Holding(KafkaProxy):
 class Site:
     """A member of a group, and a transactional producer whose brokers are behind such a proxy."""
 
-    def __init__(self, own_kafka: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(kafka_proxy, "KafkaProxy", Holding)
-        self.broker, (self.proxy,) = proxied_broker(own_kafka, 1)
-        for topic in ("t", "out"):
+    def __init__(self, broker: EmbeddedBroker, proxy: Holding) -> None:
+        self.broker, self.proxy = broker, proxy
+        self.topic, self.out = unique_name(), unique_name()
+        self.tp = (self.topic, 0)
+        for topic in (self.topic, self.out):
             self.broker.create_topic(topic, partitions=1)
         self.consumer = ck.Consumer(
             {
                 "bootstrap.servers": self.broker.bootstrap,
-                "group.id": "g",
+                "group.id": self.topic,
                 "enable.auto.commit": False,
                 "isolation.level": "read_uncommitted",
             }
         )
         assigned: list[bool] = []
-        self.consumer.subscribe(["t"], on_assign=lambda *_: assigned.append(True))
+        self.consumer.subscribe([self.topic], on_assign=lambda *_: assigned.append(True))
         self.until(lambda: assigned)
         kafka = KafkaSettings(brokers=self.proxy.address, exactly_once=True)
-        self.transactions = TransactionalProducer(kafka, "tid", {"reconnect.backoff.max.ms": 500}, [])
+        self.transactions = TransactionalProducer(kafka, self.topic, {"reconnect.backoff.max.ms": 500}, [])
         self.transactions.open(lambda: False)
 
     def until(self, condition: Callable[[], Any]) -> Any:
@@ -84,7 +86,7 @@ class Site:
         return wait_until(polled, pause_seconds=0.0)
 
     def begin(self, offset: int, result: bytes) -> None:
-        self.transactions.begin({TP: offset}, [Outgoing("out", None, result)])
+        self.transactions.begin({self.tp: offset}, [Outgoing(self.out, None, result)])
 
     def step(self) -> Any:
         """Make one call of the transaction; return how it ended, if it did."""
@@ -105,14 +107,14 @@ class Site:
             self.step()
 
     def committed(self) -> int:
-        (found,) = self.consumer.committed([ck.TopicPartition(*TP)], 10)
+        (found,) = self.consumer.committed([ck.TopicPartition(*self.tp)], 10)
         return found.offset
 
     def results(self, count: int) -> list[bytes]:
         reader = ck.Consumer(
             {"bootstrap.servers": self.broker.bootstrap, "group.id": "r", "isolation.level": "read_committed"}
         )
-        reader.assign([ck.TopicPartition("out", 0, 0)])
+        reader.assign([ck.TopicPartition(self.out, 0, 0)])
         found: list[bytes] = []
         deadline = time.monotonic() + 10
         while len(found) < count and time.monotonic() < deadline:
@@ -123,24 +125,36 @@ class Site:
         return found
 
 
+@pytest.fixture(scope="module")
+def broker_and_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedBroker, Holding]]:
+    def start(**options: Any) -> EmbeddedBroker:
+        return stack.enter_context(new_broker(tmp_path_factory.mktemp("kafka"), **options))
+
+    with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kafka_proxy, "KafkaProxy", Holding)
+        broker, (proxy,) = proxied_broker(start, 1)
+        assert isinstance(proxy, Holding)
+        yield broker, proxy
+        proxy.close()
+
+
 @pytest.fixture
-def site(own_kafka: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    made = Site(own_kafka, monkeypatch)
+def site(broker_and_proxy: tuple[EmbeddedBroker, Holding]) -> Iterator[Site]:
+    made = Site(*broker_and_proxy)
     yield made
     made.consumer.close()
-    made.proxy.close()
 
 
 def test_offsets_that_arrive_a_second_time_do_not_count_for_the_next_transaction(site: Site) -> None:
     site.begin(10, b"first")
-    assert site.finish() == (End.COMMITTED, {TP: 10})
+    assert site.finish() == (End.COMMITTED, {site.tp: 10})
     site.proxy.lose = TXN_OFFSET_COMMIT
     site.begin(2600, b"second")
-    assert site.finish() == (End.COMMITTED, {TP: 2600})
+    assert site.finish() == (End.COMMITTED, {site.tp: 2600})
     site.begin(3195, b"third")
     site.up_to(Call.COMMIT)
     site.proxy.deliver()
-    assert site.finish() == (End.COMMITTED, {TP: 3195})
+    assert site.finish() == (End.COMMITTED, {site.tp: 3195})
     site.until(lambda: site.committed() != 10)  # markers are written after the answer
     site.until(lambda: site.committed() == 3195)
     assert site.results(3) == [b"first", b"second", b"third"]
@@ -148,17 +162,17 @@ def test_offsets_that_arrive_a_second_time_do_not_count_for_the_next_transaction
 
 def test_an_abort_that_arrives_a_second_time_takes_no_result_of_the_next_transaction(site: Site) -> None:
     site.begin(10, b"first")
-    assert site.finish() == (End.COMMITTED, {TP: 10})
+    assert site.finish() == (End.COMMITTED, {site.tp: 10})
     site.begin(20, b"aborted")
     site.up_to(Call.OFFSETS)
     site.transactions._producer.flush(5)
-    site.transactions._transaction.give_up({TP})
+    site.transactions._transaction.give_up({site.tp})
     site.proxy.lose = END_TXN
     assert site.finish()[0] is End.ABORTED
     site.begin(20, b"second")
     site.up_to(Call.OFFSETS)
     site.transactions._producer.flush(5)
     site.proxy.deliver()
-    assert site.finish() == (End.COMMITTED, {TP: 20})
+    assert site.finish() == (End.COMMITTED, {site.tp: 20})
     site.until(lambda: site.committed() == 20)
     assert site.results(2) == [b"first", b"second"]

@@ -38,17 +38,25 @@ class Known(Handler[Job, Any]):
 class Slow(Known):
     """A process of some milliseconds per message."""
 
+    seconds = "0.02"
+
     async def arrange(self, messages, pending):
         return [
             ExecutorTask(
                 f"{m.partition}-{m.offset}",
-                ("0.02",),
+                (self.seconds,),
                 source_offsets=(m.offset,),
                 binary_path="sleep",
                 metadata={"n": m.payload.n},
             )
             for m in messages
         ]
+
+
+class Slower(Slow):
+    """As long a run over fewer messages."""
+
+    seconds = "0.1"
 
 
 class Flawed(Known):

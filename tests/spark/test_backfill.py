@@ -161,16 +161,32 @@ def test_a_topic_is_done_once_in_ranges_finer_than_its_partitions(site: Site) ->
     assert "a new folder for the outcomes" in split.stderr
 
 
-def test_a_backfill_is_recorded_with_its_counts_and_its_failures_and_found_like_a_pipeline(
+def leave_a_gap(site: Site, first: int) -> None:
+    """Let the live pipeline be at offset 77 of partition 0, which begins with this one by now."""
+    live = ck.Consumer({"bootstrap.servers": site.broker.bootstrap, "group.id": site.topic})
+    live.commit(offsets=[ck.TopicPartition(site.topic, 0, 77)], asynchronous=False)
+    live.close()
+    admin = AdminClient({"bootstrap.servers": site.broker.bootstrap})
+    for future in admin.delete_records([ck.TopicPartition(site.topic, 0, first)]).values():
+        future.result(10)
+
+
+def test_a_backfill_between_offsets_is_recorded_with_its_counts_and_failures_and_found_like_a_pipeline(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIDEMILL_DEBUG__ENABLED", "true")
     site.feed(300)
     site.feed(2, fail=True)
+    site.feed(2)
     db = site.folder / "recordings"
     site.config(debug={"db_dir": str(db)}, executor={"max_retries": 1})
-    done = site.run("Flawed", "--from", "earliest", "--range-messages", "100")
+    leave_a_gap(site, 20)
+    done = site.run("Flawed", "--from", "10", "--to", "151", "--range-messages", "100")
     assert done.returncode == ExitCode.OK, done.stderr
+    assert read_summary(done.stderr)["gap"] == 10
+    places = {(row["partition"], row["offset"]) for row in site.rows()}
+    assert places == {*((0, n) for n in range(20, 151)), *((1, n) for n in range(10, 151))}
+    assert committed_offsets(site.broker.bootstrap, site.topic, site.topic) == {0: 77, 1: -1}
 
     def ask(*words: str) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "COLUMNS": "200"}
@@ -185,9 +201,9 @@ def test_a_backfill_is_recorded_with_its_counts_and_its_failures_and_found_like_
     assert "commit" not in traced.stdout, "nothing is committed"
     assert ask("trace", f"{site.topic}:1:20").returncode == ExitCode.NOTHING_FOUND, "it went well"
     reader = Reader(db)
-    assert sum(point.consumed for point in reader.read_counts(0, 2**52).points) == 302
+    assert sum(point.consumed for point in reader.read_counts(0, 2**52).points) == 272
     (ended,) = reader.find_events(EventQuery(kinds=("run_ended",))).rows
-    assert (ended.event.text, ended.event.data["messages_done"], ended.event.data["dead_lettered"]) == ("done", 302, 2)
+    assert (ended.event.text, ended.event.data["messages_done"], ended.event.data["dead_lettered"]) == ("done", 272, 2)
 
 
 @pytest.mark.long
@@ -226,6 +242,7 @@ def test_a_backfill_without_tasks_has_reports_letters_and_traces_and_its_letters
     assert Counter(values) == Counter([*range(302), 300, 301]), "each letter is a message again"
 
 
+@pytest.mark.long  # tests/spark/bounded/test_dataframe.py has it of a backfill in a session
 def test_order_by_key_demands_whole_partitions_and_keeps_the_order_then(site: Site) -> None:
     producer = ck.Producer({"bootstrap.servers": site.broker.bootstrap})
     for n in range(600):
@@ -243,6 +260,7 @@ def test_order_by_key_demands_whole_partitions_and_keeps_the_order_then(site: Si
         assert [n for n in lines if n % 6 == key] == list(range(key, 600, 6))
 
 
+@pytest.mark.long  # tests/spark/bounded/test_dataframe.py has it of a backfill in a session
 def test_a_backfill_of_which_too_much_fails_ends_and_is_not_tried_again(site: Site) -> None:
     site.feed(2_000)
     site.config(executor={"max_failure_ratio": 0.5}, spark={"master": "local[1]"})
@@ -288,28 +306,28 @@ def test_a_killed_backfill_is_resumed_without_doing_finished_ranges_again(site: 
 
 
 def test_sigterm_keeps_what_is_done_and_a_killed_engine_costs_nothing(site: Site) -> None:
-    site.feed(2_000)
+    site.feed(900)
     config = site.config(executor={"max_executors": 8})
     assert config["spark"]["master"] == "local[2]"
-    stopped = site.start("Slow", "--from", "earliest", "--whole-partitions")
-    wait_until(lambda: len(site.seen()) > 200, 90, what="work under way")
+    stopped = site.start("Slower", "--from", "earliest", "--whole-partitions")
+    wait_until(lambda: len(site.seen()) > 100, 90, what="work under way")
     victim = wait_until(lambda: engines(site.topic), 10, what="engines")[0]
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: len(set(engines(site.topic)) - {victim}) == 2, 60, what="another engine in its place")
     count = len(site.seen())
-    wait_until(lambda: len(site.seen()) > count + 100, 60, what="work goes on")
+    wait_until(lambda: len(site.seen()) > count + 50, 60, what="work goes on")
     stopped.send_signal(signal.SIGTERM)
     assert stopped.wait(60) == ExitCode.STOPPED, site.log()
     assert "the backfill is stopped; run it again for the rest" in site.log()
     assert not marked(site.topic)
     part_way = Counter((row["partition"], row["offset"]) for row in site.rows())
-    assert 0 < len(part_way) < 2_000
+    assert 0 < len(part_way) < 900
     seen = site.seen()
-    done = site.run("Slow", "--from", "earliest", "--whole-partitions")
+    done = site.run("Slower", "--from", "earliest", "--whole-partitions")
     assert done.returncode == ExitCode.OK, done.stderr
-    assert set(site.seen()) == set(range(2_000))
+    assert set(site.seen()) == set(range(900))
     assert Counter((row["partition"], row["offset"]) for row in site.rows()) == Counter(
-        (n % 2, n // 2) for n in range(2_000)
+        (n % 2, n // 2) for n in range(900)
     )
     again = {n for n, times in (site.seen() - seen).items() if n in seen}
     assert not again & {offset * 2 + partition for partition, offset in part_way}
@@ -328,14 +346,10 @@ def test_an_engine_that_hangs_is_killed_and_its_part_is_done_again(site: Site) -
     wait_until(lambda: not marked(site.topic), 20, what="no process left")
 
 
+@pytest.mark.long  # that of recordings above has it, too
 def test_a_range_between_offsets_reports_gaps_and_leaves_the_live_group_alone(site: Site) -> None:
     site.feed(1_000)
-    live = ck.Consumer({"bootstrap.servers": site.broker.bootstrap, "group.id": site.topic})
-    live.commit(offsets=[ck.TopicPartition(site.topic, 0, 77)], asynchronous=False)
-    live.close()
-    admin = AdminClient({"bootstrap.servers": site.broker.bootstrap})
-    for future in admin.delete_records([ck.TopicPartition(site.topic, 0, 150)]).values():
-        future.result(10)
+    leave_a_gap(site, 150)
     site.config()
     done = site.run("Known", "--from", "100", "--to", "300")
     assert done.returncode == ExitCode.OK, done.stderr
@@ -365,11 +379,16 @@ def test_positions_that_make_no_sense_are_refused_before_anything_starts(
     assert said in done.stderr.splitlines()[-1]
 
 
-def test_an_engine_that_cannot_start_is_named_and_what_is_between_is_empty_is_no_error(site: Site) -> None:
+def test_what_is_between_may_be_empty(site: Site) -> None:
     site.config()
     empty = site.run("Known", "--from", "earliest")
     assert empty.returncode == ExitCode.OK
     assert read_summary(empty.stderr)["messages_done"] == 0
+
+
+@pytest.mark.long  # tests/spark/bounded/test_dataframe.py has it of a backfill in a session
+def test_an_engine_that_cannot_start_is_named(site: Site) -> None:
+    site.config()
     site.feed(10)
     done = site.run("Unready", "--from", "0", "--to", "10", "--outcomes", str(site.folder / "second"))
     assert done.returncode == ExitCode.HANDLER, done.stderr

@@ -139,8 +139,8 @@ def test_a_revoke_that_may_take_longer_than_the_poll_interval_is_refused_before_
 @pytest.mark.parametrize(
     "number",
     [
-        pytest.param(signal.SIGINT, id="ctrl-c", marks=pytest.mark.long),  # tests/cli/test_run.py has it of a command
-        pytest.param(signal.SIGHUP, id="the end of a terminal"),
+        pytest.param(signal.SIGINT, id="ctrl-c", marks=pytest.mark.long),  # tests/cli/test_run.py has both of a command
+        pytest.param(signal.SIGHUP, id="the end of a terminal", marks=pytest.mark.long),
     ],
 )
 def test_a_signal_for_the_whole_process_group_drains(start: Callable[..., Driver], number: int) -> None:

@@ -55,13 +55,23 @@ async def _new_on_server(server: PostgresServer, *, is_migrated: bool) -> str:
     return await server.new_database(_TEMPLATES["postgresql"])
 
 
+async def _make_url(request: pytest.FixtureRequest, tmp_path: Path, templates: pytest.TempPathFactory) -> str:
+    is_migrated = "database" in request.fixturenames
+    if request.param == "sqlite":
+        return await _new_file(tmp_path, is_migrated=is_migrated, templates=templates)
+    return await _new_on_server(request.getfixturevalue("postgres"), is_migrated=is_migrated)
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 async def url(request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the URL of a new database of each kind: with its tables if the test has it opened, else empty."""
-    is_migrated = "database" in request.fixturenames
-    if request.param == "sqlite":
-        return await _new_file(tmp_path, is_migrated=is_migrated, templates=tmp_path_factory)
-    return await _new_on_server(request.getfixturevalue("postgres"), is_migrated=is_migrated)
+    return await _make_url(request, tmp_path, tmp_path_factory)
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.long)])
+async def sqlite_url(request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return what `url` does; only at full length of each kind, for tests of what stands above the store."""
+    return await _make_url(request, tmp_path, tmp_path_factory)
 
 
 @pytest.fixture

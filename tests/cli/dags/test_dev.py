@@ -8,8 +8,11 @@ import struct
 import termios
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+from tests.cli.dags.conftest import DevSite
 from tests.spark.terminal import Command
 from tests.until import wait_until
 
@@ -49,64 +52,10 @@ def test_a_run_with_a_retry_and_a_deferral_succeeds_and_everything_about_it_can_
     assert dev.rows("runs", "list", "story")[0]["state"] == "success"
 
 
-def test_a_failed_run_can_be_cleared_marked_and_cancelled(dev):
-    dev.start()
-
-    done = dev.run("dags", "trigger", "fails", "--wait")
-    assert done.returncode == ExitCode.REMOTE
-    assert dev.states("fails") == {"fails": "failed", "after": "upstream_failed"}
-    assert "RuntimeError: it is broken" in dev.rows("tasks", "states", "fails", "--state", "failed")[0]["error"]
-    assert dev.rows("tasks", "clear", "fails", "--failed", "--dry-run") == [{"tasks": ["after", "fails"]}]
-    (dev.folder / "dags" / "example.py").write_text(
-        (dev.folder / "dags" / "example.py").read_text().replace('raise RuntimeError("it is broken")', "return 1")
-    )
-    dev.run("tasks", "clear", "fails", "fails", "--downstream")
-    wait_until(lambda: dev.rows("runs", "list", "fails")[0]["state"] == "success", what=lambda: dev.log)
-
-    dev.run("dags", "trigger", "long")
-    wait_until(lambda: "sleeping" in dev.run("tasks", "logs", "long", "sleeps").stdout, what=lambda: dev.log)
-    assert dev.run("runs", "cancel", "long").returncode == 0
-    wait_until(lambda: dev.states("long") == {"sleeps": "failed"}, what=lambda: dev.log)
-
-    dev.run("dags", "trigger", "long")
-    wait_until(lambda: dev.states("long") == {"sleeps": "running"}, what=lambda: dev.log)
-    assert dev.rows("tasks", "mark", "long", "sleeps", "--as", "success") == [{"tasks": ["sleeps"]}]
-    assert dev.rows("runs", "list", "long")[0]["state"] == "success"
-    history = dev.rows("tasks", "history", "long", "sleeps")
-    assert "(command line)" in history[-1]["by"]
-
-
-def test_a_run_says_what_its_tasks_wait_for(dev):
-    dev.start()
-    dev.run("pools", "set", "default_pool", "0")
-
-    dev.run("dags", "trigger", "story")
-
-    wait_until(lambda: dev.states("story")["first"] == "scheduled", what=lambda: dev.log)
-    waits = {task["task"]: task["waits_for"] for task in dev.rows("runs", "show", "story")[0]["tasks"]}
-    slot = "1 slot of pool default_pool, where 0 of 0 are held"
-    assert waits == {"first": slot, "second": "upstream first", "waits": "upstream second"}
-    assert slot in dev.run("runs", "show", "story").stdout
-    dev.run("runs", "cancel", "story")
-    assert {task["waits_for"] for task in dev.rows("runs", "show", "story")[0]["tasks"]} == {None}
-
-
-def test_a_process_of_the_tree_that_is_killed_comes_back_and_its_task_is_run_again(dev):
+def test_a_killed_tree_leaves_nothing_and_the_next_start_continues_and_removes_old_runs(dev):
     process = dev.start()
-    dev.run("variables", "set", "seconds", "2")
-    dev.run("dags", "trigger", "long")
-    wait_until(lambda: dev.states("long") == {"sleeps": "running"}, what=lambda: dev.log)
-
-    os.kill(find_process(process.pid, "services.worker.process"), signal.SIGKILL)
-
-    wait_until(lambda: dev.rows("runs", "list", "long")[0]["state"] == "success", what=lambda: dev.log)
-    row = dev.rows("tasks", "states", "long")[0]
-    assert row["try"] == 1, "a lost attempt uses up no retry"
-    assert "lost" in [row["input"].split()[0] for row in dev.rows("tasks", "history", "long", "sleeps")]
-
-
-def test_a_killed_tree_leaves_nothing_and_the_next_start_continues(dev):
-    process = dev.start()
+    assert dev.rows("dags", "trigger", "story", "--run", "old", "--wait")[0]["state"] == "success"
+    assert dev.rows("dags", "trigger", "story", "--run", "new", "--wait")[0]["state"] == "success"
     dev.run("dags", "trigger", "long")
     wait_until(lambda: dev.states("long") == {"sleeps": "running"}, what=lambda: dev.log)
     tree = find_descendants(process.pid)
@@ -120,28 +69,11 @@ def test_a_killed_tree_leaves_nothing_and_the_next_start_continues(dev):
     wait_until(lambda: not any(map(is_running, tree)), 30, what=lambda: [read_command(pid) for pid in tree])
     assert time.monotonic() - began < 15
     assert dev.run("variables", "set", "seconds", "0").returncode == ExitCode.OK
-    dev.start()
+    dev.start(TIDEMILL_STORE__RETENTION_RUNS_DAYS="0.000001", TIDEMILL_STORE__RETENTION_RUNS_COUNT="1")
     assert not place.exists()
     wait_until(lambda: dev.rows("runs", "list", "long")[0]["state"] == "success", what=lambda: dev.log)
-
-
-def test_a_second_dev_over_the_same_store_is_refused_and_names_the_first(dev):
-    process = dev.start()
-
-    done = dev.run("dev")
-
-    assert done.returncode == ExitCode.CONFIG
-    assert f"in use by process {process.pid}" in done.stderr
-
-
-def test_a_file_that_breaks_is_named_and_its_dags_stay(dev):
-    dev.start()
-
-    (dev.folder / "dags" / "example.py").write_text("from tidemill.dags import DAG\nraise ValueError('half a file')\n")
-
-    wait_until(lambda: dev.rows("dags", "errors"), what=lambda: dev.log)
-    assert "ValueError: half a file" in dev.rows("dags", "errors")[0]["error"]
-    assert {row["dag"] for row in dev.rows("dags", "list")} == {"story", "fails", "long"}
+    wait_until(lambda: [row["run"] for row in dev.rows("runs", "list", "story")] == ["new"], what=lambda: dev.log)
+    wait_until(lambda: "old runs of DAGs were removed" in dev.log, what=lambda: dev.log)
 
 
 def test_a_folder_that_is_not_there_is_an_error_that_says_what_to_do(tidemill, tmp_path: Path):
@@ -150,33 +82,6 @@ def test_a_folder_that_is_not_there_is_an_error_that_says_what_to_do(tidemill, t
     assert done.returncode == ExitCode.CONFIG
     assert "there is no folder nowhere" in done.stderr
     assert "tidemill init" in done.stderr
-
-
-def test_a_task_reads_of_the_run_before(dev):
-    (dev.folder / "dags" / "past.py").write_text("""
-from tidemill.dags import DAG, BashOperator, task
-
-with DAG("past"):
-    @task
-    def count(prev_start_date_success=None, ti=None, run_id=None):
-        before = ti.xcom_pull(include_prior_dates=True, default=0)
-        earlier = ti.get_previous_dagrun("success")
-        if earlier:
-            assert earlier.start_date == prev_start_date_success
-            assert ti.xcom_pull("count", run_id=earlier.run_id) == before
-            assert ti.get_dagrun_state("past", earlier.run_id) == "success"
-        return before + 1
-    count() >> BashOperator(task_id="says", bash_command="echo since {{ prev_data_interval_start_success }}")
-""")
-    dev.start()
-    wait_until(lambda: dev.run("dags", "show", "past").returncode == 0, what=lambda: dev.log)
-
-    for day in ("2026-01-01", "2026-01-02"):
-        run = dev.rows("dags", "trigger", "past", "--logical-date", day, "--wait")[0]
-        assert run["state"] == "success", dev.run("tasks", "logs", "past", "count").stdout
-
-    xcoms = {row["task"]: row["value"] for row in dev.rows("tasks", "xcoms", "past")}
-    assert xcoms == {"count": 2, "says": "since 2026-01-01 00:00:00+00:00"}
 
 
 def test_on_a_terminal_a_table_below_the_log_shows_the_runs_and_nothing_of_it_is_left(dev):
@@ -202,20 +107,132 @@ def test_on_a_terminal_a_table_below_the_log_shows_the_runs_and_nothing_of_it_is
         command.close()
 
 
-def test_what_worker_and_triggerer_do_is_in_the_metrics_of_dev(dev):
-    dev.env["TIDEMILL_METRICS__ENABLED"] = "true"
-    dev.env["TIDEMILL_METRICS__PORT"] = "0"
-    dev.start()
-    address = wait_until(lambda: re.search(r"http://\S+/metrics", dev.log), what=lambda: dev.log)[0]
-    (dev.folder / "dags" / "patient.py").write_text("""
+# -- beside each other, in one `dev` ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevSite]:
+    """A folder of DAGs with `tidemill dev` over it, which goes on."""
+    made = DevSite(tmp_path_factory.mktemp("dev"))
+    made.env |= {"TIDEMILL_METRICS__ENABLED": "true", "TIDEMILL_METRICS__PORT": "0"}
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+def test_a_failed_run_can_be_cleared_marked_and_cancelled(site):
+    done = site.run("dags", "trigger", "fails", "--wait")
+    assert done.returncode == ExitCode.REMOTE
+    assert site.states("fails") == {"fails": "failed", "after": "upstream_failed"}
+    assert "RuntimeError: it is broken" in site.rows("tasks", "states", "fails", "--state", "failed")[0]["error"]
+    assert site.rows("tasks", "clear", "fails", "--failed", "--dry-run") == [{"tasks": ["after", "fails"]}]
+    (site.folder / "dags" / "example.py").write_text(
+        (site.folder / "dags" / "example.py").read_text().replace('raise RuntimeError("it is broken")', "return 1")
+    )
+    site.run("tasks", "clear", "fails", "fails", "--downstream")
+    wait_until(lambda: site.rows("runs", "list", "fails")[0]["state"] == "success", what=lambda: site.log)
+
+    site.run("variables", "set", "seconds", "60")
+    site.run("dags", "trigger", "long")
+    wait_until(lambda: "sleeping" in site.run("tasks", "logs", "long", "sleeps").stdout, what=lambda: site.log)
+    assert site.run("runs", "cancel", "long").returncode == 0
+    wait_until(lambda: site.states("long") == {"sleeps": "failed"}, what=lambda: site.log)
+
+    site.run("dags", "trigger", "long")
+    wait_until(lambda: site.states("long") == {"sleeps": "running"}, what=lambda: site.log)
+    assert site.rows("tasks", "mark", "long", "sleeps", "--as", "success") == [{"tasks": ["sleeps"]}]
+    assert site.rows("runs", "list", "long")[0]["state"] == "success"
+    history = site.rows("tasks", "history", "long", "sleeps")
+    assert "(command line)" in history[-1]["by"]
+
+
+def test_a_run_says_what_its_tasks_wait_for(site):
+    site.run("pools", "set", "default_pool", "0")
+
+    site.run("dags", "trigger", "story")
+
+    wait_until(lambda: site.states("story")["first"] == "scheduled", what=lambda: site.log)
+    waits = {task["task"]: task["waits_for"] for task in site.rows("runs", "show", "story")[0]["tasks"]}
+    slot = "1 slot of pool default_pool, where 0 of 0 are held"
+    assert waits == {"first": slot, "second": "upstream first", "waits": "upstream second"}
+    assert slot in site.run("runs", "show", "story").stdout
+    site.run("runs", "cancel", "story")
+    assert {task["waits_for"] for task in site.rows("runs", "show", "story")[0]["tasks"]} == {None}
+    site.run("pools", "set", "default_pool", "128")
+
+
+def test_a_process_of_the_tree_that_is_killed_comes_back_and_its_task_is_run_again(site):
+    site.run("variables", "set", "seconds", "2")
+    site.run("dags", "trigger", "long")
+    wait_until(lambda: site.states("long") == {"sleeps": "running"}, what=lambda: site.log)
+
+    os.kill(find_process(site.process.pid, "services.worker.process"), signal.SIGKILL)
+
+    wait_until(lambda: site.rows("runs", "list", "long")[0]["state"] == "success", what=lambda: site.log)
+    row = site.rows("tasks", "states", "long")[0]
+    assert row["try"] == 1, "a lost attempt uses up no retry"
+    assert "lost" in [row["input"].split()[0] for row in site.rows("tasks", "history", "long", "sleeps")]
+
+
+def test_a_second_dev_over_the_same_store_is_refused_and_names_the_first(site):
+    done = site.run("dev")
+
+    assert done.returncode == ExitCode.CONFIG
+    assert f"in use by process {site.process.pid}" in done.stderr
+
+
+def test_a_file_that_breaks_is_named_and_its_dags_stay(site):
+    path = site.folder / "dags" / "example.py"
+    before = path.read_text()
+    path.write_text("from tidemill.dags import DAG\nraise ValueError('half a file')\n")
+
+    wait_until(lambda: site.rows("dags", "errors"), what=lambda: site.log)
+    assert "ValueError: half a file" in site.rows("dags", "errors")[0]["error"]
+    assert {row["dag"] for row in site.rows("dags", "list")} == {"story", "fails", "long"}
+    path.write_text(before)
+    wait_until(lambda: not site.rows("dags", "errors"), what=lambda: site.log)
+
+
+def test_a_task_reads_of_the_run_before(site):
+    (site.folder / "dags" / "past.py").write_text("""
+from tidemill.dags import DAG, BashOperator, task
+
+with DAG("past"):
+    @task
+    def count(prev_start_date_success=None, ti=None, run_id=None):
+        before = ti.xcom_pull(include_prior_dates=True, default=0)
+        earlier = ti.get_previous_dagrun("success")
+        if earlier:
+            assert earlier.start_date == prev_start_date_success
+            assert ti.xcom_pull("count", run_id=earlier.run_id) == before
+            assert ti.get_dagrun_state("past", earlier.run_id) == "success"
+        return before + 1
+    count() >> BashOperator(task_id="says", bash_command="echo since {{ prev_data_interval_start_success }}")
+""")
+    wait_until(lambda: site.run("dags", "show", "past").returncode == 0, what=lambda: site.log)
+
+    for day in ("2026-01-01", "2026-01-02"):
+        run = site.rows("dags", "trigger", "past", "--logical-date", day, "--wait")[0]
+        assert run["state"] == "success", site.run("tasks", "logs", "past", "count").stdout
+
+    xcoms = {row["task"]: row["value"] for row in site.rows("tasks", "xcoms", "past")}
+    assert xcoms == {"count": 2, "says": "since 2026-01-01 00:00:00+00:00"}
+
+
+def test_what_worker_and_triggerer_do_is_in_the_metrics_of_dev(site):
+    address = wait_until(lambda: re.search(r"http://\S+/metrics", site.log), what=lambda: site.log)[0]
+    (site.folder / "dags" / "patient.py").write_text("""
 from datetime import timedelta
 from tidemill.dags import DAG, TimeDeltaSensor
 with DAG("patient"):
     TimeDeltaSensor(task_id="waits", delta=timedelta(hours=1))
 """)
-    wait_until(lambda: dev.run("dags", "show", "patient").returncode == 0, what=lambda: dev.log)
-    dev.run("dags", "trigger", "patient")
-    dev.run("dags", "trigger", "long")
+    wait_until(lambda: site.run("dags", "show", "patient").returncode == 0, what=lambda: site.log)
+    site.run("dags", "trigger", "patient")
+    site.run("variables", "set", "seconds", "60")
+    site.run("dags", "trigger", "long")
 
     def read() -> dict[str, float]:
         with urllib.request.urlopen(address, timeout=30) as answer:
@@ -230,17 +247,4 @@ with DAG("patient"):
         'tidemill_service_lag_seconds{service="worker"}',
         'tidemill_service_lag_seconds{service="triggerer"}',
     } <= set(read())
-    dev.run("runs", "cancel", "long")
-
-
-def test_dev_removes_old_runs(dev):
-    dev.start()
-    dev.run("variables", "set", "seconds", "0")
-    for name in ("first", "second"):
-        assert dev.rows("dags", "trigger", "long", "--run", name, "--wait")[0]["state"] == "success"
-    assert dev.stop() == ExitCode.OK
-
-    dev.start(TIDEMILL_STORE__RETENTION_RUNS_DAYS="0.000001", TIDEMILL_STORE__RETENTION_RUNS_COUNT="1")
-
-    wait_until(lambda: [row["run"] for row in dev.rows("runs", "list")] == ["second"], what=lambda: dev.log)
-    wait_until(lambda: "old runs of DAGs were removed" in dev.log, what=lambda: dev.log)
+    site.run("runs", "cancel", "long")

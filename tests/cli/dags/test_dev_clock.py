@@ -60,7 +60,6 @@ with DAG("every_second", schedule=timedelta(seconds=1)):
         pass
     tick()
 """
-RUNS = 30
 
 
 def start_with_clock(dev: DevSite, seconds: Path) -> None:
@@ -88,15 +87,16 @@ def set_clock(seconds: Path, ahead: int) -> None:
 class Runs:
     """The runs of a tree, through its socket."""
 
-    def __init__(self, dev: DevSite) -> None:
+    def __init__(self, dev: DevSite, count: int) -> None:
         self.dev = dev
+        self.count = count
         self.url = f"sqlite:///{dev.folder}/dags.db"
         self.cipher = build_cipher("", dev.folder / "dags.db.key")
 
     def create(self, prefix: str) -> None:
         async def create() -> None:
             store = await open_caller(self.url, self.cipher)
-            for number in range(RUNS):
+            for number in range(self.count):
                 await store.call(CreateRun("clocked", f"{prefix}{number}", request=f"{prefix}{number}"))
             await store.close()
 
@@ -131,12 +131,12 @@ class Runs:
 
 
 @pytest.mark.timeout(300)
-def test_a_clock_that_is_set_loses_nothing_doubles_nothing_and_holds_nothing_up(dev: DevSite) -> None:
+def test_a_clock_that_is_set_loses_nothing_doubles_nothing_and_holds_nothing_up(dev: DevSite, long_run: bool) -> None:
     (dev.folder / "dags" / "clocked.py").write_text(CLOCKED)
     began, go = dev.add_gated()
     seconds = dev.folder / "ahead.txt"
     start_with_clock(dev, seconds)
-    runs = Runs(dev)
+    runs = Runs(dev, 30 if long_run else 12)
     assert dev.run("dags", "trigger", "gated").returncode == 0
     wait_until(began.exists, what=lambda: dev.log)
 
@@ -145,7 +145,7 @@ def test_a_clock_that_is_set_loses_nothing_doubles_nothing_and_holds_nothing_up(
         wait_until(lambda name=prefix: runs.count_done(name) > 0, what=lambda: dev.log)
         set_clock(seconds, ahead)
         ticks = len(runs.list("every_second"))
-        wait_until(lambda name=prefix: runs.count_done(name) == RUNS, what=lambda: dev.log)
+        wait_until(lambda name=prefix: runs.count_done(name) == runs.count, what=lambda: dev.log)
         if ahead == 3600:
             wait_until(lambda before=ticks: len(runs.list("every_second")) > before + 1, what=lambda: dev.log)
 
@@ -155,7 +155,7 @@ def test_a_clock_that_is_set_loses_nothing_doubles_nothing_and_holds_nothing_up(
     go.touch()
     wait_until(lambda: dev.states("gated") == {"waits": "success"}, what=lambda: dev.log)
     found = runs.list("clocked")
-    assert len(found) == 4 * RUNS
+    assert len(found) == 4 * runs.count
     for run in found:
         for name, changes in runs.read_changes(run.run_id).items():
             assert (changes.count("success"), changes[-1]) == (1, "success"), (run.run_id, name, changes)

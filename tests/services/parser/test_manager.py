@@ -154,9 +154,8 @@ async def test_an_error_is_kept_with_its_traceback_until_the_file_is_right(folde
         assert manager.broken == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
+async def test_whatever_a_file_does_is_its_own_error(folder: Path, store: Store) -> None:
+    errors = [
         (
             "import os  # dag\nos._exit(7)",
             "the process that read the file ended with status 7 before the end of the file",
@@ -178,26 +177,25 @@ async def test_an_error_is_kept_with_its_traceback_until_the_file_is_right(folde
             "import os, time  # dag\nprint('before it hangs', flush=True)\nwhile True: time.sleep(1)",
             "took longer than 1.5 s",
         ),
-    ],
-)
-async def test_whatever_a_file_does_is_its_own_error(folder: Path, store: Store, text: str, error: str) -> None:
-    write(folder, "bad.py", text)
+    ]
+    write(folder, "bad.py", errors[0][0])
     write(folder, "good.py", DAG.format(name="good", task="one"))
     async with running(folder, store, timeout_seconds=1.5):
-        found = store.files["bad.py"].error or ""
-        assert error in found
-        assert store.task_of("good.py") == "one"
-        if "hangs" in text:
-            assert "before it hangs" in found
-            assert 'bad.py", line 3 in <module>' in found
-        # The next version of the file is not affected.
-        write(folder, "bad.py", DAG.format(name="bad", task="right"))
-        await until(lambda: store.task_of("bad.py") == "right")
+        for number, (text, error) in enumerate(errors):
+            write(folder, "bad.py", text)
+            found = await until(lambda: store.files["bad.py"].error, what=text)
+            assert error in found
+            assert store.task_of("good.py") == "one"
+            if "hangs" in text:
+                assert "before it hangs" in found
+                assert 'bad.py", line 3 in <module>' in found
+            # The next version of the file is not affected.
+            write(folder, "bad.py", DAG.format(name="bad", task=f"right{number}"))
+            await until(lambda right=f"right{number}": store.task_of("bad.py") == right, what=text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+async def test_what_a_file_does_to_its_process_does_not_matter(folder: Path, store: Store) -> None:
+    texts = [
         "import os\nif not os.fork():\n    os.setsid()\n    import time; time.sleep(3600)",
         "import os\nos.fork()",
         "import sys\nsys.path.clear(); sys.modules.pop('json', None)",
@@ -205,15 +203,14 @@ async def test_whatever_a_file_does_is_its_own_error(folder: Path, store: Store,
         "import os\nos.close(1); os.close(2)",
         "import threading, time\nthreading.Thread(target=time.sleep, args=(3600,)).start()",
         "import atexit, time\natexit.register(time.sleep, 3600)",
-    ],
-)
-async def test_what_a_file_does_to_its_process_does_not_matter(folder: Path, store: Store, text: str) -> None:
-    write(folder, "odd.py", text + DAG.format(name="odd", task="one"))
+    ]
     here = os.getcwd()
     async with running(folder, store):
-        assert store.files["odd.py"].error is None
-        assert store.task_of("odd.py") == "one"
-        assert store.calls == 1
+        for number, text in enumerate(texts, 1):
+            write(folder, "odd.py", text + DAG.format(name="odd", task=f"task{number}"))
+            await until(lambda task=f"task{number}": store.task_of("odd.py") == task, what=text)
+            assert store.files["odd.py"].error is None, text
+            assert store.calls == number, text
     assert os.getcwd() == here
 
 

@@ -9,6 +9,7 @@ import pytest
 from tests.services.triggerer import hosted
 from tests.services.triggerer.hosted import DID
 from tests.services.triggerer.hosts import spec
+from tests.store.conftest import sqlite_url as url
 from tests.store.helpers import all_events
 from tests.until import until
 
@@ -18,6 +19,8 @@ from tidemill.services.triggerer import host as host_module
 from tidemill.services.triggerer import list_host as list_host_module
 from tidemill.services.triggerer import run as trigger_run
 from tidemill.store.records import TriggerSpec, TriggerState
+
+__all__ = ["url"]
 
 pytestmark = pytest.mark.usefixtures("fresh")
 

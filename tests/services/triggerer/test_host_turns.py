@@ -9,12 +9,15 @@ import pytest
 from tests.services.triggerer import hosted
 from tests.services.triggerer.hosted import DID
 from tests.services.triggerer.hosts import spec
+from tests.store.conftest import sqlite_url as url
 from tests.until import until
 
 from tidemill.core.triggers.group_commit import Standing
 from tidemill.services.triggerer import host as host_module
 from tidemill.services.triggerer import list_host as list_host_module
 from tidemill.services.triggerer.turns import HostStopsError
+
+__all__ = ["url"]
 
 pytestmark = pytest.mark.usefixtures("fresh")
 

@@ -16,6 +16,7 @@ import pytest
 from tests.services.triggerer import hosted
 from tests.services.triggerer.deferring import Deferring
 from tests.services.triggerer.hosted import DID
+from tests.store.conftest import sqlite_url as url
 from tests.until import until
 
 from tidemill.config.triggerer_settings import TriggererSettings
@@ -27,6 +28,8 @@ from tidemill.store.call_server import CallServer
 from tidemill.store.calls import BeginService, CancelRun, ListServices, LoseService, ReadLog
 from tidemill.store.database import Caller, Database
 from tidemill.store.opening import open_store
+
+__all__ = ["url"]
 
 
 @contextlib.asynccontextmanager

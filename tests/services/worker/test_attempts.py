@@ -28,9 +28,9 @@ def with_body(body: str) -> str:
     return HEAD.replace("BODY", body.strip().replace("\n", "\n        "))
 
 
-async def make(worker: RunningWorker, body: str, **changes: object) -> None:
+async def make(worker: RunningWorker, body: str, number: int = 1, **changes: object) -> None:
     worker.write(with_body(body))
-    worker.store.queue(make_attempt(1, "run", **changes))
+    worker.store.queue(make_attempt(number, "run", **changes))
 
 
 async def test_an_attempt_succeeds_with_what_it_returned(worker: RunningWorker) -> None:
@@ -133,9 +133,8 @@ async def test_a_file_task_or_dag_that_is_gone_is_named(worker: RunningWorker) -
     assert "no longer defines a DAG 'e'" in await worker.error(3)
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
+async def test_what_a_task_does_to_its_process_is_its_own_failure(worker: RunningWorker) -> None:
+    harms = [
         ("os._exit(0)", "ended its process with exit code 0"),
         ("os._exit(5)", "ended its process with exit code 5"),
         ("sys.exit(4)", "called sys.exit(4)"),
@@ -151,14 +150,12 @@ async def test_a_file_task_or_dag_that_is_gone_is_named(worker: RunningWorker) -
         ("return object()", "the returned value"),
         ("return 'x' * 1_100_000", "at most 1,048,576 are stored"),
         ("raise ValueError('\\udcff')", "ValueError: \\udcff"),
-    ],
-)
-async def test_what_a_task_does_to_its_process_is_its_own_failure(worker: RunningWorker, body: str, said: str) -> None:
-    await make(worker, body)
-    assert said in await worker.error(1)
-    worker.write(with_body("return os.getpid()"))
-    worker.store.queue(make_attempt(2, "run"))
-    assert isinstance((await worker.report(2)).result, Success)
+    ]
+    for number, (body, said) in enumerate(harms):
+        await make(worker, body, 2 * number + 1)
+        assert said in await worker.error(2 * number + 1), body
+        await make(worker, "return os.getpid()", 2 * number + 2)
+        assert isinstance((await worker.report(2 * number + 2)).result, Success), body
 
 
 async def test_a_child_that_the_task_forks_does_not_report(worker: RunningWorker) -> None:
@@ -166,24 +163,21 @@ async def test_a_child_that_the_task_forks_does_not_report(worker: RunningWorker
     assert (await worker.report(1)).xcoms == (("return_value", '"parent"'),)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
+async def test_a_process_that_is_not_as_before_is_not_used_again(worker: RunningWorker) -> None:
+    bodies = [
         "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
         "os.chdir('/')",
         "os.environ['SEEN'] = '1'",
         "signal.signal(signal.SIGUSR1, signal.SIG_IGN)",
         "os.umask(0o77)",
         "os.close(1)",
-    ],
-)
-async def test_a_process_that_is_not_as_before_is_not_used_again(worker: RunningWorker, body: str) -> None:
+    ]
     pid = "os.getppid() and os.getpid()"
-    await make(worker, f"seen = {pid}\n{body}\nreturn seen")
-    first = (await worker.report(1)).xcoms
-    worker.write(with_body(f"return {pid}"))
-    worker.store.queue(make_attempt(2, "run"))
-    assert (await worker.report(2)).xcoms != first
+    for number, body in enumerate(bodies):
+        await make(worker, f"seen = {pid}\n{body}\nreturn seen", 2 * number + 1)
+        first = (await worker.report(2 * number + 1)).xcoms
+        await make(worker, f"return {pid}", 2 * number + 2)
+        assert (await worker.report(2 * number + 2)).xcoms != first, body
 
 
 async def test_attempts_of_a_file_run_in_the_same_process_until_it_is_recycled(start_worker) -> None:  # type: ignore[no-untyped-def]

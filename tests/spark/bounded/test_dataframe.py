@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tests.archives import find_spark_archive
 from tests.jsonl import read_lines
-from tests.spark.backfill_handlers import Flawed, Known, Lined, Unready
+from tests.spark.backfill_handlers import Broken, Flawed, Known, Lined, Shuffled, Unready
 from tests.until import wait_until
 
 from tidemill import CollectResult, ExecutorTask, FilePayload, Handler, PrecomputedResult
@@ -488,3 +488,44 @@ def test_a_backfill_writes_its_letters_beside_and_goes_on_with_the_same(session,
         offsets = sorted(source.offset for letter in letters for source in letter.sources)
         assert offsets == list(range(0, 2_500, 100))
     assert len(list((tmp_path / "letters").glob("letters-*"))) == 3
+
+
+def test_a_backfill_in_order_of_keys_demands_whole_partitions_and_keeps_the_order_then(
+    session, settings, embedded_kafka, tmp_path
+):
+    topic = settings.kafka.source_topic
+    embedded_kafka.create_topic(topic, partitions=2)
+    for key in range(6):
+        values = [json.dumps({"n": n}) for n in range(key, 300, 6)]
+        produce(embedded_kafka.bootstrap, topic, values, key=str(key), partition=key % 2)
+    settings.executor.order_by = "key"
+    arguments: dict[str, Any] = {"session": session, "start": "earliest", "outcomes": tmp_path / "outcomes"}
+    with pytest.raises(ConfigError, match="give --whole-partitions"):
+        backfill(Shuffled, settings, **arguments)
+    done = backfill(Shuffled, settings, **arguments, whole_partitions=True, range_messages=50)
+    assert done.count() == 300
+    assert len(list((tmp_path / "outcomes").glob("part-*"))) == 2
+    lines = [line["n"] for line in read_lines(out_file(settings))]
+    for key in range(6):
+        assert [n for n in lines if n % 6 == key] == list(range(key, 300, 6))
+
+
+def test_a_backfill_of_which_too_much_fails_ends_and_is_not_tried_again(session, settings, embedded_kafka, tmp_path):
+    topic = settings.kafka.source_topic
+    embedded_kafka.create_topic(topic, partitions=1)
+    produce(embedded_kafka.bootstrap, topic, [json.dumps({"n": n}) for n in range(2_000)])
+    settings.executor.max_failure_ratio = 0.5
+    settings.dlq.path = str(tmp_path / "letters")
+    text = r"50 of the last 50 messages failed with on_task_complete: LookupError \(last: .*max_failure_ratio \(0\.5\)"
+    with pytest.raises(HandlerError, match=f"(?s){text}"):
+        backfill(Broken, settings, session=session, start="earliest", outcomes=tmp_path / "outcomes")
+    assert len(letters_in(settings)) < 200, "it was tried again, or went on"
+    assert not list((tmp_path / "outcomes").glob("part-*"))
+
+
+def test_an_engine_of_a_backfill_that_cannot_start_is_named(session, settings, embedded_kafka, tmp_path):
+    topic = settings.kafka.source_topic
+    embedded_kafka.create_topic(topic, partitions=1)
+    produce(embedded_kafka.bootstrap, topic, [json.dumps({"n": 1})])
+    with pytest.raises(HandlerError, match="on_ready raised LookupError: no such table"):
+        backfill(Unready, settings, session=session, start="0", end="1", outcomes=tmp_path / "outcomes")
