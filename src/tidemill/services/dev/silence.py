@@ -14,7 +14,7 @@ LOOK_SECONDS = 5.0
 
 
 async def wait_until_silent(
-    store: Caller, is_meant: Callable[[ServiceRecord], bool], seconds: float, look_seconds: float = LOOK_SECONDS
+    store: Caller, is_meant: Callable[[ServiceRecord], bool], seconds: float, look_seconds: float | None = None
 ) -> None:
     """Return when a service has not beaten for some seconds, by the clock of this process.
 
@@ -24,9 +24,9 @@ async def wait_until_silent(
         store: The store.
         is_meant: Which service; while there is none, none is silent.
         seconds: How long.
-        look_seconds: How often to look.
+        look_seconds: How often to look; None: as services beat.
     """
-    loop = asyncio.get_running_loop()
+    loop, look_seconds = asyncio.get_running_loop(), look_seconds or LOOK_SECONDS
     last, silent = None, 0.0
     while silent < seconds:
         before = loop.time()
