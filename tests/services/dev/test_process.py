@@ -66,6 +66,7 @@ async def test_a_triggerer_that_hangs_without_a_word_is_replaced(
     running = asyncio.create_task(dev.run(stop, None))
     try:
         pid = await until(lambda: dev.children[1].pid, what="the triggerer runs")
+        assert pid is not None
         async with asyncio.timeout(60):
             while not any(one.pid == pid for one in await store.call(ListServices("triggerer"))):
                 await asyncio.sleep(0.1)
