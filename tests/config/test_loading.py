@@ -503,6 +503,7 @@ def test_one_file_and_one_environment_are_for_a_trigger_host_too(load: Load) -> 
         "seat_seconds": 60.0,
         "list_name": "",
         "block_threshold_seconds": 0.2,
+        "block_limit_seconds": 120.0,
         "capacity": 10_000,
     }
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.core.blocking import Cause, Usage, judge_block
+from tidemill.core.blocking import Cause, Standstill, Usage, judge_block
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,14 @@ def test_code_that_computes_without_letting_the_watching_thread_run_is_to_blame(
     before = Usage(1.0, 1.0)
     assert judge_block(0.5, before, Usage(1.45, 1.0), 0.2, overslept_seconds=0.45) is Cause.COMPUTING
     assert judge_block(0.5, before, Usage(1.1, 1.0), 0.2, overslept_seconds=0.45) is Cause.STARVED
+
+
+def test_only_a_step_that_is_found_again_without_a_report_between_has_lasted():
+    standstill, one, other = Standstill(1.0), object(), object()
+    assert [standstill.look(1, one, seconds) for seconds in (1.0, 1.0, 0.5)] == [0.0, 1.0, 1.5]
+    assert [standstill.look(1, other, 1.0) for _ in range(2)] == [0.0, 1.0]
+    assert standstill.look(2, other, 1.0) == 0.0
+    # A callback has no task.
+    assert [standstill.look(3, None, 1.0) for _ in range(2)] == [0.0, 1.0]
+    # The process was stopped meanwhile.
+    assert standstill.look(3, None, 3600.0) == 3.0

@@ -280,6 +280,20 @@ async def test_a_cancelled_run_ends_failed_with_all_its_tasks(player: Player) ->
     assert (await player.store.call(CancelRun(run.dag_id, run.run_id, "tester"))) == cancelled
 
 
+async def test_a_run_that_is_cancelled_skips_its_teardowns_which_run_once_they_are_cleared(player: Player) -> None:
+    down = task("down", "up", "work", is_teardown=True, rule="all_done_setup_success")
+    run = await player.create(dag(task("up", is_setup=True), task("work", "up"), down))
+    await player.report(await player.claim_one(), Success())
+    await player.claim_one()
+    await player.store.call(CancelRun(run.dag_id, run.run_id, "tester"))
+    assert await player.states(run) == {"up": "success", "work": "failed", "down": "skipped"}
+
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("down",), "tester"))
+    await player.play()
+
+    assert await player.states(run) == {"up": "success", "work": "failed", "down": "success"}
+
+
 async def test_the_first_failure_skips_what_has_not_started_if_the_dag_fails_fast(player: Player) -> None:
     tasks = [task("a"), task("b"), task("c", "b"), task("down", "c", is_teardown=True, rule="all_done")]
     run = await player.create(dag(*tasks, fail_fast=True))

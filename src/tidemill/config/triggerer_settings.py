@@ -78,6 +78,11 @@ class TriggererSettings(Section):
     block_threshold_seconds: PositiveFloat = Field(
         0.2, description="A trigger that blocks the event loop for longer is named, with its stack."
     )
+    block_limit_seconds: PositiveFloat = Field(
+        120.0,
+        description="One that blocks the event loop of `tidemill dev` for this long fails its task; the triggerer is "
+        "started again, and runs the others.",
+    )
     capacity: PositiveInt = Field(
         10_000, description="Triggers of deferred tasks that a triggerer runs at once; the others wait for a place."
     )

@@ -39,6 +39,45 @@ class Usage:
     is_runnable: bool = False
 
 
+class Standstill:
+    """How long one step of a loop has been going on, as a thread sees it that looks regularly.
+
+    A loop can be late for long although each of its steps is short: only one that is found again and again, with no
+    report of the loop between, has lasted. Time in which the thread itself did not look does not count.
+
+    Args:
+        pulse_seconds: How often the thread looks; the loop reports at least twice in that time.
+
+    Example:
+        >>> standstill, step = Standstill(1.0), object()
+        >>> [standstill.look(7, step, 1.0) for _ in range(3)]
+        [0.0, 1.0, 2.0]
+    """
+
+    __slots__ = ("_beats", "_most", "_seconds", "_step")
+
+    def __init__(self, pulse_seconds: float) -> None:
+        """Have seen nothing yet."""
+        self._most = 2 * pulse_seconds
+        self._beats = -1
+        self._step: object = None
+        self._seconds = 0.0
+
+    def look(self, beats: int, step: object, passed_seconds: float) -> float:
+        """Return for how many seconds the step has been going on.
+
+        Args:
+            beats: How often the loop has reported.
+            step: What the loop runs.
+            passed_seconds: The time since the last look.
+        """
+        if beats == self._beats and step is self._step:
+            self._seconds += min(passed_seconds, self._most)
+        else:
+            self._beats, self._step, self._seconds = beats, step, 0.0
+        return self._seconds
+
+
 def judge_block(
     late_seconds: float, before: Usage, now: Usage, threshold_seconds: float, overslept_seconds: float = 0.0
 ) -> Cause:

@@ -134,7 +134,7 @@ class BlockWatch:
             cause = judge_block(late, before, usage, self._threshold, overslept)
             # Woken late, it would see where the loop is now, not where it was blocked.
             unseen = cause is Cause.STARVED or overslept >= self._threshold
-            block = Block(None if unseen else self._task_name(), cause, late, "" if unseen else _stack(frame))
+            block = Block(None if unseen else self._task_name(), cause, late, "" if unseen else describe_stack(frame))
             with self._changing:
                 if since != self._beat_at:
                     continue  # it continued while its stack was recorded: that shows something else
@@ -165,7 +165,7 @@ class BlockWatch:
         return Usage(cpu, 0.0)
 
 
-def _stack(frame: FrameType | None) -> str:
+def describe_stack(frame: FrameType | None) -> str:
     """Return where a thread stands, from what the event loop called on."""
     if frame is None:
         return ""

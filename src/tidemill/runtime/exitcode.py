@@ -27,6 +27,8 @@ class ExitCode(enum.IntEnum):
     FENCED = 5
     #: What was asked for is not there, or not any more.
     NOTHING_FOUND = 6
+    #: A trigger blocked the triggerer of `tidemill dev`, and its task has failed for it.
+    BLOCKED = 7
     #: Stopped at once, by a second signal.
     STOPPED = 130
 

@@ -377,7 +377,7 @@ def test_outcomes_that_nobody_named_a_folder_for_are_removed_even_after_a_kill(
 ):
     """By the next run: nothing else knows of them."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    code = "import os; from tidemill.runtime.folders import OwnedFolder as F; f = F('tidemill-outcomes-'); os.abort()"
+    code = "import os; from tidemill.runtime.folders import OwnedFolder as F; f = F('tidemill-outcomes-'); os._exit(1)"
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
     (left,) = tmp_path.glob("tidemill-outcomes-*")
 

@@ -46,6 +46,7 @@ class Death:
         lived_seconds: How long ago it was started.
         at: When it ended, by the clock of the event loop.
         killed: Whether it was killed (SIGKILL), by whomever.
+        explained: Whether it has said which trigger made it end, and that has failed.
     """
 
     pid: int
@@ -53,6 +54,7 @@ class Death:
     lived_seconds: float
     at: float
     killed: bool
+    explained: bool = False
 
 
 class Child:
@@ -144,7 +146,8 @@ class Child:
         """Wait until it has ended, and free what it held."""
         code = await process.wait()
         now = asyncio.get_running_loop().time()
-        death = Death(process.pid, describe_exit(code), now - began, now, code == -signal.SIGKILL)
+        killed, explained = code == -signal.SIGKILL, code == ExitCode.BLOCKED
+        death = Death(process.pid, describe_exit(code), now - began, now, killed, explained)
         if process.stdin is not None:
             with contextlib.suppress(OSError):
                 process.stdin.close()
@@ -178,6 +181,10 @@ class Child:
             self._signal(signal.SIGKILL)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), _KILL_SECONDS)
+
+    def replace(self) -> None:
+        """Kill a process that hangs; another one is started."""
+        self._signal(signal.SIGKILL)
 
     def kill(self) -> None:
         """End it at once."""
@@ -215,6 +222,8 @@ def describe_exit(code: int) -> str:
     if code < 0:
         with contextlib.suppress(ValueError):
             return signal.Signals(-code).name
+    if code == ExitCode.BLOCKED:
+        return "a trigger that blocked it"
     if code == ExitCode.INTERNAL:
         return "an error inside tidemill"
     return str(code)

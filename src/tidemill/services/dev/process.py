@@ -33,6 +33,7 @@ from tidemill.runtime.service_signals import Signals, finish_or_stop
 from tidemill.services.dag_store import choose_cipher, choose_url
 from tidemill.services.dev.child import Child, Death
 from tidemill.services.dev.metrics import CallMeter, DagMetrics, MeasuredStore
+from tidemill.services.dev.silence import wait_until_silent
 from tidemill.services.dev.takeover import KIND, Lease, take_over
 from tidemill.services.dev.trials import Trials
 from tidemill.services.dev.web_ui import WatchedDags, serve_dags_metrics, serve_dags_web
@@ -65,6 +66,8 @@ BEAT_SECONDS = 5.0
 _LOOP_SECONDS = 5.0
 #: How long triggers may take to be given up.
 _TRIGGERER_SECONDS = 10.0
+#: How much longer than a trigger may block it a triggerer has to report.
+_SILENT_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +205,11 @@ class Dev:
         self._services: list[int] = []
         self.zygote = ZygoteClient(Setup(tuple(PRELOAD)))
         triggerer = self._build_arguments("tidemill.services.triggerer.task_process", address)
-        self.trials = Trials(database, triggerer, os.environ, output, self._describe("triggerer"))
+        # Long after it has had to say itself what blocks it.
+        self._silent_seconds = 1.5 * about.settings.triggerer.block_limit_seconds + _SILENT_SECONDS
+        self.trials = Trials(
+            database, triggerer, os.environ, output, self._describe("triggerer"), silent_seconds=self._silent_seconds
+        )
         self.children = [
             Child(
                 "worker",
@@ -237,6 +244,7 @@ class Dev:
             self._start("parser", self._parse()),
             self._start("beats", self._beat(dev, scheduler)),
             self._start("trials of triggers", self.trials.run(dev)),
+            self._start("watch of the triggerer", self._watch_triggerer()),
             self._start("retention", RunRetention(self.database, settings.store).run()),
             *(self._start(child.name, child.run()) for child in self.children),
         ]
@@ -313,10 +321,22 @@ class Dev:
         config = [] if self.about.config is None else ["--config", str(self.about.config)]
         return ["-m", module, str(address), "--folder", str(self.about.folder), *config]
 
+    async def _watch_triggerer(self) -> None:
+        """Replace a triggerer that hangs, and cannot even say so."""
+        (triggerer,) = (child for child in self.children if child.name == "triggerer")
+        while True:
+            await wait_until_silent(
+                self.database,
+                lambda one: (one.pid, one.host, one.boot_id) == (triggerer.pid, self._host, self._boot_id),
+                self._silent_seconds,
+            )
+            log.error("the triggerer hangs: it has not reported for too long; it is killed", pid=triggerer.pid)
+            triggerer.replace()
+
     async def _note_death(self, death: Death) -> None:
         """Free what a process of this tree held, but not what may have ended it."""
         for service in await self.database.call(ListServices()):
             if service.pid == death.pid and service.host == self._host and service.boot_id == self._boot_id:
-                if service.kind == "triggerer":
+                if service.kind == "triggerer" and not death.explained:
                     await self.trials.note_death(service.id, death)
                 await self.database.call(LoseService(service.id))

@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
 from tidemill.core.errors import TidemillError
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.core.triggers.suspects import ProcessEnd, Suspects, Trial, Verdict
+from tidemill.runtime.exitcode import ExitCode
 from tidemill.services.dev.child import Death, describe_exit, start_service
+from tidemill.services.dev.silence import wait_until_silent
 from tidemill.store.calls import (
     BeginService,
     FailTrigger,
@@ -59,12 +62,21 @@ class Trials:
         env: Its environment.
         output: Where its standard output and standard error go.
         about: How the service of a trial begins.
+        silent_seconds: One that has not reported for this long hangs.
     """
 
     def __init__(
-        self, store: Caller, arguments: Sequence[str], env: Mapping[str, str], output: int, about: BeginService
+        self,
+        store: Caller,
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        output: int,
+        about: BeginService,
+        *,
+        silent_seconds: float = math.inf,
     ) -> None:
         """Try none yet."""
+        self._silent_seconds = silent_seconds
         self._store, self._arguments, self._env, self._output, self._about = store, arguments, env, output, about
         self._holder = 0
         self._suspects = Suspects()
@@ -166,6 +178,8 @@ class Trials:
                 else:
                     # One that was killed because it hangs may have hung because the machine did.
                     end = _build_end(owned, now - began, now, code == -signal.SIGKILL)
+                    if code == ExitCode.BLOCKED:  # the culprit has failed: none of those that are left is
+                        end = replace(end, running={}, waiting=[one.id for one in owned])
                     await self._judge(trial, service, owned, end, exit)
         finally:
             # Whatever of it is not held back is free.
@@ -184,15 +198,19 @@ class Trials:
             return 1, str(error)
         ending = asyncio.ensure_future(process.wait())
         dropping = asyncio.ensure_future(attempt.dropped.wait())
+        silent = asyncio.ensure_future(
+            wait_until_silent(self._store, lambda one: one.id == attempt.service, self._silent_seconds)
+        )
         try:
             await asyncio.wait(
-                {ending, dropping}, timeout=seconds + _GRACE_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                {ending, dropping, silent}, timeout=seconds + _GRACE_SECONDS, return_when=asyncio.FIRST_COMPLETED
             )
             if attempt.dropped.is_set() and not ending.done():
                 process.send_signal(signal.SIGTERM)
                 await asyncio.wait({ending}, timeout=_DROP_SECONDS)
             hangs = not ending.done()
         finally:
+            silent.cancel()
             dropping.cancel()
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):

@@ -29,6 +29,7 @@ from tidemill.dags.current import serving
 from tidemill.runtime.log import throttle
 from tidemill.services.triggerer.folder_code import FolderCode
 from tidemill.services.triggerer.host import TriggerHost
+from tidemill.services.triggerer.stuck_watch import StuckWatch
 from tidemill.services.triggerer.task_logs import TaskLogs
 from tidemill.services.triggerer.task_run import TaskRun, TaskRunServices
 from tidemill.services.triggerer.task_source import CLAIM_COUNT, ServiceEndedError, TaskSource
@@ -59,6 +60,8 @@ class TaskHost:
         code: The folder that the classes of triggers may be in.
         log_bytes: How much of each trigger's log is kept.
         clock: Seconds, monotonic.
+        on_stuck: Called on a thread when the loop is blocked for ever: with the service, the trigger that blocks it
+            (None: it is not known), and where that stands; None: nobody watches.
 
     Attributes:
         host: What runs triggers at present; None: no service has begun.
@@ -72,9 +75,11 @@ class TaskHost:
         code: FolderCode,
         log_bytes: int,
         clock: Callable[[], float] = time.monotonic,
+        on_stuck: Callable[[int, ClaimedTrigger | None, str], None] | None = None,
     ) -> None:
         """Run nothing yet."""
         self._calls, self._settings, self._about, self._code = calls, settings, about, code
+        self._on_stuck = on_stuck
         self._clock, self._log_bytes = clock, log_bytes
         self.host: TriggerHost[TaskRun] | None = None
 
@@ -126,6 +131,7 @@ class TaskHost:
         if trial_seconds is not None:
             works.append(source.wait_over(trial_seconds))
         tasks = {asyncio.create_task(one) for one in works}
+        watch = self._watch(service, host)
         try:
             await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -135,6 +141,8 @@ class TaskHost:
             for task in tasks:
                 if not task.cancelled() and (error := task.exception()) is not None:
                     log.error("a part of the triggerer failed; this is a bug in tidemill", exc_info=error)
+            if watch is not None:
+                watch.close()
             await host.stop(CancelReason.HAND_OVER if source.ended.is_set() else CancelReason.SHUTDOWN)
             self.host = None
         if not source.ended.is_set():
@@ -143,6 +151,20 @@ class TaskHost:
                     await self._calls.call(EndService(service))
             except (TimeoutError, TidemillError) as error:
                 log.warning("the store could not be told that the triggerer has stopped", error=str(error))
+
+    def _watch(self, service: int, host: TriggerHost[TaskRun]) -> StuckWatch | None:
+        """Watch for a trigger that blocks the loop for ever."""
+        on_stuck = self._on_stuck
+        if on_stuck is None:
+            return None
+
+        def find(name: str | None, stack: str) -> None:
+            run = host.runs.get(name) if name is not None else None
+            on_stuck(service, None if run is None else run.claim, stack)
+
+        watch = StuckWatch(self._settings.block_limit_seconds, find)
+        watch.start()
+        return watch
 
 
 class _Turns:

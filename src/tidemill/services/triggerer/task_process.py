@@ -31,9 +31,10 @@ from tidemill.runtime.service_signals import Signals
 from tidemill.services.parent import watch_parent
 from tidemill.services.triggerer.folder_code import FolderCode
 from tidemill.services.triggerer.leaving import end_anyway
+from tidemill.services.triggerer.stuck_watch import end_stuck
 from tidemill.services.triggerer.task_host import TaskHost
 from tidemill.services.triggerer.task_output import route_output
-from tidemill.store.calls import BeginService
+from tidemill.store.calls import BeginService, ClaimedTrigger
 from tidemill.store.remote import RemoteStore
 
 log = structlog.get_logger(__name__)
@@ -86,7 +87,12 @@ async def _run(
     store = RemoteStore(Path(address))
     try:
         log_bytes = settings.logs.max_bytes_per_try
-        host = TaskHost(store, settings.triggerer, about, FolderCode(folder), log_bytes)
+        limit_seconds = settings.triggerer.block_limit_seconds
+
+        def end(service: int, claim: ClaimedTrigger | None, stack: str) -> None:
+            end_stuck(Path(address), service, claim, stack, limit_seconds)
+
+        host = TaskHost(store, settings.triggerer, about, FolderCode(folder), log_bytes, on_stuck=end)
         await (host.run(signals.stop) if trial is None else host.try_out(*trial, signals.stop))
     finally:
         await store.close()

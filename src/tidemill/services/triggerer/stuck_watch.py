@@ -1,0 +1,135 @@
+"""Ends a triggerer that a trigger blocks for ever, and has that trigger's task fail; the next one runs the others.
+
+The loop can do nothing any more, so a thread watches it. Invariants: only a trigger whose own step lasted as long as
+is allowed is named; what ends the process has been stored before, or else the death names nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+import tidemill
+from tidemill.core.blocking import Standstill
+from tidemill.core.errors import describe_error
+from tidemill.runtime.blockwatch import describe_stack
+from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.log_writer import tell_repeats
+from tidemill.store.calls import ClaimedTrigger, FailTrigger
+from tidemill.store.remote import RemoteStore
+
+log = structlog.get_logger(__name__)
+
+#: How often to look, at least; a limit is divided into this many looks.
+_LOOK_SECONDS = 5.0
+_LOOKS = 8
+#: How long it may take to store whose fault it was.
+_STORE_SECONDS = 10.0
+#: Where our own code is; what it calls first is the trigger.
+_PACKAGE = str(Path(tidemill.__file__).parent)
+
+#: Called on the watching thread with the name of the task that blocks the loop (None: a callback does), and its stack.
+OnStuck = Callable[[str | None, str], None]
+
+
+class StuckWatch:
+    """A thread that watches the running loop.
+
+    Args:
+        limit_seconds: How long one step of the loop may take.
+        on_stuck: Called when one has taken longer; once for each.
+    """
+
+    def __init__(self, limit_seconds: float, on_stuck: OnStuck) -> None:
+        """Watch nothing yet."""
+        self._limit, self._on_stuck = limit_seconds, on_stuck
+        self._pulse = min(_LOOK_SECONDS, limit_seconds / _LOOKS)
+        self._beats = 0
+        self._handle: asyncio.TimerHandle | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="tidemill-stuckwatch", daemon=True)
+
+    def start(self) -> None:
+        """Begin; call it in the loop."""
+        self._loop = asyncio.get_running_loop()
+        self._ident = threading.get_ident()
+        self._beat()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._handle is not None:
+            self._handle.cancel()
+        self._ended.set()
+
+    def _beat(self) -> None:
+        self._beats += 1
+        self._handle = self._loop.call_later(self._pulse / 2, self._beat)
+
+    def _watch(self) -> None:
+        standstill, told = Standstill(self._pulse), 0
+        looked_at = time.monotonic()
+        while not self._ended.wait(self._pulse):
+            now = time.monotonic()
+            beats, task = self._beats, asyncio.current_task(self._loop)
+            seconds = standstill.look(beats, task, now - looked_at)
+            looked_at = now
+            if seconds >= self._limit and told != beats:
+                told = beats
+                stack = describe_stack(sys._current_frames().get(self._ident))
+                self._on_stuck(None if task is None else task.get_name(), stack)
+
+
+def end_stuck(address: Path, service: int, claim: ClaimedTrigger | None, stack: str, limit_seconds: float) -> None:
+    """Have the task of a trigger fail, and end this process, whose loop that trigger blocks.
+
+    Args:
+        address: The Unix socket of the process that has the store.
+        service: The service of this process.
+        claim: The trigger; None: it is not known which one it is.
+        stack: Where it stands.
+        limit_seconds: How long it was allowed to.
+    """
+    log.error(
+        "the event loop has been blocked for too long; the triggerer ends, and is started again",
+        trigger=None if claim is None else claim.id,
+        task=None if claim is None else claim.task_id,
+        limit_seconds=limit_seconds,
+        stack=stack,
+    )
+    known = claim is not None and asyncio.run(_fail(address, service, claim, _explain(stack, limit_seconds)))
+    tell_repeats()
+    if known:
+        os._exit(ExitCode.BLOCKED)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def _fail(address: Path, service: int, claim: ClaimedTrigger, error: str) -> bool:
+    store = RemoteStore(address)
+    try:
+        async with asyncio.timeout(_STORE_SECONDS):
+            await store.call(FailTrigger(service, claim.id, claim.token, error))
+    except Exception as problem:
+        log.warning("it cannot be stored which trigger blocks the event loop", error=describe_error(problem))
+        return False
+    finally:
+        await store.close()
+    return True
+
+
+def _explain(stack: str, limit_seconds: float) -> str:
+    places = [line.strip() for line in stack.splitlines() if line.lstrip().startswith("File ")]
+    theirs = [place for place in places if _PACKAGE not in place]
+    place = f", at {theirs[0][len('File ') :]}" if theirs else ""
+    return (
+        f"the trigger blocked the event loop of all triggers for {limit_seconds:g} s (triggerer.block_limit_seconds)"
+        f"{place}; await instead of waiting, or call what blocks with asyncio.to_thread"
+    )
