@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from io import FileIO
 from pathlib import Path
 from types import FrameType
 
@@ -77,6 +79,8 @@ class BlockWatch:
         self._found: Block | None = None
         self._ended = threading.Event()
         self._handle: asyncio.TimerHandle | None = None
+        # Stays open, because it is read at every pulse.
+        self._schedstat: FileIO | None = None
         self._thread = threading.Thread(target=self._watch, name="tidemill-blockwatch", daemon=True)
 
     def start(self) -> None:
@@ -84,6 +88,8 @@ class BlockWatch:
         self._loop = asyncio.get_running_loop()
         self._ident = threading.get_ident()
         self._native_id = threading.get_native_id()
+        with contextlib.suppress(OSError):
+            self._schedstat = FileIO(f"/proc/self/task/{self._native_id}/schedstat")
         self._beat_at = time.monotonic()
         self._usage = self._read_usage()
         self._beat()
@@ -96,6 +102,8 @@ class BlockWatch:
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join(1.0)
+        if self._schedstat is not None and not self._thread.is_alive():
+            self._schedstat.close()
 
     def _beat(self) -> None:
         now, usage = time.monotonic(), self._read_usage()
@@ -159,10 +167,13 @@ class BlockWatch:
 
     def _read_usage(self) -> Usage:
         cpu = time.clock_gettime(time.pthread_getcpuclockid(self._ident))
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            queued = Path(f"/proc/self/task/{self._native_id}/schedstat").read_text().split()[1]
+        if self._schedstat is None:
+            return Usage(cpu, 0.0)
+        try:
+            queued = os.pread(self._schedstat.fileno(), 100, 0).split()[1]
             return Usage(cpu, int(queued) / 1e9)
-        return Usage(cpu, 0.0)
+        except (OSError, ValueError, IndexError):
+            return Usage(cpu, 0.0)
 
 
 def describe_stack(frame: FrameType | None) -> str:

@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable
 from functools import partial
 
 import structlog
@@ -33,11 +33,10 @@ from tidemill.services.triggerer.loading import encode_payload, read_identity
 from tidemill.services.triggerer.run_ending import RefusedEventError, format_fault, report_ending, run_step
 from tidemill.services.triggerer.run_services import RunServices
 from tidemill.services.triggerer.state_change import StateChange
-from tidemill.services.triggerer.stream_membership import StreamMembership
+from tidemill.services.triggerer.stream_membership import StreamMembership, yield_nothing
 from tidemill.services.triggerer.trigger_factory import TriggerFactory
 from tidemill.store.records import TriggerSpec, TriggerState
-from tidemill.triggers.base import BaseTrigger
-from tidemill.triggers.streams.subscription import AckSubscription
+from tidemill.triggers.base import BaseTrigger, TriggerEvent
 
 log = structlog.get_logger(__name__)
 
@@ -73,6 +72,7 @@ class TriggerRun:
     __slots__ = (
         "_abandoned",
         "_alive",
+        "_backoff",
         "_cancelled_at",
         "_clock",
         "_factory",
@@ -118,7 +118,8 @@ class TriggerRun:
         self._clock = clock
         self._factory = TriggerFactory(spec, serialized)
         self._stream = StreamMembership(services.manager, spec.name, seat)
-        self._life = TriggerLife(Restart(spec.restart), backoff)
+        self._backoff = backoff
+        self._life: TriggerLife | None = None  # while it has not ended
         self._trigger: BaseTrigger | None = None
         self._task: asyncio.Task[None] | None = None
         self._fault: BaseException | None = None
@@ -175,7 +176,8 @@ class TriggerRun:
     def relist(self, spec: TriggerSpec) -> None:
         """Take on an entry that differs in nothing but its restart."""
         self.spec = spec
-        self._life.restart = Restart(spec.restart)
+        if self._life is not None:
+            self._life.restart = Restart(spec.restart)
 
     def cancel(self, reason: CancelReason, *, succeeded: bool = False) -> None:
         """End it; the first reason counts, except that any other replaces a timeout, after which it would run again.
@@ -214,13 +216,30 @@ class TriggerRun:
     # -- its life ---------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
+        services = self._services
         while True:
             self._since = self._clock()
-            self._services.triggers.note_started(self)
+            services.triggers.note_started(self)
             ending = Ending.RETURNED
             self._waits = self._interruptible = True
             try:
-                await self._forward_events()
+                # Thousands of triggers wait here: a coroutine of its own would take more memory.
+                bind, left = self._stream.bind, _BURST
+                async for event in self._open_events():
+                    if self.reason is not None:
+                        break  # it was cancelled and still fires
+                    # What cannot be stored is not bound.
+                    payload, identity = encode_payload(event), read_identity(event)
+                    done = partial(self._settle, bind(), identity)
+                    services.events.add(self.number, self._token, payload, identity, done)
+                    self._pending += 1
+                    self.fired += 1
+                    if services.events.standing is not Standing.OPEN:
+                        await services.events.wait_open()
+                    left -= 1
+                    if not left:
+                        left = _BURST
+                        await asyncio.sleep(0)
             except asyncio.CancelledError as error:
                 ending = Ending.RAISED
                 self._fault = self._fault or error
@@ -228,41 +247,23 @@ class TriggerRun:
                 ending = Ending.RAISED
                 self._fault = error
             self._waits = self._interruptible = False
-            reason = self.reason
-            following = await self._finish(self._decide(ending), reason)
-            if not await self._wait_for_restart(following):
+            if not await self._wait_for_restart(await self._finish(self._decide(ending), self.reason)):
                 self._alive = False
                 return
             self.create()
-            # `_forward_events` looks at the reason next: what was created is cleaned up whatever happens here.
+            # `_open_events` looks at the reason next: what was created is cleaned up whatever happens here.
             with contextlib.suppress(asyncio.CancelledError):
-                await self._services.keep_serialized(self.serialize())
+                await services.keep_serialized(self.serialize())
             self.route()
 
-    async def _forward_events(self) -> None:
-        """Let the trigger run, and have its events stored, until it ends."""
+    def _open_events(self) -> AsyncIterator[TriggerEvent]:
+        """Return the events of this run; none if it was cancelled before it began."""
         if self.reason is not None:
-            return
+            return yield_nothing()
         if self._fault is not None:
             raise self._fault
-        assert self._stream.routed is not None
-        routed, events = self._stream.routed, self._services.events
-        subscription, add = routed.subscription, events.add
-        bind = subscription.bind if isinstance(subscription, AckSubscription) else _bind_nothing
-        number, token, left = self.number, self._token, _BURST
-        async for event in routed.events:
-            if self.reason is not None:
-                return  # it was cancelled and still fires
-            payload, identity = encode_payload(event), read_identity(event)  # what cannot be stored is not bound
-            add(number, token, payload, identity, partial(self._settle, bind(), identity))
-            self._pending += 1
-            self.fired += 1
-            if events.standing is not Standing.OPEN:
-                await events.wait_open()
-            left -= 1
-            if not left:
-                left = _BURST
-                await asyncio.sleep(0)
+        assert self._stream.events is not None
+        return self._stream.events
 
     def _settle(self, seq: int | None, identity: str | None, outcome: StoreOutcome) -> None:
         """Note that an event is stored, or never will be."""
@@ -291,6 +292,8 @@ class TriggerRun:
 
     def _decide(self, ending: Ending) -> Next:
         bits = random.getrandbits(JITTER_BITS)
+        if self._life is None:
+            self._life = TriggerLife(Restart(self.spec.restart), self._backoff)
         if self.reason is not None:
             return self._life.decide_cancelled(self.reason, bits)
         return self._life.decide_ended(
@@ -304,9 +307,9 @@ class TriggerRun:
             following: What follows, unless an event is refused yet.
             reason: Why it was cancelled, if that is how it ended; another reason may come meanwhile.
         """
-        name, trigger, routed = self.spec.name, self._trigger, self._stream.routed
+        name, trigger, close = self.spec.name, self._trigger, getattr(self._stream.events, "aclose", None)
         self._leave_run(following, reason)
-        if routed is not None and (close := getattr(routed.events, "aclose", None)) is not None:
+        if close is not None:
             await run_step(name, "the end of its generator", close, END_SECONDS)
         if trigger is not None and reason is CancelReason.USER:
             await run_step(name, "on_kill", trigger.on_kill, END_SECONDS)
@@ -316,7 +319,8 @@ class TriggerRun:
             await self._wait_stored()
             if self._fault is not None:
                 following, reason = self._decide(Ending.RAISED), self.reason
-        self._trigger = self._stream.routed = None
+        self._trigger = None
+        self._stream.end_run()
         self._leave(for_good=following.pause_seconds is None)
         unsure = following.verdict is EndVerdict.FINISHED and self._pending
         # The last word belongs to another host, or to nobody yet, or to the call that left this one behind.
@@ -394,7 +398,3 @@ class TriggerRun:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._stored
         self._interruptible = False
-
-
-def _bind_nothing() -> None:
-    return

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable
+from collections.abc import AsyncIterator, Callable, Hashable
 
-from tidemill.triggers.base import BaseEventTrigger, BaseTrigger
-from tidemill.triggers.shared_stream import Routed, SharedStreamManager, route
+from tidemill.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
+from tidemill.triggers.shared_stream import SharedStreamManager, route
+from tidemill.triggers.streams.subscription import AckSubscription, FastSubscription
 
 
 class StreamMembership:
@@ -18,11 +19,12 @@ class StreamMembership:
         seat: The key of the stream in which the trigger that it replaces kept a seat.
 
     Attributes:
-        routed: Where the events of the current run come from; None while there is none.
+        events: The events of the current run; None while there is none.
+        subscription: The current run's end of its stream, if it shares one.
         seat: The key of the stream in which it keeps a seat, if it does.
     """
 
-    __slots__ = ("_key", "_manager", "_name", "routed", "seat")
+    __slots__ = ("_key", "_manager", "_name", "events", "seat", "subscription")
 
     def __init__(self, manager: SharedStreamManager, name: str, seat: Hashable | None) -> None:
         """Take part in nothing yet."""
@@ -31,13 +33,18 @@ class StreamMembership:
         # The stream that it is subscribed to.
         self._key: Hashable | None = None
         self.seat = seat
-        self.routed: Routed | None = None
+        self.events: AsyncIterator[TriggerEvent] | None = None
+        self.subscription: AckSubscription | FastSubscription | None = None
 
     @property
     def taken(self) -> int:
         """How many raw events the current run has taken from its stream."""
-        subscription = self.routed.subscription if self.routed is not None else None
-        return subscription.taken if subscription is not None else 0
+        return self.subscription.taken if self.subscription is not None else 0
+
+    @property
+    def bind(self) -> Callable[[], int | None]:
+        """Binds what the run has derived to the raw event that it is on, if that is acknowledged."""
+        return self.subscription.bind if isinstance(self.subscription, AckSubscription) else _bind_nothing
 
     def join(self, trigger: BaseTrigger) -> None:
         """Subscribe a trigger to its stream, if it shares one.
@@ -46,8 +53,8 @@ class StreamMembership:
             Exception: What its filter raised; it may have been subscribed before.
         """
         try:
-            self.routed = route(self._manager, self._name, trigger)
-            self._key = self.routed.key
+            routed = route(self._manager, self._name, trigger)
+            self._key, self.events, self.subscription = routed.key, routed.events, routed.subscription
         except (Exception, SystemExit):
             with contextlib.suppress(Exception, SystemExit):
                 self._key = trigger.shared_stream_key() if isinstance(trigger, BaseEventTrigger) else None
@@ -63,8 +70,12 @@ class StreamMembership:
 
     def fail_held(self, error: str | None) -> None:
         """Fail the raw event that it is on; without an error it was interrupted, and is not blamed."""
-        if self.routed is not None and self.routed.subscription is not None:
-            self.routed.subscription.fail_held(error)
+        if self.subscription is not None:
+            self.subscription.fail_held(error)
+
+    def end_run(self) -> None:
+        """Forget where the events of the current run came from."""
+        self.events = self.subscription = None
 
     def keep_seat(self) -> None:
         """Unsubscribe, and keep the seat for the next run or for the trigger that replaces this one."""
@@ -87,3 +98,13 @@ class StreamMembership:
         key = self._key if self._key is not None else self.seat
         self._key = self.seat = None
         return key
+
+
+async def yield_nothing() -> AsyncIterator[TriggerEvent]:
+    """Yield no event."""
+    return
+    yield
+
+
+def _bind_nothing() -> None:
+    return

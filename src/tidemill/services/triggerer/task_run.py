@@ -33,7 +33,6 @@ from tidemill.services.triggerer.task_output import SINK, make_logger
 from tidemill.store.calls import MAX_XCOM_BYTES, ClaimedTrigger
 from tidemill.triggers.base import BaseTrigger
 from tidemill.triggers.shared_stream import SharedStreamManager
-from tidemill.triggers.streams.subscription import AckSubscription
 
 log = structlog.get_logger(__name__)
 
@@ -227,9 +226,8 @@ class TaskRun:
         """
         if self._fault is not None:
             raise self._fault
-        routed = self._stream.routed
-        assert routed is not None
-        event = await anext(aiter(routed.events), _NO_EVENT)
+        assert self._stream.events is not None
+        event = await anext(aiter(self._stream.events), _NO_EVENT)
         if event is _NO_EVENT:
             raise TriggerError("the trigger ended without having fired an event; yield one before it returns")
         payload, identity = encode_payload(event), read_identity(event)  # type: ignore[arg-type]
@@ -237,8 +235,7 @@ class TaskRun:
             raise TriggerError(
                 f"the payload of its event has {size:,} bytes; at most {MAX_XCOM_BYTES:,} are stored; yield a reference"
             )
-        subscription = routed.subscription
-        seq = subscription.bind() if isinstance(subscription, AckSubscription) else None
+        seq = self._stream.bind()
         self._stored = asyncio.get_running_loop().create_future()
         self._services.events.add(
             self.claim.id,
@@ -267,15 +264,16 @@ class TaskRun:
 
     async def _finish(self, end: TaskEnd) -> None:
         """Leave its stream, clean up, and report what became of it."""
-        trigger, routed = self._trigger, self._stream.routed
+        trigger, close = self._trigger, getattr(self._stream.events, "aclose", None)
         self._leave(end)
-        if routed is not None and (close := getattr(routed.events, "aclose", None)) is not None:
+        if close is not None:
             await run_step(self.name, "the end of its generator", close, END_SECONDS)
         if trigger is not None and end is TaskEnd.KILLED:
             await run_step(self.name, "on_kill", trigger.on_kill, END_SECONDS)
         if trigger is not None:
             await run_step(self.name, "cleanup", trigger.cleanup, END_SECONDS)
-        self._trigger = self._stream.routed = None
+        self._trigger = None
+        self._stream.end_run()
         if end is TaskEnd.FAILED:
             error = explain_fault(_cut_frames(self._fault or TriggerError("the trigger ended without an event")))
             self._log.write("error", f"the trigger failed: {error}")

@@ -28,6 +28,8 @@ _NAMES = RowSet("names", name=str)
 _MADE = RowSet("made", id=int, made=str)
 _REPORTS = RowSet("reports", id=int, state=str, reason=str, error=str, changed_us=int)
 
+_NO_SPECS: Mapping[str, TriggerSpec] = {}
+
 _RECORDS = (
     select(trigger, trigger_cursor.c.token, trigger_cursor.c.next_index, service.c.host, service.c.pid)
     .join(trigger_cursor, trigger_cursor.c.trigger_id == trigger.c.id)
@@ -72,7 +74,7 @@ def register_triggers(
     known = select(trigger.c.id).where(trigger.c.name.in_(select(_NAMES.build_source(dialect).c.name)))
     connection.execute(build_lock_statement(known), name_rows)
     connection.execute(_build_registration(dialect, list, now_us), given)
-    found = _find_by_names(connection, names)
+    found = _find_by_names(connection, names, {spec.name: spec for spec in specs})
     return [found[name] for name in names]
 
 
@@ -140,11 +142,14 @@ def find_triggers(connection: Connection, names: Collection[str]) -> list[Trigge
     return sorted(_find_by_names(connection, names).values(), key=lambda record: record.id)
 
 
-def _find_by_names(connection: Connection, names: Collection[str]) -> dict[str, TriggerRecord]:
+def _find_by_names(
+    connection: Connection, names: Collection[str], specs: Mapping[str, TriggerSpec] = _NO_SPECS
+) -> dict[str, TriggerRecord]:
+    """Return the known triggers among these names; `specs`: what they are, if that is known, so that it is shared."""
     dialect = find_dialect(connection)
     statement = _RECORDS.where(trigger.c.name.in_(select(_NAMES.build_source(dialect).c.name)))
     rows = connection.execute(statement, _NAMES.build_parameters(dialect, [(name,) for name in names]))
-    return {row.name: _read_record(row) for row in rows}
+    return {row.name: _read_record(row, specs.get(row.name)) for row in rows}
 
 
 def claim_triggers(connection: Connection, ids: Collection[int], session_id: int, now_us: int) -> dict[int, int]:
@@ -329,8 +334,9 @@ def name_trigger(number: int, name: str | None) -> str:
     return f"#{number}" if name is None else name
 
 
-def _read_record(row: Row[Any]) -> TriggerRecord:
-    spec = TriggerSpec(name_trigger(row.id, row.name), row.classpath, row.kwargs, row.restart)
+def _read_record(row: Row[Any], spec: TriggerSpec | None = None) -> TriggerRecord:
+    if spec is None:
+        spec = TriggerSpec(name_trigger(row.id, row.name), row.classpath, row.kwargs, row.restart)
     state = TriggerState(row.state)
     return TriggerRecord(
         row.id,
