@@ -129,7 +129,7 @@ def _quickly_and_without_brokers():
         mock.patch.object(commits, "COLLECT_SECONDS", 0.005),
         mock.patch.object(commits, "BACKOFF", Backoff(0.001, 0.002)),
         mock.patch.object(KafkaSink, "look_up", look_up),
-        mock.patch.object(transactional_letters, "prepare_letter_topic", lambda *args: None),
+        mock.patch.object(transactional_letters, "prepare_letter_topic", return_value=None),
     ):
         yield
 
