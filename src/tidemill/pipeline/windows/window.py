@@ -252,10 +252,7 @@ class WindowRun:
 
     def find_task_offsets(self, run: TaskRun) -> tuple[TopicPartition, Sequence[int]]:
         """Return the partition of a task that is not terminal, and the offsets of its messages."""
-        indexes = self.graph.find_indexes(run)
-        if len(indexes) == 1:
-            return self.partition.partition, (self.messages[indexes[0]].offset,)
-        return self.partition.partition, [self.messages[index].offset for index in indexes]
+        return self.partition.partition, [self.messages[index].offset for index in self.graph.find_indexes(run)]
 
     # -- hooks that return payloads ---------------------------------------------------------------------------
 
