@@ -93,6 +93,15 @@ def test_only_an_undecided_result_can_be_decided() -> None:
     assert staging.count_outstanding("p") == 0
 
 
+def test_what_is_taken_is_in_the_order_of_its_messages_also_after_an_abort() -> None:
+    staging: PendingRecords[str, str] = PendingRecords()
+    for first, last, result in ((3, 3, "d"), (1, 1, "a"), (1, 2, "c"), (1, 1, "b"), (5, 5, "f"), (4, 4, "e")):
+        staging.stage("p", first, last, result)
+    assert [staged.result for staged in staging.take("p", 3)] == ["a", "b", "c", "d"]
+    staging.retry("p")
+    assert [staged.result for staged in staging.take("p", 5)] == ["a", "b", "c", "d", "e", "f"]
+
+
 def test_results_that_are_staged_together_are_as_those_that_are_staged_one_by_one() -> None:
     together: PendingRecords[str, str] = PendingRecords()
     together.stage_all("p", [1, 2, 2], ["a", "b", "c"])
