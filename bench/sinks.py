@@ -22,7 +22,7 @@ import asyncpg
 import confluent_kafka as ck
 import httpx
 import pymongo
-from bench.harness import Bench, chosen, report
+from bench.harness import Bench, chosen, report, tree_cpu_seconds
 from bench.pipeline import LINES
 from pymongo.asynchronous.mongo_client import AsyncMongoClient
 from redis import asyncio as aioredis
@@ -235,22 +235,27 @@ def measure(name: str, folder: Path, rounds: int = 5) -> None:
     count = target.count
     values = [b"%07d %s" % (n, LINES[n % len(LINES)][:90]) for n in range(count)]
     speeds: dict[str, list[float]] = {"bare": [], "file": [], "sink": []}
+    pipelines: dict[str, int] = {}
+    cpu_us: dict[str, list[float]] = {"file": [], "sink": []}
 
     def through(group: str, messages: list[bytes]) -> float:
         bench.topic = f"in-{group}"
         bench.forget_probe()
         goal = bench.committed(group) + len(messages)
-        start = time.monotonic()
+        start, cpu = time.monotonic(), tree_cpu_seconds(pipelines[group])
         bench.feed(messages)
         bench.wait_committed(group, goal)
-        return time.monotonic() - start
+        wall = time.monotonic() - start
+        cpu_us[group].append((tree_cpu_seconds(pipelines[group]) - cpu) / len(messages) * 1e6)
+        return wall
 
     try:
         bench.broker.create_topic("in-sink", partitions=bench.partitions)
         files = {"filesystem": {"out": {"base_path": str(folder / "out")}}}
-        with bench.pipeline(target.to_files, "file", sinks=files):
+        with bench.pipeline(target.to_files, "file", sinks=files) as to_files:
             bench.topic = "in-sink"
-            with bench.pipeline(target.handler, "sink", sinks=target.section()):
+            with bench.pipeline(target.handler, "sink", sinks=target.section()) as to_sink:
+                pipelines.update(file=to_files.pid, sink=to_sink.pid)
                 # Both have servers and a JVM beside them, which warm up.
                 for group in ("file", "sink"):
                     through(group, values[:500])
@@ -274,8 +279,14 @@ def measure(name: str, folder: Path, rounds: int = 5) -> None:
         target.close()
         bench.close()
     medians = {each: statistics.median(found) for each, found in speeds.items()}
-    ratio = medians["sink"] / min(medians["bare"], medians["file"])
-    report(bench=f"sinks.{name}", messages=count, **medians, median_ratio=ratio, bar_ratio=0.85)
+    report(
+        bench=f"sinks.{name}",
+        messages=count,
+        **medians,
+        cpu_us={each: statistics.median(found) for each, found in cpu_us.items()},
+        median_ratio=medians["sink"] / min(medians["bare"], medians["file"]),
+        bar_ratio=0.85,
+    )
 
 
 def _check(name: str, found: int, count: int) -> None:
