@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 from tests import prepared
+from tests.cli.dags.conftest import DevSite
 from tests.until import wait_until
 
 from tidemill.runtime.exitcode import ExitCode
 
 
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> DevSite:
+    """A folder of DAGs with a store that has nothing in it yet, for tests that leave it so."""
+    site = DevSite(tmp_path_factory.mktemp("empty"))
+    assert site.run("db", "migrate").returncode == 0
+    return site
+
+
 @pytest.fixture
-def store(dev):
-    assert dev.run("db", "migrate").returncode == 0
+def store(dev: DevSite, empty: DevSite) -> DevSite:
+    for path in empty.folder.glob("dags.db*"):
+        shutil.copy(path, dev.folder)
     return dev
 
 
@@ -76,8 +87,8 @@ def test_pools_variables_and_connections_are_set_listed_and_deleted(store):
         (("dags", "test", "story", "--conf", '{"rows": "many"}'), "param 'rows': 'many' is not of type 'integer'"),
     ],
 )
-def test_a_mistake_is_named_in_one_line(store, words, advice):
-    done = store.run(*words)
+def test_a_mistake_is_named_in_one_line(empty, words, advice):
+    done = empty.run(*words)
 
     assert done.returncode == ExitCode.CONFIG, done.stderr
     assert advice in done.stderr
