@@ -31,6 +31,8 @@ class Ends(BaseTrigger):
     def __init__(self, how, after):
         self.how = how
         self.after = after
+        if how == "constructor":
+            time.sleep(10**9)
 
     def serialize(self):
         return "hard.Ends", {"how": self.how, "after": self.after}
@@ -213,7 +215,9 @@ async def test_trials_are_dropped_for_one_that_ends_the_triggerer_much_faster(st
         await let_resume(slow, folder, 2)
 
 
-@pytest.mark.parametrize("how", ["sleep", pytest.param("loop", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "how", ["sleep", *(pytest.param(how, marks=pytest.mark.long) for how in ("loop", "constructor"))]
+)
 @pytest.mark.timeout(200)
 async def test_one_that_blocks_the_loop_for_ever_fails_by_name_and_the_others_go_on(
     store: SqliteDatabase, folder: Path, how: str, monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -180,6 +181,22 @@ async def test_a_run_is_created_once_for_a_repeated_request(store: PlayedStore) 
         422,
         "param 'region': 'mars' is not one of ['eu', 'us']; DAG 'orders' is not run",
     )
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["[" * 50_000 + "]" * 50_000, "[" * 500 + "]" * 500, json.dumps("x" * 1_040_000)],
+    ids=["deep", "less", "large"],
+)
+async def test_a_run_with_a_value_that_is_deep_or_large_is_refused(store: PlayedStore, value: str) -> None:
+    headers = {"content-type": "application/json"}
+    async with log_in(store) as client:
+        answer = await client.post(
+            f"/api/v1/dags/{DAG}/runs", content=f'{{"conf": {{"region": {value}}}}}', headers=headers
+        )
+
+    assert answer.status_code in (400, 413, 422)
+    assert len(answer.text) < 2000
 
 
 async def test_changes_stand_in_the_journal_with_who_made_them(store: PlayedStore) -> None:

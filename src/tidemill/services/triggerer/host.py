@@ -90,6 +90,7 @@ class TriggerHost(Generic[R]):
 
     Attributes:
         runs: The triggers that run, or wait to run again, by name.
+        making: The trigger whose constructor or stream key is being called; None: no such call is under way.
         manager: Their shared streams.
         events: Where their events go.
         event_log: Where it is noted what was stored.
@@ -127,6 +128,7 @@ class TriggerHost(Generic[R]):
         self.events = EventStore(source.writer, self._on_standing, limits)
         self.event_log = EventLog(clock())
         self.runs: dict[str, R] = {}
+        self.making: R | None = None
         self.stopping = False
         self._watch = watch_loop(settings.block_threshold_seconds, self.runs, book.lags)
         self._looking: asyncio.Task[None] | None = None
@@ -160,14 +162,18 @@ class TriggerHost(Generic[R]):
     async def create(self, runs: Iterable[R]) -> None:
         """Create triggers."""
         for count, run in enumerate(runs):
+            self.making = run
             run.create()
+            self.making = None
             if count % _BURST == _BURST - 1:
                 await asyncio.sleep(0)
 
     def route(self, runs: Iterable[R]) -> None:
         """Subscribe triggers that were created; all that share a key are there before its first poll."""
         for run in runs:
+            self.making = run
             run.route()
+            self.making = None
             self.runs[run.name] = run
 
     async def run_all(self, runs: Sequence[R]) -> None:

@@ -159,7 +159,7 @@ class TaskHost:
             return None
 
         def find(name: str | None, stack: str) -> None:
-            run = host.runs.get(name) if name is not None else None
+            run = host.making or (None if name is None else host.runs.get(name))
             on_stuck(service, None if run is None else run.claim, stack)
 
         watch = StuckWatch(self._settings.block_limit_seconds, find)
