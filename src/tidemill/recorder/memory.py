@@ -6,8 +6,8 @@ A driver lives for months, and seals and answers in bursts.
 from __future__ import annotations
 
 import ctypes
-import functools
-from collections.abc import Callable
+
+from tidemill.runtime.memory import trim_memory
 
 #: `M_ARENA_MAX` of the GNU C library.
 _MAX_HEAPS = -8
@@ -32,11 +32,4 @@ def release_memory() -> None:
     import pyarrow as pa
 
     pa.default_memory_pool().release_unused()
-    _find_trim()(0)
-
-
-@functools.cache
-def _find_trim() -> Callable[[int], object]:
-    """Return `malloc_trim`, which only the GNU C library has."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    return trim if trim is not None else int
+    trim_memory()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from operator import length_hint
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ steps = st.lists(
     st.one_of(
         st.tuples(st.just("publish"), st.integers(1, 2 * CHUNK)),
         st.tuples(st.just("read"), st.integers(0, 3), st.integers(1, 2 * CHUNK)),
+        st.tuples(st.just("take"), st.integers(0, 3), st.integers(0, CHUNK)),
         st.tuples(st.just("join")),
         st.tuples(st.just("leave"), st.integers(0, 3)),
         st.tuples(st.just("skip")),
@@ -27,6 +29,9 @@ steps = st.lists(
 def read(log: Fanout, reader: LogReader, count: int) -> list:
     found = []
     while len(found) < count:
+        if reader.ahead:
+            found.append(reader.ahead.pop().item)
+            continue
         for item in reader.unread:
             found.append(item)
             if len(found) == count:
@@ -36,11 +41,26 @@ def read(log: Fanout, reader: LogReader, count: int) -> list:
     return found
 
 
+class Prepared:
+    """An item in another form."""
+
+    def __init__(self, item: int) -> None:
+        self.item = item
+
+
+def take(log: Fanout, reader: LogReader, count: int) -> list[Prepared]:
+    """Take all at once, if nothing is left of what was taken before, and read some of it."""
+    if not reader.ahead and (length_hint(reader.unread) or log.load_more(reader)):
+        reader.ahead = reader.take_all(lambda items: [Prepared(item) for item in items])[::-1]
+    return [reader.ahead.pop() for _ in range(min(count, len(reader.ahead)))]
+
+
 @given(steps, st.integers(1, 3 * CHUNK))
 def test_each_reader_sees_the_same_as_a_plain_list(script: list[tuple], max_backlog: int) -> None:
     log: Fanout = Fanout(max_backlog)
     readers: list[tuple[LogReader, list]] = []
     published = 0
+    prepared: dict[int, Prepared] = {}
     for step in script:
         if step[0] == "publish":
             for _ in range(step[1]):
@@ -66,10 +86,32 @@ def test_each_reader_sees_the_same_as_a_plain_list(script: list[tuple], max_back
             assert list(reader.yield_unread()) == unread
             assert read(log, reader, step[2]) == unread[: step[2]]
             del unread[: step[2]]
+        elif step[0] == "take" and readers:
+            reader, unread = readers[step[1] % len(readers)]
+            taken = take(log, reader, step[2])
+            assert [one.item for one in taken] == unread[: len(taken)]
+            # It is one object for all readers.
+            assert all(prepared.setdefault(one.item, one) is one for one in taken)
+            del unread[: len(taken)]
         assert log.end == published
         assert log.size == len(readers)
         for reader, unread in readers:
             assert reader.position == published - len(unread)
+
+
+def test_what_was_taken_at_once_counts_as_unread_until_it_is_read() -> None:
+    log: Fanout = Fanout(max_backlog=3)
+    reader: LogReader = LogReader("a")
+    log.join(reader)
+    for item in range(3):
+        log.publish(item)
+    assert [one.item for one in take(log, reader, 1)] == [0]
+    assert (reader.position, list(reader.yield_unread())) == (1, [1, 2])
+    assert log.publish(3) == []
+    assert log.publish(4) == [reader]
+    assert [one.item for one in take(log, reader, 5)] == [1, 2]
+    assert [one.item for one in take(log, reader, 5)] == [3, 4]
+    assert take(log, reader, 5) == []
 
 
 class Item:

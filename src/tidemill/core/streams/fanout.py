@@ -3,7 +3,7 @@
 The log is a chain of chunks. A reader is a position in a chunk, and chunks that all readers have passed are freed by
 the interpreter: nothing is copied, trimmed or counted per reader, and publishing costs the same for any number of
 readers. A reader takes an item by `for item in reader.unread`, at the speed of a list; `load_more` continues with the
-next chunk.
+next chunk. Or it takes all that is there at once (`take_all`), in a form that is made once per item for all readers.
 
 Invariants:
 1. A reader sees every item that was published between its joining and its leaving, in order, once.
@@ -17,13 +17,14 @@ that a reader has read to its end is closed, and the next item goes into a new o
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence, Sized
 from operator import length_hint
 from typing import Any, Final, Generic, TypeVar
 
 from tidemill.core.streams.lazy_min import LazyMin
 
 ItemT = TypeVar("ItemT")
+PreparedT = TypeVar("PreparedT")
 ReaderT = TypeVar("ReaderT", bound="LogReader[Any]")
 
 #: Items of a chunk. A slow reader keeps at most this many alive that it has read.
@@ -33,11 +34,13 @@ CHUNK: Final = 256
 class _Chunk(Generic[ItemT]):
     """A stretch of the log, from position `base` on."""
 
-    __slots__ = ("base", "items", "next")
+    __slots__ = ("base", "items", "next", "prepared")
 
     def __init__(self, base: int) -> None:
         self.base = base
         self.items: list[ItemT] = []
+        # The first of them, as `take_all` returns them.
+        self.prepared: list[Any] = []
         self.next: _Chunk[ItemT] | None = None
 
 
@@ -49,15 +52,17 @@ class LogReader(Generic[ItemT]):
         unread: The items that can be taken at once; taking an item reads it.
         present: Whether it is a reader of the log, from `join` to `leave`.
         exempt: Whether it may leave any number of items unread.
+        ahead: What `take_all` returned and is not read yet; set by whoever called that, empty before `load_more`.
     """
 
-    __slots__ = ("_chunk", "_fresh", "exempt", "name", "present", "unread")
+    __slots__ = ("_chunk", "_fresh", "ahead", "exempt", "name", "present", "unread")
 
     def __init__(self, name: Hashable) -> None:
         """Start without a position; `Fanout.join` sets it."""
         self.name = name
         self.present = False
         self.exempt = False
+        self.ahead: Sized = ()
         self._place(_Chunk(0))
 
     def _place(self, chunk: _Chunk[ItemT]) -> None:
@@ -70,7 +75,23 @@ class LogReader(Generic[ItemT]):
     def position(self) -> int:
         """The position of the next item that it will read."""
         chunk = self._chunk
-        return chunk.base if self._fresh else chunk.base + len(chunk.items) - length_hint(self.unread)
+        if self._fresh:
+            return chunk.base
+        return chunk.base + len(chunk.items) - length_hint(self.unread) - len(self.ahead)
+
+    def take_all(self, prepare: Callable[[Sequence[ItemT]], Sequence[PreparedT]]) -> list[PreparedT]:
+        """Take all of `unread`, at most `CHUNK` items; each counts as unread while it is in `ahead`.
+
+        Args:
+            prepare: Returns the form in which all readers that call this take some items.
+        """
+        count = length_hint(self.unread)
+        items, prepared = self._chunk.items, self._chunk.prepared
+        if len(prepared) < len(items):
+            prepared.extend(prepare(items[len(prepared) :]))
+        # It is not exhausted, so that it still sees what is appended.
+        self.unread.__setstate__(len(items))  # type: ignore[attr-defined]
+        return prepared[len(items) - count :]
 
     def yield_unread(self) -> Iterator[ItemT]:
         """Yield the items that it has not read, without reading them."""

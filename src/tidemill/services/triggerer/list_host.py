@@ -18,6 +18,7 @@ import structlog
 from tidemill.config.triggerer_settings import TriggererSettings
 from tidemill.core.retry import Backoff
 from tidemill.core.triggers.lifecycle import BACKOFF, CancelReason
+from tidemill.runtime.memory import trim_memory
 from tidemill.services.triggerer.host import END_SECONDS, TriggerHost
 from tidemill.services.triggerer.host_book import HostBook
 from tidemill.services.triggerer.list_source import ListSource
@@ -231,6 +232,8 @@ class ListHost:
             for record in records
             if record.id in tokens
         ]
+        ended_before = len(records) - len(runs)
+        del records  # what the runs are created from takes its memory
         await self.host.create(runs)
         await self._source.keep_serialized({number: text for run in runs for number, text in run.serialize().items()})
         # Nothing is awaited from here until all are routed.
@@ -239,7 +242,8 @@ class ListHost:
             if name not in self._runs:
                 self.manager.note_gone(name, key)
         await self.host.run_all(runs)
-        log.info("triggers started", started=len(runs), ended_before=len(records) - len(runs))
+        trim_memory()  # registering thousands of triggers takes a few megabytes for a moment
+        log.info("triggers started", started=len(runs), ended_before=ended_before)
 
     def _build_run(self, record: TriggerRecord, token: int, seat: Hashable | None) -> TriggerRun:
         return TriggerRun(

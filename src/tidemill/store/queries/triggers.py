@@ -6,7 +6,7 @@ token changes nothing; the cursors of triggers are locked before their wide rows
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -28,6 +28,8 @@ _NAMES = RowSet("names", name=str)
 _MADE = RowSet("made", id=int, made=str)
 _REPORTS = RowSet("reports", id=int, state=str, reason=str, error=str, changed_us=int)
 
+#: Triggers that one statement registers in SQLite, which keeps the text of a statement's last parameters.
+_PART = 2_500
 _NO_SPECS: Mapping[str, TriggerSpec] = {}
 
 _RECORDS = (
@@ -64,6 +66,16 @@ def register_triggers(
         raise ValueError(f"duplicate trigger names: {', '.join(map(repr, twice))}")
     if not specs:
         return []
+    # SQLite has no locks of rows, whose order would matter.
+    size = len(specs) if find_dialect(connection) == "postgresql" else _PART
+    parts = (specs[first : first + size] for first in range(0, len(specs), size))
+    return [record for part in parts for record in _register_part(connection, part, list, now_us)]
+
+
+def _register_part(
+    connection: Connection, specs: Sequence[TriggerSpec], list: str, now_us: int
+) -> Iterable[TriggerRecord]:
+    names = [spec.name for spec in specs]
     dialect = find_dialect(connection)
     rows = sorted((spec.name, spec.classpath, spec.kwargs, spec.restart) for spec in specs)
     given = _SPECS.build_parameters(dialect, rows)
@@ -75,7 +87,7 @@ def register_triggers(
     connection.execute(build_lock_statement(known), name_rows)
     connection.execute(_build_registration(dialect, list, now_us), given)
     found = _find_by_names(connection, names, {spec.name: spec for spec in specs})
-    return [found[name] for name in names]
+    return (found[name] for name in names)
 
 
 def _build_insert(dialect: str, now_us: int) -> Executable:

@@ -58,7 +58,7 @@ class FastStream:
         """Subscribe a trigger to the events from now on."""
         reader: LogReader[Any] = LogReader(trigger_id)
         self._fanout.join(reader)
-        subscription = FastSubscription(reader, self._fanout.load_more, self._waiting)
+        subscription = FastSubscription(reader, self._fanout, self._waiting)
         self.subscriptions[trigger_id] = subscription
         return subscription
 
@@ -77,13 +77,15 @@ class FastStream:
     async def _poll(self) -> None:
         if self._settings.cohort_grace_period > 0:
             await asyncio.sleep(self._settings.cohort_grace_period)
-        publish, waiting, burst = self._fanout.publish, self._waiting, self._settings.burst
+        fanout, waiting, burst = self._fanout, self._waiting, self._settings.burst
         left = burst
         self._source = source = self._open_source()
         async for event in source:
-            late = publish(event)
-            if late:
-                for reader in late:
+            # `fanout.publish`, inlined: it is called for every event.
+            fanout.items.append(event)
+            fanout.room = room = fanout.room - 1
+            if not room:
+                for reader in fanout.find_late():
                     self._overflow(reader)
             if waiting:
                 # They have had their turn since.
