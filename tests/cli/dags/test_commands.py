@@ -38,6 +38,12 @@ def test_without_a_store_a_command_says_how_to_get_one(dev):
     assert "tidemill dev" in done.stderr
 
 
+def test_a_store_whose_files_nobody_has_read_says_so(empty):
+    assert empty.run("dags", "list").stdout == "no DAGs: no file has been read yet; `tidemill dev` does that\n"
+    assert empty.run("dags", "errors").stdout == "no errors: no file has been read yet; `tidemill dev` does that\n"
+    assert empty.rows("dags", "list") == []
+
+
 def test_pools_variables_and_connections_are_set_listed_and_deleted(store):
     assert store.run("pools", "set", "few", "2", "--description", "for a slow database").returncode == 0
     assert [(row["pool"], row["slots"]) for row in store.rows("pools", "list")] == [("default_pool", 128), ("few", 2)]

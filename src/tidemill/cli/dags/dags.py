@@ -47,9 +47,17 @@ def list_(
 
         with asking(config, folder) as store:
             pages = store.ask_pages(lambda after: ListDags(after=after, inactive=inactive, tag=tag))
-            show_rows(pages, DAG_COLUMNS, build_dag_row, encode_dag, as_json=as_json, nothing="no DAGs")
+            nothing = f"no DAGs{_explain_nothing(store)}"
+            show_rows(pages, DAG_COLUMNS, build_dag_row, encode_dag, as_json=as_json, nothing=nothing)
             if not as_json:
                 _tell_errors(store)
+
+
+def _explain_nothing(store: Asker) -> str:
+    """Return what else to say where there is nothing to show: '' if files have been read."""
+    from tidemill.store.service_calls import ListFiles
+
+    return "" if store.ask(ListFiles()) else ": no file has been read yet; `tidemill dev` does that"
 
 
 def _tell_errors(store: Asker) -> None:
@@ -96,6 +104,7 @@ def errors(config: Config = None, folder: Folder = None, as_json: AsJson = False
 
         with asking(config, folder) as store:
             files = store.ask(ListFiles(broken=True))
+            nothing = f"no errors{_explain_nothing(store)}"
         for file in files:
             if as_json:
                 document = {"file": file.path, "error": file.error, "time": format_time(file.parsed_us)}
@@ -103,7 +112,7 @@ def errors(config: Config = None, folder: Folder = None, as_json: AsJson = False
             else:
                 typer.echo(f"{file.path}:\n{file.error}\n")
         if not files and not as_json:
-            typer.echo("no errors")
+            typer.echo(nothing)
 
 
 @app.command()
