@@ -11,7 +11,7 @@ import sys
 
 #: How a command ends at a first SIGTERM before it has begun: nothing was read, so a pipeline has ended well, while a
 #: backfill has all of its work left. The numbers are those of `ExitCode`, which takes time to import.
-_EARLY = {"run": 0, "backfill": 130}
+_EARLY = {"run": 0, "dev": 0, "backfill": 130}
 
 
 def main() -> None:
