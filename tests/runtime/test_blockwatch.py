@@ -119,7 +119,7 @@ def test_a_loop_that_gets_no_cpu_blames_nobody(tmp_path):
         starved.stdin.flush()
         wait_until(read_causes, 50.0, what="the loop is found late")
         with contextlib.suppress(AssertionError):  # the busier the machine, the rarer its turns
-            wait_until(lambda: len(read_causes()) >= 5, 10.0)
+            wait_until(lambda: len(read_causes()) >= 3, 10.0)
         causes = read_causes()
     finally:
         starved.kill()

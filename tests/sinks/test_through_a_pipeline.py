@@ -148,8 +148,10 @@ async def test_every_sink_gets_every_result_while_each_of_them_is_down_for_a_whi
     http_double: HttpDouble,
     proxy: Callable[[int], FaultyProxy],
     tmp_path: Path,
+    long_run: bool,
 ) -> None:
     assert postgres.port
+    count = 3_000 if long_run else 1_500
     between = {
         "postgres": proxy(postgres.port),
         "mongo": proxy(mongo.port),
@@ -160,7 +162,7 @@ async def test_every_sink_gets_every_result_while_each_of_them_is_down_for_a_whi
     await client.flushall()
     run = Run(
         ToAll(),
-        3_000,
+        count,
         sinks={
             "postgres": {"db": {"dsn": postgres.tcp_url(database, between["postgres"].port)}},
             "mongo": {"docs": {"uri": f"mongodb://127.0.0.1:{between['mongo'].port}/", "database": database}},
@@ -185,7 +187,7 @@ async def test_every_sink_gets_every_result_while_each_of_them_is_down_for_a_whi
     failing = asyncio.ensure_future(fail_in_turn())
     await run.to_end(60)
     await failing
-    ids = {f"t{n % 2}-{n // 2}" for n in range(3_000)}
+    ids = {f"t{n % 2}-{n // 2}" for n in range(count)}
     assert not run.letters.letters
     connection = await asyncpg.connect(postgres.url(database))
     assert {row["id"] for row in await connection.fetch("SELECT id FROM results")} == ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 from typing import Any
 
@@ -22,11 +23,14 @@ TOKEN = "a-token-for-programs"
 PASSWORD = "correct horse"
 
 
+@functools.cache
+def hash_once(password: str) -> str:
+    return hash_password(password)
+
+
 def with_accounts() -> ScriptedPipeline:
     """Return a pipeline with users and a token."""
-    users = {
-        name: {"hash": hash_password(PASSWORD), "role": role} for name, role in (("ann", "operate"), ("rob", "read"))
-    }
+    users = {name: {"hash": hash_once(PASSWORD), "role": role} for name, role in (("ann", "operate"), ("rob", "read"))}
     tokens = {"bot": {"hash": hash_token(TOKEN), "role": "read"}}
     return ScriptedPipeline({"debug": {"enabled": True, "users": users, "tokens": tokens}})
 
