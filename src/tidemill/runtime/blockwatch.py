@@ -88,6 +88,7 @@ class BlockWatch:
         self._loop = asyncio.get_running_loop()
         self._ident = threading.get_ident()
         self._native_id = threading.get_native_id()
+        self._clock_id = time.pthread_getcpuclockid(self._ident)
         with contextlib.suppress(OSError):
             self._schedstat = FileIO(f"/proc/self/task/{self._native_id}/schedstat")
         self._beat_at = time.monotonic()
@@ -126,16 +127,19 @@ class BlockWatch:
     def _watch(self) -> None:
         told = starved = 0.0
         overslept = 0.0
+        late, limit = 0.0, self._threshold + self._pulse
         while True:
             slept_at = time.monotonic()
-            if self._ended.wait(self._pulse):
+            # While the loop is alive, there is nothing to see before it may be late enough.
+            pause = max(self._pulse, limit - late)
+            if self._ended.wait(pause):
                 return
             # All that it overslept since the loop was last seen alive.
-            late_here = max(0.0, time.monotonic() - slept_at - self._pulse)
+            late_here = max(0.0, time.monotonic() - slept_at - pause)
             since, before = self._beat_at, self._usage
             overslept = late_here + (overslept if since < slept_at else 0.0)
             late = time.monotonic() - since
-            if late < self._threshold + self._pulse or told == since:
+            if late < limit or told == since:
                 continue
             frame = sys._current_frames().get(self._ident)
             usage = replace(self._read_usage(), is_runnable=self._is_runnable())
@@ -166,7 +170,7 @@ class BlockWatch:
         return task.get_name() if task is not None else None
 
     def _read_usage(self) -> Usage:
-        cpu = time.clock_gettime(time.pthread_getcpuclockid(self._ident))
+        cpu = time.clock_gettime(self._clock_id)
         if self._schedstat is None:
             return Usage(cpu, 0.0)
         try:

@@ -101,11 +101,14 @@ def test_each_reader_sees_the_same_as_a_plain_list(script: list[tuple], max_back
 
 def test_what_was_taken_at_once_counts_as_unread_until_it_is_read() -> None:
     log: Fanout = Fanout(max_backlog=3)
-    reader: LogReader = LogReader("a")
+    reader, other = LogReader("a"), LogReader("b")
     log.join(reader)
+    log.join(other)
     for item in range(3):
         log.publish(item)
     assert [one.item for one in take(log, reader, 1)] == [0]
+    [first, *_] = take(log, other, 3)
+    assert first.item == 0
     assert (reader.position, list(reader.yield_unread())) == (1, [1, 2])
     assert log.publish(3) == []
     assert log.publish(4) == [reader]
