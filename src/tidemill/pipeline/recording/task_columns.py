@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,7 @@ def pack_tasks(rows: Sequence[TaskRow], mask: Callable[[bytes], bytes | None] = 
     ids, places, offsets, args, labels, slots, pids, ended, waited, seconds, *more = zip(*rows, strict=True)
     codes, kinds, attempts, input_bytes, output_bytes, parents, streams, errors = more
     stdout, stderr, stdin = zip(*streams, strict=True)
+    ended_at = pack_longs(ended)
     names = {place: clean_name(place[0]) for place in set(places)}
     return {
         "task_id": _pack("task_id", [clean_name(each) for each in ids]),
@@ -66,9 +68,9 @@ def pack_tasks(rows: Sequence[TaskRow], mask: Callable[[bytes], bytes | None] = 
         "labels": _pack("labels", labels),
         "slot": _pack("slot", slots),
         "pid": _pack("pid", pids),
-        "queued_at": pack_longs([end - int(wait * 1_000_000) for end, wait in zip(ended, waited, strict=True)]),
-        "started_at": pack_longs(_find_starts(pids, ended, seconds)),
-        "ended_at": pack_longs(ended),
+        "queued_at": _subtract(ended_at, waited),
+        "started_at": _find_starts(pids, ended_at, seconds),
+        "ended_at": ended_at,
         "exit_code": _pack("exit_code", codes if is_constant(codes) and not codes[0] else list(map(_fit, codes))),
         "kind": encode_words(kinds),
         "attempt": _pack("attempt", attempts),
@@ -82,14 +84,26 @@ def pack_tasks(rows: Sequence[TaskRow], mask: Callable[[bytes], bytes | None] = 
     }
 
 
-def _find_starts(pids: Sequence[int | None], ended: Sequence[int], seconds: Sequence[float | None]) -> list[int | None]:
+def _find_starts(pids: Sequence[int | None], ended_at: pa.Array, seconds: Sequence[float | None]) -> pa.Array:
     """Return when tasks were started; a known result was when it ended, and what has no process was not at all."""
-    if None not in pids and None not in seconds:
-        return [end - int(lasted * 1_000_000) for end, lasted in zip(ended, seconds, strict=True) if lasted is not None]
-    return [
-        end if lasted is None else None if pid is None else end - int(lasted * 1_000_000)
-        for pid, end, lasted in zip(pids, ended, seconds, strict=True)
-    ]
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    starts = _subtract(ended_at, [lasted or 0.0 for lasted in seconds])
+    if None not in pids:
+        return starts
+    has_none = [pid is None and lasted is not None for pid, lasted in zip(pids, seconds, strict=True)]
+    return pc.if_else(pa.array(has_none), pa.scalar(None, pa.int64()), starts)
+
+
+def _subtract(ended_at: pa.Array, seconds: Sequence[float]) -> pa.Array:
+    """Return times in microseconds less spans in seconds."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    data = struct.pack(f"={len(seconds)}d", *seconds)
+    spans = pa.Array.from_buffers(pa.float64(), len(seconds), [None, pa.py_buffer(data)])
+    return pc.subtract(ended_at, pc.cast(pc.multiply(spans, 1_000_000.0), pa.int64(), safe=False))
 
 
 def _pack(name: str, values: Sequence[Any]) -> pa.Array:
