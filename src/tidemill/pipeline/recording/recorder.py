@@ -99,7 +99,7 @@ class EngineRecorder:
         self.tasks = EngineTasks()
         self._packing: dict[RowTable, asyncio.Task[None]] = {}
         self._messages = MessageRows(self.commits)
-        self._tasks = TaskRows(settings)
+        self._tasks = TaskRows(settings, clock)
         self._slow = SlowTasks(settings.log_min_duration_ms / 1000)
         self._tasks_since: float | None = None
         self._rows_per_body = dict.fromkeys(RowTable, MAX_ROWS)
@@ -159,16 +159,15 @@ class EngineRecorder:
 
     def note_attempt(self, run: TaskRun, outcome: ProcessOutcome) -> None:
         """Record a try of a task that has just ended."""
-        if outcome.duration_seconds > self._slow.least_seconds and self._choice.successes:
-            self._slow.note(run, outcome)
         if outcome.kind is None and not self._choice.successes:
             return
-        now = self._clock()
+        if outcome.duration_seconds > self._slow.least_seconds and self._choice.successes:
+            self._slow.note(run, outcome)
         try:
-            self._tasks.add(run, outcome, now)
+            self._tasks.add(run, outcome)
         except Exception as error:  # a user's values can be anything
             self._lose(1, error)
-        self._look_at_tasks(now)
+        self._look_at_tasks()
 
     def note_known(self, run: TaskRun, exit_code: int, output_bytes: int) -> None:
         """Record a task whose result was known; for those with a label or an exit code only."""
@@ -178,11 +177,11 @@ class EngineRecorder:
             self._tasks.add_known(run, exit_code, output_bytes)
         except Exception as error:  # a user's values can be anything
             self._lose(1, error)
-        self._look_at_tasks(self._clock())
+        self._look_at_tasks()
 
-    def _look_at_tasks(self, now: float) -> None:
+    def _look_at_tasks(self) -> None:
         if self._tasks_since is None:
-            self._tasks_since = now
+            self._tasks_since = self._clock()
         size, held = self._tasks.size, self._tasks.held_bytes
         if size >= MAX_ROWS or held >= MAX_HELD_BYTES:
             # At once, where no thread was free for long.

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.redaction import redact_text
 from tidemill.core.recorder.failure_sample import FailureSample
 from tidemill.pipeline.handler.models import ExecutorError, ExecutorTask
-from tidemill.pipeline.recording.task_columns import Columns, TaskRow, pack_tasks
+from tidemill.pipeline.recording.task_columns import Columns, Streams, TaskRow, pack_tasks
 from tidemill.pipeline.recording.texts import MAX_LABELS, clean_args, describe_failure
 from tidemill.pipeline.tasks.process import ProcessOutcome
 from tidemill.pipeline.tasks.task_run import TaskRun
@@ -27,14 +27,10 @@ if TYPE_CHECKING:
 
 #: Of each stream, half of it from the beginning and half from the end.
 MAX_STREAM_BYTES = 64 * 1024
-#: A task has up to this many offsets in its row.
-MAX_OFFSETS = 1_000
 #: What a task that ended well has as its kind.
 OK = "ok"
 #: The arguments or labels of a task without any.
 _NOTHING: list[Any] = []
-#: What is kept of standard output, standard error and input.
-Streams = tuple[bytes | None, bytes | None, bytes | None]
 _NO_STREAMS: Streams = (None, None, None)
 #: So many rows are packed together: as Python's objects they take four times as much memory.
 BLOCK_ROWS = 500
@@ -47,14 +43,16 @@ class TaskRows:
 
     Args:
         settings: What is kept.
+        clock: A clock that never goes back, in seconds.
 
     Attributes:
         size: How many rows there are.
         held_bytes: How much output they hold.
     """
 
-    def __init__(self, settings: DebugSettings) -> None:
+    def __init__(self, settings: DebugSettings, clock: Callable[[], float] = time.monotonic) -> None:
         """Start without rows."""
+        self._clock = clock
         self._stores_output, self._stores_stdin = settings.store_output, settings.store_stdin
         self._stores = settings.store_output or settings.store_stdin
         self._least_seconds = settings.event_min_duration_ms / 1000
@@ -70,34 +68,40 @@ class TaskRows:
         self._rows: list[TaskRow] = []
         self._has_output = False
 
-    def add(self, run: TaskRun, outcome: ProcessOutcome, now: float) -> None:
+    def add(self, run: TaskRun, outcome: ProcessOutcome) -> None:
         """Add the row of a try that has just ended, of a task that is not terminal.
 
         Args:
             run: The task.
             outcome: How it ended.
-            now: A clock that never goes back, in seconds.
         """
-        error, kind, seconds = None, OK, outcome.duration_seconds
+        error, kind, seconds, streams = None, OK, outcome.duration_seconds, _NO_STREAMS
         if outcome.kind is None:
             if seconds < self._least_seconds:
                 return
-            keeps = self._stores and seconds >= self._output_seconds
+            if seconds >= self._output_seconds and self._stores:
+                streams = self._keep_streams(run.task, outcome)
         else:
-            keeps = self._stores and self._outputs.admits(now, OK, "")
+            if self._stores and self._outputs.admits(self._clock(), OK, ""):
+                streams = self._keep_streams(run.task, outcome)
             kind = outcome.kind.value
             text = outcome.stderr.decode("utf-8", "replace")
             failure = ExecutorError(run.task, outcome.exit_code, text, outcome.exception, None, outcome.kind)
             error = clean_error(describe_failure(failure))
-        ended_at, pid = run.ended_at, outcome.pid
-        times = (
-            ended_at - int((time.monotonic() - run.queued_at) * 1_000_000),
-            None if pid is None else ended_at - int(seconds * 1_000_000),
-            ended_at,
+        waited, output_bytes = time.monotonic() - run.queued_at, len(outcome.stdout) + len(outcome.stderr)
+        self._add(
+            run,
+            outcome.pid,
+            run.slot,
+            run.ended_at,
+            waited,
+            seconds,
+            outcome.exit_code,
+            kind,
+            output_bytes,
+            error,
+            streams,
         )
-        streams = self._keep_streams(run.task, outcome) if keeps else _NO_STREAMS
-        output_bytes = len(outcome.stdout) + len(outcome.stderr)
-        self._add(run, pid, run.slot, times, outcome.exit_code, kind, output_bytes, error, streams)
 
     def _keep_streams(self, task: ExecutorTask, outcome: ProcessOutcome) -> Streams:
         streams = (
@@ -112,14 +116,16 @@ class TaskRows:
         """Add the row of a task whose result was known."""
         kind = OK if exit_code == 0 else "exit"
         at = run.ended_at or time.time_ns() // 1000
-        self._add(run, None, None, (at, at, at), exit_code, kind, output_bytes, None, _NO_STREAMS)
+        self._add(run, None, None, at, 0.0, None, exit_code, kind, output_bytes, None, _NO_STREAMS)
 
     def _add(
         self,
         run: TaskRun,
         pid: int | None,
         slot: int | None,
-        times: tuple[int, int | None, int],
+        ended_at: int,
+        waited: float,
+        seconds: float | None,
         exit_code: int | None,
         kind: str,
         output_bytes: int,
@@ -127,30 +133,33 @@ class TaskRows:
         streams: Streams,
     ) -> None:
         task, (place, offsets) = run.task, run.owner.find_task_offsets(run)
-        stdin = task.stdin
-        row = (  # in the order of the schema
-            clean_name(task.task_id),
-            *place,
-            offsets if len(offsets) <= MAX_OFFSETS else offsets[:MAX_OFFSETS],
-            clean_args(task.args) if task.args else _NOTHING,
-            _clean_labels(task) if task.labels else _NOTHING,
-            slot,
-            pid,
-            *times,
-            exit_code if not exit_code else _fit(exit_code),
-            kind,
-            run.attempts,
-            len(stdin) if type(stdin) is bytes else _measure_input(task),
-            output_bytes,
-            None if task.parent_task_id is None else clean_name(task.parent_task_id),
-            streams[0],
-            streams[1],
-            error,
-            streams[2],
+        task_id, parent, stdin, args, labels = task.task_id, task.parent_task_id, task.stdin, task.args, task.labels
+        # What can be computed for a block of rows at once is left for then: that takes a third of the time.
+        self._rows.append(
+            (
+                task_id if type(task_id) is str else clean_name(task_id),
+                place,
+                offsets,
+                clean_args(args) if args else _NOTHING,
+                _clean_labels(task) if labels else _NOTHING,
+                slot,
+                pid,
+                ended_at,
+                waited,
+                seconds,
+                exit_code,
+                kind,
+                run.attempts,
+                len(stdin) if type(stdin) is bytes else _measure_input(task),
+                output_bytes,
+                parent if parent is None or type(parent) is str else clean_name(parent),
+                streams,
+                error,
+            )
         )
         self.size += 1
-        self._has_output = self._has_output or streams is not _NO_STREAMS
-        self._rows.append(row)
+        if streams is not _NO_STREAMS:
+            self._has_output = True
         if len(self._rows) >= BLOCK_ROWS:
             self._end_block()
 
@@ -244,8 +253,3 @@ def _measure_input(task: ExecutorTask) -> int:
     if stdin is None:
         return 0
     return len(stdin) if isinstance(stdin, bytes) or stdin.isascii() else len(stdin.encode("utf-8", "replace"))
-
-
-def _fit(exit_code: int | None) -> int | None:
-    """Return an exit code that fits its column; a known result may say anything."""
-    return exit_code if exit_code is None or -(2**31) <= exit_code < 2**31 else None

@@ -89,7 +89,8 @@ class FinishedMessages:
         )
         self._count += 1
         self.size_bytes += size_bytes
-        self._added()
+        if self._timer is None or self._count >= MAX_MESSAGES or self.size_bytes >= MAX_BYTES:
+            self._added()
 
     def add_all(
         self,
