@@ -7,6 +7,7 @@ import json
 import time
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -161,3 +162,52 @@ def test_any_text_is_weighed_or_refused_as_a_pattern(pattern: str) -> None:
     assert weigh_pattern(pattern) >= 0
     with contextlib.suppress(PatternError):
         is_found(pattern, "abab")
+
+
+KEYS = st.sampled_from(["a", "b", "x-a", "x-b", ""])
+PATTERNS = st.sampled_from(["^x-", "a", "^$", "b$", "[ab]{1,2}"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from([0.0, 1.0, 1.5, "a", "b", ""]),
+    lambda below: st.lists(below, max_size=4) | st.dictionaries(KEYS, below, max_size=4),
+    max_leaves=8,
+)
+SCHEMAS = st.recursive(
+    st.booleans()
+    | st.fixed_dictionaries(
+        {},
+        optional={
+            "type": st.sampled_from(["integer", "number", "string", "object", "array", "null", "boolean"]),
+            "pattern": PATTERNS,
+            "uniqueItems": st.booleans(),
+            "enum": st.lists(VALUES, min_size=1, max_size=3),
+            "const": VALUES,
+            "minimum": st.integers(-1, 1),
+            "maxItems": st.integers(0, 2),
+            "required": st.lists(KEYS, max_size=2, unique=True),
+        },
+    ),
+    lambda below: st.fixed_dictionaries(
+        {},
+        optional={
+            "properties": st.dictionaries(KEYS, below, max_size=2),
+            "patternProperties": st.dictionaries(PATTERNS, below, max_size=2),
+            "additionalProperties": below,
+            "propertyNames": below,
+            "items": below,
+            "prefixItems": st.lists(below, min_size=1, max_size=2),
+            "contains": below,
+            "unevaluatedItems": below,
+            "not": below,
+            "anyOf": st.lists(below, min_size=1, max_size=2),
+            "oneOf": st.lists(below, min_size=1, max_size=2),
+        },
+    ),
+    max_leaves=6,
+)
+
+
+@given(SCHEMAS, VALUES)
+def test_what_matches_is_what_matches_without_bounds(schema: Any, value: Any) -> None:
+    assert (find_mismatch(json.dumps(schema), value, "p") == "") is jsonschema.Draft202012Validator(schema).is_valid(
+        value
+    )
