@@ -227,6 +227,7 @@ async def test_a_trigger_is_told_why_it_is_cancelled(hosts):
 
 async def test_one_that_ignores_its_cancellation_is_cancelled_again(hosts, monkeypatch):
     monkeypatch.setattr(host_module, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(host_module, "REPEAT_SECONDS", 0.02)
     monkeypatch.setattr(trigger_run, "END_SECONDS", 0.1)
     host = await hosts.start(spec("deaf", hosted.Deaf, times=3))
     await until(lambda: DID["deaf"])

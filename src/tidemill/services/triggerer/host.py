@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
@@ -36,6 +37,8 @@ log = structlog.get_logger(__name__)
 #: A trigger that was forced to fail its stream and has not ended after this many seconds is cancelled.
 FORCED_SECONDS = 30.0
 LOOK_SECONDS = 1.0  # how often that is checked
+#: How often it is checked whether a trigger ignores its cancellation, which is repeated after half a minute.
+REPEAT_SECONDS = 5.0
 #: A write that takes longer counts as an outage.
 STALL_SECONDS = 1.0
 #: At a stop: how long outstanding events of streams may take to finish, and events to be stored.
@@ -132,6 +135,7 @@ class TriggerHost(Generic[R]):
         self.stopping = False
         self._watch = watch_loop(settings.block_threshold_seconds, self.runs, book.lags)
         self._looking: asyncio.Task[None] | None = None
+        self._repeat_at = -math.inf
         self._tasks: dict[asyncio.Task[None], R] = {}
         # One callback in one context serves all tasks: thousands of triggers only wait.
         self._on_done, self._context = self._forget, contextvars.copy_context()
@@ -281,13 +285,15 @@ class TriggerHost(Generic[R]):
     def look_once(self) -> None:
         """Do what is to be done once a second."""
         self.event_log.flush(self._monotonic())
-        # Nearly all of them only wait: nothing is called for each.
-        for run in [run for run in self.runs.values() if run.reason is not None]:
-            run.cancel_again(self._monotonic())
+        if (now := self._monotonic()) >= self._repeat_at:
+            self._repeat_at = now + REPEAT_SECONDS
+            # Nearly all of them only wait: nothing is called for each.
+            for run in [run for run in self.runs.values() if run.reason is not None]:
+                run.cancel_again(now)
         self.book.look(self.manager)
-        now = self.now()
+        stream_now = self.now()
         for name, failed_at in self.manager.list_forced().items():
             forced = self.runs.get(name)
-            if forced is not None and forced.reason is None and now - failed_at >= FORCED_SECONDS:
+            if forced is not None and forced.reason is None and stream_now - failed_at >= FORCED_SECONDS:
                 log.error("a trigger failed its shared stream and does not end; it is cancelled", trigger=name)
                 forced.cancel(CancelReason.TIMEOUT)
