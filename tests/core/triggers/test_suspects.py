@@ -133,6 +133,43 @@ def test_what_is_blamed_explains_the_deaths_at_which_the_others_were():
     assert suspects.note_death(end([3])).held == ()
 
 
+def test_what_outlives_its_trial_after_another_was_blamed_is_not_suspected_for_the_deaths_that_this_explains():
+    suspects = make_suspects(1, 2)
+    first, second = suspects.begin_trials()
+    for _ in range(ALONE_DEATHS):
+        suspects.note_fatal(first.number, end([1]))
+    suspects.note_survived(second.number, 9.0)
+    for _ in range(SUSPECT_DEATHS - 1):
+        assert suspects.note_death(end([2, 3])).held == ()
+    assert suspects.note_death(end([2, 3])).held == (2, 3)
+    assert {trial.seconds for trial in suspects.begin_trials()} == {2.0}
+
+
+def test_what_is_blamed_does_not_explain_deaths_of_the_triggerer_during_its_trial():
+    suspects = make_suspects(1, 2)
+    first, second = suspects.begin_trials()
+    for _ in range(SUSPECT_DEATHS):
+        assert suspects.note_death(end([3, 4])).held == (), "it is tried after those that are tried"
+    for _ in range(ALONE_DEATHS):
+        suspects.note_fatal(first.number, end([1]))
+    suspects.note_survived(second.number, 9.0)
+    assert suspects.note_death(end([2, 3, 5])).held == (3,)
+    assert begin_one(suspects).triggers == (3,)
+
+
+def test_deaths_before_a_trial_are_explained_by_what_is_blamed_in_it():
+    suspects = Suspects()
+    for number in range(SUSPECT_DEATHS):
+        verdict = suspects.note_death(end([1, 2] if number else [1]))
+    assert verdict.held == (1,)
+    (trial,) = suspects.begin_trials()
+    suspects.note_death(end([2]))
+    for _ in range(ALONE_DEATHS):
+        suspects.note_fatal(trial.number, end([1]))
+    assert suspects.note_death(end([2])).held == ()
+    assert suspects.note_death(end([2])).held == (2,)
+
+
 def test_another_half_is_halved_on_after_one_was_blamed():
     suspects = make_suspects(1, 2, 3)
     first, second = suspects.begin_trials()

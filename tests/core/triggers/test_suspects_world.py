@@ -43,6 +43,18 @@ def test_one_that_lives_for_about_the_same_time_is_blamed_after_few_deaths(lived
     assert world.deaths <= SUSPECT_DEATHS + count_halvings(count) + (ALONE_KILLS if kill else ALONE_DEATHS)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_several_that_live_for_about_the_same_time_need_no_more_deaths_than_each_of_them_alone(seed: int):
+    chance = random.Random(seed)
+    lives = dict(zip(chance.sample(range(33), 3), (62.0, 62.0, 20.0), strict=True))
+    world = make(
+        33, {one: Killer(lambda lived=lived: lived * chance.uniform(1.0, 1.02)) for one, lived in lives.items()}
+    )
+    world.run(_YEAR)
+    assert sorted(world.failed) == sorted(lives)
+    assert world.deaths <= len(lives) * (SUSPECT_DEATHS + count_halvings(33) + ALONE_DEATHS)
+
+
 @settings(max_examples=examples(300), deadline=None)
 @given(st.integers(1, 1000), st.integers(), st.data())
 def test_one_that_lives_irregularly_is_blamed_after_a_bounded_number_of_deaths(

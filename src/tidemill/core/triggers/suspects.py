@@ -76,6 +76,7 @@ class Trial:
         seconds: They are cleared if the process lives this long with them.
         deaths: How often its process ended, when this was one trigger, alone.
         kills: How often it was killed.
+        explained: Whether another trigger was blamed meanwhile for what made these suspects.
     """
 
     number: int
@@ -83,6 +84,7 @@ class Trial:
     seconds: float
     deaths: int = 0
     kills: int = 0
+    explained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +104,17 @@ class Verdict:
 
 @dataclass(slots=True)
 class _Record:
-    """What is known about a trigger: the deaths that count, how often it was cleared, and when it last changed."""
+    """What is known about a trigger.
+
+    Attributes:
+        deaths: The deaths that count.
+        meanwhile: How many of them were deaths of the triggerer since trials began, so of none that is tried.
+        cleared: How often it was cleared.
+        at: When any of this last changed.
+    """
 
     deaths: int = 0
+    meanwhile: int = 0
     cleared: int = 0
     at: float = field(default=0.0)
 
@@ -149,6 +159,7 @@ class Suspects:
         for number in end.running:
             known = self._records.setdefault(number, _Record())
             known.deaths, known.at = known.deaths + 1, end.at
+            known.meanwhile += bool(self._trials)
         suspects = {
             number: stream for number, stream in end.running.items() if self._records[number].deaths >= SUSPECT_DEATHS
         }
@@ -159,6 +170,8 @@ class Suspects:
             return Verdict()
         self._hasty = bool(self._trials)
         dropped = self._drop()
+        for known in self._records.values():
+            known.meanwhile = 0
         self._halve(suspects, self._find_seconds(suspects))
         return Verdict(tuple(sorted(suspects)), dropped)
 
@@ -179,7 +192,7 @@ class Suspects:
         """
         trial = self._trials.pop(number, None)
         self._begun.discard(number)
-        for one in trial.triggers if trial is not None else ():
+        for one in trial.triggers if trial is not None and not trial.explained else ():
             # Its record may have been forgotten meanwhile.
             known = self._records.setdefault(one, _Record(SUSPECT_DEATHS - 1))
             known.cleared, known.at = known.cleared + 1, at
@@ -207,9 +220,17 @@ class Suspects:
         if trial.deaths - trial.kills < ALONE_DEATHS and trial.deaths < ALONE_KILLS:
             return self._repeat(trial)
         del self._trials[number]
-        # It explains the deaths at which the others were.
-        self._records.clear()
+        self._explain()
         return Verdict(culprit=trial.triggers[0])
+
+    def _explain(self) -> None:
+        """Forget the deaths that a culprit explains: all but those of the triggerer while it was tried elsewhere."""
+        self._records = {
+            number: replace(known, deaths=known.meanwhile, cleared=0)
+            for number, known in self._records.items()
+            if known.meanwhile
+        }
+        self._trials = {number: replace(trial, explained=True) for number, trial in self._trials.items()}
 
     def _repeat(self, trial: Trial) -> Verdict:
         if trial.triggers:
