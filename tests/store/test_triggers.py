@@ -11,6 +11,7 @@ from tests.store.helpers import NOW_US, claim, claimed, new_session, registered
 from tidemill.core.triggers.event_plan import NewEvent
 from tidemill.store.database import Database
 from tidemill.store.postgres import open_postgres
+from tidemill.store.queries import triggers
 from tidemill.store.queries.events import count_events, list_trigger_events, store_events
 from tidemill.store.queries.triggers import (
     cancel_unlisted,
@@ -41,11 +42,27 @@ async def test_registered_triggers_are_returned_in_the_given_order(database: Dat
 
     records = await register(database, *specs)
 
-    assert [record.spec for record in records] == specs
+    assert all(record.spec is spec for record, spec in zip(records, specs, strict=True)), "no copy is kept"
+    stored = await database.read(lambda c: find_triggers(c, [spec.name for spec in specs]))
+    assert sorted((one.id, one.spec.name) for one in records) == [(one.id, one.spec.name) for one in stored]
+    assert {one.spec for one in stored} == set(specs)
     assert {record.state for record in records} == {TriggerState.REGISTERED}
     assert [(r.token, r.next_index, r.list, r.session, r.created_us) for r in records] == [
         (0, 0, "list", None, NOW_US)
     ] * 2
+
+
+async def test_a_long_list_is_registered_in_parts(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triggers, "_PART", 2)
+    specs = [TriggerSpec(name, "a.B", f'"{name}"') for name in "cbead"]
+
+    for _ in range(2):
+        records = await register(database, *specs)
+        assert [record.spec for record in records] == specs
+        stored = await database.read(lambda c: find_triggers(c, "abcde"))
+        assert {one.spec for one in stored} == set(specs)
+    with pytest.raises(ValueError, match="duplicate trigger names: 'c'"):
+        await register(database, *specs, specs[0])
 
 
 async def test_registering_again_keeps_id_and_state(database: Database) -> None:

@@ -32,6 +32,17 @@ class Told(BaseTrigger):
         DID[self.trigger_id].append("on_kill")
 
 
+class Idle(BaseTrigger):
+    """Waits for ever."""
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return "tests.services.triggerer.hosted.Idle", {}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        await asyncio.get_running_loop().create_future()
+        yield TriggerEvent(None)
+
+
 class Counting(Told):
     """Fires so many events, then waits or ends."""
 
