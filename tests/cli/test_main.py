@@ -258,7 +258,8 @@ def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_traceback() -> N
 
 
 @pytest.mark.parametrize(
-    ("command", "code"), [("run", ExitCode.OK), ("backfill", ExitCode.STOPPED), ("status", -signal.SIGTERM)]
+    ("command", "code"),
+    [("run", ExitCode.OK), ("dev", ExitCode.OK), ("backfill", ExitCode.STOPPED), ("status", -signal.SIGTERM)],
 )
 @pytest.mark.parametrize("module", ["typer", "tidemill.config.loading", "tidemill.config.settings"])
 def test_sigterm_while_a_command_is_imported_is_a_start_that_is_stopped(command: str, code: int, module: str) -> None:
@@ -270,7 +271,7 @@ def test_sigterm_while_a_command_is_imported_is_a_start_that_is_stopped(command:
         "sys.meta_path.insert(0, Finder())\n"
         f"sys.argv = ['tidemill', {command!r}, '--handler', 'x:Y', 'none.yaml']\n"
         f"sys.argv += ['--from', 'earliest', '--outcomes', 'x'] if {command!r} == 'backfill' else []\n"
-        f"sys.argv[2:] = [] if {command!r} == 'status' else sys.argv[2:]\n"
+        f"sys.argv[2:] = [] if {command!r} in ('dev', 'status') else sys.argv[2:]\n"
         "from tidemill.cli.entry import main\n"
         "main()\n"
     )
@@ -278,6 +279,25 @@ def test_sigterm_while_a_command_is_imported_is_a_start_that_is_stopped(command:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
 
     assert (done.returncode, done.stderr) == (code, "")
+
+
+@pytest.mark.parametrize("module", ["tidemill.config.loading", "tidemill.services.dev.process"])
+def test_ctrl_c_while_dev_is_imported_is_a_start_that_is_stopped(module: str) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        if name == {module!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "sys.argv = ['tidemill', 'dev']\n"
+        "from tidemill.cli.entry import main\n"
+        "main()\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+
+    assert (done.returncode, done.stderr) == (ExitCode.OK, "")
 
 
 def test_an_early_stop_is_over_for_good_once_something_else_handles_the_signal() -> None:
