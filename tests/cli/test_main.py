@@ -281,6 +281,25 @@ def test_sigterm_while_a_command_is_imported_is_a_start_that_is_stopped(command:
     assert (done.returncode, done.stderr) == (code, "")
 
 
+@pytest.mark.parametrize("module", ["tidemill.config.loading", "tidemill.services.dev.process"])
+def test_ctrl_c_while_dev_is_imported_is_a_start_that_is_stopped(module: str) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        if name == {module!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "sys.argv = ['tidemill', 'dev']\n"
+        "from tidemill.cli.entry import main\n"
+        "main()\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+
+    assert (done.returncode, done.stderr) == (ExitCode.OK, "")
+
+
 def test_an_early_stop_is_over_for_good_once_something_else_handles_the_signal() -> None:
     before = signal.signal(signal.SIGTERM, EarlyStop(0))
     try:

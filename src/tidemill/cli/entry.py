@@ -9,8 +9,8 @@ from __future__ import annotations
 import signal
 import sys
 
-#: How a command ends at a first SIGTERM before it has begun: nothing was read, so a pipeline has ended well, while a
-#: backfill has all of its work left. The numbers are those of `ExitCode`, which takes time to import.
+#: How a command ends at a first SIGTERM before it has begun: nothing was read or started, so a pipeline and `dev` have
+#: ended well, while a backfill has all of its work left. These are numbers of `ExitCode`, which takes time to import.
 _EARLY = {"run": 0, "dev": 0, "backfill": 130}
 
 

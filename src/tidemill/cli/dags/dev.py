@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +12,7 @@ import typer
 
 from tidemill.cli.dags.asking import Config
 from tidemill.cli.reporting import reporting
+from tidemill.runtime.exitcode import ExitCode
 
 FolderArgument = Annotated[
     Path | None,
@@ -27,7 +30,7 @@ def dev(folder: FolderArgument = None, config: Config = None, plain: Plain = Fal
     below the log shows the last runs. Ctrl-C lets running tasks finish, a second one ends at once. (For a Kafka
     pipeline with your code reloaded: tidemill run --dev.)
     """
-    with reporting():
+    with reporting(), _ending_well():
         from tidemill.config.loading import load_settings
         from tidemill.runtime.identity import find_worker_name
         from tidemill.runtime.log import configure
@@ -46,3 +49,12 @@ def dev(folder: FolderArgument = None, config: Config = None, plain: Plain = Fal
         with StatusLine(screen.format):
             code = run_dev(about, screen.follow)
         raise typer.Exit(code)
+
+
+@contextlib.contextmanager
+def _ending_well() -> Iterator[None]:
+    """Let Ctrl-C during the first imports end the command like one that comes later: nothing was started yet."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(ExitCode.OK) from None
