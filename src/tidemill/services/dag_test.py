@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,6 +62,8 @@ from tidemill.triggers.streams.routing import find_events
 
 T = TypeVar("T")
 
+#: After this long it is said which file is being imported.
+SLOW_SECONDS = 5.0
 #: How long this process waits at most before it looks again what is due.
 _LOOK_SECONDS = 0.5
 _TRIGGERS = 1000
@@ -109,10 +113,12 @@ def find_dag(folder: Path, dag_id: str) -> tuple[Path, LoadedFile]:
     """
     files = sorted(path for path in folder.rglob("*.py") if not path.name.startswith("."))
     name = dag_id.encode(errors="replace")
-    problems = []
+    problems: list[str] = []
+    others: list[str] = []
     for path in sorted(files, key=lambda path: name not in path.read_bytes()):
         try:
-            loaded = load_file(path, folder)
+            with _telling_when_slow(path.relative_to(folder)):
+                loaded = load_file(path, folder)
         except (Exception, SystemExit) as error:
             problems.append(f"{path.relative_to(folder)}: {describe_error(error)}")
             if name in path.read_bytes():
@@ -120,8 +126,24 @@ def find_dag(folder: Path, dag_id: str) -> tuple[Path, LoadedFile]:
             continue
         if dag_id in loaded.dags:
             return path, loaded
+        others += loaded.dags
+    near = difflib.get_close_matches(dag_id, others, n=1)
+    meant = f"; did you mean {near[0]!r}?" if near else ""
     broken = f"; {len(problems)} could not be read: {'; '.join(problems[:3])}" if problems else ""
-    raise ConfigError(f"no file in {folder} defines the DAG {dag_id!r}{broken}")
+    raise ConfigError(f"no file in {folder} defines the DAG {dag_id!r}{meant}{broken}")
+
+
+@contextlib.contextmanager
+def _telling_when_slow(path: Path) -> Iterator[None]:
+    """Say which file is imported if that takes long: it may never end, and nothing limits it here."""
+    text = f"still importing {path} after {SLOW_SECONDS:g} s; Ctrl-C shows where it stands"
+    timer = threading.Timer(SLOW_SECONDS, print, (text,), {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class _Shared:

@@ -157,13 +157,13 @@ def find_trial_processes() -> set[int]:
 @pytest.mark.parametrize(
     ("how", "after", "named"),
     [
-        pytest.param("exit3", 0.1, "ended with 3", marks=pytest.mark.long),
-        ("exit0", 0.1, "ended with 0"),
+        pytest.param("exit3", 0.1, "ended with exit code 3", marks=pytest.mark.long),
+        ("exit0", 0.1, "ended with exit code 0"),
         pytest.param("SIGSEGV", 0.1, "ended with SIGSEGV", marks=pytest.mark.long),  # in the short run: the next test
         # A kill may come from outside: one more is needed.
         pytest.param("SIGKILL", 0.1, "ended with SIGKILL", marks=pytest.mark.long),
         # Where deaths are far apart, trials are as long.
-        pytest.param("exit3", 12.0, "ended with 3", marks=pytest.mark.long),
+        pytest.param("exit3", 12.0, "ended with exit code 3", marks=pytest.mark.long),
     ],
 )
 @pytest.mark.timeout(400)
@@ -211,7 +211,7 @@ async def test_trials_are_dropped_for_one_that_ends_the_triggerer_much_faster(st
         assert (culprit, "ended with 4" in error) == ("t0", True)
         assert not dropped & find_trial_processes()
         culprit, error = await find_failed(slow, 600)
-        assert (culprit, "ended with 3" in error) == ("t1", True)
+        assert (culprit, "ended with exit code 3" in error) == ("t1", True)
         await let_resume(slow, folder, 2)
 
 

@@ -226,4 +226,4 @@ def describe_exit(code: int) -> str:
         return "a trigger that blocked it"
     if code == ExitCode.INTERNAL:
         return "an error inside tidemill"
-    return str(code)
+    return f"exit code {code}"

@@ -1,0 +1,36 @@
+"""Which file of a folder `dags test` takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tidemill.core.errors import ConfigError
+from tidemill.services import dag_test
+from tidemill.services.dag_test import find_dag
+
+FILE = """
+from tidemill.dags import DAG, EmptyOperator
+
+with DAG("daily_report"):
+    EmptyOperator(task_id="first")
+"""
+
+
+def test_a_misspelt_dag_is_not_found_and_the_nearest_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(FILE)
+    assert find_dag(tmp_path, "daily_report")[0].name == "a.py"
+    with pytest.raises(ConfigError, match=r"defines the DAG 'dailyreport'; did you mean 'daily_report'\?$"):
+        find_dag(tmp_path, "dailyreport")
+    with pytest.raises(ConfigError, match=r"defines the DAG 'x'$"):
+        find_dag(tmp_path, "x")
+
+
+def test_a_file_that_takes_long_is_named_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dag_test, "SLOW_SECONDS", 0.01)
+    (tmp_path / "slow.py").write_text(f"import time\ntime.sleep(0.5)\n{FILE}")
+    find_dag(tmp_path, "daily_report")
+    assert "still importing slow.py after 0.01 s" in capsys.readouterr().err
