@@ -49,8 +49,8 @@ def test_a_broker_keeps_its_port_and_has_its_folder_to_itself_until_another_one_
     folder = tmp_path / "höme \\ 潮 🌊"  # whatever its name and the locale
     with EmbeddedBroker(folder) as first:
         topic, address = first.create_topic("kept"), first.bootstrap
-        assert (folder / "data" / "kept-0").is_dir()
         produce(address, topic, [b"before"])
+        assert (folder / "data" / "kept-0").is_dir()
         properties = (folder / "server.properties").read_bytes()
         with pytest.raises(ConfigError, match=rf"is used by another broker \(process {os.getpid()}\); stop that one"):
             EmbeddedBroker(folder).start()

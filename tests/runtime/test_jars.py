@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -229,11 +231,13 @@ def test_a_full_disk_is_named_with_what_helps(
     def fill_up(mirror: jar_mirror.Mirror, jar: object, target: Path, *rest: object) -> None:
         if "part-4" in target.name:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+        time.sleep(0.1)  # so that it is still being written when the other one fails
         real(mirror, jar, target, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(jar_mirror.Mirror, "_copy", fill_up)
     with pytest.raises(RemoteError, match=r"cannot be kept in .*: No space left.*make room for .*XDG_CACHE_HOME"):
         fetch_jars(repository.lock, environ=environ)
+    assert not [thread for thread in threading.enumerate() if thread.name == jar_mirror.THREAD]
     assert left_in(environ) == [".thing-1.0.lock"]
 
 

@@ -6,6 +6,7 @@ Nothing else in tidemill chooses an exit code: an error that ends a process is m
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 from tidemill.core.errors import ConfigError, FencedError, HandlerError, RemoteError
 
@@ -27,10 +28,12 @@ class ExitCode(enum.IntEnum):
     FENCED = 5
     #: What was asked for is not there, or not any more.
     NOTHING_FOUND = 6
-    #: A trigger blocked the triggerer of `tidemill dev`, and its task has failed for it.
-    BLOCKED = 7
     #: Stopped at once, by a second signal.
     STOPPED = 130
+
+
+#: How a triggerer tells `tidemill dev`, which started it, that a trigger has blocked it, whose task has failed for it.
+BLOCKED: Final = 7
 
 
 def find_exit_code(error: BaseException) -> ExitCode:

@@ -27,6 +27,9 @@ from tidemill.runtime.trust_store import read_certificates
 Progress = Callable[[str], None]
 
 MIRROR_VARIABLE = "TIDEMILL_MAVEN_URL"
+#: The name of the threads that download, and how long they may take to end once one of them has failed.
+THREAD = "tidemill-jars"
+_END_SECONDS = 2.0
 _CONNECTIONS = 6
 _ANSWER_SECONDS = 30.0
 _PROGRESS_SECONDS = 3.0
@@ -153,7 +156,7 @@ class _Download:
         for jar in sorted(self._lock.jars, key=lambda jar: jar.size_bytes, reverse=True):
             self._jars.put(jar)
         # Daemons: an answer that does not come keeps no process from ending.
-        threads = [threading.Thread(target=self._work, daemon=True) for _ in range(_CONNECTIONS)]
+        threads = [threading.Thread(target=self._work, name=THREAD, daemon=True) for _ in range(_CONNECTIONS)]
         for thread in threads:
             thread.start()
         started = time.monotonic()
@@ -170,6 +173,10 @@ class _Download:
                     waiting -= 1
         finally:
             self._stop.set()
+            # What they still wrote would keep the folder from being removed.
+            deadline = time.monotonic() + _END_SECONDS
+            for thread in threads:
+                thread.join(max(0.0, deadline - time.monotonic()))
         return self._folder
 
     def _work(self) -> None:

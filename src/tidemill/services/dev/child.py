@@ -21,7 +21,7 @@ import structlog
 
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.exitcode import BLOCKED, ExitCode
 from tidemill.runtime.log import RELAY_VARIABLE
 from tidemill.services.zygote.client import OWNER_VARIABLE
 from tidemill.services.zygote.orphans import end_forked
@@ -146,7 +146,7 @@ class Child:
         """Wait until it has ended, and free what it held."""
         code = await process.wait()
         now = asyncio.get_running_loop().time()
-        killed, explained = code == -signal.SIGKILL, code == ExitCode.BLOCKED
+        killed, explained = code == -signal.SIGKILL, code == BLOCKED
         death = Death(process.pid, describe_exit(code), now - began, now, killed, explained)
         if process.stdin is not None:
             with contextlib.suppress(OSError):
@@ -222,7 +222,7 @@ def describe_exit(code: int) -> str:
     if code < 0:
         with contextlib.suppress(ValueError):
             return signal.Signals(-code).name
-    if code == ExitCode.BLOCKED:
+    if code == BLOCKED:
         return "a trigger that blocked it"
     if code == ExitCode.INTERNAL:
         return "an error inside tidemill"

@@ -22,7 +22,7 @@ import structlog
 from tidemill.core.errors import TidemillError
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.core.triggers.suspects import ProcessEnd, Suspects, Trial, Verdict
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.exitcode import BLOCKED
 from tidemill.services.dev.child import Death, describe_exit, start_service
 from tidemill.services.dev.silence import wait_until_silent
 from tidemill.store.calls import (
@@ -178,7 +178,7 @@ class Trials:
                 else:
                     # One that was killed because it hangs may have hung because the machine did.
                     end = _build_end(owned, now - began, now, code == -signal.SIGKILL)
-                    if code == ExitCode.BLOCKED:  # the culprit has failed: none of those that are left is
+                    if code == BLOCKED:  # the culprit has failed: none of those that are left is
                         end = replace(end, running={}, waiting=[one.id for one in owned])
                     await self._judge(trial, service, owned, end, exit)
         finally:

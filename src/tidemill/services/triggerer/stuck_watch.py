@@ -20,7 +20,7 @@ import structlog
 from tidemill.core.blocking import Standstill
 from tidemill.core.errors import describe_error
 from tidemill.runtime.blockwatch import describe_stack
-from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.exitcode import BLOCKED
 from tidemill.runtime.log_writer import tell_repeats
 from tidemill.store.calls import ClaimedTrigger, FailTrigger
 from tidemill.store.remote import RemoteStore
@@ -107,7 +107,7 @@ def end_stuck(address: Path, service: int, claim: ClaimedTrigger | None, stack: 
     known = claim is not None and asyncio.run(_fail(address, service, claim, _explain(stack, limit_seconds)))
     tell_repeats()
     if known:
-        os._exit(ExitCode.BLOCKED)
+        os._exit(BLOCKED)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
