@@ -5,6 +5,8 @@ import logging
 import os
 import signal
 import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -166,6 +168,23 @@ def test_a_command_is_over_although_something_in_the_background_holds_its_output
     assert "the command has ended, but what it left in the background holds its output" in caplog.text
     pid = int((tmp_path / "pid").read_text())
     wait_until(lambda: not is_alive(pid))
+
+
+def test_the_folder_of_a_command_whose_task_was_killed_is_removed_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "import logging\n"
+        "from tidemill.dags.operators.command import Command\n"
+        "Command(['sh', '-c', 'touch kept; kill -9 $PPID'], None, None, logging.getLogger()).run()\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert [path.name for path in tmp_path.rglob("kept")] == ["kept"]
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert value_of(bash("ls -A | wc -l")) == "0"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_command_that_closes_its_output_is_waited_for(tmp_path: Path) -> None:

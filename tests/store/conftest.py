@@ -30,8 +30,8 @@ def own_postgres() -> Iterator[PostgresServer]:
     server.remove()
 
 
-#: What each kind of database is copied from that has the tables and nothing in them: that takes less than half of what
-#: the migrations take.
+#: What a database is copied from that has the tables and nothing in them, by "sqlite" or the folder of a server: that
+#: takes less than half of what the migrations take.
 _TEMPLATES: dict[str, str] = {}
 
 
@@ -48,11 +48,11 @@ async def _new_file(folder: Path, *, is_migrated: bool, templates: pytest.TempPa
 async def _new_on_server(server: PostgresServer, *, is_migrated: bool) -> str:
     if not is_migrated:
         return await server.new_database()
-    if "postgresql" not in _TEMPLATES:
+    if (place := str(server.folder)) not in _TEMPLATES:
         url = await server.new_database()
         await (await open_store(url)).close()
-        _TEMPLATES["postgresql"] = urlsplit(url).path.removeprefix("/")
-    return await server.new_database(_TEMPLATES["postgresql"])
+        _TEMPLATES[place] = urlsplit(url).path.removeprefix("/")
+    return await server.new_database(_TEMPLATES[place])
 
 
 async def _make_url(request: pytest.FixtureRequest, tmp_path: Path, templates: pytest.TempPathFactory) -> str:

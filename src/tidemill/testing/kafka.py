@@ -96,9 +96,14 @@ def wait_for_committed(
 ) -> dict[int, int]:
     """Wait until a group's committed offsets of a topic add up to `total`; return them by partition."""
     deadline = time.monotonic() + timeout_seconds
+    offsets: dict[int, int] = {}
     with TopicReader(bootstrap, group, FAST_CLIENT) as reader:
         while True:
-            offsets = reader.committed(topic)
+            try:
+                offsets = reader.committed(topic)
+            except KafkaException:  # the group has no coordinator yet, or another one
+                if time.monotonic() > deadline:
+                    raise
             if sum(max(offset, 0) for offset in offsets.values()) >= total:
                 return offsets
             if time.monotonic() > deadline:

@@ -208,7 +208,7 @@ async def test_trials_are_dropped_for_one_that_ends_the_triggerer_much_faster(st
             await asyncio.sleep(0.1)
         fast = await defer(store, ends("exit4"), id="fast")
         culprit, error = await find_failed(fast)
-        assert (culprit, "ended with 4" in error) == ("t0", True)
+        assert (culprit, "ended with exit code 4" in error) == ("t0", True)
         assert not dropped & find_trial_processes()
         culprit, error = await find_failed(slow, 600)
         assert (culprit, "ended with exit code 3" in error) == ("t1", True)

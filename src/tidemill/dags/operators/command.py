@@ -25,6 +25,7 @@ from typing import IO, Final
 
 from tidemill.core.errors import escape_surrogates
 from tidemill.dags.exceptions import TaskFailed
+from tidemill.runtime.folders import OwnedFolder
 
 #: Longer lines are cut in the log.
 MAX_LINE_BYTES: Final = 64 << 10
@@ -79,7 +80,7 @@ class Command:
             TaskFailed: It cannot be started, or prints more than is to be kept.
         """
         with contextlib.ExitStack() as closing:
-            folder = self._cwd or closing.enter_context(tempfile.TemporaryDirectory(prefix="tidemill-task-"))
+            folder = self._cwd or _make_folder(closing)
             given = closing.enter_context(tempfile.TemporaryFile())
             given.write(stdin)
             given.seek(0)
@@ -176,6 +177,15 @@ class Command:
         _signal_group(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(grace_seconds)
+
+
+def _make_folder(closing: contextlib.ExitStack) -> str:
+    """Return a new, empty folder; one that a killed task has left is removed by the next task that makes one."""
+    place = OwnedFolder("tidemill-task-")
+    closing.callback(place.cleanup)
+    folder = place.path / "work"
+    folder.mkdir()
+    return str(folder)
 
 
 def _watch_end(process: subprocess.Popen[bytes], closing: contextlib.ExitStack) -> int | None:
