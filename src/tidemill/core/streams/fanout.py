@@ -52,7 +52,7 @@ class LogReader(Generic[ItemT]):
         unread: The items that can be taken at once; taking an item reads it.
         present: Whether it is a reader of the log, from `join` to `leave`.
         exempt: Whether it may leave any number of items unread.
-        ahead: What `take_all` returned and is not read yet; set by whoever called that, empty before `load_more`.
+        ahead: What `take_all` returned and is not read yet; set by the caller of `take_all`; empty before `load_more`.
     """
 
     __slots__ = ("_chunk", "_fresh", "ahead", "exempt", "name", "present", "unread")

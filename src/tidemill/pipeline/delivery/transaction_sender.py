@@ -115,7 +115,7 @@ class TransactionSender:
             self._loop.call_soon(settle_all, staged)
 
     def _encode(self, payload: Any, lane: DeliveryLane, submission: Submission | RunPart) -> Encoded | None:
-        """Return a payload's wire form; None if it can never be sent, which is asked about."""
+        """Return a payload's wire form; None if it can never be sent: `on_delivery_error` decides about it."""
         try:
             encoded = self.sink.encode(payload)
         except BaseException as error:  # a user's data can raise anything

@@ -74,7 +74,7 @@ NO_WINDOW = WindowTimes(None, None, None)
 
 @functools.lru_cache(1_000)
 def stand_for_known(payloads: int) -> Sequence[TaskRun]:
-    """Return what is reported instead of one task whose result was known and whose hook returned so many payloads."""
+    """Return what is reported in place of a task with a known result whose hook returned this many payloads."""
     run = TaskRun(ExecutorTask("", precomputed=PrecomputedResult()), NOBODY, 0.0)
     run.attempts, run.payloads = 1, payloads
     return (run,)
