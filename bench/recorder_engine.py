@@ -17,7 +17,7 @@ from tidemill.config.debug_settings import DebugSettings
 from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
 from tidemill.pipeline.recording.recorder import EngineRecorder
 from tidemill.pipeline.reports.collector import FinishedMessages
-from tidemill.pipeline.reports.report import WindowTimes, stand_for_known
+from tidemill.pipeline.reports.report import WindowTimes, stand_for
 from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.runtime.messages import SourceMessage
 
@@ -64,7 +64,7 @@ async def run(with_keys: bool, apart: bool, records: bool) -> tuple[float, int, 
             for message, tasks in zip(messages, runs, strict=True):
                 finished.add(message, len(VALUE), tasks, window)
         elif records:
-            window.known_runs = stand_for_known(1)
+            window.known_runs = stand_for(1, 1, True)
             finished.add_all(messages, [len(VALUE)] * len(messages), runs, window)
         if records:
             recorder.note_committed(("orders", messages[-1].partition), messages[-1].offset + 1)

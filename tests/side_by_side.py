@@ -4,7 +4,7 @@ Most tests wait most of the time, for processes to start and to end: what waits 
 all tests; its forks take one file after the other from one queue, and tell it what happened. So the last of them end
 at about the same time, whichever file takes longer than it did, and nothing is imported twice.
 
-Invariants: all tests of a file run in one worker, in their order; tests marked `alone` run first, one after the other;
+Invariants: all tests of a file run in one worker, in their order; tests marked `alone` run last, one after the other;
 reports of a file are shown together, when it has ended; a worker ends when it can no longer tell of its tests.
 """
 
@@ -134,7 +134,8 @@ class SideBySide:
         alone = [item for item in session.items if item.get_closest_marker("alone")]
         beside = [item for item in session.items if not item.get_closest_marker("alone")]
         with _interrupted_when_terminated():
-            for items, workers in ((alone, 1), (beside, self._workers)):
+            # Those that need the machine for themselves come last, when nothing is left that runs beside all tests.
+            for items, workers in ((beside, self._workers), (alone, 1)):
                 if items and not session.shouldstop and not session.shouldfail:
                     _Run(session, sort_files(items), workers, self._costs).run()
         if session.shouldfail:

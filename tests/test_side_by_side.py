@@ -82,12 +82,12 @@ def test_fails_in_one():
     assert (folder / "a").read_text() != (folder / "b").read_text()
 
 
-def test_what_is_to_run_alone_runs_before_all_else(folder: Path) -> None:
+def test_what_is_to_run_alone_runs_after_all_else(folder: Path) -> None:
     (folder / "test_first.py").write_text("""
 from pathlib import Path
 
 def test_one():
-    assert Path("alone").exists()
+    Path("one").touch()
 """)
     (folder / "test_second.py").write_text("""
 from pathlib import Path
@@ -95,10 +95,10 @@ import pytest
 
 @pytest.mark.alone
 def test_alone():
-    Path("alone").touch()
+    assert Path("one").exists() and Path("other").exists()
 
 def test_other():
-    assert Path("alone").exists()
+    Path("other").touch()
 """)
 
     code, said = run(folder)

@@ -134,6 +134,7 @@ def test_a_new_project_does_its_work_and_ends_cleanly(
 
 @pytest.mark.kafka
 @pytest.mark.spark
+@pytest.mark.long
 def test_a_terminal_that_is_closed_drains_with_exit_code_0(
     project: Path, env: dict[str, str], embedded_kafka: EmbeddedBroker
 ) -> None:

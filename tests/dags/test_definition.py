@@ -181,7 +181,7 @@ def empty(**arguments: Any) -> Any:
             "task 't': argument 'env' contains itself, or is nested too deep",
         ),
         (lambda: Plain(task_id="t", value=LOOP), "task 't': argument 'value' contains itself, or is nested too deeply"),
-        (lambda: empty(params={"n": LOOP}), "task 't': argument 'params' contains itself, or is nested too deeply"),
+        (lambda: empty(params={"n": LOOP}), "task 't': the default of param 'n' is too large, or contains itself"),
         (lambda: empty(params={"n": Param("x", type="integer")}), "task 't': the default of param 'n': 'x' is not of"),
         (lambda: empty(params={"n": Param(1, type="number!")}), "task 't': the schema of param 'n' cannot be used"),
         (lambda: Wrong(task_id="t"), "task 't': 'missing' is in template_fields, but Wrong does not set it"),
@@ -358,6 +358,17 @@ def test_a_dag_without_tasks_and_one_with_all_arguments_are_described() -> None:
     assert (one.retry_delay_us, one.execution_timeout_us, one.label) == (1_500_000, 60_000_000, "The task")
     assert one.depends_on_past
     assert one.callbacks == ("on_retry",)
+
+
+@pytest.mark.parametrize("schema", [{}, {"type": "array"}])
+def test_a_default_built_of_shared_parts_is_refused_before_it_is_written(schema: dict[str, Any]) -> None:
+    default: Any = [0]
+    for _ in range(60):
+        default = [default, default]
+    with pytest.raises(
+        DagError, match="the default of param 'tree' is too large, or contains itself; use a path or a key"
+    ):
+        DAG("large", params={"tree": Param(default, **schema)})
 
 
 def test_a_dag_function_has_params_and_may_be_called_twice() -> None:

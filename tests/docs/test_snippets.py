@@ -32,8 +32,8 @@ KNOWN = {"python", "yaml", "yaml triggers", "sh", "sh background", "text", "cons
 
 
 #: Pages whose commands start Spark several times.
-#: Their commands are tested as such, too.
-SLOW = {"process-a-dataframe.md", "backfill-a-topic.md", "redrive-dead-letters.md"}
+#: Their commands are tested as such, too; what the README starts and sends, the tutorial does as well.
+SLOW = {"README.md", "process-a-dataframe.md", "backfill-a-topic.md", "redrive-dead-letters.md"}
 
 
 def pages_with(*infos: str) -> list[Path]:

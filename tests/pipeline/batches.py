@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tidemill.pipeline.reports.report import NO_WINDOW, FinishedBatch, WindowTimes
+from tidemill.pipeline.reports.report import NO_WINDOW, FinishedBatch, WindowTimes, find_end
 from tidemill.runtime.messages import SourceMessage
 
 
@@ -17,12 +17,9 @@ def make_batch(
     resolved_ns: int = 1_700_000_003_000_000_000,
 ) -> FinishedBatch:
     """Return a batch of messages with the same tasks, of one window or of none."""
-    pieces = [
-        FinishedBatch.of_window(
-            (each.topic, each.partition),
-            window,
-            [(each.offset, each.key, each.timestamp, each.consumed_at, runs, resolved_ns, rejected, None)],
-        )
-        for each in messages
-    ]
-    return FinishedBatch.join(pieces)
+    batch = FinishedBatch()
+    for each in messages:
+        of_message = each.offset, each.key, each.timestamp, each.consumed_at
+        row = (*of_message, runs, find_end(runs), resolved_ns, rejected, None)
+        batch.add_rows((each.topic, each.partition), window, [row])
+    return batch

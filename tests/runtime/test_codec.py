@@ -98,6 +98,7 @@ def test_plain_values_are_plain_json(value: Any) -> None:
     [
         ({"a": [1, float("nan")]}, r"result\['a'\]\[1\] is nan, which JSON cannot hold; use None, or a text"),
         (float("-inf"), "result is -inf, which JSON cannot hold"),
+        ({"a": [10**5000]}, r"result\['a'\]\[0\] is a number of more than 4,300 digits; use bytes, or hex\(\)"),
         ([Decimal("NaN")], r"result\[0\] is NaN, which JSON cannot hold"),
         ({"a": {"b": object()}}, r"result\['a'\]\['b'\] is of type builtins.object, which cannot be written down"),
         ({"a": "\ud800"}, r"result\['a'\] is not Unicode text: surrogates not allowed at 0"),

@@ -142,6 +142,32 @@ def test_what_only_looks_like_a_pattern_is_not_one() -> None:
     check_schema({"const": {"pattern": "("}, "default": {"pattern": "("}, "enum": [{"pattern": "("}]})
 
 
+def share(depth: int) -> Any:
+    """Return a value of `depth` small parts that is written in 2 ** depth."""
+    value: Any = {"type": "integer"}
+    for _ in range(depth):
+        value = {"anyOf": [value, value]}
+    return value
+
+
+@pytest.mark.parametrize("schema", [share(60), {"enum": [[0] * 20_000] * 20_000}])
+def test_a_schema_built_of_shared_parts_is_refused_before_it_is_written(schema: Any) -> None:
+    began = time.thread_time()
+    with pytest.raises(SchemaError, match="it is far too large, or contains itself; up to 65,536 characters"):
+        check_schema(schema)
+    assert time.thread_time() - began < MOST_SECONDS
+
+
+def test_a_schema_that_is_somewhat_too_large_is_refused_by_its_length() -> None:
+    with pytest.raises(SchemaError, match="it has 70,013 characters; up to 65,536 are allowed"):
+        check_schema({"const": "a" * 70_000})
+
+
+def test_a_value_built_of_shared_parts_is_not_expanded_to_be_measured() -> None:
+    value = [[0] * 20_000] * 20_000
+    assert find_mismatch('{"type": "array"}', value, "p").startswith("p: it is too large")
+
+
 def test_a_value_that_contains_itself_is_refused() -> None:
     value: list[Any] = []
     value.append(value)

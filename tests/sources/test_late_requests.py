@@ -145,6 +145,7 @@ def site(broker_and_proxy: tuple[EmbeddedBroker, Holding]) -> Iterator[Site]:
     made.consumer.close()
 
 
+@pytest.mark.long
 def test_offsets_that_arrive_a_second_time_do_not_count_for_the_next_transaction(site: Site) -> None:
     site.begin(10, b"first")
     assert site.finish() == (End.COMMITTED, {site.tp: 10})
@@ -160,6 +161,7 @@ def test_offsets_that_arrive_a_second_time_do_not_count_for_the_next_transaction
     assert site.results(3) == [b"first", b"second", b"third"]
 
 
+@pytest.mark.long
 def test_an_abort_that_arrives_a_second_time_takes_no_result_of_the_next_transaction(site: Site) -> None:
     site.begin(10, b"first")
     assert site.finish() == (End.COMMITTED, {site.tp: 10})

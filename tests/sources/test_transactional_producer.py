@@ -65,6 +65,20 @@ class Consumer:
         return "place"
 
 
+def place_of(generation: int, member: bytes) -> bytes:
+    return b"CGMDv2:" + struct.pack("=i", generation) + b"group\0" + member + b"\0\0instance\0"
+
+
+class Placed:
+    """A consumer whose place in the group is set by hand."""
+
+    def __init__(self, place: bytes) -> None:
+        self.place = place
+
+    def consumer_group_metadata(self) -> bytes:
+        return self.place
+
+
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TransactionalProducer]:
     def make(**script: list[Any]) -> TransactionalProducer:
@@ -194,6 +208,31 @@ def test_what_is_fatal_ends_it(made, raised, reason) -> None:
     assert producer.fatal[0] is reason
     producer.begin({TP: 8}, [])
     assert producer.step(Consumer()) is None, "nothing follows"
+
+
+@pytest.mark.parametrize(
+    ("now", "reason"),
+    [
+        (place_of(7, b"first"), Fatal.FENCED),
+        (place_of(8, b"first"), Fatal.FENCED),
+        (place_of(9, b"second"), Fatal.FAILED),
+        (place_of(-1, b""), Fatal.FAILED),
+    ],
+)
+@pytest.mark.parametrize("call", ["send_offsets_to_transaction", "commit_transaction"])
+def test_an_engine_whose_client_has_joined_anew_was_replaced_by_nobody(made, call, now, reason) -> None:
+    consumer = Placed(place_of(7, b"first"))
+
+    def answer() -> None:
+        consumer.place = now
+        raise error(ck.KafkaError.FENCED_INSTANCE_ID, abort=True)
+
+    producer = made(**{call: [answer]})
+    producer.begin({TP: 7}, [])
+    assert producer.step(consumer) == (End.FATAL, {TP: 7})
+    assert producer.fatal is not None
+    assert producer.fatal[0] is reason
+    assert ("expelled this engine" in producer.fatal[1]) is (reason is Fatal.FAILED)
 
 
 def test_a_transaction_that_grew_too_old_is_no_fencing(made, monkeypatch) -> None:

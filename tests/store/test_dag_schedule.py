@@ -158,6 +158,25 @@ async def test_the_params_of_a_run_are_the_defaults_with_its_configuration_over_
 
 
 @pytest.mark.parametrize(
+    ("conf", "meant"),
+    [
+        ('{"Size": 1}', {"Size": "size"}),
+        ('{"widht": 1, "sise": 2}', {"widht": "width", "sise": "size"}),
+        ('{"size": 1, "Size": 2}', {}),
+        ('{"colour": 1, "": 2, "%s": 3}' % ("size" * 50), {}),
+    ],
+)
+async def test_a_name_that_is_probably_a_misspelt_param_is_answered_with_the_run(
+    player: Player, conf: str, meant: dict[str, str]
+) -> None:
+    params = (ParamStructure("size", "1"), ParamStructure("width", "1"))
+    run = await player.create(dag(task("a"), params=params), conf=conf, request="once")
+    again = await player.store.call(CreateRun("dag", by="tester", conf=conf, request="once"))
+    said = [f"DAG 'dag' has no param {name!r}; did you mean {param!r}?" for name, param in meant.items()]
+    assert list(run.warnings) == list(again.warnings) == said
+
+
+@pytest.mark.parametrize(
     ("conf", "said"),
     [
         ("{}", "param 'day' of DAG 'dag' has no default; give it a value"),

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import asyncpg
 import pytest
+import structlog
 from sqlalchemy import Connection
 from tests.store.helpers import NOW_US, Outcomes, all_events, claim, claimed, new_session, registered
 from tests.store.pooler import pooler
@@ -110,6 +111,22 @@ async def test_while_the_server_is_down_events_wait_and_nothing_is_lost_failed_o
     await feed.end()
 
     await check_all_stored_once(database, feed)
+    await database.close()
+
+
+async def test_the_end_of_an_outage_is_logged_once(own_postgres: PostgresServer) -> None:
+    database = await open_postgres(own_postgres.url())
+    with structlog.testing.capture_logs() as logs:
+        await asyncio.to_thread(own_postgres.stop, "fast")
+        for _ in range(2):
+            with pytest.raises(RemoteError):
+                await database.read(lambda connection: None)
+        assert logs == []
+        await asyncio.to_thread(own_postgres.start)
+        for _ in range(2):
+            await database.read(lambda connection: None)
+    assert [(entry["event"], entry["log_level"]) for entry in logs] == [("the store can be reached again", "info")]
+    assert 0 <= logs[0]["after_seconds"] < 60
     await database.close()
 
 

@@ -11,6 +11,8 @@ from tidemill.runtime.json_schema import SchemaError, check_schema, find_mismatc
 
 #: Stands for a default that is not given: a run has to give the value.
 NOT_SET: Final = object()
+#: Defaults that are measured as larger are refused: several times as much as a run may be given.
+_MOST: Final = 8 * 1024 * 1024
 
 
 class Param:
@@ -104,6 +106,15 @@ def wrap_params(owner: str, params: Mapping[str, Any] | None) -> dict[str, Param
         if not isinstance(name, str) or not name:
             raise DagError(f"{owner}: the name of a param must be a string, got {name!r}")
         found[name] = value if isinstance(value, Param) else Param(value)
+        _check_size(owner, name, found[name].default)
         if found[name].schema:
             found[name].check(owner, name)
     return found
+
+
+def _check_size(owner: str, name: str, default: Any) -> None:
+    """Refuse what is built of shared parts, and would take all memory to be written."""
+    from tidemill.runtime.schema_validator import measure
+
+    if isinstance(default, dict | list | tuple | set | frozenset) and measure(default, _MOST)[0] >= _MOST:
+        raise DagError(f"{owner}: the default of param {name!r} is too large, or contains itself; use a path or a key")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -114,7 +115,7 @@ def _mark(value: Any, path: str, depth: int) -> Any:
             return _check_text(value, path)
         case int():
             # A number beyond 64 bits is read back as one by few JSON decoders.
-            return int(value) if -(1 << 63) <= value < 1 << 64 else _marked("int", str(int(value)))
+            return int(value) if -(1 << 63) <= value < 1 << 64 else _marked("int", _write_digits(int(value), path))
         case float():
             _check_finite(math.isfinite(value), value, path)
             return float(value)
@@ -192,6 +193,14 @@ def _check_text(text: str, path: str) -> str:
     except UnicodeEncodeError as error:
         raise EncodingError(f"{_shorten(path)} is not Unicode text: {error.reason} at {error.start}") from None
     return str.__str__(text)
+
+
+def _write_digits(number: int, path: str) -> str:
+    try:
+        return str(number)
+    except ValueError:  # Python writes and reads a limited number of digits, since that takes quadratic time
+        most = sys.get_int_max_str_digits()
+        raise EncodingError(f"{_shorten(path)} is a number of more than {most:,} digits; use bytes, or hex()") from None
 
 
 def _check_finite(finite: bool, value: object, path: str) -> None:

@@ -19,6 +19,8 @@ from tidemill.runtime.patterns import PatternError, check_pattern
 MAX_SCHEMA_BYTES: Final = 64 * 1024
 MAX_VALUE_BYTES: Final = 64 * 1024
 MAX_VALUE_DEPTH: Final = 64
+#: Schemas that are measured as larger are not even written: measuring counts up to three times as much as there is.
+_MOST_MEASURED: Final = 8 * MAX_SCHEMA_BYTES
 #: Longer messages are cut: they have the value in them.
 _MAX_TEXT = 300
 _KEPT = 256
@@ -39,14 +41,22 @@ def check_schema(schema: Mapping[str, Any]) -> None:
     """
     import jsonschema
 
+    from tidemill.runtime.schema_validator import measure
+
+    if measure(schema)[0] > _MOST_MEASURED:
+        # Not written first: parts that are shared are written each time.
+        raise SchemaError(f"it is far too large, or contains itself; up to {MAX_SCHEMA_BYTES:,} characters are allowed")
     try:
         text = json.dumps(schema, allow_nan=False)
+        _check_length(text)
         # Without formats: those of patterns are Python's, and we use another engine.
         jsonschema.Draft202012Validator.check_schema(schema, format_checker=jsonschema.FormatChecker(formats=()))
         for pattern in _find_patterns(schema):
             check_pattern(pattern)
     except jsonschema.SchemaError as error:
         raise SchemaError(_cut(error.message)) from None
+    except SchemaError:
+        raise
     except (TypeError, ValueError, RecursionError) as error:
         raise SchemaError(_cut(str(error) if isinstance(error, PatternError) else describe_error(error))) from None
     find_mismatch(text, None, "")
@@ -93,14 +103,18 @@ def find_mismatch(schema: str, value: Any, name: str) -> str:
 def _build_validator(schema: str) -> Any:
     from tidemill.runtime.schema_validator import build_validator
 
-    if len(schema) > MAX_SCHEMA_BYTES:
-        raise SchemaError(f"it has {len(schema):,} characters; up to {MAX_SCHEMA_BYTES:,} are allowed")
+    _check_length(schema)
     if '"unevaluatedProperties"' in schema and '"patternProperties"' in schema:
         # Searched for by `jsonschema` itself, with an engine that backtracks.
         raise SchemaError(
             "unevaluatedProperties cannot be used together with patternProperties; use additionalProperties"
         )
     return build_validator(json.loads(schema))
+
+
+def _check_length(schema: str) -> None:
+    if len(schema) > MAX_SCHEMA_BYTES:
+        raise SchemaError(f"it has {len(schema):,} characters; up to {MAX_SCHEMA_BYTES:,} are allowed")
 
 
 def _find_patterns(schema: Any) -> Iterator[str]:

@@ -23,7 +23,7 @@ BUDGET: Final = 200_000
 #: What one unit pays for: characters that are compared to a place of a pattern, characters of a message.
 _COMPARED: Final = 500
 _WRITTEN: Final = 200
-#: Values that contain themselves have no end.
+#: Values that contain themselves have no end, and those that are built of shared parts are far larger than they look.
 _ENOUGH: Final = 1_000_000
 #: Formats whose checks take linear time; which of them are checked depends on what is installed, as in `jsonschema`.
 _FORMATS: Final = frozenset(
@@ -72,8 +72,10 @@ def build_validator(schema: Any) -> Any:
     return _Validator(schema, format_checker=_formats, registry=referencing.Registry())
 
 
-def measure(value: Any) -> tuple[int, int]:
+def measure(value: Any, enough: int = _ENOUGH) -> tuple[int, int]:
     """Return the size of a JSON value, about its number of characters, and how deep it is nested.
+
+    A part counts as often as it would be written; of a value of more than `enough`, the rest is not looked at.
 
     Example:
         >>> measure({"a": ["bcd"]})
@@ -81,9 +83,11 @@ def measure(value: Any) -> tuple[int, int]:
     """
     size = depth = 0
     level = [value]
-    while level and size < _ENOUGH:
+    while level and size < enough:
         below: list[Any] = []
         for part in level:
+            if size >= enough:
+                break
             if isinstance(part, dict):
                 size += 2 + sum(len(str(key)) + 4 for key in part)
                 below.extend(part.values())

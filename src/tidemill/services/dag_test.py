@@ -206,6 +206,8 @@ class _Test:
             run = self.ask(CreateRun(dag_id, "test", logical_us, encode(conf, "--conf"), by="tidemill dags test"))
         except CallRefusedError as error:
             raise ConfigError(str(error)) from error
+        for warning in run.warnings:
+            self._say(f"warning: {warning}")
         while True:
             turn = self.ask(SchedulerTurn(self._service))
             if turn.broken_runs:

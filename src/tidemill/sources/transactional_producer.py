@@ -55,6 +55,11 @@ TRANSACTION_SECONDS = 60.0
 #: A batch that fills within this time is sent whole; a commit does not wait for it.
 _LINGER_MS = 5
 
+_EXPELLED = (
+    "the group expelled this engine while it was stopped, and admitted it again as a new member; what it has in flight "
+    "is another member's"
+)
+
 #: The client's pause before it repeats a request, a fifth of it at random; and how long a call takes that did so.
 RETRY_SECONDS = 0.5
 REPEATED_SECONDS = 0.35
@@ -154,7 +159,7 @@ class TransactionalProducer:
         """Continue until the transaction ends or a call has to be repeated; return how it ended, and its offsets."""
         while (transaction := self._transaction) is not None and self.fatal is None:
             call = transaction.call
-            answer = self._ask(partial(self._carry_out, call, consumer))
+            answer = self._ask(partial(self._carry_out, call, consumer), consumer)
             end = transaction.note_answer(answer)
             if transaction.call is not call or end is not None:
                 self._call_ended(call)
@@ -253,10 +258,7 @@ class TransactionalProducer:
             return TransactionAnswer.AGAIN  # its partitions are lost; the consumer's callback says so in a moment
         if any(member not in (None, read_member_id(place)) for member in self._members):
             # Another member may have them by now, and nothing says since when: only a new start gets partitions again.
-            self._end_for_good(
-                "the group expelled this engine while it was stopped, and admitted it again as a new member; what it "
-                "has in flight is another member's"
-            )
+            self._end_for_good(_EXPELLED)
             return TransactionAnswer.FATAL
         self._place = place
         if self._may_be_repeated:
@@ -326,7 +328,9 @@ class TransactionalProducer:
         self._replaced = False
         return True
 
-    def _ask(self, call: Callable[[], TransactionAnswer | None]) -> TransactionAnswer:
+    def _ask(
+        self, call: Callable[[], TransactionAnswer | None], consumer: ck.Consumer | None = None
+    ) -> TransactionAnswer:
         try:
             return call() or TransactionAnswer.DONE
         except RecordRefusedError as refused:
@@ -336,7 +340,7 @@ class TransactionalProducer:
             error = raised.args[0]
             self.trouble = scrub(describe_client_error(raised), self._config)
             if is_fenced(error):
-                self._fence(error)
+                self._fence(error, consumer)
             answer = classify_error(error)
             if answer is TransactionAnswer.ABORT:
                 self._rebalanced = is_rebalance(error)
@@ -346,12 +350,20 @@ class TransactionalProducer:
             self.trouble = scrub(f"{type(raised).__name__}: {raised}", self._config)
             return TransactionAnswer.FATAL
 
-    def _fence(self, error: ck.KafkaError) -> None:
-        replaced = error.code() == ck.KafkaError.FENCED_INSTANCE_ID or (
-            judge_fence(time.monotonic() - self._began, TRANSACTION_SECONDS) is Fence.REPLACED
-        )
+    def _fence(self, error: ck.KafkaError, consumer: ck.Consumer | None) -> None:
+        fenced_member = error.code() == ck.KafkaError.FENCED_INSTANCE_ID
+        if fenced_member and consumer is not None and self._has_left(consumer):
+            # Its instance id is another member's now, which is itself: who took its place would end the consumer, too.
+            self._end_for_good(_EXPELLED)
+            return
+        replaced = fenced_member or judge_fence(time.monotonic() - self._began, TRANSACTION_SECONDS) is Fence.REPLACED
         if replaced and self.fatal is None:
             self.fatal = Fatal.FENCED, f"its transactions were taken over: {self.trouble}"
+
+    def _has_left(self, consumer: ck.Consumer) -> bool:
+        """Tell whether the client has become another member since the transaction began, or is about to."""
+        place: Any = consumer.consumer_group_metadata()
+        return not is_member(place) or read_member_id(place) != read_member_id(self._place)
 
     def _end_for_good(self, text: str) -> None:
         if self.fatal is None:

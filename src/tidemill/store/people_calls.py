@@ -99,6 +99,7 @@ class RunRecord(msgspec.Struct, frozen=True):
         created_us: When it was created.
         started_us: When it began.
         ended_us: When it ended.
+        warnings: What is probably a mistake in its configuration; only in the answer to `CreateRun`.
     """
 
     id: int
@@ -116,6 +117,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     created_us: int
     started_us: int | None
     ended_us: int | None
+    warnings: tuple[str, ...] = ()
 
 
 class CreateRun(Call[RunRecord], frozen=True):

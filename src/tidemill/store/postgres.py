@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -80,6 +81,8 @@ class PostgresDatabase:
         self._read_only = read_only
         # Rises with every failure; an idle connection from before is not trusted.
         self._epoch = 0
+        # Since when transactions fail, by a monotonic clock; None: the last one did not.
+        self._away_since: float | None = None
         self._begin = _build_begin(read_only, attempt_seconds, _PLANNING)
         # From version 17 on: the other timeout does not apply between the messages of one statement.
         self._begin_17 = f"{self._begin}; SET LOCAL transaction_timeout = {round(attempt_seconds * 1000)}"
@@ -173,11 +176,14 @@ class PostgresDatabase:
             async with asyncio.timeout(limit_seconds):
                 while True:
                     try:
-                        return await self._attempt(work, begin)
+                        result = await self._attempt(work, begin)
                     except _FAILURES as error:
                         if not is_conflict(error):
                             raise
                         refused = error
+                    else:
+                        self._note_back()
+                        return result
                     conflicts += 1
                     throttle(log, 10.0).info(
                         "a transaction conflicts with another one and is repeated", times=conflicts
@@ -185,15 +191,27 @@ class PostgresDatabase:
                     await asyncio.sleep(_CONFLICT_BACKOFF.compute_delay(conflicts, random.getrandbits(JITTER_BITS)))
                     refused = None
         except TimeoutError as error:
-            self._epoch += 1
+            self._note_failure()
             if refused is not None:
                 raise build_remote_error(self._label, refused) from refused
             raise RemoteError(f"the store {self._label} did not answer in time") from error
         except _FAILURES as error:
             failure = build_remote_error(self._label, error)
             if failure.retryable:
-                self._epoch += 1
+                self._note_failure()
             raise failure from error
+
+    def _note_failure(self) -> None:
+        self._epoch += 1
+        if self._away_since is None:
+            self._away_since = time.monotonic()
+
+    def _note_back(self) -> None:
+        """Log the end of an outage; its beginning was logged by the caller that ran into it."""
+        if self._away_since is not None:
+            seconds = round(time.monotonic() - self._away_since, 1)
+            self._away_since = None
+            log.info("the store can be reached again", store=self._label, after_seconds=seconds)
 
     async def _attempt(self, work: Callable[[Connection], T], begin: str | None) -> T:
         async with self._transactions.connect() as connection:

@@ -21,7 +21,7 @@ from tidemill.triggers.streams.manager import DEFAULT_SUBSCRIBER_QUEUE_MAX, Shar
 from tidemill.triggers.streams.report import StreamReport
 from tidemill.triggers.streams.routing import Routed, route
 from tidemill.triggers.streams.stream_counts import StreamCounts
-from tidemill.triggers.streams.subscription import CURRENT
+from tidemill.triggers.streams.subscription import find_current
 
 __all__ = [
     "DEFAULT_SUBSCRIBER_QUEUE_MAX",
@@ -54,7 +54,7 @@ def reject_shared_stream_event() -> None:
     producer is told that it was rejected and is expected to make a dead letter of it. Anywhere else it logs a warning
     and does nothing; a second time it does nothing.
     """
-    current = CURRENT.get()
+    current = find_current()
     if current is None:
         log.warning(
             "reject_shared_stream_event called outside an ack-mode binding window; ignored: call it in "

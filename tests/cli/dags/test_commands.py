@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ from tests import prepared
 from tests.cli.dags.conftest import DevSite
 from tests.until import wait_until
 
+from tidemill.cli.dags.dags import parse_conf
+from tidemill.core.errors import ConfigError
 from tidemill.runtime.exitcode import ExitCode
 
 
@@ -73,6 +77,8 @@ def test_pools_variables_and_connections_are_set_listed_and_deleted(store):
         (("dags", "pause", "nope"), "nope"),
         (("dags", "trigger", "nope", "--conf", "[1]"), "must be a JSON object"),
         (("dags", "trigger", "nope", "--conf", "{"), "is not JSON"),
+        (("dags", "trigger", "nope", "--conf", "@nope.json"), "--conf @nope.json cannot be read: No such file"),
+        (("dags", "trigger", "nope", "--conf", "@."), "--conf @. cannot be read: Is a directory"),
         (
             ("dags", "trigger", "nope", "--conf", '{"a": ' + "[" * 50_000 + "]" * 50_000 + "}"),
             "--conf is nested too deep",
@@ -100,6 +106,14 @@ def test_a_mistake_is_named_in_one_line(empty, words, advice):
     assert advice in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_the_configuration_of_a_run_is_read_from_standard_input(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO('{"naïve": 1}\n'.encode())))
+    assert parse_conf("-") == {"naïve": 1}
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"a": "\xff"}')))
+    with pytest.raises(ConfigError, match="--conf - is not UTF-8: invalid start byte at byte 7"):
+        parse_conf("-")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import signal
@@ -43,6 +44,19 @@ def test_a_run_with_a_retry_and_a_deferral_succeeds_and_everything_about_it_can_
     assert changes == ["scheduled", "queued", "running", "deferred", "scheduled", "queued", "running", "success"]
     xcoms = {row["task"]: row["value"] for row in dev.rows("tasks", "xcoms", "story")}
     assert xcoms == {"first": 7, "second": 8, "waits": "resumed"}
+
+    # As much as is documented, which no argument holds; and a name that is probably a mistake.
+    text = json.dumps({"row": 3, "data": "a" * (1024 * 1024 - 22)})
+    assert len(text) == 1024 * 1024
+    (dev.folder / "conf.json").write_text(text)
+    done = dev.run("dags", "trigger", "fails", "--conf", "@conf.json", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["conf"] == json.loads(text)
+    (dev.folder / "conf.json").write_text(f'{{"more": 1, {text[1:]}')
+    assert "may have up to 1,048,576 bytes" in dev.run("dags", "trigger", "fails", "--conf", "@conf.json").stderr
+    (dev.folder / "conf.json").write_text('{"row": 3, "other": 1}')
+    done = dev.run("dags", "trigger", "story", "--run", "misspelt", "--conf", "@conf.json", "--wait")
+    assert done.stderr == "warning: DAG 'story' has no param 'row'; did you mean 'rows'?\n"
 
     tree = find_descendants(process.pid)
     assert dev.stop() == ExitCode.OK

@@ -131,6 +131,7 @@ class Runs:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_a_clock_that_is_set_loses_nothing_doubles_nothing_and_holds_nothing_up(dev: DevSite, long_run: bool) -> None:
     (dev.folder / "dags" / "clocked.py").write_text(CLOCKED)
     began, go = dev.add_gated()

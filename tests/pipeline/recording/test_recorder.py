@@ -509,6 +509,17 @@ def test_rows_wait_for_their_commits_but_for_little_more_than_a_second() -> None
     assert [row["offset"] for row in Recorded(recorder).messages] == [1]
 
 
+def test_keys_are_cut_and_an_empty_one_is_not_a_missing_one() -> None:
+    recorder = EngineRecorder(settings_of(), Clock())
+    keys = [b"", b"k" * 256, bytes(range(256)) + b"cut", b"\xff\0"]
+    recorder.take(make_batch([SourceMessage("t", 0, n) for n in range(2)]))
+    recorder.take(make_batch([SourceMessage("t", 0, 2 + n, key) for n, key in enumerate([*keys, None])]))
+    recorder.take(make_batch([SourceMessage("t", 0, 7 + n, b"") for n in range(2)]))
+    recorder._pack_messages(float("inf"), at_once=True)
+    found = [row["key"] for row in Recorded(recorder).messages]
+    assert found == [None, None, *(key[:256] for key in keys), None, b"", b""]
+
+
 def test_a_batch_that_is_too_large_is_split_into_bodies_that_are_complete_by_themselves() -> None:
     recorder = EngineRecorder(settings_of(), Clock())
     recorder.take(batch(*range(5000), key=lambda n: os.urandom(256)))
@@ -679,7 +690,7 @@ async def test_memory_is_bounded_when_no_beat_ever_comes() -> None:
 def test_rows_that_cannot_be_packed_are_counted_and_hold_up_nothing() -> None:
     recorder = EngineRecorder(settings_of(), Clock())
     recorder.take(batch(0))
-    recorder._messages._blocks[0].arrays.pop("key")
+    del recorder._messages._blocks[0].parts["key"]
     recorder._pack_messages(float("inf"), at_once=True)
     assert recorder.frames.dropped == 1
     recorder.take(batch(1))

@@ -9,9 +9,11 @@ import pytest
 from tests.pipeline.batches import make_batch
 from tests.until import until
 
+from tidemill.pipeline.handler.models import ExecutorResult, ExecutorTask
 from tidemill.pipeline.reports import collector
 from tidemill.pipeline.reports.collector import FinishedMessages
-from tidemill.pipeline.reports.report import NO_WINDOW, FinishedBatch, WindowTimes, stand_for_known
+from tidemill.pipeline.reports.parts import LONGS
+from tidemill.pipeline.reports.report import NO_WINDOW, FinishedBatch, WindowTimes, stand_for
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.messages import SourceMessage
 
@@ -81,9 +83,11 @@ async def test_large_messages_and_large_outputs_are_not_kept_until_there_are_a_t
     finished = FinishedMessages([kept])
     add(finished, 1, 2, size_bytes=collector.MAX_BYTES // 2)
     assert kept.batches == [[1, 2]]
-    finished.size_bytes += collector.MAX_BYTES
-    add(finished, 3)
+    result = ExecutorResult(0, b"o" * collector.MAX_BYTES, "", 0.1, ExecutorTask("t"), None)
+    finished.add(SourceMessage("t", 0, 3), 1, [Task(result), Task()])  # type: ignore[list-item]
     assert kept.batches == [[1, 2], [3]]
+    finished.add(SourceMessage("t", 0, 4), 1, [Task(result)])  # type: ignore[list-item]
+    assert kept.batches == [[1, 2], [3]], "what is reported of one task that went well has no output"
 
 
 class Watched(SourceMessage, weakref=True):
@@ -91,24 +95,27 @@ class Watched(SourceMessage, weakref=True):
 
 
 class Task:
-    """What became of a task."""
+    """A task that went well."""
 
-    result = None
+    def __init__(self, result: Any = None) -> None:
+        self.task, self.result = ExecutorTask("t"), result
+        self.error, self.attempts, self.payloads, self.ended_at = None, 1, 0, 7
 
 
 @pytest.mark.parametrize("needs_messages", [False, True])
-async def test_messages_and_known_results_are_kept_only_for_a_report_that_needs_them(needs_messages: bool) -> None:
+async def test_messages_and_tasks_that_went_well_stay_only_for_a_report_that_needs_them(needs_messages: bool) -> None:
     kept = Kept()
     kept.needs_messages = needs_messages
     finished, window = FinishedMessages([kept]), WindowTimes(1, 2, 3)
-    window.known_runs = stand_for_known(1)
+    window.known_runs = stand_for(1, 1, True)
     messages, task = [Watched("t", 0, offset, b"k") for offset in range(3)], Task()
-    left: list[Any] = [weakref.ref(each) for each in (*messages, task)]
+    ran = Task()
+    left: list[Any] = [weakref.ref(each) for each in (*messages, task, ran)]
     finished.add_all(messages[:2], [9, 9], [[task], [task]], window)  # type: ignore[list-item]
-    finished.add(messages[2], 9, (), window)
-    assert finished.size_bytes == (27 if needs_messages else 11)
-    del messages, task
-    assert [each() is not None for each in left] == [needs_messages] * 4
+    finished.add(messages[2], 9, [ran], window)  # type: ignore[list-item]
+    assert finished.size_bytes == (27 if needs_messages else 3)
+    del messages, task, ran
+    assert [each() is not None for each in left] == [needs_messages] * 5
     await finished.close()
     assert sorted(kept.batches[0]) == [0, 1, 2]
 
@@ -130,16 +137,19 @@ async def test_a_report_that_raises_takes_nothing_from_the_others() -> None:
 def test_a_batch_knows_tasks_attempts_failures_and_times() -> None:
     class Run:
         def __init__(self, attempts: int, error: Any = None, *, replaced: bool = False) -> None:
-            self.attempts, self.error, self.replaced = attempts, error, replaced
+            self.attempts, self.error, self.replaced, self.ended_at = attempts, error, replaced, 0
 
     def batch(*runs: Any) -> FinishedBatch:
         message = SourceMessage("t", 0, 5, timestamp=3)
-        return FinishedBatch.join([make_batch([message], each) for each in runs])
+        joined = FinishedBatch()
+        for each in runs:
+            joined.extend(make_batch([message], each))
+        return joined
 
     failed, replaced = Run(3, "no"), Run(1, "no", replaced=True)
     ones = batch([Run(1)], [failed])
     assert (ones.tasks, ones.attempts, ones.failed) == ([1, 1], [1, 3], {1: failed})
-    assert ones.packed.record_at.to_pylist() == [3, 3]
+    assert ones.parts["record_at"] == LONGS.pack([3, 3])
     several = batch([], [replaced, Run(2)], [Run(1), failed, Run(1, "later")])
     assert (several.tasks, several.attempts, several.failed) == ([0, 2, 3], [0, 3, 5], {2: failed})
     assert batch([Run(1)], [replaced]).failed == {}

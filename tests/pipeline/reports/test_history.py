@@ -164,6 +164,7 @@ class FakeRun:
     def __init__(self, attempts: int, error: ExecutorError | None = None, *, replaced: bool = False) -> None:
         self.attempts = attempts
         self.result = None
+        self.ended_at = 0
         self.error = error
         self.replaced = replaced
 

@@ -127,8 +127,7 @@ async def test_a_single_trigger_that_another_session_claims_is_handed_over_with_
     await claim(database, record.id, session=await new_session(database, host="another"))
     await until(lambda: "cleanup" in DID["waits"])
     assert "on_kill" not in DID["waits"]
-    assert first.replica.host is not None
-    assert first.replica.host.running == 1
+    await until(lambda: first.replica.host is not None and first.replica.host.running == 1)
     [record] = await database.read(lambda c: find_triggers(c, ["waits"]))
     assert (record.state, record.session) == (TriggerState.RUNNING, "another, process 17")
 

@@ -159,6 +159,32 @@ async def test_it_works_when_each_step_of_the_filter_is_driven_by_another_task()
     await scene.manager.stop_all()
 
 
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_filter_that_limits_its_waiting_rejects_the_event_that_it_got(log: Log, waits: bool) -> None:
+    """`wait_for` awaits in a task of its own, whose context the filter does not see."""
+    scene = Scene()
+    stream = scene.join(1)
+    for number in range(4):
+        if not waits:
+            scene.put(number)
+        else:
+            asyncio.get_running_loop().call_later(0.001, scene.put, number)
+        if number % 2:
+            found = await asyncio.wait_for(anext(stream), 5)
+        else:
+            found = await asyncio.create_task(aiter(stream).__anext__())
+        assert found == number
+        if number < 3:
+            reject_shared_stream_event()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(stream), 0.01)
+    reject_shared_stream_event()  # it has moved past it
+    await turns(5)
+    assert log.said("warning") != []
+    assert scene.producer.advanced == [*((str(number), (0, 0, 1)) for number in range(3)), ("3", (1, 0, 0))]
+    await scene.manager.stop_all()
+
+
 async def test_two_filters_that_take_turns_in_one_task_reject_each_their_own() -> None:
     scene = Scene()
     first, second = scene.join(1), scene.join(2)

@@ -171,12 +171,16 @@ async def test_a_run_is_created_once_for_a_repeated_request(store: PlayedStore) 
         unknown = await client.post("/api/v1/dags/nothing/runs", json={})
         typing_error = await client.post(f"/api/v1/dags/{DAG}/runs", json={"config": {}})
         wrong = await client.post(f"/api/v1/dags/{DAG}/runs", json={"conf": {"region": "mars"}})
+        misspelt = await client.post(f"/api/v1/dags/{DAG}/runs", json={"conf": {"Regoin": "mars"}})
 
     assert first.status_code == again.status_code == 201, first.text
     assert first.json()["run"] == again.json()["run"]
     run = first.json()["run"]
     assert (run["conf"], run["by"], run["logical_at"]) == ('{"size":5}', "key", 1777636800.0)
     assert [each.status_code for each in (twin, naive, unknown, typing_error)] == [409, 422, 404, 422]
+    assert first.json()["warnings"] == []
+    assert misspelt.json()["warnings"] == ["DAG 'orders' has no param 'Regoin'; did you mean 'region'?"]
+    assert misspelt.json()["text"].endswith(" did you mean 'region'?")
     assert (wrong.status_code, wrong.json()["detail"]) == (
         422,
         "param 'region': 'mars' is not one of ['eu', 'us']; DAG 'orders' is not run",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +23,12 @@ if TYPE_CHECKING:
 app = App(help="Look at DAGs, run them, and pause them.")
 
 Conf = Annotated[
-    str | None, typer.Option("--conf", metavar="JSON", help="The configuration of the run, as a JSON object.")
+    str | None,
+    typer.Option(
+        "--conf",
+        metavar="JSON|@FILE|-",
+        help="The configuration of the run, as a JSON object; @FILE: in a file; -: on standard input.",
+    ),
 ]
 LogicalDate = Annotated[
     str | None,
@@ -141,6 +147,8 @@ def trigger(
         )
         with asking(config, folder) as store:
             made = store.ask(call)
+            for warning in made.warnings:
+                typer.echo(f"warning: {warning}", err=True)
             if wait:
                 made = _wait_for_end(store, made)
         if as_json:
@@ -237,7 +245,9 @@ def parse_conf(text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        found = json.loads(text)
+        found = json.loads(_read_conf(text))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--conf {text} is not UTF-8: {error.reason} at byte {error.start}") from None
     except RecursionError:
         raise ConfigError("--conf is nested too deeply") from None
     except ValueError as error:
@@ -245,6 +255,23 @@ def parse_conf(text: str | None) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError("--conf must be a JSON object, such as '{\"rows\": 10}'")
     return found
+
+
+def _read_conf(text: str) -> str:
+    """Return what `--conf` stands for: an argument holds 128 KiB at most.
+
+    Raises:
+        ConfigError: The file cannot be read.
+        UnicodeDecodeError: It is not text.
+    """
+    if text == "-":
+        return sys.stdin.buffer.read().decode()
+    if not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).read_bytes().decode()
+    except OSError as error:
+        raise ConfigError(f"--conf {text} cannot be read: {error.strerror}") from None
 
 
 def parse_time(text: str | None) -> int | None:

@@ -9,11 +9,22 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tidemill.core.recorder.commit_times import CommitTimes
 from tidemill.pipeline.recording.texts import describe_failure
-from tidemill.pipeline.reports.columns import convert_timestamps, encode_words, pack_counts, pack_longs
+from tidemill.pipeline.reports.columns import convert_timestamps
+from tidemill.pipeline.reports.parts import (
+    COUNTS,
+    LONGS,
+    Numbers,
+    Part,
+    join_parts,
+    pack_bytes,
+    pack_words,
+    spread,
+    spread_words,
+)
 from tidemill.pipeline.reports.report import FinishedBatch, Stretch
 from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.recorder.schema import MAX_KEY_BYTES, messages_schema
@@ -93,50 +104,45 @@ class TakenRows:
         import pyarrow.compute as pc
 
         schema = messages_schema()
-        joined: dict[str, Any] = {
-            name: pa.concat_arrays([block.arrays[name] for block in self._blocks]) for name in self._blocks[0].arrays
+        joined = {
+            field.name: join_parts([block.parts[field.name] for block in self._blocks], field.type)
+            for field in schema
+            if field.name != "committed_at"
         }
         joined["record_at"] = convert_timestamps(joined["record_at"])
         joined["resolved_at"] = pc.divide(joined["resolved_at"], 1000)
-        joined["committed_at"] = pack_longs(self._committed_at)
+        joined["committed_at"] = join_parts([LONGS.pack(self._committed_at)], pa.int64())
         return pa.record_batch([joined[name] for name in schema.names], schema=schema)
 
 
 class _Block:
-    """The rows of one batch as Arrow arrays; times of records and results are converted when blocks are joined.
+    """The rows of one batch, packed; times of records and results are converted when blocks are joined.
 
     Attributes:
+        parts: Of the columns of `messages_schema`, by name, but for when a message was committed.
         stretches: The rows in order, divided into neighbours of one partition: where, and their offsets.
     """
 
-    __slots__ = ("added_at", "arrays", "first_resolved_at", "last_resolved_at", "size", "stretches")
+    __slots__ = ("added_at", "first_resolved_at", "last_resolved_at", "parts", "size", "stretches")
 
     def __init__(self, batch: FinishedBatch, now: float) -> None:
         self.added_at = now
         self.size = len(batch)
-        offsets, consumed, stretches = batch.offsets, batch.consumed_at, batch.stretches
         self.first_resolved_at, self.last_resolved_at = min(batch.resolved_ns) // 1000, max(batch.resolved_ns) // 1000
-        self.stretches = list(_divide(stretches, offsets))
-        arranged = batch.spread(stretch.window.arranged_at for stretch in stretches)
-        arranged_at = pack_longs(arranged)
-        ends = _find_ends(batch, arranged)
-        self.arrays: dict[str, Any] = {
-            "topic": encode_words(batch.spread(clean_name(stretch.place[0]) for stretch in stretches)),
-            "partition": pack_counts(batch.spread(stretch.place[1] for stretch in stretches)),
-            "offset": batch.packed.offset,
-            "key": _cut_keys(batch.packed.key),
-            "record_at": batch.packed.record_at,
-            "consumed_at": pack_longs(consumed if all(consumed) else [at or None for at in consumed]),
+        self.stretches = list(_divide(batch.stretches, batch.offsets))
+        consumed, arranged = batch.consumed_at, [stretch.window.arranged_at for stretch in batch.stretches]
+        arranged_at = LONGS.spread(arranged, batch.sizes)
+        self.parts: dict[str, Part] = {
+            **batch.parts,
+            "topic": spread_words([clean_name(stretch.place[0]) for stretch in batch.stretches], batch.sizes),
+            "key": _cut_keys(batch),
+            "consumed_at": LONGS.pack(consumed if all(consumed) else [at or None for at in consumed]),
             "arranged_at": arranged_at,
-            "tasks_done_at": arranged_at if ends is None else pack_longs(ends),
-            "resolved_at": batch.packed.resolved_ns,
-            "window": pack_longs(batch.spread(stretch.window.number for stretch in stretches)),
-            "status": batch.packed.status,
-            "tasks": batch.packed.tasks,
-            "precomputed": pack_counts(batch.sum_up(_is_known)),
-            "attempts": batch.packed.attempts,
-            "payloads": pack_counts(_count_payloads(batch)),
-            "error": encode_words(_classify(batch)),
+            "tasks_done_at": _pack_ends(batch, arranged, arranged_at),
+            "window": LONGS.spread([stretch.window.number for stretch in batch.stretches], batch.sizes),
+            "precomputed": COUNTS.pack(batch.sum_up(_is_known)),
+            "payloads": COUNTS.pack(_count_payloads(batch)),
+            "error": pack_words(_classify(batch)),
         }
 
 
@@ -149,13 +155,10 @@ def _divide(stretches: Iterable[Stretch], offsets: Sequence[int]) -> Iterator[tu
         start = end
 
 
-def _cut_keys(keys: pa.Array) -> pa.Array:
-    import pyarrow.compute as pc
-
-    if keys.null_count == len(keys):
-        return keys
-    longest = pc.max(pc.binary_length(keys)).as_py()
-    return keys if longest <= MAX_KEY_BYTES else pc.binary_slice(keys, 0, MAX_KEY_BYTES)
+def _cut_keys(batch: FinishedBatch) -> Part:
+    if max(map(len, filter(None, batch.keys)), default=0) <= MAX_KEY_BYTES:
+        return batch.parts["key"]
+    return pack_bytes([None if key is None else key[:MAX_KEY_BYTES] for key in batch.keys])
 
 
 def _classify(batch: FinishedBatch) -> Sequence[str | None]:
@@ -169,18 +172,14 @@ def _classify(batch: FinishedBatch) -> Sequence[str | None]:
     return [None if error is None else classify_error(error) for error in errors]
 
 
-def _find_ends(batch: FinishedBatch, arranged: Sequence[int | None]) -> list[int | None] | None:
-    """Return when the last task of each message ended; a result that was known has ended with its arrangement.
-
-    None: each has ended with its arrangement.
-    """
-    if not batch.has_runs or batch.stand_in is not None:
-        return None
-    if batch.only_runs is not None:
-        ends = [run.ended_at for run in batch.only_runs]
-    else:
-        ends = [max((run.ended_at for run in runs), default=0) for runs in batch.runs]
-    return [end or at for end, at in zip(ends, arranged, strict=True)] if any(ends) else None
+def _pack_ends(batch: FinishedBatch, arranged: Sequence[int | None], arranged_at: Numbers) -> Numbers:
+    """Return when the last task of each message ended; a result that was known has ended with its arrangement."""
+    ends = batch.ended_at
+    if not any(ends):
+        return arranged_at
+    if all(ends):
+        return LONGS.pack(ends)
+    return LONGS.pack([end or at for end, at in zip(ends, spread(arranged, batch.sizes), strict=True)])
 
 
 def _is_known(run: TaskRun) -> bool:

@@ -164,20 +164,24 @@ class EngineRecorder:
         if outcome.duration_seconds > self._slow.least_seconds and self._choice.successes:
             self._slow.note(run, outcome)
         try:
-            self._tasks.add(run, outcome)
+            is_due = self._tasks.add(run, outcome)
         except Exception as error:  # a user's values can be anything
             self._lose(1, error)
-        self._look_at_tasks()
+        else:
+            if is_due:
+                self._look_at_tasks()
 
     def note_known(self, run: TaskRun, exit_code: int, output_bytes: int) -> None:
         """Record a task whose result was known; for those with a label or an exit code only."""
         if exit_code == 0 and not self._choice.successes:
             return
         try:
-            self._tasks.add_known(run, exit_code, output_bytes)
+            is_due = self._tasks.add_known(run, exit_code, output_bytes)
         except Exception as error:  # a user's values can be anything
             self._lose(1, error)
-        self._look_at_tasks()
+        else:
+            if is_due:
+                self._look_at_tasks()
 
     def _look_at_tasks(self) -> None:
         if self._tasks_since is None:

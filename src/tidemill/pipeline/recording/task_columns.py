@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
-import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tidemill.pipeline.reports.columns import encode_words, is_constant, pack_longs
+from tidemill.pipeline.reports.columns import is_constant
+from tidemill.pipeline.reports.parts import (
+    COUNTS,
+    LONGS,
+    SPANS,
+    Part,
+    Values,
+    are_nothing,
+    join_parts,
+    pack_lists,
+    pack_texts,
+    pack_words,
+)
 from tidemill.recorder.schema import tasks_schema
-from tidemill.recorder.texts import clean_name
+from tidemill.recorder.texts import MAX_NAME_CHARS, clean_name
 from tidemill.sources.base import TopicPartition
 
 if TYPE_CHECKING:
@@ -20,9 +30,11 @@ MAX_OFFSETS = 1_000
 
 #: What is kept of standard output, standard error and input.
 Streams = tuple[bytes | None, bytes | None, bytes | None]
+#: Of a task that is not an ordinary one: its kind, the id of the task that it replaced, streams, and error.
+Extras = tuple[str, str | None, Streams, str | None]
 #: Id, partition, offsets, clean arguments and labels, slot, pid, when it ended (UTC, in microseconds), how long before
-#: that it was queued, and started if it was (in seconds), exit code, kind, attempt, bytes of input and of output,
-#: the id of the task that it replaced, streams, and error.
+#: that it was queued, and started if it was (in seconds), exit code, attempt, bytes of input and of output, and extras;
+#: an ordinary task, which went well, has none.
 TaskRow = tuple[
     str,
     TopicPartition,
@@ -35,101 +47,113 @@ TaskRow = tuple[
     float,
     float | None,
     int | None,
-    str,
     int,
     int,
     int,
-    str | None,
-    Streams,
-    str | None,
+    Extras | None,
 ]
-#: The columns of `tasks_schema`, by name.
-Columns = dict[str, "pa.Array"]
+#: What a task that ended well has as its kind.
+OK = "ok"
+_ORDINARY: Extras = (OK, None, (None, None, None), None)
+#: Parts of the columns of `tasks_schema` and of some that they are computed from, by name.
+TaskParts = dict[str, "Part"]
 
 
-def pack_tasks(rows: Sequence[TaskRow], mask: Callable[[bytes], bytes | None] = bytes) -> Columns:
-    """Return rows as columns.
+def pack_tasks(rows: Sequence[TaskRow], mask: Callable[[bytes], bytes | None] = bytes) -> TaskParts:
+    """Return rows as parts of columns.
 
     Args:
         rows: At least one.
         mask: Applied to what tasks read and wrote.
     """
     ids, places, offsets, args, labels, slots, pids, ended, waited, seconds, *more = zip(*rows, strict=True)
-    codes, kinds, attempts, input_bytes, output_bytes, parents, streams, errors = more
-    stdout, stderr, stdin = zip(*streams, strict=True)
-    ended_at = pack_longs(ended)
-    names = {place: clean_name(place[0]) for place in set(places)}
-    return {
-        "task_id": _pack("task_id", [clean_name(each) for each in ids]),
-        "topic": encode_words([names[place] for place in places]),
-        "partition": _pack("partition", [place[1] for place in places]),
-        "offsets": _pack_offsets(offsets),
+    codes, attempts, input_bytes, output_bytes, extras = more
+    parts: TaskParts = {
+        "task_id": pack_texts(_clean_all(ids)),
+        **_pack_places(places),
+        "offsets": pack_lists([each if len(each) <= MAX_OFFSETS else each[:MAX_OFFSETS] for each in offsets]),
         "args": _pack("args", args),
         "labels": _pack("labels", labels),
-        "slot": _pack("slot", slots),
-        "pid": _pack("pid", pids),
-        "queued_at": _subtract(ended_at, waited),
-        "started_at": _find_starts(pids, ended_at, seconds),
-        "ended_at": ended_at,
-        "exit_code": _pack("exit_code", codes if is_constant(codes) and not codes[0] else list(map(_fit, codes))),
-        "kind": encode_words(kinds),
-        "attempt": _pack("attempt", attempts),
-        "input_bytes": pack_longs(input_bytes),
-        "output_bytes": pack_longs(output_bytes),
+        "slot": COUNTS.pack(slots),
+        "pid": COUNTS.pack(pids),
+        "waited": SPANS.pack(waited),
+        "seconds": SPANS.pack(seconds),
+        "ended_at": LONGS.pack(ended),
+        "exit_code": COUNTS.pack(codes if is_constant(codes) and not codes[0] else list(map(_fit, codes))),
+        "attempt": COUNTS.pack(attempts),
+        "input_bytes": LONGS.pack(input_bytes),
+        "output_bytes": LONGS.pack(output_bytes),
+    }
+    if extras.count(None) == len(extras):
+        nothing = dict.fromkeys(("parent", "stdout", "stderr", "stdin", "error"), len(rows))
+        return parts | {"kind": (OK, len(rows)), **nothing}
+    kinds, parents, streams, errors = zip(*[each or _ORDINARY for each in extras], strict=True)
+    stdout, stderr, stdin = zip(*streams, strict=True)
+    return parts | {
+        "kind": pack_words(kinds),
         "parent": _pack("parent", [None if each is None else clean_name(each) for each in parents]),
         "stdout": _pack_stream("stdout", stdout, mask),
         "stderr": _pack_stream("stderr", stderr, mask),
-        "error": _pack("error", errors),
         "stdin": _pack_stream("stdin", stdin, mask),
+        "error": _pack("error", errors),
     }
 
 
-def _find_starts(pids: Sequence[int | None], ended_at: pa.Array, seconds: Sequence[float | None]) -> pa.Array:
-    """Return when tasks were started; a known result was when it ended, and what has no process was not at all."""
+def join_tasks(blocks: Sequence[TaskParts]) -> pa.RecordBatch:
+    """Return rows with the columns of `tasks_schema`; at least one block."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    starts = _subtract(ended_at, [lasted or 0.0 for lasted in seconds])
-    if None not in pids:
-        return starts
-    has_none = [pid is None and lasted is not None for pid, lasted in zip(pids, seconds, strict=True)]
-    return pc.if_else(pa.array(has_none), pa.scalar(None, pa.int64()), starts)
+    schema = tasks_schema()
+    columns = {
+        field.name: join_parts([block[field.name] for block in blocks], field.type)
+        for field in schema
+        if field.name in blocks[0]
+    }
+    waited, seconds = (join_parts([block[name] for block in blocks], pa.float64()) for name in ("waited", "seconds"))
+    ended_at, pids = columns["ended_at"], columns["pid"]
+    columns["queued_at"] = _subtract(ended_at, waited)
+    # A known result has no seconds, and was there when its window was arranged; what has no process was not started.
+    started_at = _subtract(ended_at, pc.fill_null(seconds, 0.0))
+    if pids.null_count:
+        was_started = pc.or_(pc.is_valid(pids), pc.is_null(seconds))
+        started_at = pc.if_else(was_started, started_at, pa.scalar(None, pa.int64()))
+    columns["started_at"] = started_at
+    return pa.record_batch([columns[name] for name in schema.names], schema=schema)
 
 
-def _subtract(ended_at: pa.Array, seconds: Sequence[float]) -> pa.Array:
+def _subtract(ended_at: pa.Array, seconds: pa.Array) -> pa.Array:
     """Return times in microseconds less spans in seconds."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    data = struct.pack(f"={len(seconds)}d", *seconds)
-    spans = pa.Array.from_buffers(pa.float64(), len(seconds), [None, pa.py_buffer(data)])
-    return pc.subtract(ended_at, pc.cast(pc.multiply(spans, 1_000_000.0), pa.int64(), safe=False))
+    return pc.subtract(ended_at, pc.cast(pc.multiply(seconds, 1_000_000.0), pa.int64(), safe=False))
 
 
-def _pack(name: str, values: Sequence[Any]) -> pa.Array:
+def _clean_all(ids: Sequence[str]) -> Sequence[str]:
+    """Return clean ids; nearly always all of them are."""
+    if max(map(len, ids)) <= MAX_NAME_CHARS and "".join(ids).isascii():
+        return ids
+    return [clean_name(each) for each in ids]
+
+
+def _pack_places(places: Sequence[TopicPartition]) -> TaskParts:
+    names = {place: clean_name(place[0]) for place in set(places)}
+    return {
+        "topic": pack_words([names[place] for place in places]),
+        "partition": COUNTS.pack([place[1] for place in places]),
+    }
+
+
+def _pack(name: str, values: Sequence[Any]) -> Values:
+    if are_nothing(values):
+        return len(values)
     import pyarrow as pa
 
-    kind = tasks_schema().field(name).type
-    if not is_constant(values):
-        return pa.array(values, kind)
-    if values[0] == []:  # lists or maps, which `repeat` takes longer for than for all other columns together
-        ends, none = pa.repeat(pa.scalar(0, pa.int32()), len(values) + 1), pa.array([], pa.string())
-        is_map = pa.types.is_map(kind)
-        return pa.MapArray.from_arrays(ends, none, none) if is_map else pa.ListArray.from_arrays(ends, none)
-    return pa.nulls(len(values), kind) if values[0] is None else pa.repeat(pa.scalar(values[0], kind), len(values))
+    return pa.array(values, tasks_schema().field(name).type)
 
 
-def _pack_offsets(offsets: Sequence[Sequence[int]]) -> pa.Array:
-    import pyarrow as pa
-
-    lengths = list(map(len, offsets))
-    if max(lengths) > MAX_OFFSETS:
-        return pa.array([each[:MAX_OFFSETS] for each in offsets], pa.list_(pa.int64()))
-    ends = pa.array([0, *itertools.accumulate(lengths)], pa.int32())
-    return pa.ListArray.from_arrays(ends, pack_longs(list(itertools.chain.from_iterable(offsets))))
-
-
-def _pack_stream(name: str, values: Sequence[bytes | None], mask: Callable[[bytes], bytes | None]) -> pa.Array:
+def _pack_stream(name: str, values: Sequence[bytes | None], mask: Callable[[bytes], bytes | None]) -> Values:
     if values.count(None) < len(values):
         values = [None if data is None else mask(data) for data in values]
     return _pack(name, values)

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.redaction import redact_text
 from tidemill.core.recorder.failure_sample import FailureSample
-from tidemill.pipeline.handler.models import ExecutorError, ExecutorTask
-from tidemill.pipeline.recording.task_columns import Columns, Streams, TaskRow, pack_tasks
+from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorTask
+from tidemill.pipeline.recording.task_columns import OK, Extras, Streams, TaskParts, TaskRow, join_tasks, pack_tasks
 from tidemill.pipeline.recording.texts import MAX_LABELS, clean_args, describe_failure
 from tidemill.pipeline.tasks.process import ProcessOutcome
 from tidemill.pipeline.tasks.task_run import TaskRun
-from tidemill.recorder.schema import tasks_schema
 from tidemill.recorder.texts import clean_error, clean_name
 
 if TYPE_CHECKING:
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 
 #: Of each stream, half of it from the beginning and half from the end.
 MAX_STREAM_BYTES = 64 * 1024
-#: What a task that ended well has as its kind.
-OK = "ok"
 #: The arguments or labels of a task without any.
 _NOTHING: list[Any] = []
 _NO_STREAMS: Streams = (None, None, None)
@@ -63,45 +60,52 @@ class TaskRows:
 
     def _start(self) -> None:
         #: Blocks of rows, packed unless there is output among them, in which secrets have to be looked for first.
-        self._blocks: list[Columns | list[TaskRow]] = []
+        self._blocks: list[TaskParts | list[TaskRow]] = []
         #: The rows that come after them.
         self._rows: list[TaskRow] = []
         self._has_output = False
 
-    def add(self, run: TaskRun, outcome: ProcessOutcome) -> None:
+    def add(self, run: TaskRun, outcome: ProcessOutcome) -> bool:
         """Add the row of a try that has just ended, of a task that is not terminal.
 
         Args:
             run: The task.
             outcome: How it ended.
+
+        Returns:
+            Whether it is time to look at how many rows there are; that is left out for most of them.
         """
-        error, kind, seconds, streams = None, OK, outcome.duration_seconds, _NO_STREAMS
+        seconds = outcome.duration_seconds
         if outcome.kind is None:
             if seconds < self._least_seconds:
-                return
-            if seconds >= self._output_seconds and self._stores:
-                streams = self._keep_streams(run.task, outcome)
+                return False
+            is_ordinary = seconds < self._output_seconds and run.task.parent_task_id is None
+            extras = None if is_ordinary else self._keep_extras(run.task, outcome)
         else:
-            if self._stores and self._outputs.admits(self._clock(), OK, ""):
-                streams = self._keep_streams(run.task, outcome)
-            kind = outcome.kind.value
-            text = outcome.stderr.decode("utf-8", "replace")
-            failure = ExecutorError(run.task, outcome.exit_code, text, outcome.exception, None, outcome.kind)
-            error = clean_error(describe_failure(failure))
-        waited, output_bytes = time.monotonic() - run.queued_at, len(outcome.stdout) + len(outcome.stderr)
-        self._add(
+            extras = self._keep_failure(run.task, outcome, outcome.kind)
+        return self._add(
             run,
             outcome.pid,
             run.slot,
             run.ended_at,
-            waited,
+            time.monotonic() - run.queued_at,
             seconds,
             outcome.exit_code,
-            kind,
-            output_bytes,
-            error,
-            streams,
+            len(outcome.stdout) + len(outcome.stderr),
+            extras,
         )
+
+    def _keep_extras(self, task: ExecutorTask, outcome: ProcessOutcome) -> Extras:
+        is_slow = outcome.duration_seconds >= self._output_seconds
+        streams = self._keep_streams(task, outcome) if is_slow and self._stores else _NO_STREAMS
+        return OK, task.parent_task_id, streams, None
+
+    def _keep_failure(self, task: ExecutorTask, outcome: ProcessOutcome, kind: ErrorKind) -> Extras:
+        is_kept = self._stores and self._outputs.admits(self._clock(), OK, "")
+        text = outcome.stderr.decode("utf-8", "replace")
+        failure = ExecutorError(task, outcome.exit_code, text, outcome.exception, None, kind)
+        streams = self._keep_streams(task, outcome) if is_kept else _NO_STREAMS
+        return kind.value, task.parent_task_id, streams, clean_error(describe_failure(failure))
 
     def _keep_streams(self, task: ExecutorTask, outcome: ProcessOutcome) -> Streams:
         streams = (
@@ -112,11 +116,13 @@ class TaskRows:
         self.held_bytes += sum(len(stream) for stream in streams if stream is not None)
         return streams
 
-    def add_known(self, run: TaskRun, exit_code: int, output_bytes: int) -> None:
-        """Add the row of a task whose result was known."""
-        kind = OK if exit_code == 0 else "exit"
+    def add_known(self, run: TaskRun, exit_code: int, output_bytes: int) -> bool:
+        """Add the row of a task whose result was known; see `add`."""
+        extras: Extras | None = None
+        if exit_code != 0 or run.task.parent_task_id is not None:
+            extras = OK if exit_code == 0 else "exit", run.task.parent_task_id, _NO_STREAMS, None
         at = run.ended_at or time.time_ns() // 1000
-        self._add(run, None, None, at, 0.0, None, exit_code, kind, output_bytes, None, _NO_STREAMS)
+        return self._add(run, None, None, at, 0.0, None, exit_code, output_bytes, extras)
 
     def _add(
         self,
@@ -127,13 +133,11 @@ class TaskRows:
         waited: float,
         seconds: float | None,
         exit_code: int | None,
-        kind: str,
         output_bytes: int,
-        error: str | None,
-        streams: Streams,
-    ) -> None:
+        extras: Extras | None,
+    ) -> bool:
         task, (place, offsets) = run.task, run.owner.find_task_offsets(run)
-        task_id, parent, stdin, args, labels = task.task_id, task.parent_task_id, task.stdin, task.args, task.labels
+        task_id, stdin, args, labels = task.task_id, task.stdin, task.args, task.labels
         # What can be computed for a block of rows at once is left for then: that takes a third of the time.
         self._rows.append(
             (
@@ -148,23 +152,23 @@ class TaskRows:
                 waited,
                 seconds,
                 exit_code,
-                kind,
                 run.attempts,
                 len(stdin) if type(stdin) is bytes else _measure_input(task),
                 output_bytes,
-                parent if parent is None or type(parent) is str else clean_name(parent),
-                streams,
-                error,
+                extras,
             )
         )
         self.size += 1
-        if streams is not _NO_STREAMS:
+        has_output = extras is not None and extras[2] is not _NO_STREAMS
+        if has_output:
             self._has_output = True
         if len(self._rows) >= BLOCK_ROWS:
             self._end_block()
+            return True
+        return has_output or self.size == 1
 
     def _end_block(self) -> None:
-        block: Columns | list[TaskRow] = self._rows
+        block: TaskParts | list[TaskRow] = self._rows
         if not self._has_output:
             with contextlib.suppress(Exception):  # what is wrong is said, and counted, where rows are joined
                 block = pack_tasks(self._rows)
@@ -195,7 +199,7 @@ class TakenTaskRows:
         output_bytes: How much output they hold, in which secrets are looked for.
     """
 
-    def __init__(self, blocks: Sequence[Columns | list[TaskRow]], size: int, output_bytes: int) -> None:
+    def __init__(self, blocks: Sequence[TaskParts | list[TaskRow]], size: int, output_bytes: int) -> None:
         """Keep the rows."""
         self._blocks = blocks
         self._has_output = True
@@ -209,12 +213,7 @@ class TakenTaskRows:
 
     def join(self) -> pa.RecordBatch:
         """Return the rows as one batch."""
-        import pyarrow as pa
-
-        blocks = [pack_tasks(block, self._mask) if isinstance(block, list) else block for block in self._blocks]
-        schema = tasks_schema()
-        columns = [pa.concat_arrays([block[name] for block in blocks]) for name in schema.names]
-        return pa.record_batch(columns, schema=schema)
+        return join_tasks([pack_tasks(each, self._mask) if isinstance(each, list) else each for each in self._blocks])
 
     def _mask(self, data: bytes) -> bytes | None:
         return mask_stream(data) if self._has_output else None

@@ -13,7 +13,15 @@ from collections.abc import Sequence
 
 import structlog
 
-from tidemill.pipeline.reports.report import NO_WINDOW, FinishedBatch, FinishedRow, Report, Stretch, WindowTimes
+from tidemill.pipeline.reports.report import (
+    NO_WINDOW,
+    FinishedBatch,
+    FinishedRow,
+    Report,
+    WindowTimes,
+    find_end,
+    stand_for,
+)
 from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.runtime.log import throttle
 from tidemill.runtime.messages import SourceMessage
@@ -34,10 +42,10 @@ class FinishedMessages:
         reports: Get every batch.
 
     Attributes:
-        size_bytes: How much they keep: who gives a message something large, such as its task's output, adds that here.
+        size_bytes: How much they keep.
     """
 
-    __slots__ = ("_count", "_keeps", "_pieces", "_reports", "_singles", "_timer", "size_bytes")
+    __slots__ = ("_count", "_keeps", "_reports", "_singles", "_timer", "_together", "size_bytes")
 
     def __init__(self, reports: Sequence[Report]) -> None:
         """Start empty."""
@@ -47,8 +55,8 @@ class FinishedMessages:
         self._start()
 
     def _start(self) -> None:
-        #: Messages that left together.
-        self._pieces: list[FinishedBatch] = []
+        #: Messages that left with others of their window.
+        self._together = FinishedBatch()
         #: Those that left by themselves, with their window; those without a window by partition.
         self._singles: dict[WindowTimes | TopicPartition, tuple[TopicPartition, WindowTimes, list[FinishedRow]]] = {}
         self._count = 0
@@ -71,6 +79,15 @@ class FinishedMessages:
             window: Its window.
             rejected: Why it was dead-lettered before it had any task, if it was.
         """
+        ended_at = 0
+        if len(runs) == 1 and (run := runs[0]).error is None and not self._keeps:
+            ended_at = run.ended_at
+            runs = stand_for(run.attempts, run.payloads, run.task.precomputed is not None)
+            self.size_bytes += len(message.key or b"")
+        else:
+            if runs:
+                ended_at = find_end(runs)
+            self.size_bytes += size_bytes + _measure_outputs(runs)
         found = self._singles.get(window)
         if found is None:
             place = (message.topic, message.partition)
@@ -82,13 +99,13 @@ class FinishedMessages:
                 message.timestamp,
                 message.consumed_at,
                 runs,
+                ended_at,
                 time.time_ns(),
                 rejected,
                 message if self._keeps else None,
             )
         )
         self._count += 1
-        self.size_bytes += size_bytes
         if self._timer is None or self._count >= MAX_MESSAGES or self.size_bytes >= MAX_BYTES:
             self._added()
 
@@ -103,11 +120,11 @@ class FinishedMessages:
         now, start = time.time_ns(), 0
         while start < len(messages):
             end = min(len(messages), start + MAX_MESSAGES - self._count)
-            self._add_piece(messages[start:end], sizes[start:end], runs[start:end], window, now)
+            self._add_together(messages[start:end], sizes[start:end], runs[start:end], window, now)
             start = end
             self._added()
 
-    def _add_piece(
+    def _add_together(
         self,
         messages: Sequence[SourceMessage],
         sizes: Sequence[int],
@@ -115,26 +132,15 @@ class FinishedMessages:
         window: WindowTimes,
         now: int,
     ) -> None:
-        first, count = messages[0], len(messages)
-        keys = [message.key for message in messages]
         if window.known_runs is not None and not self._keeps:
-            runs = [window.known_runs] * count
-            self.size_bytes += sum(len(key) for key in keys if key)
+            runs = [window.known_runs] * len(messages)
+            self.size_bytes += sum([len(message.key) for message in messages if message.key])
         else:
-            self.size_bytes += sum(sizes) + _measure_outputs(runs)
-        piece = FinishedBatch(
-            (Stretch((first.topic, first.partition), window, count),),
-            [message.offset for message in messages],
-            keys,
-            [message.timestamp for message in messages],
-            [message.consumed_at for message in messages],
-            runs,
-            [now] * count,
-            [None] * count,
-            messages if self._keeps else (),
-        )
-        self._pieces.append(piece)
-        self._count += count
+            self.size_bytes += sum(sizes) + sum(map(_measure_outputs, runs))
+        self._together.add_window(messages, runs, window, now)
+        if self._keeps:
+            self._together.messages += messages
+        self._count += len(messages)
 
     def _added(self) -> None:
         if self._count >= MAX_MESSAGES or self.size_bytes >= MAX_BYTES:
@@ -150,8 +156,12 @@ class FinishedMessages:
         if not self._count:
             self.size_bytes = 0
             return
-        singles = [FinishedBatch.of_window(*rows) for rows in self._singles.values()]
-        batch = FinishedBatch.join(singles + self._pieces)
+        batch = self._together
+        if self._singles:
+            batch = FinishedBatch()
+            for rows in self._singles.values():
+                batch.add_rows(*rows)
+            batch.extend(self._together)
         self._start()
         for report in self._reports:
             try:
@@ -170,6 +180,6 @@ class FinishedMessages:
                 raise end
 
 
-def _measure_outputs(runs: Sequence[Sequence[TaskRun]]) -> int:
-    results = [run.result for each in runs for run in each]
+def _measure_outputs(runs: Sequence[TaskRun]) -> int:
+    results = [run.result for run in runs]
     return sum(len(result.stdout_bytes) + len(result.stderr) for result in results if result is not None)

@@ -1,11 +1,7 @@
-"""Turns Python lists into Arrow columns, about three times as fast as Arrow does where values repeat or are all there.
-
-Invariant: what a column cannot hold raises, as it does in Arrow itself.
-"""
+"""Makes Arrow columns of words that repeat, and of times."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,38 +10,6 @@ MAX_TIMESTAMP = 2**63 // 1000
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
-def pack_longs(values: Sequence[int | None]) -> pa.Array:
-    """Return integers as a column of 64 bits."""
-    import pyarrow as pa
-
-    count = len(values)
-    if is_constant(values):
-        return pa.repeat(pa.scalar(values[0], pa.int64()), count)
-    try:
-        data = struct.pack(f"={count}q", *values)
-    except struct.error:  # some are None, or are no such integers, which Arrow says better
-        return pa.array(values, pa.int64())
-    return pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(data)])
-
-
-def pack_counts(values: Sequence[int]) -> pa.Array:
-    """Return integers as a column of 32 bits."""
-    import pyarrow as pa
-
-    if is_constant(values):
-        return pa.repeat(pa.scalar(int(values[0]), pa.int32()), len(values))
-    return pa.array(values, pa.int32())
-
-
-def pack_keys(keys: Sequence[bytes | None]) -> pa.Array:
-    """Return bytes as a column."""
-    import pyarrow as pa
-
-    if keys[0] is None and keys.count(None) == len(keys):
-        return pa.nulls(len(keys), pa.binary())
-    return pa.array(keys, pa.binary())
 
 
 def convert_timestamps(column: pa.Array) -> pa.Array:

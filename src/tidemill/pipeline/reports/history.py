@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from tidemill.pipeline.handler.models import ExecutorError
-from tidemill.pipeline.reports.columns import convert_timestamps, encode_words, pack_counts, pack_longs
+from tidemill.pipeline.reports.columns import convert_timestamps
+from tidemill.pipeline.reports.parts import LONGS, Part, join_parts, pack_words
 from tidemill.pipeline.reports.report import FinishedBatch
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.identity import Identity
@@ -53,19 +56,32 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+@dataclass(frozen=True, slots=True)
+class HistoryBlock:
+    """The rows of one batch, packed: parts of columns by their names; see `FinishedBatch.parts`."""
+
+    parts: dict[str, Part]
+    size: int
+
+    def __len__(self) -> int:
+        """Return how many rows there are."""
+        return self.size
+
+
 class HistoryRows:
-    """Rows of the history, as Arrow columns: as lists of Python's objects they would take ten times as much memory.
+    """Rows of the history, packed or as Arrow columns: as Python's objects they would take ten times as much memory.
 
     Args:
-        tables: Tables with the columns of `SCHEMA` up to `error`, in its order; words may be dictionaries.
+        blocks: Packed rows, or tables with the columns of `SCHEMA` up to `error`, in its order; words may be
+            dictionaries.
     """
 
-    __slots__ = ("_tables", "count")
+    __slots__ = ("_blocks", "count")
 
-    def __init__(self, tables: Sequence[pa.Table] = ()) -> None:
-        """Keep the tables."""
-        self._tables = [table for table in tables if len(table)]
-        self.count = sum(len(table) for table in self._tables)
+    def __init__(self, blocks: Sequence[HistoryBlock | pa.Table] = ()) -> None:
+        """Keep the rows."""
+        self._blocks = [block for block in blocks if len(block)]
+        self.count = sum(len(block) for block in self._blocks)
 
     @classmethod
     def from_columns(cls, columns: Sequence[Sequence[Any]]) -> HistoryRows:
@@ -83,23 +99,25 @@ class HistoryRows:
     @property
     def offsets(self) -> list[int]:
         """The offset of each row."""
-        return [offset for table in self._tables for offset in table["offset"].to_pylist()]
+        return [offset for table in self._list_tables() for offset in table["offset"].to_pylist()]
 
     def extend(self, rows: HistoryRows) -> None:
         """Append rows."""
-        self._tables += rows._tables
+        self._blocks += rows._blocks
         self.count += rows.count
 
     def split_off(self, count: int) -> HistoryRows:
         """Remove the first rows, and return them."""
-        first: list[pa.Table] = []
+        first: list[HistoryBlock | pa.Table] = []
         left = min(count, self.count)
         while left:
-            table = self._tables.pop(0)
-            first.append(table[:left])
-            if len(table) > left:
-                self._tables.insert(0, table[left:])
-            left -= len(first[-1])
+            block = self._blocks.pop(0)
+            if len(block) > left:
+                (table,) = HistoryRows([block])._list_tables()
+                self._blocks.insert(0, table[left:])
+                block = table[:left]
+            first.append(block)
+            left -= len(block)
         found = HistoryRows(first)
         self.count -= found.count
         return found
@@ -109,7 +127,7 @@ class HistoryRows:
         import pyarrow as pa
 
         parts, start = [], 0
-        for table in self._tables:
+        for table in self._list_tables():
             parts.append(table.filter(pa.array(wanted[start : start + len(table)], pa.bool_())))
             start += len(table)
         return HistoryRows(parts)
@@ -118,11 +136,46 @@ class HistoryRows:
         """Return all rows as one table with columns of these types."""
         import pyarrow as pa
 
+        tables = self._list_tables()
         columns = []
         for field in schema:
-            chunks = [chunk.cast(field.type) for table in self._tables for chunk in table[field.name].chunks]
+            chunks = [chunk.cast(field.type) for table in tables for chunk in table[field.name].chunks]
             columns.append(pa.chunked_array(chunks, field.type).combine_chunks())
         return pa.Table.from_arrays(columns, schema=schema)
+
+    def _list_tables(self) -> list[pa.Table]:
+        tables: list[pa.Table] = []
+        for is_packed, group in itertools.groupby(self._blocks, lambda block: isinstance(block, HistoryBlock)):
+            blocks = list(group)
+            tables += [_unpack(blocks)] if is_packed else blocks
+        return tables
+
+
+def _unpack(blocks: Sequence[HistoryBlock]) -> pa.Table:
+    """Return packed rows as a table."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    word, count, long = pa.dictionary(pa.int32(), pa.string()), pa.int32(), pa.int64()
+
+    def join(name: str, kind: pa.DataType) -> pa.Array:
+        return join_parts([block.parts[name] for block in blocks], kind)
+
+    return pa.table(
+        {
+            "topic": join("topic", word),
+            "partition": join("partition", count),
+            "offset": join("offset", long),
+            "key": join("key", pa.binary()),
+            "status": join("status", word),
+            "tasks": join("tasks", count),
+            "attempts": join("attempts", count),
+            "arrived_at": convert_timestamps(join("record_at", long)),
+            "started_at": join("started_at", long),
+            "finished_at": pc.divide(join("resolved_at", long), 1000),
+            "error": join("error", word),
+        }
+    )
 
 
 class HistoryWriter:
@@ -251,10 +304,7 @@ class HistoryWriter:
 
 def make_rows(batch: FinishedBatch) -> HistoryRows:
     """Return the rows of messages that left the pipeline."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    packed, errors = batch.packed, batch.rejected
+    errors = batch.rejected
     if batch.failed:
         errors = list(errors)
         for index, run in batch.failed.items():
@@ -262,20 +312,9 @@ def make_rows(batch: FinishedBatch) -> HistoryRows:
                 errors[index] = _describe(run.error)
     if errors.count(None) < len(errors):
         errors = [_clip(error) for error in errors]
-    columns = {
-        "topic": encode_words(batch.spread(stretch.place[0] for stretch in batch.stretches)),
-        "partition": pack_counts(batch.spread(stretch.place[1] for stretch in batch.stretches)),
-        "offset": packed.offset,
-        "key": packed.key,
-        "status": packed.status,
-        "tasks": packed.tasks,
-        "attempts": packed.attempts,
-        "arrived_at": convert_timestamps(packed.record_at),
-        "started_at": pack_longs(batch.spread(stretch.window.started_at for stretch in batch.stretches)),
-        "finished_at": pc.divide(packed.resolved_ns, 1000),
-        "error": encode_words(errors),
-    }
-    return HistoryRows([pa.table(columns)])
+    started_at = LONGS.spread([stretch.window.started_at for stretch in batch.stretches], batch.sizes)
+    parts = {**batch.parts, "started_at": started_at, "error": pack_words(errors)}
+    return HistoryRows([HistoryBlock(parts, len(batch))])
 
 
 def _clip(error: str | None) -> str | None:
@@ -325,17 +364,22 @@ def make_table(rows: HistoryRows, identity: Identity) -> Any:
 
 
 def _write_part(path: Path, name: str, rows: HistoryRows, identity: Identity) -> None:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = make_table(rows, identity)
     path.mkdir(parents=True, exist_ok=True)
     unfinished = path / f"_{name}"
     try:
+        table = make_table(rows, identity)
         pq.write_table(table, unfinished, compression="zstd", use_dictionary=WORDS, column_encoding=ENCODINGS)
         unfinished.replace(path / name)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+    finally:
+        table = None
+        # Arrow would keep what this thread needed until the next part, perhaps a minute later: up to 40 MB.
+        pa.default_memory_pool().release_unused()
 
 
 def _list_constants(identity: Identity) -> tuple[str, int, str]:

@@ -9,21 +9,15 @@ import enum
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
-from tidemill.pipeline.reports.columns import encode_words, pack_counts, pack_keys, pack_longs
+from tidemill.pipeline.reports.parts import COUNTS, LONGS, Part, pack_bytes, pack_words, spread, spread_words
 from tidemill.pipeline.tasks.task_run import NOBODY, TaskRun
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import TopicPartition
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-ValueT = TypeVar("ValueT")
 
 
 class HistoryStatus(enum.StrEnum):
@@ -73,15 +67,21 @@ NO_WINDOW = WindowTimes(None, None, None)
 
 
 @functools.lru_cache(1_000)
-def stand_for_known(payloads: int) -> Sequence[TaskRun]:
-    """Return what is reported in place of a task with a known result whose hook returned this many payloads."""
-    run = TaskRun(ExecutorTask("", precomputed=PrecomputedResult()), NOBODY, 0.0)
-    run.attempts, run.payloads = 1, payloads
+def stand_for(attempts: int, payloads: int, is_known: bool) -> tuple[TaskRun]:
+    """Return what is reported in place of a task that went well, so that the task is not kept until then.
+
+    Args:
+        attempts: How often it was tried.
+        payloads: How many payloads its hook returned.
+        is_known: Whether its result was known when its window was arranged.
+    """
+    run = TaskRun(ExecutorTask("", precomputed=PrecomputedResult() if is_known else None), NOBODY, 0.0)
+    run.attempts, run.payloads = attempts, payloads
     return (run,)
 
 
 #: Of a message that left the pipeline what a batch has of it, in the order of its columns.
-FinishedRow = tuple[int, bytes | None, int, int, Sequence[TaskRun], int, str | None, SourceMessage | None]
+FinishedRow = tuple[int, bytes | None, int, int, Sequence[TaskRun], int, int, str | None, SourceMessage | None]
 
 
 class Stretch(NamedTuple):
@@ -92,17 +92,9 @@ class Stretch(NamedTuple):
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class PackedColumns:
-    """Columns of a batch that several reports keep, as Arrow has them; `record_at` is in milliseconds, as it came."""
-
-    offset: pa.Array
-    key: pa.Array
-    record_at: pa.Array
-    resolved_ns: pa.Array
-    status: pa.DictionaryArray
-    tasks: pa.Array
-    attempts: pa.Array
+def find_end(runs: Sequence[TaskRun]) -> int:
+    """Return when the last of a message's tasks ended; 0 if none ran."""
+    return max([run.ended_at for run in runs], default=0)
 
 
 class FinishedBatch:
@@ -115,75 +107,84 @@ class FinishedBatch:
         record_at: The timestamp of each, in milliseconds, as it came.
         consumed_at: When each was fetched, in UTC microseconds since the epoch; 0: nobody noted it.
         runs: The tasks of each, or what stands for them.
+        ended_at: When the last task of each ended, in UTC microseconds since the epoch; 0: all were known, or none ran.
         resolved_ns: When each left the pipeline, in UTC nanoseconds since the epoch.
         rejected: Why each was dead-lettered before it had any task; None if it was not.
         messages: The messages; empty unless a report needs them.
     """
 
-    def __init__(
-        self,
-        stretches: Sequence[Stretch],
-        offsets: Sequence[int],
-        keys: Sequence[bytes | None],
-        record_at: Sequence[int],
-        consumed_at: Sequence[int],
-        runs: Sequence[Sequence[TaskRun]],
-        resolved_ns: Sequence[int],
-        rejected: Sequence[str | None],
-        messages: Sequence[SourceMessage] = (),
+    def __init__(self) -> None:
+        """Start without messages; rows are added before anything is asked."""
+        self.stretches: list[Stretch] = []
+        self.offsets: list[int] = []
+        self.keys: list[bytes | None] = []
+        self.record_at: list[int] = []
+        self.consumed_at: list[int] = []
+        self.runs: list[Sequence[TaskRun]] = []
+        self.ended_at: list[int] = []
+        self.resolved_ns: list[int] = []
+        self.rejected: list[str | None] = []
+        self.messages: list[SourceMessage] = []
+
+    def add_rows(self, place: TopicPartition, window: WindowTimes, rows: Sequence[FinishedRow]) -> None:
+        """Add messages of one window, or of none and of one partition; at least one."""
+        offsets, keys, record_at, consumed_at, runs, ended_at, *more = zip(*rows, strict=True)
+        resolved_ns, rejected, messages = more
+        self.stretches.append(Stretch(place, window, len(rows)))
+        self.offsets += offsets
+        self.keys += keys
+        self.record_at += record_at
+        self.consumed_at += consumed_at
+        self.runs += runs
+        self.ended_at += ended_at
+        self.resolved_ns += resolved_ns
+        self.rejected += rejected
+        if messages[0] is not None:
+            self.messages += messages
+
+    def add_window(
+        self, messages: Sequence[SourceMessage], runs: Sequence[Sequence[TaskRun]], window: WindowTimes, now: int
     ) -> None:
-        """Take the columns."""
-        self.stretches = stretches
-        self.offsets = offsets
-        self.keys = keys
-        self.record_at = record_at
-        self.consumed_at = consumed_at
-        self.runs = runs
-        self.resolved_ns = resolved_ns
-        self.rejected = rejected
-        self.messages = messages
+        """Add messages of one window that leave the pipeline together, at least one; the messages are not kept.
 
-    @classmethod
-    def of_window(cls, place: TopicPartition, window: WindowTimes, rows: Sequence[FinishedRow]) -> FinishedBatch:
-        """Return the batch of messages of one window, or of none and of one partition; at least one."""
-        offsets, keys, record_at, consumed_at, runs, resolved_ns, rejected, messages = zip(*rows, strict=True)
-        stretches = (Stretch(place, window, len(rows)),)
-        kept = () if messages[0] is None else messages
-        return cls(stretches, offsets, keys, record_at, consumed_at, runs, resolved_ns, rejected, kept)
+        Args:
+            messages: The messages.
+            runs: The tasks of each.
+            window: Their window.
+            now: When they leave.
+        """
+        first, count = messages[0], len(messages)
+        self.stretches.append(Stretch((first.topic, first.partition), window, count))
+        self.offsets += [message.offset for message in messages]
+        self.keys += [message.key for message in messages]
+        self.record_at += [message.timestamp for message in messages]
+        self.consumed_at += [message.consumed_at for message in messages]
+        self.runs += runs
+        self.ended_at += [0] * count if window.known_runs is not None else map(find_end, runs)
+        self.resolved_ns += [now] * count
+        self.rejected += [None] * count
 
-    @classmethod
-    def join(cls, pieces: Sequence[FinishedBatch]) -> FinishedBatch:
-        """Return the messages of several batches as one; at least one."""
-        if len(pieces) == 1:
-            return pieces[0]
-        chain = itertools.chain.from_iterable
-        return cls(
-            list(chain(piece.stretches for piece in pieces)),
-            list(chain(piece.offsets for piece in pieces)),
-            list(chain(piece.keys for piece in pieces)),
-            list(chain(piece.record_at for piece in pieces)),
-            list(chain(piece.consumed_at for piece in pieces)),
-            list(chain(piece.runs for piece in pieces)),
-            list(chain(piece.resolved_ns for piece in pieces)),
-            list(chain(piece.rejected for piece in pieces)),
-            list(chain(piece.messages for piece in pieces)),
-        )
+    def extend(self, other: FinishedBatch) -> None:
+        """Add the messages of another batch."""
+        self.stretches += other.stretches
+        self.offsets += other.offsets
+        self.keys += other.keys
+        self.record_at += other.record_at
+        self.consumed_at += other.consumed_at
+        self.runs += other.runs
+        self.ended_at += other.ended_at
+        self.resolved_ns += other.resolved_ns
+        self.rejected += other.rejected
+        self.messages += other.messages
 
     def __len__(self) -> int:
         """Return how many messages there are."""
         return len(self.offsets)
 
-    def spread(self, values: Iterable[ValueT]) -> list[ValueT]:
-        """Return a value per message, given one per stretch."""
-        spread: list[ValueT] = []
-        for value, stretch in zip(values, self.stretches, strict=True):
-            spread += [value] * stretch.size
-        return spread
-
     @functools.cached_property
     def places(self) -> list[TopicPartition]:
         """The partition of each message."""
-        return self.spread(stretch.place for stretch in self.stretches)
+        return list(spread([stretch.place for stretch in self.stretches], self.sizes))
 
     @functools.cached_property
     def stand_in(self) -> TaskRun | None:
@@ -256,31 +257,43 @@ class FinishedBatch:
         return statuses
 
     @functools.cached_property
-    def packed(self) -> PackedColumns:
-        """What several reports keep, as Arrow columns."""
-        return PackedColumns(
-            offset=pack_longs(self.offsets),
-            key=pack_keys(self.keys),
-            record_at=pack_longs(self.record_at),
-            resolved_ns=pack_longs(self.resolved_ns),
-            status=encode_words(self.statuses),
-            tasks=pack_counts(self.tasks),
-            attempts=pack_counts(self.attempts),
-        )
+    def sizes(self) -> list[int]:
+        """How many messages each stretch has."""
+        return [stretch.size for stretch in self.stretches]
+
+    @functools.cached_property
+    def parts(self) -> dict[str, Part]:
+        """What several reports keep: parts of columns by their names.
+
+        Of these, `record_at` is in milliseconds, as it came, and `resolved_at` in nanoseconds.
+        """
+        return {
+            "topic": spread_words([stretch.place[0] for stretch in self.stretches], self.sizes),
+            "partition": COUNTS.spread([stretch.place[1] for stretch in self.stretches], self.sizes),
+            "offset": LONGS.pack(self.offsets),
+            "key": pack_bytes(self.keys),
+            "record_at": LONGS.pack(self.record_at),
+            "resolved_at": LONGS.pack(self.resolved_ns),
+            "status": pack_words(self.statuses),
+            "tasks": COUNTS.pack(self.tasks),
+            "attempts": COUNTS.pack(self.attempts),
+        }
 
     def select(self, wanted: Sequence[bool]) -> FinishedBatch:
         """Return those messages of which this is true; at least one has to be."""
-        return FinishedBatch(
-            [Stretch(place, window, 1) for place, window, _ in itertools.compress(self.spread(self.stretches), wanted)],
-            list(itertools.compress(self.offsets, wanted)),
-            list(itertools.compress(self.keys, wanted)),
-            list(itertools.compress(self.record_at, wanted)),
-            list(itertools.compress(self.consumed_at, wanted)),
-            list(itertools.compress(self.runs, wanted)),
-            list(itertools.compress(self.resolved_ns, wanted)),
-            list(itertools.compress(self.rejected, wanted)),
-            list(itertools.compress(self.messages, wanted)),
-        )
+        found, choose = FinishedBatch(), itertools.compress
+        neighbours = choose(spread(self.stretches, self.sizes), wanted)
+        found.stretches = [Stretch(place, window, 1) for place, window, _ in neighbours]
+        found.offsets = list(choose(self.offsets, wanted))
+        found.keys = list(choose(self.keys, wanted))
+        found.record_at = list(choose(self.record_at, wanted))
+        found.consumed_at = list(choose(self.consumed_at, wanted))
+        found.runs = list(choose(self.runs, wanted))
+        found.ended_at = list(choose(self.ended_at, wanted))
+        found.resolved_ns = list(choose(self.resolved_ns, wanted))
+        found.rejected = list(choose(self.rejected, wanted))
+        found.messages = list(choose(self.messages, wanted))
+        return found
 
     def split(self) -> tuple[FinishedBatch, FinishedBatch]:
         """Return both halves of the messages, to find the one that a report cannot take."""

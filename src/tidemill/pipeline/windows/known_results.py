@@ -17,7 +17,7 @@ from tidemill.pipeline.delivery.routing import Routed
 from tidemill.pipeline.handler.models import ExecutorTask
 from tidemill.pipeline.hooks import BURST, begin_hook, call_hook
 from tidemill.pipeline.key_order import KeptPlace
-from tidemill.pipeline.reports.report import stand_for_known
+from tidemill.pipeline.reports.report import stand_for
 from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.pipeline.windows import failures
 from tidemill.pipeline.windows.runs import may_run, release_run, resolve_run
@@ -143,7 +143,7 @@ class _KnownResults:
         """Note for reports how many payloads there are of each message, as long as all have as many."""
         counts = [part.pending for part in parts]
         each = counts[0] if counts else 0
-        stand_in, before = stand_for_known(each), self._window.times.known_runs
+        stand_in, before = stand_for(1, each, True), self._window.times.known_runs
         if (counts and counts.count(each) < count) or (before is not None and before is not stand_in):
             self._tell_apart()
         else:

@@ -151,10 +151,8 @@ class WindowRun:
         context.counters.tasks_done += 1
         context.slowest.add(result)
         if self.known is not None and len(self.graph.find_indexes(run)) == 1:
-            self.known.append(run)  # whose output is not kept for reports, mostly: see `FinishedMessages.add_all`
+            self.known.append(run)
         else:  # even without a hook the turn is given back first: a window of known results must not recurse
-            if context.finished is not None:
-                context.finished.size_bytes += len(result.stdout_bytes) + len(result.stderr)
             context.hooks.submit(self.collect if context.overridden.on_task_complete else self._end_task, run)
 
     async def _end_task(self, run: TaskRun) -> None:
@@ -252,7 +250,9 @@ class WindowRun:
 
     def find_task_offsets(self, run: TaskRun) -> tuple[TopicPartition, Sequence[int]]:
         """Return the partition of a task that is not terminal, and the offsets of its messages."""
-        return self.partition.partition, [self.messages[index].offset for index in self.graph.find_indexes(run)]
+        indexes, messages = self.graph.find_indexes(run), self.messages
+        offsets = [messages[index].offset for index in indexes] if len(indexes) != 1 else (messages[indexes[0]].offset,)
+        return self.partition.partition, offsets
 
     # -- hooks that return payloads ---------------------------------------------------------------------------
 

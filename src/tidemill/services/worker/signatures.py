@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 
@@ -13,6 +13,11 @@ def sign_file(file: Path) -> tuple[int, ...]:
     except OSError:
         return ()
     return stat.st_mtime_ns, stat.st_size, stat.st_ino, stat.st_ctime_ns
+
+
+def sign_files(folder: Path, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """Return what `sign_file` says of files, by their paths below a folder."""
+    return {name: sign_file(folder / name) for name in names}
 
 
 def is_unchanged(folder: Path, files: Mapping[str, tuple[int, ...]]) -> bool:

@@ -82,7 +82,7 @@ class TaskHandle:
         #: What its file, and what that imports, looked like; None: it is not imported yet.
         self.files: dict[str, tuple[int, ...]] | None = None
         #: What its file looked like before it was started.
-        self.began_with: tuple[int, ...] = ()
+        self.began_with: dict[str, tuple[int, ...]] = {}
         #: It closed its connection without leave.
         self.broke_off = False
         self._zygote = zygote

@@ -49,7 +49,7 @@ from tidemill.services.worker.messages import (
     encode_answer,
 )
 from tidemill.services.worker.reports import Reports
-from tidemill.services.worker.signatures import is_unchanged, sign_file
+from tidemill.services.worker.signatures import is_unchanged, sign_files
 from tidemill.services.worker.store_link import SCAN_SECONDS, beat, call_unfenced, listen
 from tidemill.services.worker.task_handle import TaskHandle
 from tidemill.services.worker.templates import Templates
@@ -114,6 +114,8 @@ class Worker:
         self._slots = WorkerSlots(config.limits)
         self._templates = Templates(zygote, config.folder, config.limits.import_seconds)
         self._handles: dict[int, TaskHandle] = {}
+        #: What the last process that has imported a DAG file has read: the next one will probably read the same.
+        self._read: dict[str, tuple[str, ...]] = {}
         self._running: dict[tuple[int, int], _Running] = {}
         self._reports = Reports()
         self._budget = LogBudget(config.max_log_bytes)
@@ -256,7 +258,7 @@ class Worker:
     def _is_fresh(self, handle: TaskHandle) -> bool:
         """Tell whether the files of a process are what it has read."""
         if handle.files is None:  # it reads them now, or has not begun
-            return handle.began_with == sign_file(self._config.folder / handle.task.file)
+            return handle.began_with == sign_files(self._config.folder, handle.began_with)
         return is_unchanged(self._config.folder, handle.files)
 
     def _do(self, effects: Sequence[Effect]) -> None:
@@ -281,7 +283,7 @@ class Worker:
     def _start(self, number: int, file: str) -> None:
         task = Task(str(self._config.folder), file, self._config.log_level)
         handle = self._handles[number] = TaskHandle(number, task, self._templates.find(task), self)
-        handle.began_with = sign_file(self._config.folder / file)
+        handle.began_with = sign_files(self._config.folder, self._read.get(file, (file,)))
         try:
             handle.start()
         except OSError as error:
@@ -303,6 +305,7 @@ class Worker:
 
     def on_loaded(self, handle: TaskHandle, loaded: Loaded) -> None:
         """Note that a process has imported its file."""
+        self._read[handle.task.file] = (handle.task.file, *loaded.files)
         self._slots.note_loaded(handle.number)
 
     def on_ask(self, handle: TaskHandle, ask: Ask) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+import msgspec
 from sqlalchemy import (
     BigInteger,
     Connection,
@@ -34,7 +35,7 @@ from tidemill.store.calls import CreateRun, RunRecord
 from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import DagPlan, TaskPlan
 from tidemill.store.dag_tables import dag, dag_run, dag_version, task_instance
-from tidemill.store.queries.run_params import check_params, read_conf
+from tidemill.store.queries.run_params import check_params, find_misspelt, read_conf
 from tidemill.store.queries.runs import IS_QUEUED, IS_RUNNING, RUNS, read_run, start_runs
 from tidemill.store.queries.task_rows import compute_rank, load_plan
 from tidemill.store.statements import Statement
@@ -92,7 +93,8 @@ def create_run(connection: Connection, request: CreateRun, context: CallContext)
     if request.request:
         known = connection.execute(RUNS.where(and_(_RUN.dag == found.id, _RUN.request == request.request))).first()
         if known is not None:
-            return read_run(known)
+            plan = load_plan(connection, found.version_id, found.digest)
+            return msgspec.structs.replace(read_run(known), warnings=find_misspelt(plan, read_conf(request.conf)))
     if not found.active:
         raise CallRefusedError(
             RefusalKind.UNKNOWN,
@@ -126,6 +128,7 @@ def create_run(connection: Connection, request: CreateRun, context: CallContext)
         context.now_us,
         None if run is None else run.started_us,
         None if run is None else run.ended_us,
+        find_misspelt(plan, conf),
     )
 
 

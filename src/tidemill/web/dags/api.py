@@ -172,7 +172,8 @@ def _add_changes(router: Routes, desk: Desk) -> None:
         logical_us = None if moment is None else round(moment.timestamp() * 1e6)
         by = request.state.identity.name
         run = desk.ask(CreateRun(dag_id, order.run_id, logical_us, conf, by=by, request=order.request))
-        return models.Created(text=f"Created the run {run.run_id}.", run=describe_run(run))
+        text = " ".join([f"Created the run {run.run_id}.", *run.warnings])
+        return models.Created(text=text, run=describe_run(run), warnings=list(run.warnings))
 
     @router.post(f"{_BASE}/cancel", tags=["dags"], summary="Cancel a run: what has not ended fails, or is skipped")
     def cancel_run(request: Request, dag_id: DagId, run_id: RunId) -> models.Created:

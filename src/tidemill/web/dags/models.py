@@ -189,6 +189,7 @@ class Created(Done):
     """What was done, and the new run."""
 
     run: Run
+    warnings: list[str] = Field(default=[], description="What is probably a mistake in its configuration.")
 
 
 class _Order(BaseModel):

@@ -1,0 +1,183 @@
+"""Parts of columns: what is kept of some hundred rows until thousands of them become Arrow columns at once.
+
+A call of Arrow takes as long as packing a hundred integers does, so a part is plain bytes, or a value and how often it
+is repeated, wherever that is possible. Invariant: what a column cannot hold raises when its part is made, so that only
+the rows of that part are lost.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import struct
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
+
+from tidemill.pipeline.reports.columns import encode_words, is_constant, repeat_word
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ValueT = TypeVar("ValueT")
+
+#: Numbers of one type, packed; an Arrow array where some are missing.
+Numbers: TypeAlias = "bytes | pa.Array"
+#: A word, or None, and how often it is repeated; a dictionary where there are several.
+Words: TypeAlias = "tuple[str | None, int] | pa.DictionaryArray"
+#: How many rows have nothing: no value, or an empty list or map; an Arrow array where some have something.
+Values: TypeAlias = "int | pa.Array"
+
+
+class Packed(NamedTuple):
+    """Texts, bytes or lists of offsets, one per row: how long each is, and all of them behind each other."""
+
+    lengths: bytes
+    data: bytes
+
+
+#: A part of any column.
+Part: TypeAlias = "bytes | tuple[str | None, int] | int | Packed | pa.Array"
+
+
+class NumberFormat:
+    """Packs numbers of one type.
+
+    Args:
+        code: Of the type, as `struct` has it.
+        name: Of the type, as Arrow has it.
+    """
+
+    __slots__ = ("_code", "_name", "_pack")
+
+    def __init__(self, code: str, name: str) -> None:
+        """Keep the type."""
+        self._code = code
+        self._name = name
+        self._pack = struct.Struct("=" + code).pack
+
+    def pack(self, values: Sequence[float | None]) -> Numbers:
+        """Return a number per row; at least one."""
+        try:
+            if is_constant(values):
+                return self._pack(values[0]) * len(values)
+            return struct.pack(f"={len(values)}{self._code}", *values)
+        except struct.error:  # some are None, or are no such numbers, which Arrow says better
+            import pyarrow as pa
+
+            return pa.array(values, pa.type_for_alias(self._name))
+
+    def spread(self, values: Sequence[float | None], sizes: Sequence[int]) -> Numbers:
+        """Return each number as often as the size beside it says."""
+        try:
+            return b"".join([self._pack(value) * size for value, size in zip(values, sizes, strict=True)])
+        except struct.error:
+            return self.pack(list(spread(values, sizes)))
+
+
+#: Offsets and times.
+LONGS = NumberFormat("q", "int64")
+#: Numbers of partitions and of things.
+COUNTS = NumberFormat("i", "int32")
+#: Spans of time.
+SPANS = NumberFormat("d", "float64")
+
+
+def spread(values: Iterable[ValueT], sizes: Iterable[int]) -> Iterator[ValueT]:
+    """Yield each value as often as the size beside it says."""
+    return itertools.chain.from_iterable(map(itertools.repeat, values, sizes))
+
+
+def pack_words(words: Sequence[str | None]) -> Words:
+    """Return a word per row; at least one."""
+    return (words[0], len(words)) if is_constant(words) else encode_words(words)
+
+
+def spread_words(words: Sequence[str], sizes: Sequence[int]) -> Words:
+    """Return each word as often as the size beside it says."""
+    return (words[0], sum(sizes)) if is_constant(words) else encode_words(list(spread(words, sizes)))
+
+
+def are_nothing(values: Sequence[Any]) -> bool:
+    """Return whether all values, at least one, are None, or empty lists."""
+    return (values[0] is None or values[0] == []) and is_constant(values)
+
+
+def pack_bytes(values: Sequence[bytes | None]) -> Packed | Values:
+    """Return bytes, or None, per row; at least one."""
+    if are_nothing(values):
+        return len(values)
+    if set(map(type, values)) == {bytes}:
+        present = cast("Sequence[bytes]", values)
+        return Packed(_pack_lengths(present), b"".join(present))
+    import pyarrow as pa
+
+    return pa.array(values, pa.binary())
+
+
+def pack_texts(texts: Sequence[str]) -> Packed | pa.Array:
+    """Return a text per row; at least one."""
+    joined = "".join(texts)
+    if joined.isascii():
+        return Packed(_pack_lengths(texts), joined.encode())
+    import pyarrow as pa
+
+    return pa.array(texts, pa.string())
+
+
+def pack_lists(lists: Sequence[Sequence[int]]) -> Packed:
+    """Return a list of integers of 64 bits per row; at least one."""
+    flat = list(itertools.chain.from_iterable(lists))
+    return Packed(_pack_lengths(lists), struct.pack(f"={len(flat)}q", *flat))
+
+
+def _pack_lengths(values: Sequence[Sized]) -> bytes:
+    return struct.pack(f"={len(values)}i", *map(len, values))
+
+
+def join_parts(parts: Iterable[Part], kind: pa.DataType) -> pa.Array:
+    """Return parts of a column of this type as one Arrow array; at least one part."""
+    import pyarrow as pa
+
+    arrays: list[pa.Array] = []
+    for part_type, group in itertools.groupby(parts, type):
+        if part_type is bytes:
+            arrays.append(_read_numbers(b"".join(cast("Iterable[bytes]", group)), kind))
+        elif part_type is tuple:
+            runs = itertools.groupby(cast("Iterable[tuple[str | None, int]]", group), operator.itemgetter(0))
+            arrays += [repeat_word(word, sum(count for _, count in run)) for word, run in runs]
+        elif part_type is int:
+            arrays.append(_repeat_nothing(sum(cast("Iterable[int]", group)), kind))
+        elif part_type is Packed:
+            arrays.append(_read_packed(list(cast("Iterable[Packed]", group)), kind))
+        else:
+            arrays += group
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+
+
+def _read_numbers(data: bytes, kind: pa.DataType) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.Array.from_buffers(kind, len(data) * 8 // kind.bit_width, [None, pa.py_buffer(data)])
+
+
+def _read_packed(parts: Sequence[Packed], kind: pa.DataType) -> pa.Array:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    lengths = _read_numbers(b"".join([part.lengths for part in parts]), pa.int32())
+    ends = pc.cumulative_sum_checked(pa.concat_arrays([pa.array([0], pa.int32()), lengths]))
+    data = b"".join([part.data for part in parts])
+    if pa.types.is_list(kind):
+        return pa.ListArray.from_arrays(ends, _read_numbers(data, kind.value_type))
+    return pa.Array.from_buffers(kind, len(lengths), [None, ends.buffers()[1], pa.py_buffer(data)])
+
+
+def _repeat_nothing(count: int, kind: pa.DataType) -> pa.Array:
+    import pyarrow as pa
+
+    if not pa.types.is_nested(kind):
+        return pa.nulls(count, kind)
+    # `repeat` would take longer for these than for all other columns together.
+    ends, none = pa.repeat(pa.scalar(0, pa.int32()), count + 1), pa.array([], pa.string())
+    is_map = pa.types.is_map(kind)
+    return pa.MapArray.from_arrays(ends, none, none) if is_map else pa.ListArray.from_arrays(ends, none)
