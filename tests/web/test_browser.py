@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 import pytest
-from playwright.sync_api import Browser, Page, Request, sync_playwright
+from playwright.sync_api import Browser, Error, Page, Request, Route, sync_playwright
 from tests.deadletters.redrive.test_folder import Place
 from tests.until import wait_until
 from tests.web.recordings import FAILED, record, write_letters
@@ -303,6 +303,28 @@ def test_a_reader_signs_out_and_in_again_with_the_forms(browser: Browser, served
         page.keyboard.press("Enter")
         page.wait_for_url(f"{served.base}/tasks?kind=exit")
         assert page.locator("h1").inner_text() == "Tasks"
+    assert watch.wrong == []
+
+
+def test_signing_out_ends_what_the_page_still_fetches(browser: Browser, served: Served) -> None:
+    """What arrived after the end of the session would be refused, and be an error in the console."""
+    held: list[Route] = []
+
+    def sign_out(route: Route) -> None:
+        answer = route.fetch(max_redirects=0)
+        for late in held:
+            with contextlib.suppress(Error):  # the browser has given it up
+                late.continue_()
+        page.wait_for_timeout(1000)
+        route.fulfill(response=answer)
+
+    with opened(browser, served, WIDE, "light") as (page, watch):
+        page.route("**/series*", lambda route: held.append(route))  # noqa: PLW0108 - a method of a list has no attributes
+        with page.expect_request("**/series*"):
+            page.reload(wait_until="commit")
+        page.route("**/logout", sign_out)
+        page.click("text=Sign out")
+        page.wait_for_url(f"{served.base}/login")
     assert watch.wrong == []
 
 

@@ -76,9 +76,11 @@
   const pick = (chart) => [columns.at, ...chart.lines.map(([name]) => columns[name])];
 
   const load = async () => {
-    const response = await fetch(holder.dataset.series);
-    if (!response.ok) return;
-    columns = await response.json();
+    try {
+      const response = await fetch(holder.dataset.series);
+      if (!response.ok) return;
+      columns = await response.json();
+    } catch { return; } // what is drawn stays, and the page says that there is no connection
     if (plots.length) for (const { plot, chart } of plots) plot.setData(pick(chart));
     else draw();
   };

@@ -124,6 +124,11 @@
     pressed = null;
   });
 
+  // Signing out ends what this page still fetches, and begins no more: it would be refused while the page is being left.
+  let isLeaving = false;
+  document.querySelector("form.leave")?.addEventListener("submit", () => { isLeaving = true; window.stop(); });
+  document.addEventListener("htmx:beforeRequest", (event) => { if (isLeaving) event.preventDefault(); });
+
   document.addEventListener("htmx:configRequest", (event) => {
     event.detail.headers["X-CSRF-Token"] = root.dataset.csrf || "";
   });
@@ -159,7 +164,7 @@
       document.body.classList.toggle("stale", isOld);
     };
     const load = async () => {
-      if (document.hidden) return;
+      if (document.hidden || isLeaving) return;
       try {
         const response = await fetch(part.dataset.load, { redirect: "error" });
         if (response.ok) replace(part, await response.text());
