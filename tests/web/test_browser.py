@@ -319,7 +319,7 @@ def test_signing_out_ends_what_the_page_still_fetches(browser: Browser, served: 
         route.fulfill(response=answer)
 
     with opened(browser, served, WIDE, "light") as (page, watch):
-        page.route("**/series*", lambda route: held.append(route))  # noqa: PLW0108 - a method of a list has no attributes
+        page.route("**/series*", lambda route: held.append(route))
         with page.expect_request("**/series*"):
             page.reload(wait_until="commit")
         page.route("**/logout", sign_out)
