@@ -151,13 +151,36 @@ def test_a_clean_end_ends_programs_that_left_their_group_and_reaps_the_warden() 
     warden = Warden(engine_id)
     warden.start()
     # Its parent, the task, has ended.
-    subprocess.run(["sh", "-c", "trap '' TERM; setsid sleep 80 &"], env=environ, check=True)
+    task = ["sh", "-c", "trap '' TERM; setsid sleep 80 &"]
+    subprocess.run(task, env=environ, start_new_session=True, check=True)
     wait_until(lambda: marked(engine_id), what="the program is up")
     pid = warden.pid
     warden.close()
     assert marked(engine_id) == []
     with pytest.raises(ChildProcessError):
         os.waitpid(pid or -2, os.WNOHANG)
+
+
+#: Stands for an engine in whose group there is a marked process: one that its task started, and that joined the group.
+ENGINE_IN_A_GROUP = """
+import os, subprocess, sys, time
+from tidemill.runtime.warden import ENGINE_ID_VARIABLE, Warden, marked
+
+engine_id = sys.argv[1]
+warden = Warden(engine_id)
+warden.start()
+subprocess.Popen(["sleep", "83"], env={ENGINE_ID_VARIABLE: engine_id, "PATH": os.environ["PATH"]})
+while not marked(engine_id):
+    time.sleep(0.01)
+warden.close()
+print("alive", len(marked(engine_id)))
+"""
+
+
+def test_the_engines_own_group_is_spared_when_a_marked_process_is_in_it() -> None:
+    argv = [sys.executable, "-c", ENGINE_IN_A_GROUP, f"engine-{time.monotonic_ns()}"]
+    ended = subprocess.run(argv, capture_output=True, start_new_session=True, timeout=LIMIT_SECONDS, check=False)
+    assert ended.stdout == b"alive 0\n", ended.stderr
 
 
 def test_a_warden_that_finds_nothing_at_a_clean_end_leaves_at_once() -> None:

@@ -141,8 +141,14 @@ def marked(engine_id: str) -> list[int]:
     return found
 
 
-def end_all(engine_id: str, grace_seconds: float) -> None:
-    """End what carries the id: SIGTERM for the grace, then SIGKILL, until several scans in a row find nothing."""
+def end_all(engine_id: str, grace_seconds: float, spared: frozenset[int]) -> None:
+    """End what carries the id: SIGTERM for the grace, then SIGKILL, until several scans in a row find nothing.
+
+    Args:
+        engine_id: What the processes carry.
+        grace_seconds: Between SIGTERM and SIGKILL.
+        spared: Groups in which only the processes themselves are signalled.
+    """
     started = time.monotonic()
     asked: set[int] = set()
     groups: set[int] = set()
@@ -154,13 +160,13 @@ def end_all(engine_id: str, grace_seconds: float) -> None:
         told: set[int] = set()
         for pid in found:
             if late or pid not in asked:
-                _signal(pid, signal.SIGKILL if late else signal.SIGTERM, groups, told)
+                _signal(pid, signal.SIGKILL if late else signal.SIGTERM, groups, told, spared)
                 asked.add(pid)
         groups |= told
         time.sleep(PAUSE_SECONDS)
 
 
-def _signal(pid: int, number: int, groups: set[int], told: set[int]) -> None:
+def _signal(pid: int, number: int, groups: set[int], told: set[int], spared: frozenset[int]) -> None:
     """Signal a process with its group: once, so that no handler of a program runs twice.
 
     Args:
@@ -168,18 +174,27 @@ def _signal(pid: int, number: int, groups: set[int], told: set[int]) -> None:
         number: The signal.
         groups: Those that were signalled in an earlier scan; in these only the process itself is.
         told: Those that were signalled in this scan.
+        spared: Those that are not signalled.
     """
     try:
         group = os.getpgid(pid)
         if group in told:
             return
-        if group == os.getpgrp() or (group in groups and number == signal.SIGTERM):
+        if group in spared or (group in groups and number == signal.SIGTERM):
             os.kill(pid, number)
-        else:  # every group with a marked process was made for a task, or by one
+        else:  # every other group with a marked process was made for a task, or by one
             told.add(group)
             os.killpg(group, number)
     except OSError:
         pass  # it ended meanwhile, or is not ours to end
+
+
+def _find_group(engine_pid: int) -> int:
+    """Return the group of the engine: other engines, and what started them, may be in it."""
+    try:
+        return os.getpgid(engine_pid) if os.getppid() == engine_pid else os.getpgrp()
+    except OSError:  # it has just ended
+        return os.getpgrp()
 
 
 def _close_inherited() -> None:
@@ -195,6 +210,7 @@ def main(engine_id: str, engine_pid: int, grace_seconds: float) -> None:
     """Wait for the engine's end and clean up after it."""
     os.chdir("/")
     _close_inherited()
+    spared = frozenset((os.getpgrp(), _find_group(engine_pid)))
     waiting = select.poll()
     waiting.register(0, select.POLLIN)
     try:  # noqa: SIM105
@@ -205,7 +221,7 @@ def main(engine_id: str, engine_pid: int, grace_seconds: float) -> None:
     ended = dict(waiting.poll() if os.getppid() == engine_pid else waiting.poll(0))
     if ended.get(0, 0) & select.POLLIN and os.read(0, 1) and not marked(engine_id):
         return
-    end_all(engine_id, grace_seconds)
+    end_all(engine_id, grace_seconds, spared)
 
 
 if __name__ == "__main__":
