@@ -32,7 +32,7 @@ class PostgresServer:
             self.folder = folder
             return
         # Not pytest's folder, because the server's user must have access.
-        self.folder = Path(tempfile.mkdtemp(prefix="tidemill-pg-", dir="/tmp"))
+        self.folder = Path(tempfile.mkdtemp(prefix="tidemill-pg-", dir=_find_place()))
         self._bin = _binaries()
         self._user: pwd.struct_passwd | None = None
         if os.geteuid() == 0:
@@ -68,7 +68,9 @@ class PostgresServer:
 
     def start(self) -> None:
         tcp = f"-c listen_addresses=127.0.0.1 -p {self.port}" if self.port else "-c listen_addresses="
-        options = f"{tcp} -k {self.folder} -c shared_buffers=64MB -c max_connections=400"
+        # What it has written is there after a crash of its own, which is what tests know.
+        unsynced = "-c fsync=off -c full_page_writes=off"
+        options = f"{tcp} -k {self.folder} -c shared_buffers=64MB -c max_connections=400 {unsynced}"
         self._run("pg_ctl", "-w", "-l", str(self.folder / "log"), "-o", options, "start")
 
     def stop(self, mode: str = "fast") -> None:
@@ -96,7 +98,8 @@ class PostgresServer:
         name = f"t{uuid.uuid4().hex}"
         connection = await asyncpg.connect(self.url())
         try:
-            await connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+            # Without syncing, a copy of the files takes a third of the time that a copy of the pages takes.
+            await connection.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
         finally:
             await connection.close()
         return self.url(name)
@@ -139,6 +142,11 @@ class PostgresServer:
         if done.returncode:
             log = self.folder / "log"
             raise RuntimeError(f"{program} failed: {log.read_text()[-2000:] if log.exists() else 'no log'}")
+
+
+def _find_place() -> str:
+    """Return the folder of memory in which the files of tests are, if they are in one; it is open to all users."""
+    return "/dev/shm" if os.environ.get("TMPDIR", "").startswith("/dev/shm/") else "/tmp"
 
 
 def _binaries() -> Path:
