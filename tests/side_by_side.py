@@ -4,8 +4,9 @@ Most tests wait most of the time, for processes to start and to end: what waits 
 all tests; its forks take one file after the other from one queue, and tell it what happened. So the last of them end
 at about the same time, whichever file takes longer than it did, and nothing is imported twice.
 
-Invariants: all tests of a file run in one worker, in their order; tests marked `alone` run last, one after the other;
-reports of a file are shown together, when it has ended; a worker ends when it can no longer tell of its tests.
+Invariants: all tests of a file run in one worker, in their order, and so do those of a folder in `TOGETHER`; tests
+marked `alone` run last, one after the other; reports of a file are shown together, when it has ended; a worker ends
+when it can no longer tell of its tests.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ LONGEST = (
     "services/triggerer/test_task_triggers.py",
     "cli/dags/test_dev_postgres.py",
     "sources/test_kafka.py",
-    "web/test_browser.py",
+    "web/browser/test_dags.py",
     "cli/test_triggers_replicas.py",
     "deadletters/redrive/test_run.py",
     "cli/dags/test_commands.py",
@@ -96,6 +97,8 @@ LONGEST = (
     "triggers/producers/test_kafka.py",
     "chaos/test_stop.py",
 )
+#: Folders whose files share what only one process can have.
+TOGETHER = ("web/browser",)
 _INDEX = struct.Struct("H")
 #: How long a worker may take to end its servers and processes when the run is broken off.
 _END_SECONDS = 60.0
@@ -162,9 +165,15 @@ class SideBySide:
 
 def sort_files(items: Sequence[pytest.Item]) -> list[File]:
     """Return the tests of each file, those first that take longest."""
-    files = [list(tests) for _, tests in groupby(items, key=lambda item: item.path)]
+    files = [list(tests) for _, tests in groupby(items, key=_find_unit)]
     order = {name: number for number, name in enumerate(LONGEST)}
     return sorted(files, key=lambda tests: order.get(_find_file(tests[0]), len(order)))
+
+
+def _find_unit(item: pytest.Item) -> str:
+    """Return what runs in one worker: a file, or a folder."""
+    file = _find_file(item)
+    return next((folder for folder in TOGETHER if file.startswith(f"{folder}/")), file)
 
 
 def _find_file(item: pytest.Item) -> str:

@@ -145,8 +145,9 @@ class PostgresServer:
 
 
 def _find_place() -> str:
-    """Return the folder of memory in which the files of tests are, if they are in one; it is open to all users."""
-    return "/dev/shm" if os.environ.get("TMPDIR", "").startswith("/dev/shm/") else "/tmp"
+    """Return the folder of memory in which the files of tests are, if they are in one: it lets other users through."""
+    folder = os.environ.get("TMPDIR", "")
+    return folder if folder.startswith("/dev/shm/") else "/tmp"
 
 
 def _binaries() -> Path:

@@ -16,10 +16,11 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 from tests.store.helpers import NOW_US, all_events, claim
+from tests.until import LIMIT_SECONDS
 
 from tidemill.core.errors import ConfigError
 from tidemill.core.triggers.event_plan import Duplicate, NewEvent, Stored
-from tidemill.store import migrate
+from tidemill.store import migrate, sqlite
 from tidemill.store.database import Database
 from tidemill.store.migrate import MIGRATIONS, read_revision, upgrade
 from tidemill.store.opening import open_reader, open_store
@@ -229,7 +230,8 @@ async def test_an_empty_database_is_not_a_store_for_a_reader(postgres) -> None:
         await open_reader(await postgres.new_database())
 
 
-async def test_a_reader_waits_for_the_tables_that_a_writer_is_creating(tmp_path) -> None:
+async def test_a_reader_waits_for_the_tables_that_a_writer_is_creating(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(sqlite, "_CREATE_SECONDS", LIMIT_SECONDS)
     path = tmp_path / "new.db"
     path.touch()
     reading = asyncio.create_task(open_reader(f"sqlite:///{path}"))

@@ -37,7 +37,7 @@ T = TypeVar("T")
 #: Another program (the sqlite3 shell, a backup) may hold the file for this long before a write fails and is retried.
 BUSY_SECONDS = 5.0
 #: A reader may come while the writer creates the tables.
-_CREATE_SECONDS = 2.0
+_CREATE_SECONDS = 5.0
 _PAUSE_SECONDS = 0.05
 #: The log is truncated to this size after a checkpoint, so that one burst does not leave a large file for ever.
 _WAL_BYTES = 64 * 1024 * 1024

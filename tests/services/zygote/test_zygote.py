@@ -132,14 +132,18 @@ async def test_a_request_that_is_too_long_is_refused_by_its_size(zygote: ZygoteC
 
 async def test_many_processes_are_forked_and_reaped_without_leaving_descriptors(zygote: ZygoteClient) -> None:
     await (await zygote.fork(f"{TARGETS}:end_as_told")).ended
-    before = len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{zygote.pid}/fd"))
+
+    def count_descriptors() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{zygote.pid}/fd"))
+
+    before = count_descriptors()
     reader, writer = os.pipe()
     processes = await asyncio.gather(*(zygote.fork(f"{TARGETS}:end_as_told", b"", [reader, writer]) for _ in range(50)))
     os.close(reader)
     os.close(writer)
     assert len({process.pid for process in processes}) == 50
     assert [(await process.ended).status for process in processes] == [0] * 50
-    assert before == (len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{zygote.pid}/fd")))
+    await until(lambda: count_descriptors() == before, what=lambda: f"{before} descriptors, not {count_descriptors()},")
     warden = find_children(zygote.pid or 0)
     assert len(warden) == 1
 

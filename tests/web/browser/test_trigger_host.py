@@ -1,4 +1,4 @@
-"""The pages of a trigger host in a real browser; see `test_browser`."""
+"""The pages of a trigger host in a real browser."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from dataclasses import dataclass
 
 import pytest
 from playwright.sync_api import Browser
+from tests.web.browser.opened import EVERY_LOOK, WIDE, Served, keep_picture, opened
 from tests.web.scripted_host import LIST, ScriptedHost, scripted_host
 from tests.web.scripted_pipeline import SCRIPT
-from tests.web.test_browser import EVERY_LOOK, WIDE, Served, browser, keep_picture, opened
 
 from tidemill.core.triggers.lifecycle import EndVerdict, Next
 from tidemill.services.triggerer.recording import record_host
 from tidemill.services.triggerer.web_ui import serve_host_web
 from tidemill.store.records import TriggerSpec
 from tidemill.triggers.streams.stream_counts import Incident, IncidentKind
-
-__all__ = ["browser"]
 
 PAGES = ["/triggers", "/triggers?state=restarting", "/streams", "/events", "/failures", "/recordings", "/configuration"]
 

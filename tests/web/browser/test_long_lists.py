@@ -1,4 +1,4 @@
-"""A pipeline with fifty engines and a thousand partitions in a real browser; see `test_browser`."""
+"""A pipeline with fifty engines and a thousand partitions in a real browser."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import msgspec
 import pytest
 from playwright.sync_api import Browser
 from tests.until import wait_until
+from tests.web.browser.opened import EVERY_LOOK, NARROW, WIDE, Served, keep_picture, opened
 from tests.web.scripted_pipeline import ScriptedPipeline
-from tests.web.test_browser import EVERY_LOOK, NARROW, WIDE, Served, browser, keep_picture, opened
 from tests.web.test_lists import make_large_pipeline
 
 from tidemill.spark.live.web_ui import serve_web
 from tidemill.web.pipeline import lists
-
-__all__ = ["browser"]
 
 PAGES = {
     "large-overview": "/",

@@ -1,25 +1,19 @@
-"""The pages in a real browser: the system's chromium, driven through all of them.
-
-`TIDEMILL_SCREENSHOTS=DIR` keeps the pictures.
-"""
+"""The pages of a pipeline in a real browser: it is driven through all of them."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 import pytest
-from playwright.sync_api import Browser, Error, Page, Request, Route, sync_playwright
+from playwright.sync_api import Browser, Error, Page, Route
 from tests.deadletters.redrive.test_folder import Place
 from tests.until import wait_until
+from tests.web.browser.opened import EACH_WIDTH, EVERY_LOOK, NARROW, PATIENCE, WIDE, Served, keep_picture, opened
 from tests.web.recordings import FAILED, record, write_letters
 from tests.web.scripted_pipeline import SCRIPT, SECRET, ScriptedPipeline
 
@@ -50,67 +44,7 @@ PAGES = {
     "configuration": "/configuration",
     "api": "/api/docs",
 }
-WIDE, NARROW = (1280, 850), (390, 844)
-#: Both widths and themes; the short run has one of the four.
-EVERY_LOOK = pytest.mark.parametrize(
-    ("size", "theme"),
-    [
-        (NARROW, "dark"),
-        pytest.param(WIDE, "light", marks=pytest.mark.long),
-        pytest.param(WIDE, "dark", marks=pytest.mark.long),
-        pytest.param(NARROW, "light", marks=pytest.mark.long),
-    ],
-)
-#: Both widths; the short run has the one that has less room, and most other tests the other one.
-EACH_WIDTH = pytest.mark.parametrize("size", [pytest.param(WIDE, marks=pytest.mark.long), NARROW])
-#: Waits of the browser, in milliseconds: enough for a machine that is very busy.
-PATIENCE = 90_000
-
 pytestmark = pytest.mark.timeout(600)
-
-
-@dataclass
-class Served:
-    """A pipeline with its web UI."""
-
-    pipeline: ScriptedPipeline
-    address: str
-    #: The page to which the address leads.
-    first: str = "/"
-
-    @property
-    def base(self) -> str:
-        parts = urlsplit(self.address)
-        return f"{parts.scheme}://{parts.netloc}"
-
-
-@dataclass
-class Watch:
-    """What went wrong in a page."""
-
-    base: str
-    wrong: list[str] = field(default_factory=list)
-
-    def follow(self, page: Page) -> None:
-        page.on(
-            "console", lambda said: self.wrong.append(f"{said.type}: {said.text}") if said.type == "error" else None
-        )
-        page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        page.on("request", self._check)
-
-    def _check(self, request: Request) -> None:
-        if not request.url.startswith((f"{self.base}/", "data:")):
-            self.wrong.append(f"a request elsewhere: {request.url}")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    found = shutil.which("chromium")
-    assert found is not None, "chromium is missing; scripts/test installs it (apt install chromium fonts-dejavu-core)"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -124,29 +58,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         assert web is not None
         web.begin()
         yield Served(pipeline, web.address)
-
-
-@contextlib.contextmanager
-def opened(browser: Browser, served: Served, size: tuple[int, int], theme: str) -> Iterator[tuple[Page, Watch]]:
-    """Yield a page that is logged in."""
-    context = browser.new_context(
-        viewport={"width": size[0], "height": size[1]}, color_scheme=theme, timezone_id="America/New_York"
-    )  # type: ignore[arg-type]
-    context.set_default_timeout(PATIENCE)
-    page, watch = context.new_page(), Watch(served.base)
-    watch.follow(page)
-    page.goto(served.address)
-    page.wait_for_url(f"{served.base}{served.first}")
-    try:
-        yield page, watch
-    finally:
-        context.close()
-
-
-def keep_picture(page: Page, name: str) -> None:
-    """Keep a picture of a page if pictures are wanted: to draw one is most of what a page costs."""
-    if folder := os.environ.get("TIDEMILL_SCREENSHOTS"):
-        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
 
 
 @EVERY_LOOK

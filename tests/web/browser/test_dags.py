@@ -1,4 +1,4 @@
-"""The pages of DAGs in a real browser; see `tests.web.test_browser`."""
+"""The pages of DAGs in a real browser."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from dataclasses import dataclass
 
 import pytest
 from playwright.sync_api import Browser
+from tests.web.browser.opened import EVERY_LOOK, WIDE, Served, keep_picture, opened
 from tests.web.dags.played import DAG, PlayedStore, played_store
 from tests.web.dags.test_dag_pages import BASE
-from tests.web.test_browser import EVERY_LOOK, WIDE, Served, browser, keep_picture, opened
 
 from tidemill.services.dev.web_ui import serve_dags_web
 from tidemill.store.calls import ListRuns
-
-__all__ = ["browser"]
 
 PAGES = {
     "dags": "/dags",
