@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 from tests.until import wait_until
 
 from tidemill.core.errors import ConfigError, RemoteError
@@ -18,6 +19,9 @@ from tidemill.runtime.processes import is_running
 from tidemill.testing.kafka import consume, produce, unique_name
 
 pytestmark = pytest.mark.kafka
+
+#: Looks for segments to remove all the time.
+LOOKING = {"log.retention.check.interval.ms": "200", "log.initial.task.delay.ms": "100"}
 
 
 def test_a_topic_can_be_written_and_read_as_soon_as_it_was_created(embedded_kafka: EmbeddedBroker) -> None:
@@ -42,14 +46,16 @@ def test_a_topic_that_exists_already_is_refused_by_name(embedded_kafka: Embedded
         embedded_kafka.create_topic(topic)
 
 
-def test_a_broker_keeps_its_port_and_has_its_folder_to_itself_until_another_one_takes_that_over(
+def test_a_broker_keeps_its_port_its_oldest_records_and_its_folder_until_another_one_takes_that_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LC_ALL", "C")
     folder = tmp_path / "höme \\ 潮 🌊"  # whatever its name and the locale
-    with EmbeddedBroker(folder) as first:
+    with EmbeddedBroker(folder, properties=LOOKING) as first:
         topic, address = first.create_topic("kept"), first.bootstrap
-        produce(address, topic, [b"before"])
+        producer = Producer({"bootstrap.servers": address})
+        producer.produce(topic, b"before", timestamp=1_000)  # of 1970
+        assert producer.flush(30) == 0
         assert (folder / "data" / "kept-0").is_dir()
         properties = (folder / "server.properties").read_bytes()
         with pytest.raises(ConfigError, match=rf"is used by another broker \(process {os.getpid()}\); stop that one"):

@@ -33,6 +33,8 @@ _PROPERTIES: Mapping[str, str] = {
     # of the processor time of a broker with nothing to do.
     "metadata.max.idle.interval.ms": "10000",
     "log.cleaner.dedupe.buffer.size": "4194304",
+    # Retention goes by the records' timestamps: records of last year would be gone five minutes after they came.
+    "log.retention.ms": "-1",
 }
 _CONTROLLER = "controller.quorum.bootstrap.servers="
 _CLUSTER_ID = "cluster.id="
