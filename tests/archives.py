@@ -103,5 +103,6 @@ if __name__ == "__main__":
     os.environ["TIDEMILL_METRICS__ENABLED"] = "false"
     beside = threading.Thread(target=create_broker_archive)
     beside.start()
-    create_spark_archive()
+    if find_spark_archive() is None:
+        create_spark_archive()
     beside.join()

@@ -65,6 +65,7 @@ def pytest_collection_finish() -> None:
         testing._get_command = functools.cache(testing._get_command)
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)  # most of what tests allocate is freed without it
 
 
 @pytest.fixture(scope="session")

@@ -231,6 +231,7 @@ def _serve(requests: socket.socket) -> str | None:
     assert len(os.listdir("/proc/self/task")) == 1, "a fork has only the thread that forks"
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)  # what forks allocate until they end is hardly ever garbage
     selector = selectors.DefaultSelector()
     selector.register(requests, selectors.EVENT_READ)
     told: dict[int, tuple[int, socket.socket]] = {}

@@ -1,7 +1,8 @@
 """Waits until something is so: the one place where tests poll.
 
 The default limit holds on a machine that is ten times too busy, and is never reached where nothing is wrong. A test
-that shows how fast something happens gives its own.
+that shows how fast something happens gives its own. What has been waited for long is looked at less often: a look takes
+processor time from what is waited for.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import TypeVar
 ValueT = TypeVar("ValueT")
 
 LIMIT_SECONDS = 60.0
+#: Between two looks there is this part of the time waited so far, but not more than `_LONGEST_PAUSE` times the pause.
+_PAUSE_PART, _LONGEST_PAUSE = 0.02, 5
 #: What to say when it did not come true: a text, or a function that returns one (a log, say).
 What = str | Callable[[], object]
 
@@ -26,11 +29,12 @@ def wait_until(
     pause_seconds: float = 0.02,
 ) -> ValueT:
     """Call a condition until what it returns is true, and return that."""
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not (value := condition()):
-        if time.monotonic() >= deadline:
+        waited = time.monotonic() - began
+        if waited >= seconds:
             raise AssertionError(_in_vain(seconds, what))
-        time.sleep(pause_seconds)
+        time.sleep(_find_pause(pause_seconds, waited))
     return value
 
 
@@ -42,12 +46,17 @@ async def until(
     pause_seconds: float = 0.002,
 ) -> ValueT:
     """Do the same while the event loop runs on."""
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not (value := condition()):
-        if time.monotonic() >= deadline:
+        waited = time.monotonic() - began
+        if waited >= seconds:
             raise AssertionError(_in_vain(seconds, what))
-        await asyncio.sleep(pause_seconds)
+        await asyncio.sleep(_find_pause(pause_seconds, waited))
     return value
+
+
+def _find_pause(shortest: float, waited: float) -> float:
+    return max(shortest, min(waited * _PAUSE_PART, shortest * _LONGEST_PAUSE))
 
 
 def _in_vain(seconds: float, what: What) -> str:

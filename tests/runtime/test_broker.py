@@ -122,7 +122,9 @@ def test_closing_removes_a_temporary_folder_and_ends_the_process() -> None:
 CHILD = """
 import sys, time
 from pathlib import Path
+from tests.archives import use_broker_archive
 from tidemill.runtime.broker import EmbeddedBroker
+use_broker_archive()
 broker = EmbeddedBroker(Path(sys.argv[1])).start()
 print(broker.pid, flush=True)
 time.sleep(600)
