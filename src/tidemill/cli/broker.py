@@ -41,7 +41,10 @@ def broker(
         typer.Option("--data-dir", metavar="DIR", help="Keep the data here; default: delete it at the end."),
     ] = None,
 ) -> None:
-    """Run a real Kafka on this machine until Ctrl-C: for trying things out, not for production."""
+    """Run a real Kafka on this machine until Ctrl-C: for trying things out, not for production.
+
+    Topics keep their records for good, whatever their timestamps say.
+    """
     with reporting():
         topics = [parse_topic(text) for text in topic or []]
         from tidemill.runtime.broker import EmbeddedBroker

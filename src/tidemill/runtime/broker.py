@@ -59,6 +59,9 @@ class PortInUseError(RemoteError):
 class EmbeddedBroker:
     """One Kafka broker (and controller) of this process.
 
+    Topics keep their records for good, whatever their timestamps say, unless `properties` or a topic's own properties
+    limit that (`log.retention.ms`, `retention.ms`).
+
     Args:
         data_dir: Where topics and logs are kept; None: a temporary folder that `close` removes.
         port: The port for clients; 0: a free one, kept from the first start on.
