@@ -74,11 +74,12 @@ async def use_template(worker: RunningWorker, first: int = 1) -> int:
 async def test_processes_after_the_first_need_not_import_the_file(start_worker: StartWorker) -> None:
     worker = await start_worker(LIMITS)
     write(worker)
-    pids = await run(worker, 1, 40)
+    await use_template(worker)
+    imports = list_imports(worker)
+    pids = await run(worker, 201, 240)
 
     assert len(set(pids)) >= 8
-    # The first one, its successor, the template, and perhaps one while that was not ready.
-    assert len(list_imports(worker)) <= 4
+    assert list_imports(worker) == imports
 
 
 @pytest.mark.parametrize(
