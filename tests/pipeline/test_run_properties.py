@@ -22,6 +22,9 @@ from tidemill.core.errors import RemoteError
 from tidemill.pipeline import commits, hooks
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult, SkipMessage
+from tidemill.pipeline.tasks.process import Done, ProcessOutcome
+from tidemill.pipeline.windows import window as windows
+from tidemill.pipeline.windows.window import WindowRun
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sinks.base import Answers, Encoded, Refusal
 from tidemill.sinks.payloads import CollectResult, FilePayload, KafkaPayload
@@ -55,6 +58,8 @@ class Scenario:
     max_batch: int
     sink_turns: list[int]
     executor: dict[str, Any] = field(default_factory=dict)
+    #: What is not known has to be found out by tasks, of which some messages have two.
+    runs_tasks: bool = False
 
 
 def draw(seed: int) -> Scenario:
@@ -134,6 +139,65 @@ class Known(Planned):
         return CollectResult(files=files, kafka=[payload for payload in made if isinstance(payload, KafkaPayload)])
 
 
+class Ran(Known):
+    """The same for tasks that run; the second one of a message adds nothing."""
+
+    async def arrange(self, messages, pending):
+        return [
+            ExecutorTask(f"{m.partition}/{m.offset}{end}", source_offsets=(m.offset,), binary_path="any")
+            for m in messages
+            for end in (("", "/second") if m.offset % 7 == 3 else ("",))
+        ]
+
+    async def on_task_complete(self, result):
+        return None if result.task.task_id.endswith("/second") else await super().on_task_complete(result)
+
+
+class Answering:
+    """Runs nothing: tasks end well, some of them together, in the order of chance."""
+
+    capacity = 20
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.waiting: list[Done] = []
+
+    def open(self) -> None:
+        pass
+
+    def start(self, argv: Any, stdin: bytes, env: Any, timeout_seconds: float, done: Done) -> Done:
+        self.waiting.append(done)
+        if len(self.waiting) == 1:
+            asyncio.get_running_loop().call_soon(self.answer)
+        return done
+
+    def answer(self) -> None:
+        self.chance.shuffle(self.waiting)
+        count = self.chance.randint(1, len(self.waiting))
+        answered, self.waiting = self.waiting[:count], self.waiting[count:]
+        if self.waiting:
+            asyncio.get_running_loop().call_soon(self.answer)
+        for done in answered:
+            done(ProcessOutcome(0, b"", b"", 0.001, 1, None, None))
+
+    async def kill(self, runs: Any, grace_seconds: float) -> None:
+        self.waiting = [done for done in self.waiting if done not in runs]
+
+    async def kill_all(self, grace_seconds: float) -> None:
+        self.waiting = []
+
+    def close(self) -> None:
+        self.waiting = []
+
+    def describe_stall(self) -> None:
+        return None
+
+
+def deliver_by_itself(window: WindowRun, index: int, routed: Sequence[Any], task: ExecutorTask) -> None:
+    """Deliver what a task of one message led to as what a task of several leads to is delivered."""
+    window.deliver(routed, (index,), task, "on_task_complete")
+
+
 class Transforming(Planned):
     async def transform(self, messages):
         for _ in range(max(self.plan_of(m).waits for m in messages)):
@@ -163,6 +227,8 @@ class InTurn(Transforming):
 
 
 def make_handler(scenario: Scenario, *, alone: bool) -> Planned:
+    if scenario.runs_tasks:
+        return Ran(scenario)
     if scenario.is_known:
         return KnownOneByOne(scenario) if alone else Known(scenario)
     return TransformingOneByOne(scenario) if alone else Transforming(scenario)
@@ -220,6 +286,8 @@ def start(scenario: Scenario, handler: Planned, **config: Any) -> Rig:
         )
     for sink in (run.files, run.sinks["kafka"]["kafka"]):
         Fates(sink, scenario.sink_turns)
+    if scenario.runs_tasks:
+        run.engine.context.pool._executor = Answering(random.Random(len(messages)))
     return run.start()
 
 
@@ -333,6 +401,39 @@ def test_a_run_ends_as_one_message_after_the_other_would(seed: int) -> None:
     check_order(scenario, together.delivered)
     assert together.rows == alone.rows
     assert together.refused == alone.refused
+
+
+def draw_tasks(seed: int) -> Scenario:
+    scenario = draw(seed)
+    scenario.is_known = scenario.runs_tasks = True
+    return scenario
+
+
+@pytest.mark.parametrize("seed", range(4_000, 4_040))
+def test_results_of_tasks_that_are_released_together_end_as_they_would_one_by_one(seed: int) -> None:
+    scenario = draw_tasks(seed)
+    with capture_logs():
+        together = asyncio.run(play(scenario, alone=False))
+        with mock.patch.object(windows, "deliver_part", deliver_by_itself):
+            alone = asyncio.run(play(scenario, alone=True))
+    sent, lost, _ = expect(scenario)
+    for end in (together, alone):
+        assert Counter(end.delivered) == sent
+        assert end.lost == lost
+        assert end.committed == {("t", n): len(planned) for n, planned in enumerate(scenario.plans) if planned}
+    if "order_by" in scenario.executor:
+        check_order(scenario, together.delivered)
+    assert together.rows == alone.rows
+    assert together.refused == alone.refused
+
+
+@pytest.mark.parametrize("seed", range(5_000, 5_020))
+def test_no_result_of_a_task_is_lost_by_a_revoke_at_any_moment(seed: int) -> None:
+    chance = random.Random(-seed)
+    with capture_logs():
+        scenario = draw_tasks(seed)
+        handler = make_handler(scenario, alone=False)
+        asyncio.run(play_revoke(scenario, handler, chance, chance.choice([0, 0.01, 20])))
 
 
 @pytest.mark.parametrize("seed", range(20, 40))

@@ -44,13 +44,13 @@ def test_a_message_is_released_with_the_last_of_its_payloads() -> None:
     assert releases.calls == [([1], 20), ([0], 20)]
 
 
-def test_runs_and_submissions_of_one_answer_do_not_mix() -> None:
+def test_parts_of_a_run_are_released_together_whatever_is_between_them() -> None:
     first, of_first = make_parts(2)
     second, of_second = make_parts(2)
     released: list[str] = []
     other = Submission(None, 1, lambda: released.append("other"))
     settle_all([of_first[0], of_second[0], other, of_second[1], of_first[1]])
-    assert first.calls == [([0], 10), ([1], 10)]
+    assert first.calls == [([0, 1], 20)]
     assert second.calls == [([0, 1], 20)]
     assert released == ["other"]
 

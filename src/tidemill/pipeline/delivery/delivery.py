@@ -25,6 +25,9 @@ class Delivery(Protocol):
     def submit(self, routed: Sequence[Routed], origin: Origin, released: Callable[[], None]) -> None:
         """Deliver; `released` is called once everything is settled, on the loop, never inside this call."""
 
+    def submit_part(self, part: RunPart, routed: Sequence[Routed]) -> None:
+        """Deliver the payloads of one part of a run; it is never settled inside this call."""
+
     def submit_run(self, parts: Sequence[RunPart], routed: Sequence[Sequence[Routed]]) -> None:
         """Deliver the payloads of a run, each part with its own."""
 

@@ -206,6 +206,16 @@ class Outbox:
         for each in routed:
             each.sender.add(each.payload, lane, submission)
 
+    def submit_part(self, part: RunPart, routed: Sequence[Routed]) -> None:
+        """Deliver the payloads of one part of a run, at least one."""
+        if self._closed:
+            return
+        if self._names:
+            name_payloads(routed, part, self._group)
+        lane = (part.message.topic, part.message.partition)
+        for each in routed:
+            each.sender.add(each.payload, lane, part)
+
     def submit_run(self, parts: Sequence[RunPart], routed: Sequence[Sequence[Routed]]) -> None:
         """Deliver the payloads of a run, each part with its own."""
         if self._closed:

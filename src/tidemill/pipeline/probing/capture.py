@@ -62,6 +62,10 @@ class CapturedDelivery:
                 self.payloads.append(CapturedPayload(label, origin, each.payload))
         asyncio.get_running_loop().call_soon(released)
 
+    def submit_part(self, part: RunPart, routed: Sequence[Routed]) -> None:
+        """Raise: a probe has a single message, which is not part of a run."""
+        raise InvariantError("a probe was given a part of a run")
+
     def submit_run(self, parts: Sequence[RunPart], routed: Sequence[Sequence[Routed]]) -> None:
         """Raise: a probe has a single message, which is not a run."""
         raise InvariantError("a probe was given a run of messages")

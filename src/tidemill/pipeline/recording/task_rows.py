@@ -43,7 +43,6 @@ class TaskRows:
         clock: A clock that never goes back, in seconds.
 
     Attributes:
-        size: How many rows there are.
         held_bytes: How much output they hold.
     """
 
@@ -55,15 +54,20 @@ class TaskRows:
         self._least_seconds = settings.event_min_duration_ms / 1000
         self._output_seconds = settings.output_min_duration_ms / 1000
         self._outputs = FailureSample(MAX_OUTPUTS_PER_SECOND)
-        self.size = self.held_bytes = 0
         self._start()
 
     def _start(self) -> None:
         #: Blocks of rows, packed unless there is output among them, in which secrets have to be looked for first.
         self._blocks: list[TaskParts | list[TaskRow]] = []
+        self._size_of_blocks = self.held_bytes = 0
         #: The rows that come after them.
         self._rows: list[TaskRow] = []
         self._has_output = False
+
+    @property
+    def size(self) -> int:
+        """How many rows there are."""
+        return self._size_of_blocks + len(self._rows)
 
     def add(self, run: TaskRun, outcome: ProcessOutcome) -> bool:
         """Add the row of a try that has just ended, of a task that is not terminal.
@@ -75,25 +79,36 @@ class TaskRows:
         Returns:
             Whether it is time to look at how many rows there are; that is left out for most of them.
         """
-        seconds = outcome.duration_seconds
-        if outcome.kind is None:
-            if seconds < self._least_seconds:
-                return False
-            is_ordinary = seconds < self._output_seconds and run.task.parent_task_id is None
-            extras = None if is_ordinary else self._keep_extras(run.task, outcome)
-        else:
-            extras = self._keep_failure(run.task, outcome, outcome.kind)
-        return self._add(
-            run,
-            outcome.pid,
-            run.slot,
-            run.ended_at,
-            time.monotonic() - run.queued_at,
-            seconds,
-            outcome.exit_code,
-            len(outcome.stdout) + len(outcome.stderr),
-            extras,
+        seconds, task, extras = outcome.duration_seconds, run.task, None
+        if outcome.kind is not None:
+            extras = self._keep_failure(task, outcome, outcome.kind)
+        elif seconds < self._least_seconds:
+            return False
+        elif seconds >= self._output_seconds or task.parent_task_id is not None:
+            extras = self._keep_extras(task, outcome)
+        (place, offsets), rows = run.owner.find_task_offsets(run), self._rows
+        task_id, stdin, args, labels = task.task_id, task.stdin, task.args, task.labels
+        # What can be computed for a block of rows at once is left for then: that takes a third of the time.
+        rows.append(
+            (
+                task_id if type(task_id) is str else clean_name(task_id),
+                place,
+                offsets,
+                clean_args(args) if args else _NOTHING,
+                _clean_labels(task) if labels else _NOTHING,
+                run.slot,
+                outcome.pid,
+                run.ended_at,
+                time.monotonic() - run.queued_at,
+                seconds,
+                outcome.exit_code,
+                run.attempts,
+                len(stdin) if type(stdin) is bytes else _measure_input(task),
+                len(outcome.stdout) + len(outcome.stderr),
+                extras,
+            )
         )
+        return self._note_added(extras) if extras is not None or not 1 < len(rows) < BLOCK_ROWS else False
 
     def _keep_extras(self, task: ExecutorTask, outcome: ProcessOutcome) -> Extras:
         is_slow = outcome.duration_seconds >= self._output_seconds
@@ -118,47 +133,18 @@ class TaskRows:
 
     def add_known(self, run: TaskRun, exit_code: int, output_bytes: int) -> bool:
         """Add the row of a task whose result was known; see `add`."""
-        extras: Extras | None = None
-        if exit_code != 0 or run.task.parent_task_id is not None:
-            extras = OK if exit_code == 0 else "exit", run.task.parent_task_id, _NO_STREAMS, None
+        task, extras = run.task, None
+        if exit_code != 0 or task.parent_task_id is not None:
+            extras = OK if exit_code == 0 else "exit", task.parent_task_id, _NO_STREAMS, None
+        place, offsets = run.owner.find_task_offsets(run)
         at = run.ended_at or time.time_ns() // 1000
-        return self._add(run, None, None, at, 0.0, None, exit_code, output_bytes, extras)
+        names = clean_name(task.task_id), place, offsets, clean_args(task.args), _clean_labels(task)
+        sizes = _measure_input(task), output_bytes
+        self._rows.append((*names, None, None, at, 0.0, None, exit_code, run.attempts, *sizes, extras))
+        return self._note_added(extras)
 
-    def _add(
-        self,
-        run: TaskRun,
-        pid: int | None,
-        slot: int | None,
-        ended_at: int,
-        waited: float,
-        seconds: float | None,
-        exit_code: int | None,
-        output_bytes: int,
-        extras: Extras | None,
-    ) -> bool:
-        task, (place, offsets) = run.task, run.owner.find_task_offsets(run)
-        task_id, stdin, args, labels = task.task_id, task.stdin, task.args, task.labels
-        # What can be computed for a block of rows at once is left for then: that takes a third of the time.
-        self._rows.append(
-            (
-                task_id if type(task_id) is str else clean_name(task_id),
-                place,
-                offsets,
-                clean_args(args) if args else _NOTHING,
-                _clean_labels(task) if labels else _NOTHING,
-                slot,
-                pid,
-                ended_at,
-                waited,
-                seconds,
-                exit_code,
-                run.attempts,
-                len(stdin) if type(stdin) is bytes else _measure_input(task),
-                output_bytes,
-                extras,
-            )
-        )
-        self.size += 1
+    def _note_added(self, extras: Extras | None) -> bool:
+        """Pack a block of rows if one is complete; see `add`."""
         has_output = extras is not None and extras[2] is not _NO_STREAMS
         if has_output:
             self._has_output = True
@@ -173,6 +159,7 @@ class TaskRows:
             with contextlib.suppress(Exception):  # what is wrong is said, and counted, where rows are joined
                 block = pack_tasks(self._rows)
         self._blocks.append(block)
+        self._size_of_blocks += len(self._rows)
         self._rows, self._has_output = [], False
 
     def take(self) -> TakenTaskRows | None:
@@ -181,7 +168,6 @@ class TaskRows:
             return None
         blocks = [*self._blocks, self._rows] if self._rows else self._blocks
         taken = TakenTaskRows(blocks, self.size, self.held_bytes)
-        self.size = self.held_bytes = 0
         self._start()
         return taken
 

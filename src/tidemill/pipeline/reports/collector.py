@@ -79,15 +79,12 @@ class FinishedMessages:
             window: Its window.
             rejected: Why it was dead-lettered before it had any task, if it was.
         """
-        ended_at = 0
-        if len(runs) == 1 and (run := runs[0]).error is None and not self._keeps:
-            ended_at = run.ended_at
-            runs = stand_for(run.attempts, run.payloads, run.task.precomputed is not None)
-            self.size_bytes += len(message.key or b"")
-        else:
-            if runs:
-                ended_at = find_end(runs)
+        ended_at = find_end(runs)
+        if self._keeps:
             self.size_bytes += size_bytes + _measure_outputs(runs)
+        else:
+            self.size_bytes += len(message.key or b"")
+            runs = self._stand_for(runs, size_bytes)
         found = self._singles.get(window)
         if found is None:
             place = (message.topic, message.partition)
@@ -132,15 +129,26 @@ class FinishedMessages:
         window: WindowTimes,
         now: int,
     ) -> None:
-        if window.known_runs is not None and not self._keeps:
-            runs = [window.known_runs] * len(messages)
-            self.size_bytes += sum([len(message.key) for message in messages if message.key])
-        else:
+        ended_at = [0] * len(messages) if window.known_runs is not None else list(map(find_end, runs))
+        if self._keeps:
             self.size_bytes += sum(sizes) + sum(map(_measure_outputs, runs))
-        self._together.add_window(messages, runs, window, now)
+        else:
+            self.size_bytes += sum([len(message.key) for message in messages if message.key])
+            if window.known_runs is not None:
+                runs = [window.known_runs] * len(messages)
+            else:
+                runs = [self._stand_for(each, size) for each, size in zip(runs, sizes, strict=True)]
+        self._together.add_window(messages, runs, ended_at, window, now)
         if self._keeps:
             self._together.messages += messages
         self._count += len(messages)
+
+    def _stand_for(self, runs: Sequence[TaskRun], size_bytes: int) -> Sequence[TaskRun]:
+        """Return what is kept of the tasks of a message, and count what that keeps besides the message's key."""
+        if len(runs) == 1 and (run := runs[0]).error is None:
+            return stand_for(run.attempts, run.payloads, run.task.precomputed is not None)
+        self.size_bytes += size_bytes + _measure_outputs(runs)
+        return runs
 
     def _added(self) -> None:
         if self._count >= MAX_MESSAGES or self.size_bytes >= MAX_BYTES:

@@ -94,7 +94,7 @@ class Stretch(NamedTuple):
 
 def find_end(runs: Sequence[TaskRun]) -> int:
     """Return when the last of a message's tasks ended; 0 if none ran."""
-    return max([run.ended_at for run in runs], default=0)
+    return runs[0].ended_at if len(runs) == 1 else max([run.ended_at for run in runs], default=0)
 
 
 class FinishedBatch:
@@ -143,13 +143,19 @@ class FinishedBatch:
             self.messages += messages
 
     def add_window(
-        self, messages: Sequence[SourceMessage], runs: Sequence[Sequence[TaskRun]], window: WindowTimes, now: int
+        self,
+        messages: Sequence[SourceMessage],
+        runs: Sequence[Sequence[TaskRun]],
+        ended_at: Sequence[int],
+        window: WindowTimes,
+        now: int,
     ) -> None:
         """Add messages of one window that leave the pipeline together, at least one; the messages are not kept.
 
         Args:
             messages: The messages.
-            runs: The tasks of each.
+            runs: The tasks of each, or what stands for them.
+            ended_at: When the last task of each ended; see `find_end`.
             window: Their window.
             now: When they leave.
         """
@@ -160,7 +166,7 @@ class FinishedBatch:
         self.record_at += [message.timestamp for message in messages]
         self.consumed_at += [message.consumed_at for message in messages]
         self.runs += runs
-        self.ended_at += [0] * count if window.known_runs is not None else map(find_end, runs)
+        self.ended_at += ended_at
         self.resolved_ns += [now] * count
         self.rejected += [None] * count
 

@@ -19,18 +19,9 @@ from tidemill.pipeline.handler.models import ErrorAction, ErrorKind, ExecutorErr
 from tidemill.pipeline.hooks import LOG_SECONDS, begin_hook, call_hook, check_returned, log_hook_error
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.tasks.task_run import TaskRun
+from tidemill.pipeline.windows.hooked import Hooked
 from tidemill.runtime.log import kind_of, throttle
 from tidemill.runtime.messages import Place, SourceMessage
-
-#: What a hook that returns payloads is called for: a task, a message by its index, or (None) the whole window.
-Hooked = TaskRun | int | None
-
-
-def name_hook(of: Hooked) -> str:
-    """Return the name of the hook that is called for something."""
-    if isinstance(of, TaskRun):
-        return "on_task_complete"
-    return "on_window_complete" if of is None else "on_message_complete"
 
 
 class FailingWindow(Protocol):

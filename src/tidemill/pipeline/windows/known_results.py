@@ -20,11 +20,10 @@ from tidemill.pipeline.key_order import KeptPlace
 from tidemill.pipeline.reports.report import stand_for
 from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.pipeline.windows import failures
+from tidemill.pipeline.windows.hooked import TASK_HOOK
 from tidemill.pipeline.windows.runs import may_run, release_run, resolve_run
 from tidemill.pipeline.windows.window import WindowRun
 from tidemill.sinks.sending.run import RunPart, SubmissionRun
-
-_HOOK = "on_task_complete"
 
 
 def start_tasks(window: WindowRun, tasks: list[ExecutorTask], place: KeptPlace | None) -> None:
@@ -57,7 +56,7 @@ class _KnownResults:
     def __init__(self, window: WindowRun, runs: list[TaskRun]) -> None:
         self._window = window
         self._left = deque(runs)
-        self._run = SubmissionRun(_HOOK, functools.partial(release_run, window))
+        self._run = SubmissionRun(TASK_HOOK, functools.partial(release_run, window))
         # What hooks returned that is not handed over yet, and their tasks.
         self._parts: list[RunPart] = []
         self._routed: list[Sequence[Routed]] = []
@@ -103,12 +102,12 @@ class _KnownResults:
             assert run.result is not None
             try:
                 hook = begin_hook(context.handler.on_task_complete, run.result)
-                returned = await call_hook(hook, context.hooks.calls, _HOOK, window.locate, run)
+                returned = await call_hook(hook, context.hooks.calls, TASK_HOOK, window.locate, run)
                 routed = context.route(returned)
             except Exception as error:
                 self._tell_apart()
                 if not partition.closed:
-                    failures.handle_hook_failure(window, _HOOK, error, run, returned)
+                    failures.handle_hook_failure(window, TASK_HOOK, error, run, returned)
                 return
             if routed:
                 (index,) = window.graph.find_indexes(run)

@@ -1,13 +1,42 @@
-"""What windows share whose messages go through delivery as a run: see `sinks.sending.run`."""
+"""How results go out that are of one message each: what their sink settles together is released together.
+
+See `sinks.sending.run`.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import Protocol
 
-from tidemill.pipeline.windows.window import WindowRun
+from tidemill.core.ledger import LedgerEntry
+from tidemill.core.pipeline.arrangement import Arrangement
+from tidemill.pipeline.context import EngineContext
+from tidemill.pipeline.delivery.routing import Routed
+from tidemill.pipeline.handler.models import ExecutorTask
+from tidemill.pipeline.partition import OwnedPartition
+from tidemill.pipeline.reports.report import WindowTimes
+from tidemill.pipeline.tasks.task_run import TaskRun
+from tidemill.pipeline.windows.hooked import TASK_HOOK
+from tidemill.runtime.messages import SourceMessage
+from tidemill.sinks.sending.run import RunPart, SubmissionRun
+from tidemill.sources.base import TopicPartition
 
 
-def may_run(window: WindowRun) -> bool:
+class DeliveringWindow(Protocol):
+    """What a run needs of its window; see `WindowRun`."""
+
+    context: EngineContext
+    partition: OwnedPartition
+    graph: Arrangement
+    messages: list[SourceMessage]
+    entries: Sequence[LedgerEntry[TopicPartition, int]]
+    runs_of: list[list[TaskRun]]
+    times: WindowTimes
+    deliveries: SubmissionRun | None
+
+
+def may_run(window: DeliveringWindow) -> bool:
     """Return whether nothing is to happen to a single message of a window, as far as can be known."""
     context = window.context
     if len(window.messages) == 1 or context.overridden.on_message_complete:
@@ -15,14 +44,24 @@ def may_run(window: WindowRun) -> bool:
     return context.brake is None
 
 
-def release_run(window: WindowRun, indexes: Sequence[int], size_bytes: int) -> None:
+def deliver_part(window: DeliveringWindow, index: int, routed: Sequence[Routed], task: ExecutorTask) -> None:
+    """Hand what the hook of a task returned to its sinks; the one message of the task waits for that."""
+    if window.deliveries is None:
+        window.deliveries = SubmissionRun(TASK_HOOK, functools.partial(release_run, window))
+    window.graph.hold((index,))
+    part = RunPart(window.deliveries, index, window.messages[index], len(routed), task)
+    window.context.outbox.submit_part(part, routed)
+    window.partition.submitted(part.size_bytes)
+
+
+def release_run(window: DeliveringWindow, indexes: Sequence[int], size_bytes: int) -> None:
     """Go on with messages whose deliveries are settled; `size_bytes`: how large these were."""
     if not window.partition.closed:
         window.partition.delivered(size_bytes, len(indexes))
         resolve_run(window, window.graph.release_all(indexes))
 
 
-def resolve_run(window: WindowRun, indexes: Sequence[int]) -> None:
+def resolve_run(window: DeliveringWindow, indexes: Sequence[int]) -> None:
     """Let messages leave the pipeline together."""
     if not indexes:
         return

@@ -10,8 +10,7 @@ from __future__ import annotations
 import functools
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.arrangement import Arrangement, Effect, MessageComplete, MessageResolved
@@ -20,15 +19,16 @@ from tidemill.pipeline.checks import find_source_indexes
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.delivery.routing import Origin, Routed
 from tidemill.pipeline.handler.models import ErrorAction, ExecutorError, ExecutorResult, ExecutorTask
-from tidemill.pipeline.hooks import begin_hook, call_hook
+from tidemill.pipeline.hooks import call_hook
 from tidemill.pipeline.key_order import KeptPlace
 from tidemill.pipeline.partition import OwnedPartition
-from tidemill.pipeline.reports.message_group import make_message_group
 from tidemill.pipeline.reports.report import WindowTimes
 from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.pipeline.windows import failures
-from tidemill.pipeline.windows.failures import Hooked, name_hook
+from tidemill.pipeline.windows.hooked import Hooked, call_hook_for, name_hook
+from tidemill.pipeline.windows.runs import deliver_part
 from tidemill.runtime.messages import Place, SourceMessage, place_of
+from tidemill.sinks.sending.run import SubmissionRun
 from tidemill.sources.base import TopicPartition
 
 
@@ -44,6 +44,7 @@ class WindowRun:
         times: When it was arranged.
 
     Attributes:
+        deliveries: What results of tasks of one message have in common, while there may be more of these.
         causes: What failed of its messages, by index, if there is a brake.
         known: While it is started: takes the tasks of one message whose results are known. None: they are its own.
     """
@@ -52,6 +53,7 @@ class WindowRun:
         "arrived",
         "causes",
         "context",
+        "deliveries",
         "entries",
         "graph",
         "held_for_window",
@@ -85,6 +87,7 @@ class WindowRun:
         self.held_for_window = False
         self.causes: dict[int, str] = {}
         self.known: list[TaskRun] | None = None
+        self.deliveries: SubmissionRun | None = None
 
     def start(self, tasks: list[ExecutorTask], place: KeptPlace | None) -> None:
         """Launch the tasks of the window, each when its turn comes.
@@ -263,7 +266,7 @@ class WindowRun:
             return
         hook, returned = name_hook(of), None
         try:
-            returned = await call_hook(self._call_hook(of), context.hooks.calls, hook, self.locate, of)
+            returned = await call_hook(call_hook_for(self, of), context.hooks.calls, hook, self.locate, of)
             routed = context.route(returned)
         except Exception as error:
             if not partition.closed:
@@ -273,8 +276,11 @@ class WindowRun:
             return
         if isinstance(of, TaskRun):
             if routed:
-                of.payloads = len(routed)
-                self.deliver(routed, self.graph.find_indexes(of), of.task, hook)
+                of.payloads, indexes = len(routed), self.graph.find_indexes(of)
+                if len(indexes) == 1 < len(self.messages):
+                    deliver_part(self, indexes[0], routed, of.task)
+                else:
+                    self.deliver(routed, indexes, of.task, hook)
             self._make_terminal(of)
         elif of is None:
             self._end_window_hook(routed)
@@ -283,16 +289,6 @@ class WindowRun:
                 self.times.count_payloads(self.messages[of].offset, len(routed))
                 self.deliver(routed, (of,), None, hook)
             self._end_message(of)
-
-    def _call_hook(self, of: Hooked) -> Awaitable[Any]:
-        handler = self.context.handler
-        if isinstance(of, TaskRun):
-            assert of.result is not None
-            return begin_hook(handler.on_task_complete, of.result)
-        if of is None:
-            return begin_hook(handler.on_window_complete, [*self.results], [*self.messages])  # it may change these
-        group = make_message_group(self.messages[of], self.runs_of[of], self.times)
-        return begin_hook(handler.on_message_complete, group)
 
     # -- failures: see `failures.FailingWindow` ---------------------------------------------------------------
 
@@ -366,6 +362,7 @@ class WindowRun:
 
     def end_messages(self) -> None:
         """Go on when the hooks of all messages have ended: the window's own hook is due."""
+        self.deliveries = None  # it leads back to the window
         self.context.counters.batches.add(max(0.0, time.monotonic() - self.arrived))
         if self.context.overridden.on_window_complete:
             self.partition.windows += 1

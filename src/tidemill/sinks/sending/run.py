@@ -1,4 +1,4 @@
-"""Payloads of neighbouring messages, submitted together; what one answer of the sink settles is released together.
+"""Payloads of messages of one window; what one answer of the sink settles is released together.
 
 A run is what a submission per message would be, at the cost of few: as long as nothing happens to one of its messages,
 all of them are released by one call. Nothing is counted for the run as a whole: a message that is refused, retried or
@@ -85,17 +85,16 @@ class SubmissionRun:
 
 
 def settle_all(submissions: Iterable[Any]) -> None:
-    """Settle one payload of each submission; neighbours of a run are released together."""
-    together: list[RunPart] = []
+    """Settle one payload of each submission; parts of a run are released together."""
+    together: dict[SubmissionRun, list[RunPart]] = {}
     for each in submissions:
         if type(each) is not RunPart:
             each.settle()
             continue
         each.pending -= 1
         if each.pending == 0:
-            if together and together[0].run is not each.run:
-                together[0].run.release(together)
-                together = []
-            together.append(each)
-    if together:
-        together[0].run.release(together)
+            if (parts := together.get(each.run)) is None:
+                parts = together[each.run] = []
+            parts.append(each)
+    for run, parts in together.items():
+        run.release(parts)
