@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import time
 from collections import defaultdict
@@ -16,6 +17,7 @@ from tests.pipeline.conftest import P0, P1, message
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import (
     ErrorAction,
+    ExecutorResult,
     ExecutorTask,
     PrecomputedResult,
 )
@@ -363,6 +365,34 @@ async def test_a_slow_sink_holds_only_the_messages_that_wait_for_it(rig):
     assert run.source.committed[P0] == 2
     run.files.open.set()
     await run.committed(4)
+
+
+async def test_what_a_task_wrote_is_not_kept_until_the_slowest_of_its_window_has_ended(rig, tmp_path):
+    class Waits(Handler[Any, Any]):
+        async def arrange(self, messages, pending):
+            return [
+                ExecutorTask(
+                    f"t{m.offset}",
+                    ("-c", f"until [ -e {tmp_path}/{m.offset} ]; do sleep 0.01; done"),
+                    source_offsets=(m.offset,),
+                )
+                for m in messages
+            ]
+
+        async def on_task_complete(self, result):
+            return CollectResult(files=[FilePayload(path="out", data="done")])
+
+    it = rig(Waits(), [message(0), message(1), message(2)], executor={"binary_path": "/bin/sh"})
+    for offset in (0, 1):
+        (tmp_path / str(offset)).touch()
+    await it.until(lambda: it.engine.counters.messages_done == 2)
+    await it.settled()
+    (partition,) = it.engine.intake.partitions.values()
+    assert len(partition.pending) == 1
+    results = [each for each in gc.get_objects() if isinstance(each, ExecutorResult)]
+    assert not [each for each in results if str(tmp_path) in str(each.task.args)]
+    (tmp_path / "2").touch()
+    await it.committed(3)
 
 
 async def test_window_payloads_hold_the_offsets_only_when_asked_to(rig):

@@ -312,6 +312,7 @@ class HookRunner:
                     self._engine_tasks.fault(f"the job {job.__qualname__}", error)
                 finally:
                     self.running -= 1
+                del job, args  # a runner may rest for long
                 count += 1
                 if count % BURST == 0 or self.is_turn_due:
                     break  # with a job left, the pump runs, and wakes a runner in the next turn

@@ -69,4 +69,6 @@ def resolve_run(window: DeliveringWindow, indexes: Sequence[int]) -> None:
     if len(indexes) < len(messages):
         messages, entries = [messages[index] for index in indexes], [entries[index] for index in indexes]
         runs = [runs[index] for index in indexes]
+        for index in indexes:  # their results need not be kept until the window's slowest task has ended
+            window.runs_of[index] = []
     window.partition.resolve_all(messages, entries, runs, window.times)

@@ -149,8 +149,9 @@ class WindowRun:
     def succeeded(self, run: TaskRun, result: ExecutorResult) -> None:
         """Take a result; the task is terminal once its hook has said what to deliver."""
         run.result = result
-        self.results.append(result)
         context = self.context
+        if context.overridden.on_window_complete:
+            self.results.append(result)
         context.counters.tasks_done += 1
         context.slowest.add(result)
         if self.known is not None and len(self.graph.find_indexes(run)) == 1:
@@ -229,7 +230,8 @@ class WindowRun:
         if self.context.recorder is not None:
             self.context.recorder.note_failure("task_failed", run, error)
         run.error = error
-        self.results.append(error)
+        if self.context.overridden.on_window_complete:
+            self.results.append(error)
         self.context.counters.tasks_failed += 1
         self._make_terminal(run)
 
