@@ -30,14 +30,6 @@ if TYPE_CHECKING:
 
 #: What takes longest starts first, or the others would have to wait for it at the end.
 LONGEST = (
-    "chaos/test_delivery.py",
-    "chaos/test_cluster.py",
-    "chaos/test_kill.py",
-    "chaos/test_stop.py",
-    "chaos/test_standstill.py",
-    "sources/test_slow_coordinator.py",
-    "cli/dags/test_dev_storm.py",
-    "spark/test_start.py",
     "services/triggerer/test_proof_host.py",  # in a new process: after many other files it hardly gets on
     "spark/test_backfill.py",
     "spark/bounded/test_dataframe.py",
@@ -99,9 +91,11 @@ LONGEST = (
     "cli/test_triggers_signals.py",
     "store/test_migrate.py",
     "cli/test_pause.py",
+    "chaos/test_kill.py",
     "web/test_peers.py",
     "pipeline/test_engine.py",
     "triggers/producers/test_kafka.py",
+    "chaos/test_stop.py",
 )
 #: Folders whose files share what only one process can have.
 TOGETHER = ("web/browser",)
