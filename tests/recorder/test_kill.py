@@ -81,6 +81,7 @@ def check(folder: Path, messages: set[int], events: set[int]) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)  # at a load of 24 it takes 76 s
 def test_what_a_driver_confirmed_survives_its_kill_at_any_moment(tmp_path: Path, long_run: bool):
     rng = random.Random(7)
     folder = tmp_path / "recordings"

@@ -742,3 +742,27 @@ def test_a_start_that_was_stopped_leaves_no_empty_period(tmp_path: Path):
     with RecordWriter(settings(tmp_path), "g", "w"):
         pass
     assert [info.period for info in Reader(tmp_path).list_recordings()] == [period.period]
+
+
+def test_there_is_never_a_rollback_journal_which_a_reader_of_what_a_kill_left_could_not_roll_back(tmp_path: Path):
+    journal, found, is_over = tmp_path / "none", [], threading.Event()
+
+    def watch() -> None:
+        while not is_over.is_set():
+            if os.path.exists(journal):
+                found.append(journal.name)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        for number in range(20):
+            place = tmp_path / f"{number}.sqlite"
+            journal = place.with_name(f"{place.name}-journal")
+            place.touch()
+            EventsDatabase(place, "g", "w", 1, 1).close()
+            assert place.read_bytes()[18:20] == b"\1\1", "it is one file, without a log beside it"
+    finally:
+        is_over.set()
+        watching.join()
+    assert not found
+    assert len(list(tmp_path.iterdir())) == 20

@@ -1,6 +1,7 @@
 """The database of a period: events, with a search over their texts; counts per second; configuration and state.
 
-Invariants: one thread writes, any process of this user may read meanwhile (WAL); identical texts are stored once; the
+Invariants: one thread writes, any process of this user may read meanwhile (WAL), also when the writer was killed at any
+moment: there is never a rollback journal, which a reader could not roll back; identical texts are stored once; the
 counts per error class are exact even where only a sample of the events is stored.
 """
 
@@ -24,6 +25,8 @@ COUNT_SECONDS = 60
 #: Distinct error classes of a period; more than these are counted as others.
 MAX_CLASSES = 10_000
 OTHERS = "(others)"
+#: It writes a single page, so a kill leaves it as it was or as it is to be; `delete` would write a rollback journal.
+_LEAVE_WAL = "pragma journal_mode = memory"
 
 _TABLES = """
 create table events (
@@ -91,6 +94,7 @@ class EventsDatabase:
         # The writer's thread uses it; it is created and closed by others.
         if isinstance(place, Path):
             self._db = sqlite3.connect(place, isolation_level=None, check_same_thread=False, timeout=5.0)
+            self._db.execute("pragma journal_mode = memory")
             self._db.execute("pragma journal_mode = wal")
         else:
             self._db = sqlite3.connect(place, isolation_level=None, check_same_thread=False, uri=True)
@@ -257,7 +261,7 @@ class EventsDatabase:
     def close(self) -> None:
         """Close it; it is one file then, unless somebody reads it at this moment."""
         try:
-            self._db.execute("pragma journal_mode = delete")
+            self._db.execute(_LEAVE_WAL)
         except sqlite3.Error:
             self._db.close()
             return
@@ -282,6 +286,6 @@ def list_in_database(database: Path, rows: Sequence[SegmentRow]) -> None:
                 "insert or replace into segments values (?, ?, ?, ?, ?, ?, ?)",
                 (row.name, about.table, about.rows, row.size_bytes, about.first_at, about.last_at, row.sealed_at_us),
             )
-        db.execute("pragma journal_mode = delete")
+        db.execute(_LEAVE_WAL)
     finally:
         db.close()
