@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import json
 import time
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pydantic
@@ -17,6 +19,7 @@ from tests.pipeline.conftest import P0, P1, message
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import (
     ErrorAction,
+    ExecutorError,
     ExecutorResult,
     ExecutorTask,
     PrecomputedResult,
@@ -367,30 +370,61 @@ async def test_a_slow_sink_holds_only_the_messages_that_wait_for_it(rig):
     await run.committed(4)
 
 
-async def test_what_a_task_wrote_is_not_kept_until_the_slowest_of_its_window_has_ended(rig, tmp_path):
-    class Waits(Handler[Any, Any]):
-        async def arrange(self, messages, pending):
-            return [
-                ExecutorTask(
-                    f"t{m.offset}",
-                    ("-c", f"until [ -e {tmp_path}/{m.offset} ]; do sleep 0.01; done"),
-                    source_offsets=(m.offset,),
-                )
-                for m in messages
-            ]
+class WaitsForFiles(Handler[Any, Any]):
+    """A task per message that ends when its file is there; its hook delivers something."""
 
-        async def on_task_complete(self, result):
-            return CollectResult(files=[FilePayload(path="out", data="done")])
+    def __init__(self, folder: Path, exit_code: int = 0) -> None:
+        self.folder, self.exit_code = folder, exit_code
 
-    it = rig(Waits(), [message(0), message(1), message(2)], executor={"binary_path": "/bin/sh"})
+    async def arrange(self, messages, pending):
+        script = f"until [ -e {self.folder}/$0 ]; do sleep 0.01; done; exit {self.exit_code}"
+        return [
+            ExecutorTask(f"t{m.offset}", ("-c", script, str(m.offset)), source_offsets=(m.offset,)) for m in messages
+        ]
+
+    async def on_task_complete(self, result):
+        return CollectResult(files=[FilePayload(path="out", data="done")])
+
+    async def on_error(self, task, error):
+        return ErrorAction.SKIP
+
+
+class DeliversNothing(WaitsForFiles):
+    async def on_task_complete(self, result):
+        return None
+
+
+class DeliversPerMessage(DeliversNothing):
+    async def on_message_complete(self, group):
+        return CollectResult(files=[FilePayload(path="out", data="done")])
+
+
+class HasPairs(WaitsForFiles):
+    async def arrange(self, messages, pending):
+        first, _, last = await super().arrange(messages, pending)
+        return [ExecutorTask("pair", first.args, source_offsets=(0, 1)), last]
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        pytest.param(WaitsForFiles, id="delivered"),
+        pytest.param(DeliversNothing, id="nothing to deliver"),
+        pytest.param(DeliversPerMessage, id="delivered for the message"),
+        pytest.param(HasPairs, id="of two messages"),
+        pytest.param(functools.partial(WaitsForFiles, exit_code=3), id="failed"),
+    ],
+)
+async def test_what_a_task_wrote_is_not_kept_until_the_slowest_of_its_window_has_ended(rig, tmp_path, handler):
+    it = rig(handler(tmp_path), [message(0), message(1), message(2)], executor={"binary_path": "/bin/sh"})
     for offset in (0, 1):
         (tmp_path / str(offset)).touch()
     await it.until(lambda: it.engine.counters.messages_done == 2)
     await it.settled()
     (partition,) = it.engine.intake.partitions.values()
     assert len(partition.pending) == 1
-    results = [each for each in gc.get_objects() if isinstance(each, ExecutorResult)]
-    assert not [each for each in results if str(tmp_path) in str(each.task.args)]
+    ended = [each for each in gc.get_objects() if isinstance(each, ExecutorResult | ExecutorError)]
+    assert not [each for each in ended if str(tmp_path) in str(each.task.args)]
     (tmp_path / "2").touch()
     await it.committed(3)
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.pipeline.conftest import message
+from tests.pipeline.conftest import P0, message
 
+from tidemill.pipeline import hooks
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
+from tidemill.pipeline.windows.window import WindowRun
 from tidemill.sinks.payloads import CollectResult, FilePayload
 
 #: Of this many messages in a row.
@@ -94,3 +97,28 @@ async def test_what_a_message_leaves_behind_is_freed_without_a_search(
     gc.collect()
     left = Counter(type(each).__qualname__ for each in gc.garbage)
     assert sum(left.values()) < count / 4, left.most_common(20)
+
+
+class Waits(Work):
+    """Its hook of messages waits."""
+
+    def __init__(self) -> None:
+        super().__init__(args=("-c", "exit 0"))
+        self.gate = asyncio.Event()
+
+    async def on_message_complete(self, group):
+        await self.gate.wait()
+
+
+@pytest.mark.usefixtures("_searched_by_hand")
+async def test_a_window_of_a_partition_that_is_given_up_is_freed_without_a_search(rig: Any) -> None:
+    handler = Waits()
+    run = rig(handler, [message(offset) for offset in range(4)], executor={"binary_path": "/bin/sh"})
+    await run.until(lambda: run.engine.counters.tasks_done == 4)
+    await run.settled()
+    run.source.lose(P0)
+    await run.settled()
+    handler.gate.set()
+    await run.settled()
+    hooks.latest[0] = None  # whoever blocks the loop is named by it
+    assert not [each for each in gc.get_objects() if type(each) is WindowRun]

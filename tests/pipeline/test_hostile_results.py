@@ -229,3 +229,22 @@ async def test_an_answer_of_on_delivery_error_may_raise_when_it_is_looked_at(rig
     run.files.refuse = lambda payload: Refusal("no", retryable=False) if payload.data == 5 else None
     await ended(run)
     assert [letter.sources[0].offset for letter in run.letters.letters] == [5]
+
+
+class Frees(Handler[Any, Any]):
+    """Its hook empties results, one of which is one of two of its message."""
+
+    async def arrange(self, messages, pending):
+        ids = [f"{m.offset} {name}" for m in messages for name in ("ab" if m.offset == 5 else "a")]
+        return [ExecutorTask(each, ("-c", ":"), source_offsets=(int(each.split()[0]),)) for each in ids]
+
+    async def on_task_complete(self, result):
+        result.stdout_bytes = result.stderr = None
+        return CollectResult(files=[line(0)])
+
+
+@pytest.mark.parametrize("with_history", [False, True])
+async def test_a_hook_that_empties_results_keeps_no_message_from_leaving(rig, tmp_path, with_history):
+    config = {"history": {"path": str(tmp_path)}} if with_history else {}
+    run = rig(Frees(), [message(n) for n in TEN], executor={"binary_path": "sh"}, debug={"db_dir": ""}, **config)
+    await ended(run)

@@ -1,6 +1,6 @@
 """Whatever happens to single messages of a run: it ends as it would without runs, and as a naive model says.
 
-A handler with `on_message_complete`, even one that does nothing, has every message delivered and resolved by itself.
+A handler with `on_message_complete`, even one that does nothing, has every known result delivered by itself.
 """
 
 from __future__ import annotations

@@ -79,7 +79,9 @@ class _Report:
         self.tasks = EngineTasks()
 
     def take(self, batch: FinishedBatch) -> None:
-        for message, runs, rejected in zip(batch.messages, batch.runs, batch.rejected, strict=True):
+        rows = zip(batch.resolved_ns, batch.messages, batch.runs, batch.rejected, strict=True)
+        # A batch has those that left together behind those that left by themselves.
+        for _, message, runs, rejected in sorted(rows, key=lambda row: row[0]):
             results = [run.result for run in runs if run.result is not None]
             errors = [run.error for run in runs if run.error is not None and not run.replaced]
             self.outcomes.append(MessageOutcome(message, results, errors, rejected))

@@ -9,6 +9,7 @@ import pytest
 from tests.pipeline.batches import make_batch
 from tests.until import until
 
+from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ExecutorResult, ExecutorTask
 from tidemill.pipeline.reports import collector
 from tidemill.pipeline.reports.collector import FinishedMessages
@@ -16,6 +17,8 @@ from tidemill.pipeline.reports.parts import LONGS
 from tidemill.pipeline.reports.report import NO_WINDOW, FinishedBatch, WindowTimes, stand_for
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.messages import SourceMessage
+from tidemill.sinks.payloads import CollectResult, FilePayload
+from tidemill.testing.run import run_handler
 
 
 class Kept:
@@ -153,3 +156,17 @@ def test_a_batch_knows_tasks_attempts_failures_and_times() -> None:
     several = batch([], [replaced, Run(2)], [Run(1), failed, Run(1, "later")])
     assert (several.tasks, several.attempts, several.failed) == ([0, 2, 3], [0, 3, 5], {2: failed})
     assert batch([Run(1)], [replaced]).failed == {}
+
+
+def test_a_handler_s_outcomes_are_in_the_order_in_which_messages_finished() -> None:
+    class DeliversEven(Handler[Any, Any]):
+        async def arrange(self, messages, pending):
+            return [ExecutorTask(f"{m.offset}", ("-c", "sleep 0.03"), source_offsets=(m.offset,)) for m in messages]
+
+        async def on_task_complete(self, result):
+            is_even = int(result.task.task_id) % 2 == 0
+            return CollectResult(files=[FilePayload(path="out", data="even")] if is_even else [])
+
+    config = {"executor": {"binary_path": "sh", "max_executors": 1}}
+    done = run_handler(DeliversEven(), [b"0", b"1", b"2", b"3"], config)
+    assert [outcome.message.offset for outcome in done.outcomes] == [0, 1, 2, 3]

@@ -144,7 +144,7 @@ class FinishedMessages:
         self._count += len(messages)
 
     def _stand_for(self, runs: Sequence[TaskRun], size_bytes: int) -> Sequence[TaskRun]:
-        """Return what is kept of the tasks of a message, and count what that keeps besides the message's key."""
+        """Return what is kept of the tasks of a message, and count what that keeps: tasks have often read its value."""
         if len(runs) == 1 and (run := runs[0]).error is None:
             return stand_for(run.attempts, run.payloads, run.task.precomputed is not None)
         self.size_bytes += size_bytes + _measure_outputs(runs)
@@ -189,5 +189,9 @@ class FinishedMessages:
 
 
 def _measure_outputs(runs: Sequence[TaskRun]) -> int:
+    """Return how much tasks wrote; 0 if a hook has put something else in the place of that."""
     results = [run.result for run in runs]
-    return sum(len(result.stdout_bytes) + len(result.stderr) for result in results if result is not None)
+    try:
+        return sum(len(result.stdout_bytes) + len(result.stderr) for result in results if result is not None)
+    except TypeError:
+        return 0

@@ -314,7 +314,7 @@ class Report(Protocol):
     Attributes:
         tasks: Where its asyncio tasks run; set by the engine.
         needs_messages: Whether it reads messages and results of tasks; else a batch has no messages, and may have
-            something that stands for tasks whose results were known.
+            something that stands for the only task of a message, if that went well.
     """
 
     tasks: EngineTasks

@@ -21,14 +21,14 @@ from tidemill.pipeline.reports.report import stand_for
 from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.pipeline.windows import failures
 from tidemill.pipeline.windows.hooked import TASK_HOOK
-from tidemill.pipeline.windows.runs import may_run, release_run, resolve_run
+from tidemill.pipeline.windows.runs import may_start_as_run, release_run, resolve_run
 from tidemill.pipeline.windows.window import WindowRun
 from tidemill.sinks.sending.run import RunPart, SubmissionRun
 
 
 def start_tasks(window: WindowRun, tasks: list[ExecutorTask], place: KeptPlace | None) -> None:
     """Start a window; see `WindowRun.start`."""
-    if window.partition.order is not None or not may_run(window):
+    if window.partition.order is not None or not may_start_as_run(window):
         window.start(tasks, place)
         return
     known = window.known = []

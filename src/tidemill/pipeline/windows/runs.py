@@ -36,8 +36,11 @@ class DeliveringWindow(Protocol):
     deliveries: SubmissionRun | None
 
 
-def may_run(window: DeliveringWindow) -> bool:
-    """Return whether nothing is to happen to a single message of a window, as far as can be known."""
+def may_start_as_run(window: DeliveringWindow) -> bool:
+    """Return whether all results of a window can be handed over, and its messages resolved, without a look at each.
+
+    What `deliver_part` hands over need not ask: its messages take each step by themselves, but for the last.
+    """
     context = window.context
     if len(window.messages) == 1 or context.overridden.on_message_complete:
         return False

@@ -20,7 +20,7 @@ from tidemill.pipeline.delivery.routing import Routed
 from tidemill.pipeline.handler.models import SkipMessage
 from tidemill.pipeline.hooks import begin_hook, call_hook, check_returned
 from tidemill.pipeline.key_order import KeptPlace
-from tidemill.pipeline.windows.runs import may_run, release_run, resolve_run
+from tidemill.pipeline.windows.runs import may_start_as_run, release_run, resolve_run
 from tidemill.pipeline.windows.window import WindowRun
 from tidemill.runtime.messages import SourceMessage, place_of
 from tidemill.sinks.payloads import CollectResult
@@ -114,7 +114,7 @@ def start_transformed(window: WindowRun, result: Transformed, place: KeptPlace |
 
 def _is_plain(window: WindowRun, result: Transformed) -> bool:
     """Return whether nothing is to happen to a single message, as far as can be known."""
-    return not result.whole and may_run(window)
+    return not result.whole and may_start_as_run(window)
 
 
 def _start_run(window: WindowRun, result: Transformed) -> None:

@@ -44,6 +44,7 @@ class WindowRun:
         times: When it was arranged.
 
     Attributes:
+        results: Results and errors of its tasks, for the window's own hook; empty without one.
         deliveries: What results of tasks of one message have in common, while there may be more of these.
         causes: What failed of its messages, by index, if there is a brake.
         known: While it is started: takes the tasks of one message whose results are known. None: they are its own.
@@ -265,6 +266,7 @@ class WindowRun:
         """Call the hook of a task, a message or the window, and deliver what it returns."""
         context, partition = self.context, self.partition
         if partition.closed:
+            self.deliveries = None  # it leads back to the window
             return
         hook, returned = name_hook(of), None
         try:
@@ -275,6 +277,7 @@ class WindowRun:
                 failures.handle_hook_failure(self, hook, error, of, returned)
             return
         if partition.closed:
+            self.deliveries = None
             return
         if isinstance(of, TaskRun):
             if routed:
@@ -336,10 +339,16 @@ class WindowRun:
             if isinstance(effect, MessageComplete):
                 self._message_complete(effect.index)
             elif isinstance(effect, MessageResolved):
-                index = effect.index
-                self.partition.resolve(self.messages[index], self.entries[index], self.runs_of[index], self.times)
+                self._resolve(effect.index)
             else:
                 self.end_messages()
+
+    def _resolve(self, index: int) -> None:
+        """Let a message leave the pipeline by itself."""
+        runs = self.runs_of[index]
+        if len(self.messages) > 1:  # its results need not be kept until the window's slowest task has ended
+            self.runs_of[index] = []
+        self.partition.resolve(self.messages[index], self.entries[index], runs, self.times)
 
     def _message_complete(self, index: int) -> None:
         self.partition.tasks_done()

@@ -2,9 +2,9 @@
 
 A run is what a submission per message would be, at the cost of few: as long as nothing happens to one of its messages,
 all of them are released by one call. Nothing is counted for the run as a whole: a message that is refused, retried or
-dead-lettered is released by itself.
+dead-lettered is released by itself. One for which several hooks returned something has a part, and a hold, for each.
 
-Invariant: a message is released once, when the last of its payloads is settled, and never waits for another one.
+Invariant: a part is released once, when the last of its payloads is settled, and never waits for another one.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
-#: Called with the indexes of messages that are released, and the size of their payloads.
+#: Called with the index of the message of each part that is released, and the size of their payloads.
 Released = Callable[[Sequence[int], int], None]
 
 
 class RunPart(msgspec.Struct, eq=False):
-    """The payloads of one message: what their submission and their origin would be.
+    """What one hook returned for one message: what the submission and the origin of these payloads would be.
 
     Attributes:
         run: The run.
@@ -65,7 +65,7 @@ class SubmissionRun:
 
     Args:
         hook: The hook that returned the payloads.
-        released: Called when messages are released.
+        released: Called when parts are released.
     """
 
     __slots__ = ("_released", "hook")
@@ -76,7 +76,7 @@ class SubmissionRun:
         self._released = released
 
     def release(self, parts: Sequence[RunPart]) -> None:
-        """Release messages whose payloads are settled."""
+        """Release parts whose payloads are settled."""
         try:
             self._released([part.index for part in parts], sum([part.size_bytes for part in parts]))
         except Exception as error:  # a bug; payloads that are settled with it must not suffer
