@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
@@ -21,6 +23,7 @@ from tests.pipeline.test_run_properties import FATES, SOON, Answering, Fates, de
 from tidemill.pipeline import commits, hooks
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import DeliveryAction, ErrorAction, ErrorKind, ExecutorTask, PrecomputedResult
+from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.tasks.process import Done, ProcessOutcome
 from tidemill.pipeline.windows import window as windows
 from tidemill.runtime.messages import SourceMessage
@@ -168,7 +171,39 @@ class Failing(Answering):
         return super().start(argv, stdin, env, timeout_seconds, end)
 
 
-def start(scenario: Scenario, handler: Mixed) -> Rig:
+class Watching(Fates):
+    """Notes what is sent for messages that have left the pipeline already."""
+
+    def __init__(self, sink: Any, scenario: Scenario, left: set[tuple[int, int]], late: list[Any]) -> None:
+        super().__init__(sink, scenario.sink_turns)
+        self.left, self.late = left, late
+        self.holds_windows = scenario.executor["commit"] == "window"
+
+    def refuse(self, payload: Any) -> Any:
+        partition, offset, name, _ = payload.data
+        if (partition, offset) in self.left and (self.holds_windows or not name.startswith("window")):
+            self.late.append(payload.data)
+        return super().refuse(payload)
+
+
+@contextmanager
+def noting(left: set[tuple[int, int]]) -> Iterator[None]:
+    """Add messages to a set when they leave the pipeline."""
+    one, more = OwnedPartition.resolve, OwnedPartition.resolve_all
+
+    def resolve(owned: OwnedPartition, message: SourceMessage, *rest: Any, **named: Any) -> None:
+        left.add((message.partition, message.offset))
+        one(owned, message, *rest, **named)
+
+    def resolve_all(owned: OwnedPartition, messages: Sequence[SourceMessage], *rest: Any) -> None:
+        left.update((message.partition, message.offset) for message in messages)
+        more(owned, messages, *rest)
+
+    with mock.patch.multiple(OwnedPartition, resolve=resolve, resolve_all=resolve_all):
+        yield
+
+
+def start(scenario: Scenario, handler: Mixed, left: set[tuple[int, int]], late: list[Any]) -> Rig:
     messages = [
         SourceMessage(
             "t", partition, offset, scenario.chance("key", partition, offset).choice([None, b"a", b"b"]), b"v"
@@ -185,7 +220,7 @@ def start(scenario: Scenario, handler: Mixed) -> Rig:
             debug={"enabled": True, "db_dir": ""},
         )
     for sink in (run.files, run.sinks["kafka"]["kafka"]):
-        Fates(sink, scenario.sink_turns)
+        Watching(sink, scenario, left, late)
     run.engine.context.pool._executor = Failing(scenario)  # type: ignore[assignment]
     return run.start()
 
@@ -205,10 +240,14 @@ async def play(scenario: Scenario) -> dict[str, Any]:
     handler: Mixed = type("Hooked", (Mixed,), overridden)(scenario)
     raised: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
-    run = start(scenario, handler)
-    await is_all_settled(run, sum(scenario.counts))
-    await run.end()
+    left: set[tuple[int, int]] = set()
+    late: list[Any] = []
+    with noting(left):
+        run = start(scenario, handler, left, late)
+        await is_all_settled(run, sum(scenario.counts))
+        await run.end()
     assert raised == []
+    assert late == [], "a message left the pipeline before what its hooks returned was delivered"
     rows = Recorded(run.recorder).rows  # type: ignore[arg-type]
     for row in rows["messages"]:
         assert not row["tasks"] or row["tasks_done_at"] <= row["resolved_at"]
