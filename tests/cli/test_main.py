@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 
 from tidemill.cli import entry
 from tidemill.cli.main import app
@@ -300,6 +301,29 @@ def test_ctrl_c_while_dev_is_imported_is_a_start_that_is_stopped(module: str) ->
     assert (done.returncode, done.stderr) == (ExitCode.OK, "")
 
 
+@pytest.mark.parametrize(("command", "code"), [("run", ExitCode.OK), ("backfill", ExitCode.STOPPED)])
+def test_ctrl_c_in_what_an_import_calls_back_ends_a_start(tmp_path: Path, command: str, code: ExitCode) -> None:
+    """An exception that is raised there is printed and forgotten."""
+    script = (
+        "import os, signal, sys, weakref\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'tidemill.cli.handlers':\n"
+        "            self.gone = weakref.ref(Finder(), lambda _: os.kill(os.getpid(), signal.SIGINT))\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        f"sys.argv = ['tidemill', {command!r}, 'c.yaml', '--handler', 'no_such_module:No']\n"
+        + ("sys.argv += ['--from', 'earliest', '--outcomes', 'outcomes']\n" if command == "backfill" else "")
+        + "from tidemill.cli.entry import main\n"
+        "main()\n"
+    )
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump({"kafka": {"source_topic": "t", "consumer_group": "g"}}))
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+
+    assert (done.returncode, done.stderr) == (code, "")
+
+
 def test_an_early_stop_is_over_for_good_once_something_else_handles_the_signal() -> None:
     before = signal.signal(signal.SIGTERM, EarlyStop(0))
     try:
@@ -308,6 +332,16 @@ def test_an_early_stop_is_over_for_good_once_something_else_handles_the_signal()
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_after_an_early_stop_an_interrupt_is_an_exception_again() -> None:
+    before = signal.signal(signal.SIGINT, EarlyStop(0))
+    try:
+        with note_signals(lambda: None):
+            pass
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_ctrl_c_while_the_options_are_read_ends_the_command_without_a_traceback() -> None:

@@ -24,6 +24,7 @@ import typer
 from tidemill.core.errors import ConfigError, RemoteError, TidemillError
 from tidemill.core.wording import to_one_line
 from tidemill.runtime.exitcode import ExitCode, find_exit_code
+from tidemill.runtime.stop_signals import EarlyStop
 
 #: What the operating system says about a place that cannot take more, and about a path that cannot be used.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -41,8 +42,10 @@ def reporting() -> Iterator[None]:
         typer.Exit: The command failed.
     """
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        # As `entry` left it: from here on an interrupt is reported.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        # As `entry` left it: from here on an interrupt is reported; or it ends a start as SIGTERM does, since in what
+        # imports call back the exception would be lost.
+        early = signal.getsignal(signal.SIGTERM)
+        signal.signal(signal.SIGINT, early if isinstance(early, EarlyStop) else signal.default_int_handler)
     with _without_unwritten_errors(), _reporting():
         yield
 

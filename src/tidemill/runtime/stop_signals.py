@@ -50,4 +50,9 @@ class EarlyStop:
 def handle_signal(number: signal.Signals, handler: Callable[[int, FrameType | None], None]) -> Any:
     """Handle a signal from now on, and return what is to handle it afterwards; an `EarlyStop` is over for good."""
     before = signal.signal(number, handler)
-    return signal.SIG_DFL if isinstance(before, EarlyStop) else before
+    return find_default(number) if isinstance(before, EarlyStop) else before
+
+
+def find_default(number: int) -> Any:
+    """Return what handles a signal in a process that has not changed that."""
+    return signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL

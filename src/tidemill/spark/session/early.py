@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 
 from tidemill.config.settings import SparkSettings
-from tidemill.runtime.stop_signals import EarlyStop
+from tidemill.runtime.stop_signals import EarlyStop, find_default
 from tidemill.spark.session.session import Spark
 
 
@@ -19,7 +19,8 @@ from tidemill.spark.session.session import Spark
 def launched_early(settings: SparkSettings) -> Iterator[Spark]:
     """Launch a JVM for a block, which may start it; if it does not, the JVM is ended.
 
-    A SIGTERM or SIGHUP during the block ends this process, unless somebody else handles it, and the JVM before that.
+    A SIGTERM or SIGHUP during the block ends this process, unless somebody else handles it, and the JVM before that; so
+    does a SIGINT that would end it anyway.
 
     Args:
         settings: The `spark` section as it is now.
@@ -31,8 +32,8 @@ def launched_early(settings: SparkSettings) -> Iterator[Spark]:
 
 @contextlib.contextmanager
 def _killed_by_signals(spark: Spark) -> Iterator[None]:
-    # SIGINT raises KeyboardInterrupt.
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    # Where the command line does not end at a SIGINT, it raises KeyboardInterrupt.
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     untouched = [number for number, each in before.items() if each is signal.SIG_DFL or isinstance(each, EarlyStop)]
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -45,4 +46,4 @@ def _killed_by_signals(spark: Spark) -> Iterator[None]:
         yield
     finally:
         for number in untouched:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, find_default(number))
