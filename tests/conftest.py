@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -23,6 +24,10 @@ structlog.get_config()["processors"][-1].exception_formatter = structlog.dev.pla
 # For processes that tests start; it is read from the environment with the rest of the configuration.
 os.environ.setdefault("TIDEMILL_METRICS__ENABLED", "false")
 os.environ.setdefault("TIDEMILL_DEBUG__ENABLED", "false")
+
+# Where tests run under `nohup`, what they start would ignore the end of its terminal.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 use_broker_archive()
 
