@@ -312,7 +312,7 @@ def test_sigterm_keeps_what_is_done_and_a_killed_engine_costs_nothing(site: Site
     assert config["spark"]["master"] == "local[2]"
     stopped = site.start("Slower", "--from", "earliest", "--whole-partitions", "--range-messages", "450")
     wait_until(lambda: len(site.seen()) > 100, 90, what="work under way")
-    victim, survivor = wait_until(lambda: len(found := engines(site.topic)) == 2 and found, 10, what="both engines")
+    victim, survivor = wait_until(lambda: len(found := engines(site.topic)) == 2 and found, 30, what="both engines")
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: set(engines(site.topic)) - {victim, survivor}, 60, what="another engine in its place")
     count = len(site.seen())
