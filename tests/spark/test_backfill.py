@@ -29,7 +29,7 @@ from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.processes import find_marked, read_parent
 from tidemill.testing.kafka import committed_offsets, consume
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).parent.parent.parent
 
 
