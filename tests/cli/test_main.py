@@ -324,24 +324,17 @@ def test_ctrl_c_in_what_an_import_calls_back_ends_a_start(tmp_path: Path, comman
     assert (done.returncode, done.stderr) == (code, "")
 
 
-def test_an_early_stop_is_over_for_good_once_something_else_handles_the_signal() -> None:
-    before = signal.signal(signal.SIGTERM, EarlyStop(0))
+@pytest.mark.parametrize(
+    ("number", "default"), [(signal.SIGTERM, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)]
+)
+def test_an_early_stop_is_over_for_good_once_something_else_handles_the_signal(number: int, default: Any) -> None:
+    before = signal.signal(number, EarlyStop(0))
     try:
         with note_signals(lambda: None):
             pass
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert signal.getsignal(number) is default
     finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def test_after_an_early_stop_an_interrupt_is_an_exception_again() -> None:
-    before = signal.signal(signal.SIGINT, EarlyStop(0))
-    try:
-        with note_signals(lambda: None):
-            pass
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
 
 
 def test_ctrl_c_while_the_options_are_read_ends_the_command_without_a_traceback() -> None:

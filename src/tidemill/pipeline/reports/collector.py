@@ -193,5 +193,5 @@ def _measure_outputs(runs: Sequence[TaskRun]) -> int:
     results = [run.result for run in runs]
     try:
         return sum(len(result.stdout_bytes) + len(result.stderr) for result in results if result is not None)
-    except TypeError:
+    except Exception:  # of whatever the hook has put there
         return 0

@@ -46,4 +46,5 @@ def _killed_by_signals(spark: Spark) -> Iterator[None]:
         yield
     finally:
         for number in untouched:
-            signal.signal(number, find_default(number))
+            each = before[number]
+            signal.signal(number, find_default(number) if isinstance(each, EarlyStop) else each)
