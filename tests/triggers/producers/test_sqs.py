@@ -59,7 +59,7 @@ class Queues:
         return stream
 
     async def wait_for_count(self, queue: str, count: int) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await self.server.count(queue) != count:
                 await asyncio.sleep(0.02)
 
