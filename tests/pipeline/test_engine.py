@@ -6,6 +6,7 @@ import asyncio
 import functools
 import gc
 import json
+import os
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -1052,7 +1053,7 @@ class Stubborn(Handler[Any, Any]):
     """Its only task ignores SIGTERM; every other message is a known result."""
 
     async def arrange(self, messages, pending):
-        script = "trap '' TERM; while :; do sleep 0.05; done"
+        script = "trap '' TERM; exec sleep 60"
         return [
             ExecutorTask("stubborn", source_offsets=[0], binary_path="sh", args=["-c", script])
             if m.offset == 0
@@ -1096,6 +1097,18 @@ async def test_a_revoke_of_what_a_stop_gave_up_does_not_wait(rig):
     await run.until(lambda: all(lane.closed for lane in run.engine.intake.partitions.values()))
     run.engine.settings.executor.drain_timeout_seconds = 15
     await asyncio.wait_for(run.source.revoke(P0), 1)
+
+
+async def test_a_stop_without_time_for_the_grace_still_kills_tasks(rig, monkeypatch):
+    run = rig(Stubborn(), [message(0)], executor={"drain_timeout_seconds": 0.1, "term_grace_seconds": 2.0})
+    await run.until(lambda: run.engine.progress().tasks_running)
+    kill_all = run.engine.executor.kill_all
+    # As on a machine that is so busy that the deadline of the stop passes first.
+    monkeypatch.setattr(run.engine.executor, "kill_all", lambda grace_seconds: kill_all(grace_seconds + 10))
+    (pid,) = (each.pid for each in run.engine.executor._runs)
+    await run.end()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 async def test_the_last_commit_does_not_wait_for_a_partition_that_is_lost(rig):

@@ -255,7 +255,7 @@ async def test_a_timeout_ends_the_whole_process_group(executor: Executor) -> Non
 
 async def test_a_task_that_ignores_sigterm_is_killed_after_the_grace() -> None:
     executor = make(term_grace_seconds=0.3)
-    outcome = await run(executor, "sh", "-c", "trap '' TERM; while :; do sleep 0.05; done", timeout_seconds=1)
+    outcome = await run(executor, "sh", "-c", "trap '' TERM; exec sleep 60", timeout_seconds=1)
     assert outcome.kind is ErrorKind.TIMEOUT
     assert outcome.exception == "Timeout after 1s"
     assert 1.2 < outcome.duration_seconds < 5
@@ -403,7 +403,7 @@ async def test_kill_all_ends_everything_and_reports_nothing(executor: Executor) 
     told: list[ProcessOutcome] = []
     marker = f"kill-all-{time.monotonic_ns()}"
     obedient = "echo up; sleep 66 & wait"
-    stubborn = "trap '' TERM; echo up; while :; do sleep 0.05; done"
+    stubborn = "trap '' TERM; echo up; exec sleep 60"
     for script in (obedient, stubborn) * 2:
         executor.start(("sh", "-c", script), b"", {"MARK": marker}, 60.0, told.append)
     await until(lambda: len(processes_with(marker)) >= 6, what="all are up")
@@ -433,7 +433,7 @@ async def test_two_kills_at_once_wait_only_for_their_own(executor: Executor) -> 
     def start(script: str) -> Run:
         return executor.start(("sh", "-c", script), b"", {}, 60.0, lambda outcome: None)
 
-    obedient, stubborn = start("exec sleep 82"), start("trap '' TERM; echo up; while :; do sleep 0.05; done")
+    obedient, stubborn = start("exec sleep 82"), start("trap '' TERM; echo up; exec sleep 60")
     await until(lambda: stubborn.stdout.chunks, what="the stubborn one is up")
     started = time.monotonic()
     slow = asyncio.create_task(executor.kill([stubborn], 1.0))
@@ -446,9 +446,7 @@ async def test_two_kills_at_once_wait_only_for_their_own(executor: Executor) -> 
 
 
 async def test_a_kill_that_nobody_waits_for_is_carried_out(executor: Executor) -> None:
-    run = executor.start(
-        ("sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.05; done"), b"", {}, 60.0, lambda outcome: None
-    )
+    run = executor.start(("sh", "-c", "trap '' TERM; echo up; exec sleep 60"), b"", {}, 60.0, lambda outcome: None)
     await until(lambda: run.stdout.chunks, what="it is up")
     killing = asyncio.create_task(executor.kill([run], 0.2))
     await asyncio.sleep(0)

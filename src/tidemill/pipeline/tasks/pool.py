@@ -265,7 +265,10 @@ class TaskPool:
         self._dispatch_soon()
 
     async def close(self, grace_seconds: float) -> None:
-        """Kill everything that runs, with this much time between SIGTERM and SIGKILL; no outcome is reported."""
+        """Kill everything that runs, with this much time between SIGTERM and SIGKILL; no outcome is reported.
+
+        When this is cancelled, what still runs gets SIGKILL at once.
+        """
         self._closed = True
         for run in self._retrying:
             if run.timer is not None:
@@ -274,8 +277,10 @@ class TaskPool:
         self._queue.clear()
         if self._pause is not None:
             self._pause.cancel()
-        await self._executor.kill_all(grace_seconds)
-        self._executor.close()
+        try:
+            await self._executor.kill_all(grace_seconds)
+        finally:
+            self._executor.close()
 
 
 def _make_error(task: ExecutorTask, outcome: ProcessOutcome, kind: ErrorKind) -> ExecutorError:
