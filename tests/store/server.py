@@ -70,7 +70,9 @@ class PostgresServer:
         tcp = f"-c listen_addresses=127.0.0.1 -p {self.port}" if self.port else "-c listen_addresses="
         # What it has written is there after a crash of its own, which is what tests know.
         unsynced = "-c fsync=off -c full_page_writes=off"
-        options = f"{tcp} -k {self.folder} -c shared_buffers=64MB -c max_connections=400 {unsynced}"
+        # A worker per database and minute would be one every tenth of a second.
+        rested = "-c autovacuum_naptime=10min"
+        options = f"{tcp} -k {self.folder} -c shared_buffers=64MB -c max_connections=400 {unsynced} {rested}"
         self._run("pg_ctl", "-w", "-l", str(self.folder / "log"), "-o", options, "start")
 
     def stop(self, mode: str = "fast") -> None:
