@@ -107,6 +107,26 @@ def test_the_children_of_a_killed_engine_die_within_two_seconds(start: Callable[
     wait_until(lambda: not is_running(engine.warden_pid), what="the warden has left too")
 
 
+def test_a_program_that_a_child_started_without_the_id_and_outside_its_group_dies_with_it(
+    start: Callable[..., FakeEngine], tmp_path: Path
+) -> None:
+    pids = tmp_path / "pids"
+    # One that ignores SIGTERM outlives the child that started it, and with that what tells whose it is.
+    engine = start(
+        f"setsid env -i sh -c 'trap \"\" TERM; echo $$ >>{pids}; exec sleep 84' & exec sleep 85", grace_seconds=0.3
+    )
+    wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 4, what="all programs are up")
+    started = [int(pid) for pid in pids.read_text().split()]
+    assert not set(started) & set(marked(engine.engine_id))
+    engine.process.kill()
+    try:
+        wait_until(lambda: not any(map(is_running, started)), what="all of them are gone")
+    finally:
+        for pid in filter(is_running, started):
+            os.kill(pid, signal.SIGKILL)
+    assert not marked(engine.engine_id)
+
+
 def test_a_fork_of_the_engine_that_holds_the_pipe_does_not_stop_the_warden(
     start: Callable[..., FakeEngine],
 ) -> None:

@@ -74,16 +74,19 @@ def find_children(parent: int) -> set[int]:
     return {pid for pid in list_processes() if read_parent(pid) == parent}
 
 
-def find_descendants(root: int) -> list[int]:
-    """Return the processes that descend from one, parents before their children; it is not among them itself."""
+def find_descendants(*roots: int) -> list[int]:
+    """Return the processes that descend from some, parents before their children.
+
+    Those themselves are not among them, unless one descends from another.
+    """
     children = defaultdict(list)
     for pid in list_processes():
         if (parent := read_parent(pid)) is not None:
             children[parent].append(pid)
     found: list[int] = []
-    unvisited = [root]
+    unvisited = [*roots]
     while unvisited:
-        below = children[unvisited.pop()]
+        below = children.pop(unvisited.pop(), [])
         found += below
         unvisited += below
     return found

@@ -3,7 +3,7 @@
 An engine that is killed cannot end its children. Its warden outlives it: this file, run as
 `python -I -S warden.py ENGINE_ID ENGINE_PID GRACE_SECONDS` in a session of its own, waits for the end of the pipe
 on its standard input (or of the engine's process, should a fork of it hold the pipe), then ends every process that
-carries the engine's id in its environment, and whatever shares their groups.
+carries the engine's id in its environment, whatever shares their groups, and the processes below them.
 
 Invariants: only small modules of the standard library are imported here (no pathlib, no contextlib), so that a
 warden stays at some 9 MB; it keeps no descriptor of the engine beside the pipe and does not carry an engine's id
@@ -141,8 +141,38 @@ def marked(engine_id: str) -> list[int]:
     return found
 
 
+def find_below(roots: list[int]) -> dict[int, bytes]:
+    """Return the processes that descend from some, with the times of their starts; not this process."""
+    children: dict[int, list[int]] = {}
+    started = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (found := _read_parent(int(name))) is not None:
+            parent, started[int(name)] = found
+            children.setdefault(parent, []).append(int(name))
+    below = {}
+    unvisited = roots.copy()
+    while unvisited:
+        for pid in children.get(unvisited.pop(), ()):
+            if pid not in below and pid != os.getpid():
+                below[pid] = started[pid]
+                unvisited.append(pid)
+    return below
+
+
+def _read_parent(pid: int) -> tuple[int, bytes] | None:
+    """Return the parent of a process that runs, and when it was started, in a unit of the system's."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stream:
+            fields = stream.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else (int(fields[1]), fields[19])
+
+
 def end_all(engine_id: str, grace_seconds: float, spared: frozenset[int]) -> None:
-    """End what carries the id: SIGTERM for the grace, then SIGKILL, until several scans in a row find nothing.
+    """End what carries the id and what is below it, with or without the id.
+
+    SIGTERM for the grace, then SIGKILL, until several scans in a row find nothing.
 
     Args:
         engine_id: What the processes carry.
@@ -152,10 +182,16 @@ def end_all(engine_id: str, grace_seconds: float, spared: frozenset[int]) -> Non
     started = time.monotonic()
     asked: set[int] = set()
     groups: set[int] = set()
+    # Once its parent has ended, nothing but its start tells that a process without the id was below one with it.
+    below: dict[int, bytes] = {}
     clean = 0
     while clean < CLEAN_SCANS and time.monotonic() < started + grace_seconds + STUBBORN_SECONDS:
         late = time.monotonic() >= started + grace_seconds
         found = marked(engine_id)
+        below = {pid: start for pid, start in below.items() if (_read_parent(pid) or (0, b""))[1] == start}
+        if found:
+            below |= find_below(found)
+        found += [pid for pid in below if pid not in found]
         clean = 0 if found else clean + 1
         told: set[int] = set()
         for pid in found:
@@ -170,7 +206,7 @@ def _signal(pid: int, number: int, groups: set[int], told: set[int], spared: fro
     """Signal a process with its group: once, so that no handler of a program runs twice.
 
     Args:
-        pid: A process that carries the id.
+        pid: A process that carries the id, or is below one.
         number: The signal.
         groups: Those that were signalled in an earlier scan; in these only the process itself is.
         told: Those that were signalled in this scan.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 
@@ -118,9 +119,19 @@ async def test_a_host_of_a_list_of_triggers_on_the_same_server_stays(shared):
 
 async def test_what_a_dead_dev_left_behind_has_ended_before_its_tasks_are_free(database):
     mark = {ENGINE_ID_VARIABLE: f"zygote-{NOBODY}-abc-def"}
-    left = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, **mark}, start_new_session=True
+    # Started by it, without the mark and outside its group.
+    code = (
+        "import subprocess; print(subprocess.Popen(['sleep', '600'], env={}, start_new_session=True).pid, flush=True)"
     )
+    left = subprocess.Popen(
+        [sys.executable, "-c", f"{code}; import time; time.sleep(600)"],
+        env={**os.environ, **mark},
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert left.stdout is not None
+    started = int(left.stdout.readline())
     try:
         await begin(database, NOBODY, boot=read_boot_id())
         own = await begin(database, os.getpid())
@@ -128,6 +139,10 @@ async def test_what_a_dead_dev_left_behind_has_ended_before_its_tasks_are_free(d
         await take_over(database, own, "here", read_boot_id(), Lease(600.0))
 
         assert left.poll() is not None or not is_running(left.pid)
+        assert not is_running(started)
     finally:
         left.kill()
         left.wait()
+        left.stdout.close()
+        if is_running(started):
+            os.kill(started, signal.SIGKILL)

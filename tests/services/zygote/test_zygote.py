@@ -49,6 +49,12 @@ async def fork_and_read(zygote: ZygoteClient, name: str, request: bytes = b"") -
     return process, text.decode()
 
 
+async def until_gone(pids: str) -> None:
+    """Wait until processes have ended, whose ids are separated by spaces."""
+    for pid in map(int, pids.split()):
+        await until(lambda pid=pid: not is_running(pid), what=f"process {pid} is gone")
+
+
 def mark_of(pid: int) -> str:
     """Return NAME=VALUE of the mark that a process carries."""
     return next(line for line in read_environment(pid) if line.startswith(ENGINE_ID_VARIABLE))
@@ -104,8 +110,7 @@ async def test_it_is_told_what_a_process_used(zygote: ZygoteClient) -> None:
 async def test_what_a_process_leaves_behind_ends_with_it(zygote: ZygoteClient) -> None:
     process, text = await fork_and_read(zygote, "start_children")
     assert (await process.ended).status == 0
-    for pid in map(int, text.split()):
-        await until(lambda pid=pid: not is_running(pid), what=f"process {pid} is gone")
+    await until_gone(text)
 
 
 async def test_children_of_a_killed_process_end_and_those_of_others_live(zygote: ZygoteClient) -> None:
@@ -113,8 +118,7 @@ async def test_children_of_a_killed_process_end_and_those_of_others_live(zygote:
     other, others = await fork_and_read(zygote, "start_children", b"stay")
     zygote.signal(killed, signal.SIGKILL)
     assert (await killed.ended).status == -signal.SIGKILL
-    for pid in map(int, text.split()):
-        await until(lambda pid=pid: not is_running(pid), what=f"process {pid} is gone")
+    await until_gone(text)
     assert all(is_running(pid) for pid in [other.pid, *map(int, others.split())])
 
 
@@ -149,7 +153,7 @@ async def test_many_processes_are_forked_and_reaped_without_leaving_descriptors(
 
 
 async def test_a_zygote_that_is_killed_takes_its_processes_with_it_and_is_replaced(zygote: ZygoteClient) -> None:
-    process, text = await fork_and_read(zygote, "start_children", b"stay")
+    process, children = await fork_and_read(zygote, "start_children", b"stay")
     old = zygote.pid or 0
     mark = mark_of(old)
     os.kill(old, signal.SIGKILL)
@@ -160,6 +164,7 @@ async def test_a_zygote_that_is_killed_takes_its_processes_with_it_and_is_replac
     _, text = await fork_and_read(zygote, "answer", b"again")
     assert text.startswith("again")
     await until(lambda: not find_marked(mark) and not is_running(old), what="nothing of the old one is left")
+    await until_gone(children)
 
 
 async def test_forks_that_wait_when_the_zygote_dies_fail(zygote: ZygoteClient) -> None:
@@ -175,7 +180,7 @@ async def test_forks_that_wait_when_the_zygote_dies_fail(zygote: ZygoteClient) -
 async def test_a_zygote_that_is_stopped_is_noticed_and_replaced(
     zygote: ZygoteClient, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
-    process, _ = await fork_and_read(zygote, "start_children", b"stay")
+    process, children = await fork_and_read(zygote, "start_children", b"stay")
     monkeypatch.setattr(link, "LOOK_SECONDS", 0.2)
     os.kill(zygote.pid or 0, signal.SIGSTOP)
     if asked == "fork":
@@ -189,6 +194,7 @@ async def test_a_zygote_that_is_stopped_is_noticed_and_replaced(
     await until(lambda: zygote.ready.is_set(), what="another zygote is ready")
     _, text = await fork_and_read(zygote, "answer", b"again")
     assert text.startswith("again")
+    await until_gone(children)
 
 
 async def test_a_zygote_that_is_slow_to_begin_is_not_taken_for_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,8 +236,7 @@ async def test_closing_it_ends_everything() -> None:
     await zygote.close()
     assert process.ended.done()
     assert not is_running(pid)
-    for pid in map(int, text.split()):
-        await until(lambda pid=pid: not is_running(pid), what=f"process {pid} is gone")
+    await until_gone(text)
     await until(lambda: not find_marked(mark), what="nothing carries its mark")
     await zygote.close()
 

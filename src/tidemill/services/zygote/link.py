@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tidemill.core.errors import RemoteError
+from tidemill.runtime.processes import find_descendants
 from tidemill.services.zygote.messages import (
     MAX_PACKET_BYTES,
     Exited,
@@ -217,9 +218,14 @@ class ForkLink:
             process.ended.set_result(exited)
 
     def _kill_processes(self) -> None:
-        for process in self._processes.values():
+        # What left their groups without the mark by which the warden would know it is below them as long as they live.
+        below = find_descendants(*self._processes)
+        for pid in self._processes:
             with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
+                os.killpg(pid, signal.SIGKILL)
+        for pid in below:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
 
     def lose(self) -> None:
         """Close the socket; what was forked counts as lost."""

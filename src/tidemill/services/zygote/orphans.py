@@ -13,6 +13,7 @@ import time
 
 import structlog
 
+from tidemill.runtime.processes import find_descendants
 from tidemill.runtime.warden import ENGINE_ID_VARIABLE
 
 log = structlog.get_logger(__name__)
@@ -35,6 +36,8 @@ def end_forked(owner: str) -> None:
     clean = 0
     while clean < _CLEAN_SCANS:
         found = _find_forked(owner)
+        if found:
+            found += find_descendants(*found)
         clean = 0 if found else clean + 1
         for pid in found:
             _kill(pid)
