@@ -35,6 +35,8 @@ class FolderCode:
         if str(self._folder) not in sys.path:
             sys.path.insert(0, str(self._folder))
         self._marks: dict[str, _Mark] = {}
+        #: Files of modules that have been looked at, of this folder or not: there are thousands, and `Path` takes long.
+        self._paths: dict[str, Path | None] = {}
         self._imported = _watch_imports(self._folder)
 
     def forget_changed(self) -> list[str]:
@@ -73,9 +75,17 @@ class FolderCode:
         found = {}
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
-            if isinstance(file, str) and name != "__main__" and self._folder in (path := Path(file)).parents:
+            if isinstance(file, str) and name != "__main__" and (path := self._find_path(file)) is not None:
                 found[name] = path
         return found
+
+    def _find_path(self, file: str) -> Path | None:
+        """Return the path of a file of this folder; None for other files."""
+        try:
+            return self._paths[file]
+        except KeyError:
+            path = Path(file)
+            return self._paths.setdefault(file, path if self._folder in path.parents else None)
 
 
 def _watch_imports(folder: Path) -> ImportedFiles:
