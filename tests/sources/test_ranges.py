@@ -9,6 +9,7 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 from confluent_kafka.admin import AdminClient
+from tests.until import wait_until
 
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.settings import Settings
@@ -92,9 +93,11 @@ def test_a_range_without_offsets_is_at_its_end_at_once(topic: Topic) -> None:
 
 def test_offsets_without_messages_keep_no_range_waiting_and_are_no_gap(topic: Topic) -> None:
     topic.feed(10)
+    # The broker confirms the end of a transaction before it writes the marker.
     topic.in_transaction(5, commit=True)  # offsets 10 to 14, and 15 of the marker
+    wait_until(lambda: look_up(topic.settings, Edge.EARLIEST, Edge.LATEST)[0].range == OffsetRange(0, 0, 16))
     topic.in_transaction(3, commit=False)  # 16 to 19, none of them to be read
-    assert look_up(topic.settings, Edge.EARLIEST, Edge.LATEST)[0].range == OffsetRange(0, 0, 20)
+    wait_until(lambda: look_up(topic.settings, Edge.EARLIEST, Edge.LATEST)[0].range == OffsetRange(0, 0, 20))
     assert [o for _, o in topic.read(OffsetRange(0, 8, 16)).offsets] == [8, 9, 10, 11, 12, 13, 14]
     assert topic.read(OffsetRange(0, 16, 20)).offsets == []
     topic.feed(1)

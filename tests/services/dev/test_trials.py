@@ -15,6 +15,7 @@ import pytest
 from tests.services.triggerer.deferring import Deferring
 from tests.store.dags import dag, task
 
+from tidemill.core.triggers.suspects import Suspects
 from tidemill.runtime.processes import find_children, read_arguments
 from tidemill.services.dev.child import Child, Death
 from tidemill.services.dev.trials import Trials
@@ -178,6 +179,21 @@ async def test_one_that_ends_its_process_is_found_among_others_and_fails_while_t
         assert error.startswith("TaskDeferralError: the process that ran this trigger, and no other")
         assert named in error
         await let_resume(deferring, folder, 3)
+        assert len(deaths) == 3
+
+
+@pytest.mark.timeout(400)
+async def test_one_that_ends_a_process_well_that_took_longer_to_start_than_its_trial_is_not_cleared(
+    store: SqliteDatabase, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Suspects, "_find_seconds", lambda self, suspects: 0.3)
+    deferring = await defer(store, ends("exit0"), waits(folder))
+
+    async with triggerer(store, folder) as deaths:
+        culprit, error = await find_failed(deferring)
+        assert culprit == "t0"
+        assert "ended with exit code 0" in error
+        await let_resume(deferring, folder, 1)
         assert len(deaths) == 3
 
 

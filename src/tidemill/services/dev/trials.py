@@ -167,7 +167,7 @@ class Trials:
             now = asyncio.get_running_loop().time()
             owned = await call_patiently(self._store, ListOwnedTriggers(service))
             # A trigger may end its process with code 0, but then that has not said that it stops.
-            outlived = not code and (now - began >= trial.seconds or not await self._is_live(service))
+            outlived = not code and not await self._is_live(service)
             async with self._deciding:
                 if attempt.dropped.is_set():
                     return
@@ -176,8 +176,10 @@ class Trials:
                     self._suspects.note_survived(trial.number, now)
                     self._changed.set()
                 else:
-                    # One that was killed because it hangs may have hung because the machine did.
-                    end = _build_end(owned, now - began, now, code == -signal.SIGKILL)
+                    # One that was killed because it hangs may have hung because the machine did; and one that ended
+                    # well, but late, may have found no store to say so, or has only started slowly.
+                    is_doubtful = code == -signal.SIGKILL or (not code and now - began >= trial.seconds)
+                    end = _build_end(owned, now - began, now, is_doubtful)
                     if code == BLOCKED:  # the culprit has failed: none of those that are left is
                         end = replace(end, running={}, waiting=[one.id for one in owned])
                     await self._judge(trial, service, owned, end, exit)
