@@ -189,7 +189,7 @@ def history(folder: Path, count: int = 200_000, rounds: int = 4) -> None:
     compare(folder, "known, history", "Known", make_lines(count), rounds, 0.87, with_history=True)
 
 
-def resident(folder: Path, count: int = 60_000, rounds: int = 4) -> None:
+def resident(folder: Path, count: int = 200_000, rounds: int = 4) -> None:
     """A resident echo worker that gets tasks ahead."""
     program = {"args": ["-I", "-S", "-c", ECHO], "send_ahead": 16}
     executor = {"binary_path": sys.executable, "mode": "resident", "resident": program}

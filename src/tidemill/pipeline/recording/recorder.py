@@ -23,13 +23,11 @@ from tidemill.pipeline.handler.models import ExecutorError
 from tidemill.pipeline.recording.choice import EVERYTHING, RecordChoice
 from tidemill.pipeline.recording.event_log import EventLog
 from tidemill.pipeline.recording.message_rows import MessageRows, TakenRows
-from tidemill.pipeline.recording.slow_tasks import SlowTasks
 from tidemill.pipeline.recording.task_rows import TakenTaskRows, TaskRows
 from tidemill.pipeline.recording.texts import describe_failure
 from tidemill.pipeline.reports.report import FinishedBatch
 from tidemill.pipeline.services import Services
 from tidemill.pipeline.tasks.pool import TaskPool
-from tidemill.pipeline.tasks.process import ProcessOutcome
 from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.recorder.events import EventKind
 from tidemill.recorder.schema import MAX_BODY_BYTES, RowTable, encode_rows
@@ -77,6 +75,7 @@ class EngineRecorder:
         events: What happened; any thread may add to it.
         commits: When messages were committed.
         tasks: Where rows are packed on a thread; an engine sets its own.
+        note_attempt: Records a try of a task that has just ended.
     """
 
     needs_messages = False
@@ -99,8 +98,14 @@ class EngineRecorder:
         self.tasks = EngineTasks()
         self._packing: dict[RowTable, asyncio.Task[None]] = {}
         self._messages = MessageRows(self.commits)
-        self._tasks = TaskRows(settings, clock)
-        self._slow = SlowTasks(settings.log_min_duration_ms / 1000)
+        self._tasks = TaskRows(
+            settings,
+            clock,
+            successes=choice.successes,
+            on_due=self._look_at_tasks,
+            on_lost=functools.partial(self._lose, 1),
+        )
+        self.note_attempt = self._tasks.add
         self._tasks_since: float | None = None
         self._rows_per_body = dict.fromkeys(RowTable, MAX_ROWS)
         self._pauses = PauseWatch(PAUSED_SECONDS)
@@ -157,31 +162,9 @@ class EngineRecorder:
         """Record a commit."""
         self.commits.note(partition, offset, time.time_ns() // 1000)
 
-    def note_attempt(self, run: TaskRun, outcome: ProcessOutcome) -> None:
-        """Record a try of a task that has just ended."""
-        if outcome.kind is None and not self._choice.successes:
-            return
-        if outcome.duration_seconds > self._slow.least_seconds and self._choice.successes:
-            self._slow.note(run, outcome)
-        try:
-            is_due = self._tasks.add(run, outcome)
-        except Exception as error:  # a user's values can be anything
-            self._lose(1, error)
-        else:
-            if is_due:
-                self._look_at_tasks()
-
     def note_known(self, run: TaskRun, exit_code: int, output_bytes: int) -> None:
         """Record a task whose result was known; for those with a label or an exit code only."""
-        if exit_code == 0 and not self._choice.successes:
-            return
-        try:
-            is_due = self._tasks.add_known(run, exit_code, output_bytes)
-        except Exception as error:  # a user's values can be anything
-            self._lose(1, error)
-        else:
-            if is_due:
-                self._look_at_tasks()
+        self._tasks.add_known(run, exit_code, output_bytes)
 
     def _look_at_tasks(self) -> None:
         if self._tasks_since is None:

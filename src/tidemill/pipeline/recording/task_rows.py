@@ -7,6 +7,7 @@ what the settings keep, up to `MAX_STREAM_BYTES` of each stream, is held.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.redaction import redact_text
 from tidemill.core.recorder.failure_sample import FailureSample
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorTask
+from tidemill.pipeline.recording.slow_tasks import SlowTasks
 from tidemill.pipeline.recording.task_columns import OK, Extras, Streams, TaskParts, TaskRow, join_tasks, pack_tasks
 from tidemill.pipeline.recording.texts import MAX_LABELS, clean_args, describe_failure
 from tidemill.pipeline.tasks.process import ProcessOutcome
@@ -41,18 +43,34 @@ class TaskRows:
     Args:
         settings: What is kept.
         clock: A clock that never goes back, in seconds.
+        successes: Whether tries that ended well have rows, and slow ones are logged.
+        on_due: Called when it is time to look at how many rows there are; that is left out for most of them.
+        on_lost: Called with the reason why a task has no row.
 
     Attributes:
         held_bytes: How much output they hold.
     """
 
-    def __init__(self, settings: DebugSettings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        settings: DebugSettings,
+        clock: Callable[[], float],
+        *,
+        successes: bool,
+        on_due: Callable[[], None],
+        on_lost: Callable[[Exception], None],
+    ) -> None:
         """Start without rows."""
         self._clock = clock
+        self._successes, self._on_due, self._on_lost = successes, on_due, on_lost
         self._stores_output, self._stores_stdin = settings.store_output, settings.store_stdin
         self._stores = settings.store_output or settings.store_stdin
         self._least_seconds = settings.event_min_duration_ms / 1000
         self._output_seconds = settings.output_min_duration_ms / 1000
+        self._slow = SlowTasks(settings.log_min_duration_ms / 1000)
+        # What ends well and took this long has a row, and nothing else has to be looked at.
+        self._ordinary_from = self._least_seconds if successes else math.inf
+        self._ordinary_until = min(self._output_seconds, self._slow.least_seconds)
         self._outputs = FailureSample(MAX_OUTPUTS_PER_SECOND)
         self._start()
 
@@ -69,50 +87,68 @@ class TaskRows:
         """How many rows there are."""
         return self._size_of_blocks + len(self._rows)
 
-    def add(self, run: TaskRun, outcome: ProcessOutcome) -> bool:
+    def add(self, run: TaskRun, outcome: ProcessOutcome) -> None:
         """Add the row of a try that has just ended, of a task that is not terminal.
+
+        It is called for each task, between code that has other things to do: it costs what it touches.
 
         Args:
             run: The task.
             outcome: How it ended.
-
-        Returns:
-            Whether it is time to look at how many rows there are; that is left out for most of them.
         """
         seconds, task, extras = outcome.duration_seconds, run.task, None
-        if outcome.kind is not None:
-            extras = self._keep_failure(task, outcome, outcome.kind)
-        elif seconds < self._least_seconds:
-            return False
-        elif seconds >= self._output_seconds or task.parent_task_id is not None:
-            extras = self._keep_extras(task, outcome)
-        (place, offsets), rows = run.owner.find_task_offsets(run), self._rows
-        task_id, stdin, args, labels = task.task_id, task.stdin, task.args, task.labels
-        # What can be computed for a block of rows at once is left for then: that takes a third of the time.
-        rows.append(
-            (
-                task_id if type(task_id) is str else clean_name(task_id),
-                place,
-                offsets,
-                clean_args(args) if args else _NOTHING,
-                _clean_labels(task) if labels else _NOTHING,
-                run.slot,
-                outcome.pid,
-                run.ended_at,
-                time.monotonic() - run.queued_at,
-                seconds,
-                outcome.exit_code,
-                run.attempts,
-                len(stdin) if type(stdin) is bytes else _measure_input(task),
-                len(outcome.stdout) + len(outcome.stderr),
-                extras,
+        try:
+            if (
+                outcome.kind is not None
+                or not self._ordinary_from <= seconds < self._ordinary_until
+                or task.parent_task_id is not None
+            ):
+                if not self._is_recorded(run, outcome):
+                    return
+                extras = self._keep_extras(task, outcome)
+            (place, offsets), rows = run.owner.find_task_offsets(run), self._rows
+            task_id, stdin, args, labels = task.task_id, task.stdin, task.args, task.labels
+            # What can be computed for a block of rows at once is left for then: that takes a third of the time.
+            rows.append(
+                (
+                    task_id if type(task_id) is str else clean_name(task_id),
+                    place,
+                    offsets,
+                    clean_args(args) if args else _NOTHING,
+                    _clean_labels(task) if labels else _NOTHING,
+                    run.slot,
+                    outcome.pid,
+                    run.ended_at,
+                    time.monotonic() - run.queued_at,
+                    seconds,
+                    outcome.exit_code,
+                    run.attempts,
+                    len(stdin) if type(stdin) is bytes else _measure_input(task),
+                    len(outcome.stdout) + len(outcome.stderr),
+                    extras,
+                )
             )
-        )
-        return self._note_added(extras) if extras is not None or not 1 < len(rows) < BLOCK_ROWS else False
+        except Exception as error:  # a user's values can be anything
+            self._on_lost(error)
+            return
+        if extras is not None or not 1 < len(rows) < BLOCK_ROWS:
+            self._note_added(extras)
 
-    def _keep_extras(self, task: ExecutorTask, outcome: ProcessOutcome) -> Extras:
-        is_slow = outcome.duration_seconds >= self._output_seconds
-        streams = self._keep_streams(task, outcome) if is_slow and self._stores else _NO_STREAMS
+    def _is_recorded(self, run: TaskRun, outcome: ProcessOutcome) -> bool:
+        """Tell whether a try that is not ordinary has a row; log one that took long."""
+        if not self._successes:
+            return outcome.kind is not None
+        if outcome.duration_seconds > self._slow.least_seconds:
+            self._slow.note(run, outcome)
+        return outcome.kind is not None or outcome.duration_seconds >= self._least_seconds
+
+    def _keep_extras(self, task: ExecutorTask, outcome: ProcessOutcome) -> Extras | None:
+        if outcome.kind is not None:
+            return self._keep_failure(task, outcome, outcome.kind)
+        is_long = outcome.duration_seconds >= self._output_seconds
+        if not is_long and task.parent_task_id is None:
+            return None
+        streams = self._keep_streams(task, outcome) if is_long and self._stores else _NO_STREAMS
         return OK, task.parent_task_id, streams, None
 
     def _keep_failure(self, task: ExecutorTask, outcome: ProcessOutcome, kind: ErrorKind) -> Extras:
@@ -131,27 +167,34 @@ class TaskRows:
         self.held_bytes += sum(len(stream) for stream in streams if stream is not None)
         return streams
 
-    def add_known(self, run: TaskRun, exit_code: int, output_bytes: int) -> bool:
+    def add_known(self, run: TaskRun, exit_code: int, output_bytes: int) -> None:
         """Add the row of a task whose result was known; see `add`."""
+        if exit_code == 0 and not self._successes:
+            return
         task, extras = run.task, None
         if exit_code != 0 or task.parent_task_id is not None:
             extras = OK if exit_code == 0 else "exit", task.parent_task_id, _NO_STREAMS, None
-        place, offsets = run.owner.find_task_offsets(run)
-        at = run.ended_at or time.time_ns() // 1000
-        names = clean_name(task.task_id), place, offsets, clean_args(task.args), _clean_labels(task)
-        sizes = _measure_input(task), output_bytes
-        self._rows.append((*names, None, None, at, 0.0, None, exit_code, run.attempts, *sizes, extras))
-        return self._note_added(extras)
+        try:
+            place, offsets = run.owner.find_task_offsets(run)
+            at = run.ended_at or time.time_ns() // 1000
+            names = clean_name(task.task_id), place, offsets, clean_args(task.args), _clean_labels(task)
+            sizes = _measure_input(task), output_bytes
+            self._rows.append((*names, None, None, at, 0.0, None, exit_code, run.attempts, *sizes, extras))
+        except Exception as error:  # a user's values can be anything
+            self._on_lost(error)
+            return
+        self._note_added(extras)
 
-    def _note_added(self, extras: Extras | None) -> bool:
-        """Pack a block of rows if one is complete; see `add`."""
+    def _note_added(self, extras: Extras | None) -> None:
+        """Pack a block of rows if one is complete, and tell when it is time to look."""
         has_output = extras is not None and extras[2] is not _NO_STREAMS
         if has_output:
             self._has_output = True
-        if len(self._rows) >= BLOCK_ROWS:
+        is_complete = len(self._rows) >= BLOCK_ROWS
+        if is_complete:
             self._end_block()
-            return True
-        return has_output or self.size == 1
+        if is_complete or has_output or self.size == 1:
+            self._on_due()
 
     def _end_block(self) -> None:
         block: TaskParts | list[TaskRow] = self._rows
