@@ -95,7 +95,7 @@ def _encode_with(encoder: Callable[[Any], bytes], value: Any, name: str) -> str:
             return raw.decode()
     except (TypeError, ValueError, RecursionError, OverflowError):
         pass
-    return encoder(_mark(value, name, 0)).decode()
+    return encoder(_mark(value, name, 0, is_sorted=encoder is _encode_sorted)).decode()
 
 
 def _is_same(read: Any, value: Any) -> bool:
@@ -104,8 +104,8 @@ def _is_same(read: Any, value: Any) -> bool:
     return (kind in _PLAIN or kind is float) and bool(read == value)
 
 
-def _mark(value: Any, path: str, depth: int) -> Any:
-    """Return a value of plain JSON in which marks stand for what JSON lacks."""
+def _mark(value: Any, path: str, depth: int, *, is_sorted: bool) -> Any:
+    """Return a value of plain JSON in which marks stand for what JSON lacks; `is_sorted`: see `encode_sorted`."""
     if depth > MAX_DEPTH:
         raise EncodingError(f"{_shorten(path)} is nested more than {MAX_DEPTH} deep; does a part contain itself?")
     match value:
@@ -120,27 +120,28 @@ def _mark(value: Any, path: str, depth: int) -> Any:
             _check_finite(math.isfinite(value), value, path)
             return float(value)
         case list():
-            return _mark_items(value, path, depth)
+            return _mark_items(value, path, depth, is_sorted=is_sorted)
         case tuple():
-            return _marked("tuple", _mark_items(value, path, depth))
+            return _marked("tuple", _mark_items(value, path, depth, is_sorted=is_sorted))
         case set() | frozenset():
-            items = [_mark(item, f"{path}{{...}}", depth + 1) for item in value]
+            items = [_mark(item, f"{path}{{...}}", depth + 1, is_sorted=is_sorted) for item in value]
             # Sorted: the order of a set differs from process to process.
             return _marked("set" if isinstance(value, set) else "frozenset", sorted(items, key=_encode_sorted))
         case dict():
-            return _mark_dict(value, path, depth)
+            return _mark_dict(value, path, depth, is_sorted=is_sorted)
     return _mark_scalar(value, path)
 
 
-def _mark_items(values: list[Any] | tuple[Any, ...], path: str, depth: int) -> list[Any]:
-    return [_mark(item, f"{path}[{number}]", depth + 1) for number, item in enumerate(values)]
+def _mark_items(values: list[Any] | tuple[Any, ...], path: str, depth: int, *, is_sorted: bool) -> list[Any]:
+    return [_mark(item, f"{path}[{number}]", depth + 1, is_sorted=is_sorted) for number, item in enumerate(values)]
 
 
-def _mark_dict(value: dict[Any, Any], path: str, depth: int) -> Any:
-    parts = [(key, _mark(item, f"{path}[{key!r}]", depth + 1)) for key, item in value.items()]
+def _mark_dict(value: dict[Any, Any], path: str, depth: int, *, is_sorted: bool) -> Any:
+    parts = [(key, _mark(item, f"{path}[{key!r}]", depth + 1, is_sorted=is_sorted)) for key, item in value.items()]
     if _MARK not in value and all(isinstance(key, str) for key in value):
         return {_check_text(key, f"a key of {path}"): item for key, item in parts}
-    return _marked("dict", [[_mark(key, f"a key of {path}", depth + 1), item] for key, item in parts])
+    pairs = [[_mark(key, f"a key of {path}", depth + 1, is_sorted=is_sorted), item] for key, item in parts]
+    return _marked("dict", sorted(pairs, key=_encode_sorted) if is_sorted else pairs)
 
 
 def _mark_scalar(value: Any, path: str) -> Any:
