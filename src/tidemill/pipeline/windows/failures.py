@@ -1,4 +1,4 @@
-"""Turns failures of a window's tasks and hooks into dead letters, unless the brake holds them.
+"""Turns failures of a window's tasks and hooks into retries or dead letters, unless the brake holds them.
 
 Invariants: a failure is written once or held; what follows it (a task is terminal, a message is done) happens when
 its letter is handed over, never while it is held; only the step that failed is repeated.
@@ -7,10 +7,12 @@ its letter is handed over, never while it is held; only the step that failed is 
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, Protocol
 
 from tidemill.core.errors import describe_error, escape_surrogates
+from tidemill.core.retry import Retry, decide
 from tidemill.deadletters.letter import LetterKind, summarize_stderr
 from tidemill.pipeline.brake import Case
 from tidemill.pipeline.checks import check_action
@@ -65,6 +67,19 @@ async def ask_on_error(
             task_id=run.task.task_id,
         )
         return ErrorAction.DLQ
+
+
+def retry_or_fail(window: FailingWindow, run: TaskRun, error: ExecutorError) -> None:
+    """Try a task again after its backoff, as long as it has tries left and can start at all."""
+    context = window.context
+    decision = decide(run.attempts, context.settings.executor.max_retries, context.backoff, random.getrandbits(32))
+    if isinstance(decision, Retry) and not error.never_starts:
+        if context.recorder is not None:
+            seconds = round(decision.delay_seconds, 3)
+            context.recorder.note_failure("task_retry", run, error, delay_seconds=seconds)
+        context.pool.retry(run, decision.delay_seconds)
+    else:
+        handle_task_failure(window, run, error)
 
 
 def handle_task_failure(window: FailingWindow, run: TaskRun, error: ExecutorError, why: str = "") -> None:

@@ -8,13 +8,11 @@ happens after the partition was given up changes anything.
 from __future__ import annotations
 
 import functools
-import random
 import time
 from collections.abc import Callable, Sequence
 
 from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.arrangement import Arrangement, Effect, MessageComplete, MessageResolved
-from tidemill.core.retry import Retry, decide
 from tidemill.pipeline.checks import find_source_indexes
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.delivery.routing import Origin, Routed
@@ -168,7 +166,7 @@ class WindowRun:
         if self.context.overridden.on_error:
             self.context.hooks.submit(self._call_error_hook, run, error)
         else:
-            self._retry(run, error)
+            failures.retry_or_fail(self, run, error)
 
     async def _call_error_hook(self, run: TaskRun, error: ExecutorError) -> None:
         if self.partition.closed:
@@ -177,23 +175,12 @@ class WindowRun:
         if self.partition.closed:
             return
         if action is ErrorAction.RETRY:
-            self._retry(run, error)
+            failures.retry_or_fail(self, run, error)
         elif action in (ErrorAction.SKIP, []):
             self.context.counters.skipped += 1
             self._give_up(run, error)
         elif isinstance(action, list):
             self._replace(run, error, action)
-        else:
-            failures.handle_task_failure(self, run, error)
-
-    def _retry(self, run: TaskRun, error: ExecutorError) -> None:
-        context = self.context
-        decision = decide(run.attempts, context.settings.executor.max_retries, context.backoff, random.getrandbits(32))
-        if isinstance(decision, Retry) and not error.never_starts:
-            if context.recorder is not None:
-                seconds = round(decision.delay_seconds, 3)
-                context.recorder.note_failure("task_retry", run, error, delay_seconds=seconds)
-            context.pool.retry(run, decision.delay_seconds)
         else:
             failures.handle_task_failure(self, run, error)
 
