@@ -79,7 +79,7 @@ class CopiesAgainstModel(RuleBasedStateMachine):
         copy = self.draw_copy(data, busy=False)
         tasks = self.has.pop(copy)
         before = self.copies.failed_starts
-        if how == "unseen" and len(tasks) == 1:
+        if how == "unseen" and tasks:
             self.waiting[:0] = tasks
             self.apply(self.copies.note_undelivered(copy, self.now))
             how = Ending.DIED
@@ -196,6 +196,16 @@ def test_a_task_that_its_copy_never_saw_goes_first() -> None:
     mine.withdraw("c")
     mine.withdraw("nobody")
     assert names(mine.note_answer(1, 0)) == []
+
+
+def test_all_tasks_of_a_copy_that_saw_none_of_them_go_to_others_in_order() -> None:
+    mine: Residents[str] = Residents(1, 0, BACKOFF, ahead=2)
+    mine.submit("a", 0)
+    mine.note_answer(0, 0)
+    for task in "bcde":
+        mine.submit(task, 0)
+    assert names(mine.note_undelivered(0, 0)) == [Start(1, "b")]
+    assert names(mine.note_answer(1, 0)) == [Give(1, "c"), Give(1, "d"), Give(1, "e")]
 
 
 def test_while_all_copies_are_busy_a_task_goes_to_the_copy_with_the_fewest() -> None:

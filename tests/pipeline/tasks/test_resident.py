@@ -597,6 +597,59 @@ async def test_tasks_sent_ahead_are_answered_in_order_by_few_copies(make: Callab
     assert len(executor.pids) == 2
 
 
+#: Answers together what it reads together, each task with how many there were; before that, one task and then eight.
+COUNT = """
+import json, os
+def answer(tasks):
+    texts = [json.dumps({"id": json.loads(task)["id"], "stdout": str(len(tasks))}) for task in tasks]
+    os.write(1, "".join(text + "\\n" for text in texts).encode())
+def read():
+    return os.read(0, 1 << 16).splitlines()
+answer(read())
+eight = []
+while len(eight) < 8:
+    eight += read()
+answer(eight)
+while tasks := read():
+    answer(tasks)
+"""
+
+
+async def test_what_follows_answers_that_came_together_is_sent_together(make: Callable[..., ResidentExecutor]) -> None:
+    executor = make(COUNT, max_executors=1, resident={"send_ahead": 7})
+    await run(executor, "first")
+    following: list[asyncio.Future[ProcessOutcome]] = []
+    for n in range(8):
+        executor.start(
+            (sys.executable,), b"%d" % n, {}, DEADLINE_SECONDS, lambda _: following.append(begin(executor, "next"))
+        )
+    await until(lambda: len(following) == 8, what="the eight are answered")
+    outcomes = await asyncio.wait_for(asyncio.gather(*following), DEADLINE_SECONDS)
+    assert min(int(outcome.stdout) for outcome in outcomes) >= 4, "half of them at least, each of which wakes the copy"
+
+
+async def test_tasks_sent_together_to_a_copy_that_ended_while_it_was_idle_go_to_another(
+    make: Callable[..., ResidentExecutor],
+) -> None:
+    executor = make(OBEY, max_executors=2, resident={"send_ahead": 3})
+    pids = {outcome.pid for outcome in await asyncio.gather(*[begin(executor, "answer()") for _ in range(2)])}
+    assert len(pids) == 2
+    over: list[ProcessOutcome] = []
+
+    def take(outcome: ProcessOutcome) -> None:
+        (other,) = pids - {outcome.pid}
+        os.kill(other, signal.SIGKILL)
+        os.waitid(os.P_PID, other, os.WEXITED | os.WNOWAIT)  # it is dead, and nobody here knows yet
+        for n in range(6):
+            executor.start((sys.executable,), b"answer(stdout='%d')" % n, {}, DEADLINE_SECONDS, over.append)
+
+    executor.start((sys.executable,), b"answer()", {}, DEADLINE_SECONDS, take)
+    await until(lambda: len(over) == 6, what="all of them are answered")
+    assert [(outcome.kind, outcome.stdout) for outcome in sorted(over, key=lambda each: each.stdout)] == [
+        (None, b"%d" % n) for n in range(6)
+    ]
+
+
 async def test_only_the_task_that_a_copy_works_on_pays_for_its_end(make: Callable[..., ResidentExecutor]) -> None:
     executor = make(max_executors=1, resident={"send_ahead": 3})
     await run(executor, "answer()")

@@ -159,9 +159,15 @@ class Residents(Generic[TaskT]):
     def note_ended(self, copy: int, ending: Ending, now: float) -> Sequence[Effect[TaskT]]:
         """Note that a copy is gone with the task that it worked on; one that is gone already changes nothing."""
         state = self._copies.get(copy)
-        if state is None:
-            return ()
-        tasks = list(state.tasks)[1:]
+        return () if state is None else self._end(copy, list(state.tasks)[1:], ending, now)
+
+    def note_undelivered(self, copy: int, now: float) -> Sequence[Effect[TaskT]]:
+        """Note that a copy was gone before it could be sent any of its tasks, at least one, which now go first."""
+        return self._end(copy, list(self._copies[copy].tasks), Ending.DIED, now)
+
+    def _end(self, copy: int, tasks: list[TaskT], ending: Ending, now: float) -> Sequence[Effect[TaskT]]:
+        """Forget a copy that is gone; these tasks of it go to others."""
+        state = self._copies[copy]
         self._waiting.extendleft(reversed(tasks))
         # Several copies that were started in one era and die are one failed start.
         if ending is Ending.DIED and not state.answered and state.era == self._era:
@@ -169,11 +175,6 @@ class Residents(Generic[TaskT]):
             self._failures += 1
             self._not_before = now + self._backoff.compute_bound(self._failures)
         return self.drop(copy, now)
-
-    def note_undelivered(self, copy: int, now: float) -> Sequence[Effect[TaskT]]:
-        """Note that a copy was gone before it could be sent its only task, which now goes first."""
-        self._waiting.appendleft(self._copies[copy].tasks[0])
-        return self.note_ended(copy, Ending.DIED, now)
 
     def drop(self, copy: int, now: float) -> Sequence[Effect[TaskT]]:
         """Forget a copy and every task that it has; one that is gone already changes nothing."""

@@ -41,6 +41,8 @@ RESTARTS = Backoff(0.2, 30.0, 2.0)
 LEAVE_SECONDS = 1.0
 
 _CHUNK_BYTES = 65536
+#: A call takes no more than a thousand pieces.
+_MOST_TOGETHER = 100
 
 
 def build_executor(settings: ExecutorSettings, engine_id: str, environ: Mapping[str, str] = os.environ) -> TaskExecutor:
@@ -71,6 +73,10 @@ class ResidentExecutor:
         #: How many tasks it takes at a time: those that the copies work on, and those behind them.
         self.capacity = settings.max_executors * (1 + settings.resident.send_ahead)
         self._alone = settings.resident.send_ahead > 0
+        #: So many requests are written together at most: half of what a copy has, so that it works on the others.
+        self._together = min(_MOST_TOGETHER, (2 + settings.resident.send_ahead) // 2)
+        #: While the answers of a copy are taken: the copies with requests to write.
+        self._to_write: list[Copy] | None = None
         self._copies: dict[int, Copy] = {}
         self._alive: set[Copy] = set()  # those that are leaving included
         self._jobs: set[Job] = set()
@@ -220,19 +226,28 @@ class ResidentExecutor:
     def _give(self, copy: Copy, job: Job) -> None:
         job.copy = copy
         copy.jobs.append(job)
-        assert copy.run is not None
-        try:
-            copy.send(job.request)
-        except BrokenPipeError:
-            self._executor.send_signal(copy.run, signal.SIGKILL)
-            if copy.answered and len(copy.jobs) == 1:  # it ended while it was idle and never saw this task
-                copy.jobs.clear()
-                job.copy = None
-                del self._copies[copy.number]
-                self._apply(self._residents.note_undelivered(copy.number, time.monotonic()))
-                return
+        copy.unwritten.append(job.request)
         if len(copy.jobs) == 1:
             self._work(copy, job, time.monotonic())
+        if self._to_write is None or len(copy.unwritten) >= self._together:
+            self._write(copy)
+        elif len(copy.unwritten) == 1:
+            self._to_write.append(copy)
+
+    def _write(self, copy: Copy) -> None:
+        """Write the requests of a copy's latest tasks."""
+        requests, copy.unwritten = copy.unwritten, []
+        assert copy.run is not None
+        try:
+            copy.send(requests)
+        except BrokenPipeError:
+            self._executor.send_signal(copy.run, signal.SIGKILL)
+            if copy.answered and len(copy.jobs) == len(requests):  # it ended while it was idle and saw none of them
+                for job in copy.jobs:
+                    job.copy = None
+                copy.jobs.clear()
+                del self._copies[copy.number]
+                self._apply(self._residents.note_undelivered(copy.number, time.monotonic()))
 
     def _work(self, copy: Copy, job: Job, now: float) -> None:
         """Start the clock of the task that a copy works on first."""
@@ -281,8 +296,16 @@ class ResidentExecutor:
             raise FramingError(f"it wrote without having a task: {chunk[-200:]!r}")
         if len(copy.unsent) > len(copy.jobs) - len(answers):
             raise FramingError("it answered before it had read all of its request")
-        for answer in answers:
-            self._answered(copy, answer)
+        # Each write wakes a copy: what takes the place of these tasks is written together.
+        to_write = self._to_write = []
+        try:
+            for answer in answers:
+                self._answered(copy, answer)
+        finally:
+            self._to_write = None
+            for each in to_write:
+                if each.unwritten:
+                    self._write(each)
 
     def _answered(self, copy: Copy, answer: ResidentAnswer) -> None:
         now = time.monotonic()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tidemill.pipeline.handler.models import ErrorKind
 from tidemill.pipeline.tasks.framing import FrameReader
@@ -85,6 +85,7 @@ class Copy:
         "stdin_fd",
         "stdout_fd",
         "unsent",
+        "unwritten",
     )
 
     def __init__(
@@ -105,6 +106,9 @@ class Copy:
         #: Its tasks, the one that it works on first.
         self.jobs: deque[Job] = deque()
         self.stdin_fd = self.stdout_fd = self.stderr_fd = -1
+        #: Requests that are written together, all of which are its latest tasks'.
+        self.unwritten: list[bytes] = []
+        #: What the pipe has not taken yet of requests that were written, one by one.
         self.unsent: deque[memoryview] = deque()
         #: It answered at least once.
         self.answered = False
@@ -134,23 +138,26 @@ class Copy:
             raise
         return theirs[0], theirs[1], theirs[2]
 
-    def send(self, request: bytes) -> None:
-        """Write a request, as much as the pipe takes now and the rest as it drains.
+    def send(self, requests: Sequence[bytes]) -> None:
+        """Write requests, as much as the pipe takes now and the rest as it drains.
 
         Raises:
-            BrokenPipeError: Nobody reads it.
+            BrokenPipeError: Nobody reads them.
         """
         if self.stdin_fd < 0:
             raise BrokenPipeError("its input is closed")
         if self.unsent:
-            self.unsent.append(memoryview(request))
+            self.unsent += map(memoryview, requests)
             return
         try:
-            written = os.write(self.stdin_fd, request)
+            written = os.writev(self.stdin_fd, requests)
         except BlockingIOError:
             written = 0
-        if written < len(request):
-            self.unsent.append(memoryview(request)[written:])
+        for request in requests:
+            if written < len(request):
+                self.unsent.append(memoryview(request)[written:])
+            written = max(0, written - len(request))
+        if self.unsent:
             self.loop.add_writer(self.stdin_fd, self._drain)
 
     def _drain(self) -> None:
@@ -189,6 +196,7 @@ class Copy:
             if self.unsent:
                 self.loop.remove_writer(self.stdin_fd)
                 self.unsent.clear()
+            self.unwritten.clear()
             os.close(self.stdin_fd)
             self.stdin_fd = -1
 
