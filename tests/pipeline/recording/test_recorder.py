@@ -255,6 +255,32 @@ def test_letters_about_very_many_messages_have_a_bounded_number_of_events() -> N
     assert sum(count for _, count in log.take()) <= event_log.MAX_WAITING + 20
 
 
+async def test_a_row_has_the_offsets_that_a_task_is_for_not_those_that_it_names_in_vain(rig: MakeRig) -> None:
+    class Naming(Handler[Any, Any]):
+        async def arrange(self, messages: Any, pending: Any) -> list[ExecutorTask]:
+            named = {"outside": (99,), "one of two": (1, 99), "own": (2,), "all": (), "replaced": (0,)}
+            return [
+                shell("exit 1" if name == "replaced" else "true", *offsets, task_id=name)
+                for name, offsets in named.items()
+            ]
+
+        async def on_error(self, task: ExecutorTask, error: ExecutorError) -> Any:
+            return [shell("true", 2, task_id="replacement")]
+
+    it = rig(Naming(), [message(n) for n in range(3)], debug={}, executor={"window_size": 3})
+    await it.committed(3)
+    offsets = {row["task_id"]: row["offsets"] for row in (await end(it)).tasks}
+    everything = [0, 1, 2]
+    assert offsets == {
+        "outside": everything,
+        "one of two": [1],
+        "own": [2],
+        "all": everything,
+        "replaced": [0],
+        "replacement": [0],
+    }
+
+
 async def test_a_task_that_is_replaced_is_named_by_those_that_replace_it(rig: MakeRig) -> None:
     class Replacing(Shell):
         async def on_error(self, task: ExecutorTask, error: ExecutorError) -> Any:
@@ -614,8 +640,10 @@ async def test_a_stop_that_cannot_wait_loses_what_a_thread_packs_and_nothing_els
 def add_output(recorder: EngineRecorder, size: int) -> None:
     """Record a task that failed and wrote this much."""
     task = ExecutorTask("t", binary_path="/bin/x")
-    owner = SimpleNamespace(find_task_offsets=lambda run: (("t", 0), [1]))
-    run: Any = SimpleNamespace(task=task, owner=owner, slot=0, attempts=1, queued_at=0.0, ended_at=1, failure=None)
+    owner = SimpleNamespace(place=("t", 0), find_task_offsets=lambda run: [1])
+    run: Any = SimpleNamespace(
+        task=task, named_offsets=(), owner=owner, slot=0, attempts=1, queued_at=0.0, ended_at=1, failure=None
+    )
     recorder.note_attempt(run, ProcessOutcome(1, b"x" * size, b"", 0.1, 1, ErrorKind.EXIT, None))
 
 
@@ -648,8 +676,12 @@ def test_rows_of_many_tasks_come_in_order_and_whole_with_and_without_output_amon
         parent = f"p{n}" if n % 5 == 0 else None
         task = ExecutorTask(f"t{n}", args, stdin="é" * n, labels=labels, parent_task_id=parent)
         offsets = list(range(n, n + n % 4))
-        owner = SimpleNamespace(find_task_offsets=lambda run, offsets=offsets: (("t", (offsets and 1) or 0), offsets))
-        run: Any = SimpleNamespace(task=task, owner=owner, slot=n, attempts=n, queued_at=0.0, ended_at=n, failure=None)
+        owner = SimpleNamespace(
+            place=("t", (offsets and 1) or 0), find_task_offsets=lambda run, offsets=offsets: offsets
+        )
+        run: Any = SimpleNamespace(
+            task=task, named_offsets=offsets, owner=owner, slot=n, attempts=n, queued_at=0.0, ended_at=n, failure=None
+        )
         kind = ErrorKind.EXIT if n in failing else None
         recorder.note_attempt(run, ProcessOutcome(int(n in failing), b"out", b"", 0.0, n, kind, None))
     recorder._pack_tasks(at_once=True)
@@ -668,9 +700,16 @@ def test_rows_of_many_tasks_come_in_order_and_whole_with_and_without_output_amon
 def test_a_row_of_a_task_that_no_column_holds_is_counted_with_those_it_is_packed_with() -> None:
     recorder, count = EngineRecorder(settings_of(), Clock()), task_rows.BLOCK_ROWS
     for n in range(count):
-        owner = SimpleNamespace(find_task_offsets=lambda run: (("t", 0), [2**70]))
+        owner = SimpleNamespace(place=("t", 0))
         run: Any = SimpleNamespace(
-            task=ExecutorTask("t"), owner=owner, slot=0, attempts=1, queued_at=0.0, ended_at=n, failure=None
+            task=ExecutorTask("t"),
+            named_offsets=[2**70],
+            owner=owner,
+            slot=0,
+            attempts=1,
+            queued_at=0.0,
+            ended_at=n,
+            failure=None,
         )
         recorder.note_attempt(run, ProcessOutcome(0, b"", b"", 0.0, 1, None, None))
     assert recorder.frames.dropped == 0

@@ -22,28 +22,31 @@ def make_row(number: int, rng: random.Random) -> TaskRow:
         rng.choice([NO_STREAMS, (b"out", b"", None)]),
         rng.choice([None, "why"]),
     )
+    details = (
+        rng.choice([[], ["--fast", "ü"]]),
+        rng.choice([[], [("name", "value")]]),
+        rng.choice([0, None, -9, 2**40]),
+        None if rng.random() < 0.8 else extras,
+    )
     return (
         rng.choice([f"task {number}", "ü", "x" * 300]),
         (rng.choice(["t", "ü"]), rng.randrange(3)),
         list(range(number, number + rng.choice([0, 1, 1, 1, 3, MAX_OFFSETS + 1]))),
-        rng.choice([[], ["--fast", "ü"]]),
-        rng.choice([[], [("name", "value")]]),
         rng.choice([None, 3]),
         None if is_known or rng.random() < 0.1 else rng.randrange(1, 9_999),
         ENDED_AT + number,
         rng.random(),
         None if is_known else rng.random(),
-        rng.choice([0, None, -9, 2**40]),
         1 + number % 3,
         number,
         2 * number,
-        None if rng.random() < 0.8 else extras,
+        None if rng.random() < 0.4 else details,
     )
 
 
 def describe(row: TaskRow) -> dict[str, Any]:
-    task_id, place, offsets, args, labels, slot, pid, ended_at, waited, seconds, code, *more = row
-    attempt, input_bytes, output_bytes, extras = more
+    task_id, place, offsets, slot, pid, ended_at, waited, seconds, attempt, input_bytes, output_bytes, details = row
+    args, labels, code, extras = details or ([], [], 0, None)
     kind, parent, (stdout, stderr, stdin), error = extras or (OK, None, NO_STREAMS, None)
     was_started = pid is not None or seconds is None
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -74,7 +75,13 @@ def test_texts(parts: list[list[Any]]) -> None:
 
 @given(parts_of(st.lists(LONG, max_size=4)))
 def test_lists_of_offsets(parts: list[list[Any]]) -> None:
-    check(pack_lists, parts, pa.list_(pa.int64()))
+    check(functools.partial(pack_lists, most=4), parts, pa.list_(pa.int64()))
+
+
+@given(st.lists(st.lists(LONG, max_size=4), min_size=1))
+def test_of_lists_that_are_too_long_the_first_offsets_stay(lists: list[list[int]]) -> None:
+    packed = pack_lists(lists, 2)
+    assert join_parts([packed], pa.list_(pa.int64())).to_pylist() == [each[:2] for each in lists]
 
 
 @given(st.lists(st.tuples(LONG | st.none(), st.integers(1, 4)), min_size=1))

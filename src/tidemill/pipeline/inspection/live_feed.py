@@ -129,8 +129,8 @@ class LiveFeed:
 
 
 def _find_place(run: TaskRun) -> _Place:
-    (topic, partition), offsets = run.owner.find_task_offsets(run)
-    return topic, partition, offsets[0] if offsets else -1
+    offsets = run.find_offsets()
+    return *run.owner.place, offsets[0] if offsets else -1
 
 
 def _describe(

@@ -182,11 +182,11 @@ class EngineRecorder:
         **data: str | int | float,
     ) -> None:
         """Record what a failure of a task, which is not terminal yet, leads to."""
-        partition, offsets = run.owner.find_task_offsets(run)
+        offsets = run.find_offsets()
         self.events.add(
             EventKind(kind),
             run.failure or describe_failure(error),
-            partition=partition,
+            partition=run.owner.place,
             offset=offsets[0] if offsets else None,
             task_id=run.task.task_id,
             data={"attempt": run.attempts, "kind": error.kind.value, **data},

@@ -30,13 +30,13 @@ class SlowTasks:
 
     def note(self, run: TaskRun, outcome: ProcessOutcome) -> None:
         """Log an attempt that has just ended and took long."""
-        partition, offsets = run.owner.find_task_offsets(run)
+        offsets = run.find_offsets()
         throttle(log, LOG_SECONDS).info(
             "a task was slow",
             task_id=escape_surrogates(run.task.task_id[:_MAX_ID_CHARS]),
             seconds=round(outcome.duration_seconds, 3),
             attempt=run.attempts,
-            partition=name_partition(partition),
+            partition=name_partition(run.owner.place),
             offset=offsets[0] if offsets else None,
             exit_code=outcome.exit_code,
         )

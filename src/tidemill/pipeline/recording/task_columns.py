@@ -32,29 +32,29 @@ MAX_OFFSETS = 1_000
 Streams = tuple[bytes | None, bytes | None, bytes | None]
 #: Of a task that is not an ordinary one: its kind, the id of the task that it replaced, streams, and error.
 Extras = tuple[str, str | None, Streams, str | None]
-#: Id, partition, offsets, clean arguments and labels, slot, pid, when it ended (UTC, in microseconds), how long before
-#: that it was queued, and started if it was (in seconds), exit code, attempt, bytes of input and of output, and extras;
-#: an ordinary task, which went well, has none.
+#: Arguments and labels, both clean, exit code, and extras.
+Details = tuple[Sequence[str], Sequence[tuple[str, str]], int | None, Extras | None]
+#: Id, partition, offsets, slot, pid, when it ended (UTC, in microseconds), how long before that it was queued, and
+#: started if it was (in seconds), attempt, bytes of input and of output, and details; a task without arguments and
+#: labels that ended well has none.
 TaskRow = tuple[
     str,
     TopicPartition,
     Sequence[int],
-    Sequence[str],
-    Sequence[tuple[str, str]],
     int | None,
     int | None,
     int,
     float,
     float | None,
-    int | None,
     int,
     int,
     int,
-    Extras | None,
+    Details | None,
 ]
 #: What a task that ended well has as its kind.
 OK = "ok"
 _ORDINARY: Extras = (OK, None, (None, None, None), None)
+_NO_DETAILS: Details = ([], [], 0, None)
 #: Parts of the columns of `tasks_schema` and of some that they are computed from, by name.
 TaskParts = dict[str, "Part"]
 
@@ -66,27 +66,38 @@ def pack_tasks(rows: Sequence[TaskRow], mask: Callable[[bytes], bytes | None] = 
         rows: At least one.
         mask: Applied to what tasks read and wrote.
     """
-    ids, places, offsets, args, labels, slots, pids, ended, waited, seconds, *more = zip(*rows, strict=True)
-    codes, attempts, input_bytes, output_bytes, extras = more
-    parts: TaskParts = {
+    ids, places, offsets, slots, pids, ended, waited, seconds, attempts, input_bytes, output_bytes, details = zip(
+        *rows, strict=True
+    )
+    return {
         "task_id": pack_texts(_clean_all(ids)),
         **_pack_places(places),
-        "offsets": pack_lists([each if len(each) <= MAX_OFFSETS else each[:MAX_OFFSETS] for each in offsets]),
-        "args": _pack("args", args),
-        "labels": _pack("labels", labels),
+        "offsets": pack_lists(offsets, MAX_OFFSETS),
         "slot": COUNTS.pack(slots),
         "pid": COUNTS.pack(pids),
         "waited": SPANS.pack(waited),
         "seconds": SPANS.pack(seconds),
         "ended_at": LONGS.pack(ended),
-        "exit_code": COUNTS.pack(codes if is_constant(codes) and not codes[0] else list(map(_fit, codes))),
         "attempt": COUNTS.pack(attempts),
         "input_bytes": LONGS.pack(input_bytes),
         "output_bytes": LONGS.pack(output_bytes),
+        **_pack_details(details, mask),
     }
-    if extras.count(None) == len(extras):
-        nothing = dict.fromkeys(("parent", "stdout", "stderr", "stdin", "error"), len(rows))
-        return parts | {"kind": (OK, len(rows)), **nothing}
+
+
+def _pack_details(details: Sequence[Details | None], mask: Callable[[bytes], bytes | None]) -> TaskParts:
+    count = len(details)
+    nothing = dict.fromkeys(("parent", "stdout", "stderr", "stdin", "error"), count)
+    if details.count(None) == count:
+        return {"args": count, "labels": count, "exit_code": COUNTS.pack([0] * count), "kind": (OK, count), **nothing}
+    args, labels, codes, extras = zip(*[each or _NO_DETAILS for each in details], strict=True)
+    parts: TaskParts = {
+        "args": _pack("args", args),
+        "labels": _pack("labels", labels),
+        "exit_code": COUNTS.pack(codes if is_constant(codes) and not codes[0] else list(map(_fit, codes))),
+    }
+    if extras.count(None) == count:
+        return parts | {"kind": (OK, count), **nothing}
     kinds, parents, streams, errors = zip(*[each or _ORDINARY for each in extras], strict=True)
     stdout, stderr, stdin = zip(*streams, strict=True)
     return parts | {
@@ -138,9 +149,10 @@ def _clean_all(ids: Sequence[str]) -> Sequence[str]:
 
 
 def _pack_places(places: Sequence[TopicPartition]) -> TaskParts:
-    names = {place: clean_name(place[0]) for place in set(places)}
+    topics = [place[0] for place in places]
+    names = {topic: clean_name(topic) for topic in set(topics)}
     return {
-        "topic": pack_words([names[place] for place in places]),
+        "topic": (names[topics[0]], len(topics)) if len(names) == 1 else pack_words([names[topic] for topic in topics]),
         "partition": COUNTS.pack([place[1] for place in places]),
     }
 

@@ -10,14 +10,23 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.redaction import redact_text
 from tidemill.core.recorder.failure_sample import FailureSample
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorTask
 from tidemill.pipeline.recording.slow_tasks import SlowTasks
-from tidemill.pipeline.recording.task_columns import OK, Extras, Streams, TaskParts, TaskRow, join_tasks, pack_tasks
+from tidemill.pipeline.recording.task_columns import (
+    OK,
+    Details,
+    Extras,
+    Streams,
+    TaskParts,
+    TaskRow,
+    join_tasks,
+    pack_tasks,
+)
 from tidemill.pipeline.recording.texts import MAX_LABELS, clean_args, describe_failure
 from tidemill.pipeline.tasks.process import ProcessOutcome
 from tidemill.pipeline.tasks.task_run import TaskRun
@@ -28,8 +37,6 @@ if TYPE_CHECKING:
 
 #: Of each stream, half of it from the beginning and half from the end.
 MAX_STREAM_BYTES = 64 * 1024
-#: The arguments or labels of a task without any.
-_NOTHING: list[Any] = []
 _NO_STREAMS: Streams = (None, None, None)
 #: So many rows are packed together: as Python's objects they take four times as much memory.
 BLOCK_ROWS = 500
@@ -96,43 +103,41 @@ class TaskRows:
             run: The task.
             outcome: How it ended.
         """
-        seconds, task, extras = outcome.duration_seconds, run.task, None
+        seconds, task, details = outcome.duration_seconds, run.task, None
         try:
             if (
                 outcome.kind is not None
                 or not self._ordinary_from <= seconds < self._ordinary_until
+                or task.args
+                or task.labels
                 or task.parent_task_id is not None
             ):
                 if not self._is_recorded(run, outcome):
                     return
-                extras = self._keep_extras(task, outcome)
-            (place, offsets), rows = run.owner.find_task_offsets(run), self._rows
-            task_id, stdin, args, labels = task.task_id, task.stdin, task.args, task.labels
+                details = self._keep_details(task, outcome)
+            task_id, stdin, offsets, owner, rows = task.task_id, task.stdin, run.named_offsets, run.owner, self._rows
             # What can be computed for a block of rows at once is left for then: that takes a third of the time.
             rows.append(
                 (
                     task_id if type(task_id) is str else clean_name(task_id),
-                    place,
-                    offsets,
-                    clean_args(args) if args else _NOTHING,
-                    _clean_labels(task) if labels else _NOTHING,
+                    owner.place,
+                    offsets if len(offsets) == 1 else owner.find_task_offsets(run),
                     run.slot,
                     outcome.pid,
                     run.ended_at,
                     time.monotonic() - run.queued_at,
                     seconds,
-                    outcome.exit_code,
                     run.attempts,
                     len(stdin) if type(stdin) is bytes else _measure_input(task),
                     len(outcome.stdout) + len(outcome.stderr),
-                    extras,
+                    details,
                 )
             )
         except Exception as error:  # a user's values can be anything
             self._on_lost(error)
             return
-        if extras is not None or not 1 < len(rows) < BLOCK_ROWS:
-            self._note_added(extras)
+        if self._has_output or not 1 < len(rows) < BLOCK_ROWS:
+            self._note_added()
 
     def _is_recorded(self, run: TaskRun, outcome: ProcessOutcome) -> bool:
         """Tell whether a try that is not ordinary has a row; log one that took long."""
@@ -141,6 +146,10 @@ class TaskRows:
         if outcome.duration_seconds > self._slow.least_seconds:
             self._slow.note(run, outcome)
         return outcome.kind is not None or outcome.duration_seconds >= self._least_seconds
+
+    def _keep_details(self, task: ExecutorTask, outcome: ProcessOutcome) -> Details:
+        extras = self._keep_extras(task, outcome)
+        return clean_args(task.args), _clean_labels(task), outcome.exit_code, extras
 
     def _keep_extras(self, task: ExecutorTask, outcome: ProcessOutcome) -> Extras | None:
         if outcome.kind is not None:
@@ -165,32 +174,32 @@ class TaskRows:
             cut_stream(_encode_input(task)) if self._stores_stdin else None,
         )
         self.held_bytes += sum(len(stream) for stream in streams if stream is not None)
+        self._has_output = True
         return streams
 
     def add_known(self, run: TaskRun, exit_code: int, output_bytes: int) -> None:
         """Add the row of a task whose result was known; see `add`."""
         if exit_code == 0 and not self._successes:
             return
-        task, extras = run.task, None
+        task = run.task
+        extras: Extras | None = None
         if exit_code != 0 or task.parent_task_id is not None:
             extras = OK if exit_code == 0 else "exit", task.parent_task_id, _NO_STREAMS, None
         try:
-            place, offsets = run.owner.find_task_offsets(run)
             at = run.ended_at or time.time_ns() // 1000
-            names = clean_name(task.task_id), place, offsets, clean_args(task.args), _clean_labels(task)
+            details = clean_args(task.args), _clean_labels(task), exit_code, extras
             sizes = _measure_input(task), output_bytes
-            self._rows.append((*names, None, None, at, 0.0, None, exit_code, run.attempts, *sizes, extras))
+            names = clean_name(task.task_id), run.owner.place, run.find_offsets()
+            row = *names, None, None, at, 0.0, None, run.attempts, *sizes, details
+            self._rows.append(row)
         except Exception as error:  # a user's values can be anything
             self._on_lost(error)
             return
-        self._note_added(extras)
+        self._note_added()
 
-    def _note_added(self, extras: Extras | None) -> None:
+    def _note_added(self) -> None:
         """Pack a block of rows if one is complete, and tell when it is time to look."""
-        has_output = extras is not None and extras[2] is not _NO_STREAMS
-        if has_output:
-            self._has_output = True
-        is_complete = len(self._rows) >= BLOCK_ROWS
+        has_output, is_complete = self._has_output, len(self._rows) >= BLOCK_ROWS
         if is_complete:
             self._end_block()
         if is_complete or has_output or self.size == 1:

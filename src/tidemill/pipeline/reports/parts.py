@@ -124,10 +124,22 @@ def pack_texts(texts: Sequence[str]) -> Packed | pa.Array:
     return pa.array(texts, pa.string())
 
 
-def pack_lists(lists: Sequence[Sequence[int]]) -> Packed:
-    """Return a list of integers of 64 bits per row; at least one."""
-    flat = list(itertools.chain.from_iterable(lists))
-    return Packed(_pack_lengths(lists), struct.pack(f"={len(flat)}q", *flat))
+def pack_lists(lists: Sequence[Sequence[int]], most: int) -> Packed:
+    """Return a list of integers of 64 bits per row, the first ones of it if there are too many; at least one row.
+
+    Args:
+        lists: The lists.
+        most: How many of each may stay.
+    """
+    lengths = list(map(len, lists))
+    if is_constant(lengths) and lengths[0] == 1:  # nearly always
+        flat = [number for (number,) in lists]
+    else:
+        if max(lengths) > most:
+            lists = [each[:most] for each in lists]
+            lengths = list(map(len, lists))
+        flat = list(itertools.chain.from_iterable(lists))
+    return Packed(struct.pack(f"={len(lengths)}i", *lengths), struct.pack(f"={len(flat)}q", *flat))
 
 
 def _pack_lengths(values: Sequence[Sized]) -> bytes:

@@ -36,8 +36,12 @@ class TaskOwner(Protocol):
     def group(self) -> TaskGroup:
         """The group that its tasks belong to."""
 
-    def find_task_offsets(self, run: TaskRun) -> tuple[tuple[str, int], Sequence[int]]:
-        """Return topic and partition of a task that is not terminal, and the offsets of its messages."""
+    @property
+    def place(self) -> tuple[str, int]:
+        """Topic and partition of its messages."""
+
+    def find_task_offsets(self, run: TaskRun) -> Sequence[int]:
+        """Return the offsets of the messages of a task that is not terminal."""
 
     def park(self, run: TaskRun) -> None:
         """Take back a task that may not start; the owner submits it again when it may."""
@@ -56,13 +60,14 @@ class _Nobody:
     closed = True
     leaving = True
     may_start = False
+    place = ("", -1)
 
     @property
     def group(self) -> TaskGroup:
         return self
 
-    def find_task_offsets(self, run: TaskRun) -> tuple[tuple[str, int], Sequence[int]]:
-        return ("", -1), ()
+    def find_task_offsets(self, run: TaskRun) -> Sequence[int]:
+        return ()
 
     def park(self, run: TaskRun) -> None:
         pass
@@ -88,6 +93,7 @@ class TaskRun:
         "failure",
         "generation",
         "key",
+        "named_offsets",
         "owner",
         "payloads",
         "process",
@@ -105,6 +111,8 @@ class TaskRun:
         self.owner: TaskOwner = owner
         self.age = age
         self.key: object = task.task_id
+        #: The offset of its message where the task names one, and is for that one; else `find_offsets` asks its owner.
+        self.named_offsets: Sequence[int] = task.source_offsets
         self.attempts = 0
         #: When its last try ended, in microseconds since the epoch; 0: it was known when its window was arranged.
         self.ended_at = 0
@@ -123,6 +131,10 @@ class TaskRun:
         self.timer: asyncio.TimerHandle | None = None
         #: Its place in the pool in its last try.
         self.slot: int | None = None
+
+    def find_offsets(self) -> Sequence[int]:
+        """Return the offsets of its messages while it is not terminal."""
+        return self.named_offsets if len(self.named_offsets) == 1 else self.owner.find_task_offsets(self)
 
     def leave_owner(self) -> None:
         """Forget the owner, now that the task is terminal: both would be freed by a search for cycles only."""

@@ -59,6 +59,7 @@ class WindowRun:
         "known",
         "messages",
         "partition",
+        "place",
         "results",
         "runs_of",
         "times",
@@ -76,6 +77,7 @@ class WindowRun:
         """Prepare; nothing runs before `start`."""
         self.context = context
         self.partition = partition
+        self.place = partition.partition
         self.messages = messages
         self.entries = entries
         self.arrived = arrived
@@ -104,6 +106,8 @@ class WindowRun:
                 text = "source_offsets of a task lie outside its window and are ignored"
                 self.context.warn(text, task_id=task.task_id, partition=self.partition.name, ignored=ignored[:10])
             run = self._make_run(task)
+            if ignored:
+                run.named_offsets = ()
             for index in indexes or range(len(self.messages)):
                 self.runs_of[index].append(run)
             runs.append((run, indexes))
@@ -201,6 +205,7 @@ class WindowRun:
             task.parent_task_id = run.task.task_id
             child = self._make_run(task)
             child.generation = run.generation + 1
+            child.named_offsets = ()
             children.append(child)
             for index in indexes:
                 self.runs_of[index].append(child)
@@ -241,11 +246,9 @@ class WindowRun:
         """Return the messages that cannot leave the pipeline without a task."""
         return [self.messages[index].offset for index in self.find_indexes(None if self.held_for_window else run)]
 
-    def find_task_offsets(self, run: TaskRun) -> tuple[TopicPartition, Sequence[int]]:
-        """Return the partition of a task that is not terminal, and the offsets of its messages."""
-        indexes, messages = self.graph.find_indexes(run), self.messages
-        offsets = [messages[index].offset for index in indexes] if len(indexes) != 1 else (messages[indexes[0]].offset,)
-        return self.partition.partition, offsets
+    def find_task_offsets(self, run: TaskRun) -> Sequence[int]:
+        """Return the offsets of the messages of a task that is not terminal."""
+        return [self.messages[index].offset for index in self.graph.find_indexes(run)]
 
     # -- hooks that return payloads ---------------------------------------------------------------------------
 
