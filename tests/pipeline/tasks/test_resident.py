@@ -650,6 +650,29 @@ async def test_tasks_sent_together_to_a_copy_that_ended_while_it_was_idle_go_to_
     ]
 
 
+async def test_a_task_does_not_pay_for_a_copy_that_ended_before_its_request_was_written(
+    make: Callable[..., ResidentExecutor],
+) -> None:
+    executor = make(OBEY, max_executors=2, resident={"send_ahead": 3})
+    pids = {outcome.pid for outcome in await asyncio.gather(*[begin(executor, "answer()") for _ in range(2)])}
+    over: list[ProcessOutcome] = []
+
+    def follow(outcome: ProcessOutcome) -> None:
+        over.append(outcome)
+        executor.start((sys.executable,), b"answer(stdout='mine')", {}, DEADLINE_SECONDS, over.append)
+
+    executor.start((sys.executable,), b"time.sleep(60)", {}, DEADLINE_SECONDS, follow)
+    await asyncio.sleep(0)  # its request is written
+    (busy,) = [copy.run.pid for copy in executor._alive if copy.jobs and copy.run]
+    for pid in sorted(pids, key=lambda pid: pid != busy):  # both at once, and the idle one is seen after the other
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    await until(lambda: len(over) == 2, what="both tasks are over")
+    assert [outcome.kind for outcome in over] == [ErrorKind.EXIT, None]
+    assert over[1].stdout == b"mine"
+
+
 async def test_only_the_task_that_a_copy_works_on_pays_for_its_end(make: Callable[..., ResidentExecutor]) -> None:
     executor = make(max_executors=1, resident={"send_ahead": 3})
     await run(executor, "answer()")

@@ -73,10 +73,10 @@ class ResidentExecutor:
         #: How many tasks it takes at a time: those that the copies work on, and those behind them.
         self.capacity = settings.max_executors * (1 + settings.resident.send_ahead)
         self._alone = settings.resident.send_ahead > 0
-        #: So many requests are written together at most: half of what a copy has, so that it works on the others.
+        #: The copies with requests to write. Each write wakes a copy: what comes together is written together, but at
+        #: most half of what a copy has, so that it works on the others meanwhile.
+        self._to_write: list[Copy] = []
         self._together = min(_MOST_TOGETHER, (2 + settings.resident.send_ahead) // 2)
-        #: While the answers of a copy are taken: the copies with requests to write.
-        self._to_write: list[Copy] | None = None
         self._copies: dict[int, Copy] = {}
         self._alive: set[Copy] = set()  # those that are leaving included
         self._jobs: set[Job] = set()
@@ -229,10 +229,18 @@ class ResidentExecutor:
         copy.unwritten.append(job.request)
         if len(copy.jobs) == 1:
             self._work(copy, job, time.monotonic())
-        if self._to_write is None or len(copy.unwritten) >= self._together:
+        if len(copy.unwritten) >= self._together:
             self._write(copy)
         elif len(copy.unwritten) == 1:
+            if not self._to_write:
+                self._loop.call_soon(self._write_all)
             self._to_write.append(copy)
+
+    def _write_all(self) -> None:
+        to_write, self._to_write = self._to_write, []
+        for copy in to_write:
+            if copy.unwritten:
+                self._write(copy)
 
     def _write(self, copy: Copy) -> None:
         """Write the requests of a copy's latest tasks."""
@@ -242,12 +250,16 @@ class ResidentExecutor:
             copy.send(requests)
         except BrokenPipeError:
             self._executor.send_signal(copy.run, signal.SIGKILL)
-            if copy.answered and len(copy.jobs) == len(requests):  # it ended while it was idle and saw none of them
-                for job in copy.jobs:
-                    job.copy = None
-                copy.jobs.clear()
-                del self._copies[copy.number]
-                self._apply(self._residents.note_undelivered(copy.number, time.monotonic()))
+            if copy.answered and len(copy.jobs) == len(requests):
+                self._give_back(copy)
+
+    def _give_back(self, copy: Copy) -> None:
+        """Give the tasks of a copy that ended while it was idle, and saw none of them, to others."""
+        for job in copy.jobs:
+            job.copy = None
+        copy.jobs.clear()
+        del self._copies[copy.number]
+        self._apply(self._residents.note_undelivered(copy.number, time.monotonic()))
 
     def _work(self, copy: Copy, job: Job, now: float) -> None:
         """Start the clock of the task that a copy works on first."""
@@ -296,16 +308,9 @@ class ResidentExecutor:
             raise FramingError(f"it wrote without having a task: {chunk[-200:]!r}")
         if len(copy.unsent) > len(copy.jobs) - len(answers):
             raise FramingError("it answered before it had read all of its request")
-        # Each write wakes a copy: what takes the place of these tasks is written together.
-        to_write = self._to_write = []
-        try:
-            for answer in answers:
-                self._answered(copy, answer)
-        finally:
-            self._to_write = None
-            for each in to_write:
-                if each.unwritten:
-                    self._write(each)
+        for answer in answers:
+            self._answered(copy, answer)
+        self._write_all()
 
     def _answered(self, copy: Copy, answer: ResidentAnswer) -> None:
         now = time.monotonic()
@@ -345,10 +350,14 @@ class ResidentExecutor:
         while copy.stdout_fd >= 0 and outcome.pid is not None and self._read(copy):
             pass  # an answer that came with the end counts
         copy.read_stderr()
+        was_idle = copy.answered and len(copy.unwritten) == len(copy.jobs) > 0 and copy.number in self._copies
         copy.close()
         self._alive.discard(copy)
-        self._copies.pop(copy.number, None)
         self._gone.set()
+        if was_idle:
+            self._give_back(copy)
+            return
+        self._copies.pop(copy.number, None)
         died = outcome.exit_code is not None and outcome.kind is not ErrorKind.TIMEOUT and not copy.leaving
         stderr = copy.stderr.take()
         if died and not copy.answered:
@@ -361,7 +370,7 @@ class ResidentExecutor:
         self._apply(self._residents.note_ended(copy.number, Ending.DIED if died else Ending.STOPPED, now))
         if job is not None:
             outcome.duration_seconds = now - job.started_at if job.started_at else 0.0
-            self._tell(job, _fail_without_answer(outcome, copy, stderr) if died else outcome)
+            self._tell(job, copy.fail_task(outcome, stderr) if died else outcome)
 
     def _failed_start(self, copy: Copy, outcome: ProcessOutcome, stderr: bytes) -> None:
         said = (
@@ -385,13 +394,3 @@ class ResidentExecutor:
             done(outcome)
         except Exception as error:  # the caller's: it must not keep other tasks from being reported
             self._loop.call_exception_handler({"message": "the callback of a resident task raised", "exception": error})
-
-
-def _fail_without_answer(outcome: ProcessOutcome, copy: Copy, stderr: bytes) -> ProcessOutcome:
-    """Return what the end of its copy means for a task."""
-    if copy.failure is not None:
-        kind, text = copy.failure
-    else:
-        text = f"the resident program ended (exit code {outcome.exit_code}) before it answered"
-        kind = ErrorKind.EXIT
-    return ProcessOutcome(outcome.exit_code, b"", stderr, outcome.duration_seconds, outcome.pid, kind, text)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from tidemill.pipeline.handler.models import ErrorKind
 from tidemill.pipeline.tasks.framing import FrameReader
-from tidemill.pipeline.tasks.process import Done, Run
+from tidemill.pipeline.tasks.process import Done, ProcessOutcome, Run
 
 _CHUNK_BYTES = 65536
 
@@ -189,6 +189,14 @@ class Copy:
             self.stderr.add(chunk)
             if len(chunk) < _CHUNK_BYTES:
                 return
+
+    def fail_task(self, outcome: ProcessOutcome, stderr: bytes) -> ProcessOutcome:
+        """Return what the end of the process means for the task that it worked on."""
+        kind, text = self.failure or (
+            ErrorKind.EXIT,
+            f"the resident program ended (exit code {outcome.exit_code}) before it answered",
+        )
+        return ProcessOutcome(outcome.exit_code, b"", stderr, outcome.duration_seconds, outcome.pid, kind, text)
 
     def close_input(self) -> None:
         """Close its input: nothing more comes."""
