@@ -41,8 +41,6 @@ RESTARTS = Backoff(0.2, 30.0, 2.0)
 LEAVE_SECONDS = 1.0
 
 _CHUNK_BYTES = 65536
-#: A call takes no more than a thousand pieces.
-_MOST_TOGETHER = 100
 
 
 def build_executor(settings: ExecutorSettings, engine_id: str, environ: Mapping[str, str] = os.environ) -> TaskExecutor:
@@ -73,10 +71,8 @@ class ResidentExecutor:
         #: How many tasks it takes at a time: those that the copies work on, and those behind them.
         self.capacity = settings.max_executors * (1 + settings.resident.send_ahead)
         self._alone = settings.resident.send_ahead > 0
-        #: The copies with requests to write. Each write wakes a copy: what comes together is written together, but at
-        #: most half of what a copy has, so that it works on the others meanwhile.
+        #: The copies with requests to write: each write wakes a copy, so what comes together is written together.
         self._to_write: list[Copy] = []
-        self._together = min(_MOST_TOGETHER, (2 + settings.resident.send_ahead) // 2)
         self._copies: dict[int, Copy] = {}
         self._alive: set[Copy] = set()  # those that are leaving included
         self._jobs: set[Job] = set()
@@ -229,7 +225,7 @@ class ResidentExecutor:
         copy.unwritten.append(job.request)
         if len(copy.jobs) == 1:
             self._work(copy, job, time.monotonic())
-        if len(copy.unwritten) >= self._together:
+        if not self._alone:  # a copy has one task at a time
             self._write(copy)
         elif len(copy.unwritten) == 1:
             if not self._to_write:

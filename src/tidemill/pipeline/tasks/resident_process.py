@@ -15,6 +15,8 @@ from tidemill.pipeline.tasks.framing import FrameReader
 from tidemill.pipeline.tasks.process import Done, ProcessOutcome, Run
 
 _CHUNK_BYTES = 65536
+#: A call takes about a thousand pieces.
+_MOST_PIECES = 1_000
 
 
 class Job:
@@ -150,7 +152,7 @@ class Copy:
             self.unsent += map(memoryview, requests)
             return
         try:
-            written = os.writev(self.stdin_fd, requests)
+            written = os.writev(self.stdin_fd, requests[:_MOST_PIECES])
         except BlockingIOError:
             written = 0
         for request in requests:
