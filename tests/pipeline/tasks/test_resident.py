@@ -673,6 +673,19 @@ async def test_a_task_does_not_pay_for_a_copy_that_ended_before_its_request_was_
     assert over[1].stdout == b"mine"
 
 
+async def test_words_of_a_copy_that_has_not_been_asked_yet_cost_no_task(make: Callable[..., ResidentExecutor]) -> None:
+    executor = make(OBEY, max_executors=1, resident={"send_ahead": 3})
+    code = "answer(); time.sleep(0.1); print(json.dumps({'id': 2, 'stdout': 'a guess'}), flush=True)"
+    first = await run(executor, code)
+    time.sleep(0.5)  # blocks the loop, so that the words are there, and nobody has read them
+    second = begin(executor, "answer(stdout='mine')")
+    (copy,) = executor._alive
+    executor._read(copy)  # as if they had come in the turn in which the task was given
+    outcome = await asyncio.wait_for(second, DEADLINE_SECONDS)
+    assert (outcome.kind, outcome.stdout) == (None, b"mine")
+    assert outcome.pid != first.pid
+
+
 async def test_only_the_task_that_a_copy_works_on_pays_for_its_end(make: Callable[..., ResidentExecutor]) -> None:
     executor = make(max_executors=1, resident={"send_ahead": 3})
     await run(executor, "answer()")

@@ -235,7 +235,7 @@ class ResidentExecutor:
     def _write_all(self) -> None:
         to_write, self._to_write = self._to_write, []
         for copy in to_write:
-            if copy.unwritten:
+            if copy.unwritten and copy.failure is None:
                 self._write(copy)
 
     def _write(self, copy: Copy) -> None:
@@ -294,15 +294,16 @@ class ResidentExecutor:
 
     def _take(self, copy: Copy, chunk: bytes) -> None:
         answers = copy.reader.feed(chunk)
+        asked = len(copy.jobs) - len(copy.unwritten)
         # All are checked before any is accepted: a stray line makes those beside it doubtful.
-        for answer, job in itertools.zip_longest(answers, itertools.islice(copy.jobs, len(answers))):
+        for answer, job in itertools.zip_longest(answers, itertools.islice(copy.jobs, min(asked, len(answers)))):
             if job is None:
                 raise FramingError(f"it wrote without having a task: {chunk[:200]!r}")
             if answer.id != job.number:
                 raise FramingError(f"it answered request {answer.id} instead of {job.number}")
-        if copy.reader.is_amid and len(answers) == len(copy.jobs):
+        if copy.reader.is_amid and len(answers) == asked:
             raise FramingError(f"it wrote without having a task: {chunk[-200:]!r}")
-        if len(copy.unsent) > len(copy.jobs) - len(answers):
+        if len(copy.unsent) > asked - len(answers):
             raise FramingError("it answered before it had read all of its request")
         for answer in answers:
             self._answered(copy, answer)
