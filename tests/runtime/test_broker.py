@@ -46,6 +46,14 @@ def test_a_topic_that_exists_already_is_refused_by_name(embedded_kafka: Embedded
         embedded_kafka.create_topic(topic)
 
 
+def test_a_topic_is_created_as_soon_as_a_broker_that_was_too_busy_for_its_heartbeats_may_have_it(
+    tmp_path: Path,
+) -> None:
+    often_fenced = {"broker.session.timeout.ms": "300", "broker.heartbeat.interval.ms": "1500"}
+    with EmbeddedBroker(tmp_path / "kafka", properties=often_fenced) as broker:
+        assert [broker.create_topic(f"topic-{n}") for n in range(4)] == [f"topic-{n}" for n in range(4)]
+
+
 def test_a_broker_keeps_its_port_its_oldest_records_and_its_folder_until_another_one_takes_that_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

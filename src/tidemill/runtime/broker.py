@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -225,10 +225,16 @@ class EmbeddedBroker:
         """
         deadline = time.monotonic() + timeout_seconds
         topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config or {}))
-        try:
-            self._admin().create_topics([topic], operation_timeout=timeout_seconds)[name].result(timeout_seconds)
-        except KafkaException as error:
-            raise RemoteError(f"topic {name!r} could not be created: {error.args[0].str()}") from error
+        while True:
+            try:
+                self._admin().create_topics([topic], operation_timeout=timeout_seconds)[name].result(timeout_seconds)
+                break
+            except KafkaException as error:
+                # Its controller fences the only broker that there is while the machine is too busy for its heartbeats.
+                is_fenced = error.args[0].code() == KafkaError.INVALID_REPLICATION_FACTOR
+                if not is_fenced or time.monotonic() > deadline:
+                    raise RemoteError(f"topic {name!r} could not be created: {error.args[0].str()}") from error
+                time.sleep(0.1)
         # The answer to CreateTopics comes before every client can see the topic.
         while not self._is_led(name, partitions):
             if time.monotonic() > deadline:
