@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -677,13 +679,31 @@ async def test_words_of_a_copy_that_has_not_been_asked_yet_cost_no_task(make: Ca
     executor = make(OBEY, max_executors=1, resident={"send_ahead": 3})
     code = "answer(); time.sleep(0.1); print(json.dumps({'id': 2, 'stdout': 'a guess'}), flush=True)"
     first = await run(executor, code)
-    time.sleep(0.5)  # blocks the loop, so that the words are there, and nobody has read them
-    second = begin(executor, "answer(stdout='mine')")
     (copy,) = executor._alive
+    assert select.select([copy.stdout_fd], [], [], DEADLINE_SECONDS)[0], "the words are there, and nobody has read them"
+    second = begin(executor, "answer(stdout='mine')")
     executor._read(copy)  # as if they had come in the turn in which the task was given
     outcome = await asyncio.wait_for(second, DEADLINE_SECONDS)
     assert (outcome.kind, outcome.stdout) == (None, b"mine")
     assert outcome.pid != first.pid
+
+
+async def test_tasks_whose_requests_the_system_refuses_to_write_go_to_another_copy(
+    make: Callable[..., ResidentExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = make(OBEY, max_executors=2, resident={"send_ahead": 3})
+    await asyncio.gather(*[begin(executor, "answer()") for _ in range(2)])
+    writev, refused = os.writev, [OSError(errno.ENOMEM, "out of memory")]
+
+    def write(fd: int, requests: Any) -> int:
+        if refused:
+            raise refused.pop()
+        return writev(fd, requests)
+
+    monkeypatch.setattr(os, "writev", write)
+    tasks = [begin(executor, f"answer(stdout='{n}')") for n in range(6)]
+    outcomes = await asyncio.wait_for(asyncio.gather(*tasks), DEADLINE_SECONDS)
+    assert [outcome.stdout for outcome in outcomes] == [b"%d" % n for n in range(6)]
 
 
 async def test_only_the_task_that_a_copy_works_on_pays_for_its_end(make: Callable[..., ResidentExecutor]) -> None:

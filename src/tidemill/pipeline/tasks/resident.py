@@ -244,7 +244,7 @@ class ResidentExecutor:
         assert copy.run is not None
         try:
             copy.send(requests)
-        except BrokenPipeError:
+        except OSError:  # mostly since nobody reads it any more
             self._executor.send_signal(copy.run, signal.SIGKILL)
             if copy.answered and len(copy.jobs) == len(requests):
                 self._give_back(copy)
