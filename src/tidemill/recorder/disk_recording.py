@@ -25,7 +25,7 @@ from tidemill.recorder.cleaning import clean_worker, remove_expired, remove_reco
 from tidemill.recorder.events import RecordedEvent
 from tidemill.recorder.events_database import EventsDatabase
 from tidemill.recorder.frames import FrameInfo
-from tidemill.recorder.memory import release_memory
+from tidemill.recorder.memory import KeptMemory
 from tidemill.recorder.open_segment import OpenSegment
 from tidemill.recorder.periods import LOCK, Period, SegmentName, create_period, make_private_folder, name_worker_folder
 from tidemill.recorder.schema import RowTable
@@ -94,6 +94,7 @@ class DiskRecording:
         self._housekeeping: threading.Thread | None = None
         self._housekeeping_at = 0.0
         self._is_missing = False
+        self._memory = KeptMemory()
         self._begin_period()
 
     def _begin_period(self) -> None:
@@ -214,6 +215,7 @@ class DiskRecording:
             sqlite3.Error: Likewise.
         """
         now = time.monotonic()
+        self._memory.tick()
         self._replace_missing()
         self.seal_full()
         if self._unsealed and now >= self._retry_at:
@@ -269,7 +271,7 @@ class DiskRecording:
             raise
         finally:
             segment.close()
-        release_memory()
+        self._memory.note_use()
         self._sealed.append(SegmentSize(name.stem, row.size_bytes))
         self.database.add_segment(row)
         limit = self._settings.retention_max_bytes

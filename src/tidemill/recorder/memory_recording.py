@@ -18,7 +18,7 @@ from tidemill.core.recorder.sealing import SealPolicy
 from tidemill.recorder.events import RecordedEvent
 from tidemill.recorder.events_database import EventsDatabase, SegmentRow
 from tidemill.recorder.frames import FrameInfo
-from tidemill.recorder.memory import release_memory
+from tidemill.recorder.memory import KeptMemory
 from tidemill.recorder.periods import SegmentName
 from tidemill.recorder.schema import RowTable
 from tidemill.recorder.sealing import SealedSegment, seal
@@ -74,6 +74,7 @@ class MemoryRecording:
         self._names: dict[RowTable, SegmentName] = {}
         self._began: dict[RowTable, float] = {}
         self._sealed: collections.OrderedDict[SegmentName, SealedSegment] = collections.OrderedDict()
+        self._memory = KeptMemory()
 
     def list_segments(self) -> list[SegmentName]:
         """Return the segments, the oldest first."""
@@ -129,6 +130,7 @@ class MemoryRecording:
         Raises:
             sqlite3.Error: There is no memory for it.
         """
+        self._memory.tick()
         self.seal_full()
         if time.monotonic() >= self._trim_at:
             self._trim_at = time.monotonic() + TRIM_SECONDS
@@ -139,7 +141,7 @@ class MemoryRecording:
         with self._lock:
             self._sealed[SegmentName(name.number, table, sealed=True)] = segment
             del self._open[table], self._names[table]
-        release_memory()
+        self._memory.note_use()
         size = len(segment.index) + segment.parquet.size
         self.database.add_segment(SegmentRow(name.stem, segment.summary, size, time.time_ns() // 1000))
         while self.size_bytes > self._max_bytes and self._sealed:

@@ -27,9 +27,9 @@ _WORDS = ("topic", "status", "error", "kind", "engine_id")
 _SEARCHED = ("partition", "offset", "first_offset", "last_offset")
 #: So many values tell whether they repeat.
 _SAMPLE = 1_024
-#: Up to this many batches are joined at a time, or as many as have this many rows.
+#: Up to this many batches are joined at a time, or as many as have this many rows; larger ones stay as they are.
 _BUNDLE = 64
-_BUNDLE_ROWS = 8_000
+_BUNDLE_ROWS = 1_000
 #: What the worker is called, in the metadata of the Parquet file.
 WORKER = b"tidemill.worker"
 
@@ -124,7 +124,7 @@ def _sort_batches(table: RowTable, batches: Iterable[tuple[FrameInfo, pa.RecordB
         chunks = columns.pop(name)
         whole = keys.pop(name) if name in keys else _combine(chunks)
         del chunks
-        rows[name] = whole.take(order)
+        rows[name] = _reorder(whole, order)
     return pa.table(rows, schema=schema)
 
 
@@ -159,6 +159,18 @@ def _sort(topic: pa.DictionaryArray, partition: pa.Array, offset: pa.Array) -> p
     ranks = pc.rank(names, sort_keys="ascending") if len(names) > 1 else pa.array([1] * len(names), pa.uint64())
     keys = pa.table([ranks.take(topic.indices), partition, offset], names=["topic", "partition", "offset"])
     return pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in keys.column_names])
+
+
+def _reorder(column: pa.Array, order: pa.Array) -> pa.Array:
+    """Return a column in another order; one that has nothing, as many of tasks, is the same in any."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if column.null_count == len(column):
+        return column
+    if pa.types.is_nested(column.type) and not column.null_count and column.offsets[0] == column.offsets[-1]:
+        return column
+    return pc.take(column, order, boundscheck=False)
 
 
 def summarize_rows(table: RowTable, rows: pa.Table) -> SegmentSummary:

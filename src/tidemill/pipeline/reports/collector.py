@@ -81,7 +81,7 @@ class FinishedMessages:
         """
         key = message.key
         if len(runs) == 1 and not self._keeps and (run := runs[0]).error is None:
-            # As `_stand_for` has it, but most messages are such, and a call costs more than what it does.
+            # As `_stand_for_all` has it, but most messages are such, and a call costs more than what it does.
             ended_at = run.ended_at
             runs = stand_for(run.attempts, run.payloads, run.task.precomputed is not None)
             if key:
@@ -133,26 +133,44 @@ class FinishedMessages:
         window: WindowTimes,
         now: int,
     ) -> None:
-        ended_at = [0] * len(messages) if window.known_runs is not None else list(map(find_end, runs))
         if self._keeps:
             self.size_bytes += sum(sizes) + sum(map(_measure_outputs, runs))
         else:
             self.size_bytes += sum([len(message.key) for message in messages if message.key])
-            if window.known_runs is not None:
-                runs = [window.known_runs] * len(messages)
-            else:
-                runs = [self._stand_for(each, size) for each, size in zip(runs, sizes, strict=True)]
+        if window.known_runs is not None:
+            ended_at = [0] * len(messages)
+            runs = runs if self._keeps else [window.known_runs] * len(messages)
+        elif self._keeps:
+            ended_at = list(map(find_end, runs))
+        else:
+            runs, ended_at = self._stand_for_all(runs, sizes)
         self._together.add_window(messages, runs, ended_at, window, now)
         if self._keeps:
             self._together.messages += messages
         self._count += len(messages)
 
-    def _stand_for(self, runs: Sequence[TaskRun], size_bytes: int) -> Sequence[TaskRun]:
-        """Return what is kept of the tasks of a message, and count what that keeps: tasks have often read its value."""
-        if len(runs) == 1 and (run := runs[0]).error is None:
-            return stand_for(run.attempts, run.payloads, run.task.precomputed is not None)
-        self.size_bytes += size_bytes + _measure_outputs(runs)
-        return runs
+    def _stand_for_all(
+        self, runs: Sequence[Sequence[TaskRun]], sizes: Sequence[int]
+    ) -> tuple[list[Sequence[TaskRun]], list[int]]:
+        """Return what is kept of the tasks of each message, and when the last of them ended."""
+        kept: list[Sequence[TaskRun]] = []
+        ended_at: list[int] = []
+        alike: tuple[TaskRun] | None = None
+        attempts, payloads, is_known = 0, 0, False
+        for each, size_bytes in zip(runs, sizes, strict=True):
+            if len(each) != 1 or (run := each[0]).error is not None:
+                # Tasks that are kept have often read their message's value.
+                self.size_bytes += size_bytes + _measure_outputs(each)
+                kept.append(each)
+                ended_at.append(find_end(each))
+                continue
+            known = run.task.precomputed is not None
+            if alike is None or run.attempts != attempts or run.payloads != payloads or known != is_known:
+                attempts, payloads, is_known = run.attempts, run.payloads, known
+                alike = stand_for(attempts, payloads, is_known)
+            kept.append(alike)
+            ended_at.append(run.ended_at)
+        return kept, ended_at
 
     def _added(self) -> None:
         if self._count >= MAX_MESSAGES or self.size_bytes >= MAX_BYTES:
