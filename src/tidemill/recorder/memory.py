@@ -6,7 +6,6 @@ A driver lives for months, and seals and answers in bursts.
 from __future__ import annotations
 
 import ctypes
-import math
 import time
 from collections.abc import Callable
 
@@ -18,6 +17,8 @@ _MAPPED_BYTES = 32 * 1024 * 1024
 _FREE_BYTES = 256 * 1024 * 1024
 #: What sealing needed is given back when nothing was sealed for this long.
 KEEP_SECONDS = 10.0
+#: And whatever else is not used, this often: the C library gives back nothing by itself.
+RELEASE_SECONDS = 60.0
 
 
 def use_system_memory() -> None:
@@ -46,7 +47,7 @@ def release_memory() -> None:
 
 
 class KeptMemory:
-    """The memory that sealing needs: kept while segments follow each other, given back afterwards.
+    """The memory that sealing needs: kept while segments follow each other, given back afterwards, and once a minute.
 
     Args:
         clock: Seconds on a clock that never goes back.
@@ -55,14 +56,16 @@ class KeptMemory:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Start with none."""
         self._clock = clock
-        self._release_at = math.inf
+        self._released_at = clock()
+        self._release_at = self._released_at + RELEASE_SECONDS
 
     def note_use(self) -> None:
         """Take note that something was sealed."""
-        self._release_at = self._clock() + KEEP_SECONDS
+        self._release_at = min(self._clock() + KEEP_SECONDS, self._released_at + RELEASE_SECONDS)
 
     def tick(self) -> None:
-        """Give it back if nobody needed it for a while."""
-        if self._clock() >= self._release_at:
-            self._release_at = math.inf
+        """Give it back if that is due."""
+        now = self._clock()
+        if now >= self._release_at:
+            self._released_at, self._release_at = now, now + RELEASE_SECONDS
             release_memory()
