@@ -5,14 +5,11 @@ A driver lives for months, and seals and answers in bursts.
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable
 
-from tidemill.runtime.memory import trim_memory
+from tidemill.runtime.memory import keep_memory, trim_memory
 
-#: `M_ARENA_MAX`, `M_MMAP_THRESHOLD` and `M_TRIM_THRESHOLD` of the GNU C library.
-_MAX_HEAPS, _LEAST_MAPPED, _MOST_FREE = -8, -3, -1
 _MAPPED_BYTES = 32 * 1024 * 1024
 _FREE_BYTES = 256 * 1024 * 1024
 #: What sealing needed is given back when nothing was sealed for this long.
@@ -31,11 +28,7 @@ def use_system_memory() -> None:
     import pyarrow as pa
 
     pa.set_memory_pool(pa.system_memory_pool())
-    option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if option is not None:
-        option(_MAX_HEAPS, 1)
-        option(_LEAST_MAPPED, _MAPPED_BYTES)
-        option(_MOST_FREE, _FREE_BYTES)
+    keep_memory(_MAPPED_BYTES, _FREE_BYTES, heaps=1)
 
 
 def release_memory() -> None:

@@ -14,6 +14,7 @@ import os
 
 from pyspark import daemon
 
+from tidemill.runtime.memory import keep_memory
 from tidemill.spark.engine.process_deadline import DAEMON_VARIABLE
 
 #: What every engine imports; sinks and history are imported by the engines that have them.
@@ -25,6 +26,9 @@ PRELOADED = (
     "tidemill.spark.bounded.task",
     "tidemill.spark.engine.process",
 )
+#: Of an engine's messages, packed rows and answers, most are smaller; a user's data may be larger.
+_MAPPED_BYTES = 4 * 1024 * 1024
+_FREE_BYTES = 32 * 1024 * 1024
 
 
 def main() -> None:
@@ -37,6 +41,9 @@ def main() -> None:
     # An engine has thousands of messages in flight or waiting to be recorded, none of them garbage, and they leave no
     # cycles (tests/pipeline/test_garbage.py): scanning them after every 700 new objects took a third of its time.
     gc.set_threshold(200_000, 20, 20)
+    # What was fetched, sent or packed is freed several times a second, as one piece, and needed again: without this an
+    # engine had a page fault for every seventh message.
+    keep_memory(_MAPPED_BYTES, _FREE_BYTES)
     daemon.manager()
 
 
