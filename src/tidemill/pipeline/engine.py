@@ -116,7 +116,8 @@ class Engine:
         self.intake.attach(self.context)
         self.services = Services(settings, handler, identity, self.tasks, hooks.calls)
         if recorder is not None:
-            recorder.attach(self.context.pool, self.context.commits, self.services)
+            assert self.context.finished is not None
+            recorder.attach(self.context.pool, self.context.finished, self.context.commits, self.services)
         outbox.mode.attach(self._charge, self.context.commits.send_soon)
         self._waits = Waits(identity.slot, self.context, self.services, source, letters, executor)
         self._locator = MessageLocator(self.context, self.intake, source, self._waits.describe)

@@ -379,6 +379,8 @@ class OwnedPartition:
     def close(self) -> None:
         """Ignore everything that happens to it from now on, and forget its payloads."""
         self.closed = True
+        if self._context.recorder is not None:
+            self._context.recorder.note_kept()
         self._take_parked()
         if self.order is not None:
             self.order.close()

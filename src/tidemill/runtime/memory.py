@@ -9,7 +9,6 @@ import ctypes
 import functools
 from collections.abc import Callable
 
-
 #: `M_ARENA_MAX`, `M_MMAP_THRESHOLD` and `M_TRIM_THRESHOLD` of the GNU C library.
 _MAX_HEAPS, _LEAST_MAPPED, _MOST_FREE = -8, -3, -1
 

@@ -39,6 +39,7 @@ from tidemill.pipeline.recording.recorder import EngineRecorder
 from tidemill.pipeline.recording.task_rows import MAX_STREAM_BYTES, cut_stream, mask_stream
 from tidemill.pipeline.reports.report import FinishedBatch
 from tidemill.pipeline.tasks.process import ProcessOutcome
+from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.recorder.events import EventKind, RecordedEvent
 from tidemill.recorder.schema import MAX_BODY_BYTES, RowTable, decode_rows
 from tidemill.runtime import log as log_module
@@ -637,13 +638,19 @@ async def test_a_stop_that_cannot_wait_loses_what_a_thread_packs_and_nothing_els
     assert (recorder.frames.dropped, faults) == (5000, [])
 
 
+def make_run(task: ExecutorTask, owner: Any, **values: Any) -> TaskRun:
+    """Return a task that was tried, with these attributes."""
+    run = TaskRun(task, owner, 0.0)
+    for name, value in ({"slot": 0, "attempts": 1} | values).items():
+        setattr(run, name, value)
+    return run
+
+
 def add_output(recorder: EngineRecorder, size: int) -> None:
     """Record a task that failed and wrote this much."""
     task = ExecutorTask("t", binary_path="/bin/x")
     owner = SimpleNamespace(place=("t", 0), find_task_offsets=lambda run: [1])
-    run: Any = SimpleNamespace(
-        task=task, named_offsets=(), owner=owner, slot=0, attempts=1, queued_at=0.0, ended_at=1, failure=None
-    )
+    run = make_run(task, owner, named_offsets=(), ended_at=1)
     recorder.note_attempt(run, ProcessOutcome(1, b"x" * size, b"", 0.1, 1, ErrorKind.EXIT, None))
 
 
@@ -679,9 +686,7 @@ def test_rows_of_many_tasks_come_in_order_and_whole_with_and_without_output_amon
         owner = SimpleNamespace(
             place=("t", (offsets and 1) or 0), find_task_offsets=lambda run, offsets=offsets: offsets
         )
-        run: Any = SimpleNamespace(
-            task=task, named_offsets=offsets, owner=owner, slot=n, attempts=n, queued_at=0.0, ended_at=n, failure=None
-        )
+        run = make_run(task, owner, named_offsets=offsets, slot=n, attempts=n, ended_at=n, input_bytes=2 * n)
         kind = ErrorKind.EXIT if n in failing else None
         recorder.note_attempt(run, ProcessOutcome(int(n in failing), b"out", b"", 0.0, n, kind, None))
     recorder._pack_tasks(at_once=True)
@@ -701,16 +706,7 @@ def test_a_row_of_a_task_that_no_column_holds_is_counted_with_those_it_is_packed
     recorder, count = EngineRecorder(settings_of(), Clock()), task_rows.BLOCK_ROWS
     for n in range(count):
         owner = SimpleNamespace(place=("t", 0))
-        run: Any = SimpleNamespace(
-            task=ExecutorTask("t"),
-            named_offsets=[2**70],
-            owner=owner,
-            slot=0,
-            attempts=1,
-            queued_at=0.0,
-            ended_at=n,
-            failure=None,
-        )
+        run = make_run(ExecutorTask("t"), owner, named_offsets=[2**70], ended_at=n)
         recorder.note_attempt(run, ProcessOutcome(0, b"", b"", 0.0, 1, None, None))
     assert recorder.frames.dropped == 0
     recorder._pack_tasks(at_once=True)

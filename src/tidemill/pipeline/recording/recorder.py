@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import structlog
 
@@ -25,6 +26,7 @@ from tidemill.pipeline.recording.event_log import EventLog
 from tidemill.pipeline.recording.message_rows import MessageRows, TakenRows
 from tidemill.pipeline.recording.task_rows import TakenTaskRows, TaskRows
 from tidemill.pipeline.recording.texts import describe_failure
+from tidemill.pipeline.reports.collector import FinishedMessages
 from tidemill.pipeline.reports.report import FinishedBatch
 from tidemill.pipeline.services import Services
 from tidemill.pipeline.tasks.pool import TaskPool
@@ -60,6 +62,13 @@ MAX_ROW_BYTES = 1024 * 1024
 #: A partition that backpressure holds for this long is recorded as paused.
 PAUSED_SECONDS = 2.0
 _LOG_SECONDS = 60.0
+
+
+class RecordedWindow(Protocol):
+    """What is asked of a window while its messages are in the pipeline; `WindowRun` is one."""
+
+    place: TopicPartition
+    runs_of: list[list[TaskRun]]
 
 
 class EngineRecorder:
@@ -110,10 +119,13 @@ class EngineRecorder:
         self._rows_per_body = dict.fromkeys(RowTable, MAX_ROWS)
         self._pauses = PauseWatch(PAUSED_SECONDS)
         self._sinks: dict[str, tuple[int, int, int]] = {}
+        #: Those that had tasks and were there at the last look, and those since then.
+        self._windows: list[weakref.ref[RecordedWindow]] = []
 
-    def attach(self, pool: TaskPool, commits: Commits, services: Services) -> None:
+    def attach(self, pool: TaskPool, finished: FinishedMessages, commits: Commits, services: Services) -> None:
         """Listen to the parts of the engine."""
-        pool.on_attempt = self.note_attempt
+        pool.on_attempt, pool.keeps_outcomes = self.note_attempt, self._choice.successes
+        finished.on_leaving = self._tasks.add_kept
         if self._choice.successes:  # else no row would ever ask for them
             commits.on_committed = self.note_committed
         services.on_block = self.note_block
@@ -152,6 +164,19 @@ class EngineRecorder:
         ]
         lettered.difference_update(places)
         return [batch.select(wanted)] if any(wanted) else []
+
+    def note_window(self, window: RecordedWindow) -> None:
+        """Take note of a window whose tasks begin; it is not kept."""
+        self._windows.append(weakref.ref(window))
+
+    def note_kept(self) -> None:
+        """Record tasks that ended well, and whose messages are still in the pipeline, waiting for something else."""
+        windows, self._windows = self._windows, []
+        for reference in windows:
+            window = reference()
+            if window is not None:
+                self._windows.append(reference)
+                self._tasks.add_kept(window.place, window.runs_of)
 
     def note_letter(self, places: Iterable[tuple[str, int, int]]) -> None:
         """Take note of messages with a dead letter, by topic, partition and offset."""
@@ -229,6 +254,7 @@ class EngineRecorder:
                 self.events.add(kind, partition=(topic, int(number)))
         self._compare_sinks(sinks)
         self._pack_events()
+        self.note_kept()
         if self._messages.find_age(now) >= MAX_AGE_SECONDS + COMMIT_SECONDS:
             self._pack_messages(now - COMMIT_SECONDS)
         if self._tasks_since is not None and now - self._tasks_since >= MAX_AGE_SECONDS:
@@ -250,6 +276,7 @@ class EngineRecorder:
 
     async def close(self) -> None:
         """Pack everything; the link sends it. When this is cancelled, what threads still pack is lost."""
+        self.note_kept()
         try:
             await self._wait_for_threads()
             self._pack_messages(self._clock())

@@ -66,9 +66,21 @@ def pack_tasks(rows: Sequence[TaskRow], mask: Callable[[bytes], bytes | None] = 
         rows: At least one.
         mask: Applied to what tasks read and wrote.
     """
-    ids, places, offsets, slots, pids, ended, waited, seconds, attempts, input_bytes, output_bytes, details = zip(
-        *rows, strict=True
-    )
+    *columns, details = zip(*rows, strict=True)
+    return pack_columns(columns, details, mask)
+
+
+def pack_columns(
+    columns: Sequence[Sequence[Any]], details: Sequence[Details | None], mask: Callable[[bytes], bytes | None] = bytes
+) -> TaskParts:
+    """Return rows as parts of columns.
+
+    Args:
+        columns: What `TaskRow` has, but for the details; at least one row.
+        details: They.
+        mask: Applied to what tasks read and wrote.
+    """
+    ids, places, offsets, slots, pids, ended, waited, seconds, attempts, input_bytes, output_bytes = columns
     return {
         "task_id": pack_texts(_clean_all(ids)),
         **_pack_places(places),

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.redaction import redact_text
@@ -25,12 +25,14 @@ from tidemill.pipeline.recording.task_columns import (
     TaskParts,
     TaskRow,
     join_tasks,
+    pack_columns,
     pack_tasks,
 )
 from tidemill.pipeline.recording.texts import MAX_LABELS, clean_args, describe_failure
 from tidemill.pipeline.tasks.process import ProcessOutcome
 from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.recorder.texts import clean_error, clean_name
+from tidemill.sources.base import TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,6 +42,8 @@ MAX_STREAM_BYTES = 64 * 1024
 _NO_STREAMS: Streams = (None, None, None)
 #: So many rows are packed together: as Python's objects they take four times as much memory.
 BLOCK_ROWS = 500
+#: How many columns `TaskRow` has, but for the details.
+COLUMNS = 11
 #: Output of failed tasks is kept of this many a second.
 MAX_OUTPUTS_PER_SECOND = 100
 
@@ -88,20 +92,85 @@ class TaskRows:
         #: The rows that come after them.
         self._rows: list[TaskRow] = []
         self._has_output = False
+        #: More rows, of tasks without details, as columns.
+        self._columns: list[list[Any]] = [[] for _ in range(COLUMNS)]
 
     @property
     def size(self) -> int:
         """How many rows there are."""
-        return self._size_of_blocks + len(self._rows)
+        return self._size_of_blocks + len(self._rows) + len(self._columns[0])
 
-    def add(self, run: TaskRun, outcome: ProcessOutcome) -> None:
-        """Add the row of a try that has just ended, of a task that is not terminal.
+    def add_kept(self, place: TopicPartition, runs_of: Iterable[Sequence[TaskRun]]) -> None:
+        """Add the rows of tasks whose outcome was kept; it is forgotten.
 
-        It is called for each task, between code that has other things to do: it costs what it touches.
+        Args:
+            place: The partition of their messages.
+            runs_of: The tasks of some messages; most have one.
+        """
+        runs = [run for runs in runs_of for run in runs if run.outcome is not None]
+        if not runs:
+            return
+        try:
+            columns = self._read_columns(place, runs)
+        except Exception:  # a user's values can be anything; who has put them there is found one by one
+            columns = None
+        if columns is None:
+            for run in runs:
+                self.add(run, run.outcome, place)  # type: ignore[arg-type]  # it has one
+        else:
+            is_first = not self.size
+            for column, values in zip(self._columns, columns, strict=True):
+                column += values
+            is_complete = len(self._columns[0]) >= BLOCK_ROWS
+            if is_complete:
+                self._blocks.append(self._take_columns())
+            if is_complete or is_first:
+                self._on_due()
+        for run in runs:
+            run.outcome = None
+
+    def _read_columns(self, place: TopicPartition, runs: Sequence[TaskRun]) -> Sequence[Sequence[Any]] | None:
+        """Return rows as columns, as `TaskRow` has them; None: some of them are not ordinary."""
+        outcomes = cast("list[ProcessOutcome]", [run.outcome for run in runs])
+        tasks, seconds = [run.task for run in runs], [outcome.duration_seconds for outcome in outcomes]
+        if min(seconds) < self._ordinary_from or max(seconds) >= self._ordinary_until:
+            return None
+        if [1 for task in tasks if task.args or task.labels or task.parent_task_id is not None]:
+            return None
+        ids = [task.task_id for task in tasks]
+        if {*map(type, ids)} != {str}:
+            return None
+        return (
+            ids,
+            [place] * len(runs),
+            [run.named_offsets for run in runs],
+            [run.slot for run in runs],
+            [outcome.pid for outcome in outcomes],
+            [run.ended_at for run in runs],
+            [run.waited_seconds for run in runs],
+            seconds,
+            [run.attempts for run in runs],
+            [run.input_bytes for run in runs],
+            [len(outcome.stdout) for outcome in outcomes],  # what wrote to standard error is not kept
+        )
+
+    def _take_columns(self) -> TaskParts | list[TaskRow]:
+        """Remove the rows that are columns; return them packed, or as rows if something is wrong with them."""
+        columns, self._columns = self._columns, [[] for _ in range(COLUMNS)]
+        details: list[Details | None] = [None] * len(columns[0])
+        self._size_of_blocks += len(details)
+        try:
+            return pack_columns(columns, details)
+        except Exception:  # that is said, and counted, where rows are joined
+            return list(zip(*columns, details, strict=True))
+
+    def add(self, run: TaskRun, outcome: ProcessOutcome, place: TopicPartition | None = None) -> None:
+        """Add the row of a try that has ended.
 
         Args:
             run: The task.
             outcome: How it ended.
+            place: The partition of its messages; None: it has just ended, and its task is not terminal.
         """
         seconds, task, details = outcome.duration_seconds, run.task, None
         try:
@@ -115,20 +184,20 @@ class TaskRows:
                 if not self._is_recorded(run, outcome):
                     return
                 details = self._keep_details(task, outcome)
-            task_id, stdin, offsets, owner, rows = task.task_id, task.stdin, run.named_offsets, run.owner, self._rows
+            task_id, offsets, owner, rows = task.task_id, run.named_offsets, run.owner, self._rows
             # What can be computed for a block of rows at once is left for then: that takes a third of the time.
             rows.append(
                 (
                     task_id if type(task_id) is str else clean_name(task_id),
-                    owner.place,
+                    place or owner.place,
                     offsets if len(offsets) == 1 else owner.find_task_offsets(run),
                     run.slot,
                     outcome.pid,
                     run.ended_at,
-                    time.monotonic() - run.queued_at,
+                    run.waited_seconds,
                     seconds,
                     run.attempts,
-                    len(stdin) if type(stdin) is bytes else _measure_input(task),
+                    run.input_bytes,
                     len(outcome.stdout) + len(outcome.stderr),
                     details,
                 )
@@ -219,6 +288,8 @@ class TaskRows:
         if not self.size:
             return None
         blocks = [*self._blocks, self._rows] if self._rows else self._blocks
+        if self._columns[0]:
+            blocks.append(self._take_columns())
         taken = TakenTaskRows(blocks, self.size, self.held_bytes)
         self._start()
         return taken

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -42,16 +42,18 @@ class FinishedMessages:
         reports: Get every batch.
 
     Attributes:
+        on_leaving: Called with the partition and the tasks of messages that leave together, while the tasks are there.
         size_bytes: How much they keep.
     """
 
-    __slots__ = ("_count", "_keeps", "_reports", "_singles", "_timer", "_together", "size_bytes")
+    __slots__ = ("_count", "_keeps", "_reports", "_singles", "_timer", "_together", "on_leaving", "size_bytes")
 
     def __init__(self, reports: Sequence[Report]) -> None:
         """Start empty."""
         self._reports = reports
         self._keeps = any(report.needs_messages for report in reports)
         self._timer: asyncio.TimerHandle | None = None
+        self.on_leaving: Callable[[TopicPartition, Sequence[Sequence[TaskRun]]], None] | None = None
         self._start()
 
     def _start(self) -> None:
@@ -80,6 +82,8 @@ class FinishedMessages:
             rejected: Why it was dead-lettered before it had any task, if it was.
         """
         key = message.key
+        if self.on_leaving is not None and runs:
+            self.on_leaving((message.topic, message.partition), (runs,))
         if len(runs) == 1 and not self._keeps and (run := runs[0]).error is None:
             # As `_stand_for_all` has it, but most messages are such, and a call costs more than what it does.
             ended_at = run.ended_at
@@ -133,6 +137,8 @@ class FinishedMessages:
         window: WindowTimes,
         now: int,
     ) -> None:
+        if self.on_leaving is not None and window.known_runs is None:
+            self.on_leaving((messages[0].topic, messages[0].partition), runs)
         if self._keeps:
             self.size_bytes += sum(sizes) + sum(map(_measure_outputs, runs))
         else:

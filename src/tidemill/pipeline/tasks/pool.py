@@ -69,8 +69,11 @@ class TaskPool:
         self._settings = settings
         self._slots = executor.capacity
         self._free_slots = list(range(executor.capacity))
-        #: Called with every try that has ended.
+        #: Called with every try that has ended, and is not kept.
         self.on_attempt: Callable[[TaskRun, ProcessOutcome], None] | None = None
+        #: Whether the outcome of a task that ended well is kept in it, for one who takes it together with others when
+        #: their messages leave. Not that of a task of several messages: its owner has forgotten them by then.
+        self.keeps_outcomes = False
         #: The same, for somebody who watches; None: nobody does.
         self.on_ended: Callable[[TaskRun, ProcessOutcome], None] | None = None
         self._queue: list[tuple[float, int, TaskRun]] = []
@@ -174,6 +177,7 @@ class TaskPool:
             failure = ProcessOutcome(None, b"", b"", 0.0, None, ErrorKind.EXIT, f"cannot be started: stdin: {error}")
             asyncio.get_running_loop().call_soon(self._ended, run, failure)
             return
+        run.input_bytes = len(stdin)
         run.process = self._executor.start(
             (task.binary_path or self._settings.binary_path, *task.args),
             stdin,
@@ -188,15 +192,21 @@ class TaskPool:
             self._release(run)
         run.process = None
         run.ended_at = time.time_ns() // 1000
+        is_late = run.owner.group.closed or self._closed  # another engine owns the work by now
         if self.on_attempt is not None and not (outcome.kind is None and outcome.exit_code is None):
-            self.on_attempt(run, outcome)
+            run.waited_seconds = time.monotonic() - run.queued_at
+            is_good = self.keeps_outcomes and outcome.kind is None and not outcome.stderr
+            if is_good and len(run.named_offsets) == 1 and not is_late:
+                run.outcome = outcome
+            else:
+                self.on_attempt(run, outcome)
         if self.on_ended is not None and outcome.pid is not None:
             self.on_ended(run, outcome)
         if outcome.pid is not None:
             self._attempts.add(outcome.duration_seconds)
             self._timeouts += outcome.kind is ErrorKind.TIMEOUT
-        if run.owner.group.closed or self._closed:
-            pass  # another engine owns the work by now
+        if is_late:
+            pass
         elif outcome.kind is None and outcome.exit_code is None:
             self._cannot_spawn(run, outcome)
         elif outcome.kind is None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tidemill.pipeline.handler.models import ExecutorError, ExecutorResult, ExecutorTask
+
+if TYPE_CHECKING:
+    from tidemill.pipeline.tasks.process import ProcessOutcome
 
 
 class TaskGroup(Protocol):
@@ -92,8 +95,10 @@ class TaskRun:
         "error",
         "failure",
         "generation",
+        "input_bytes",
         "key",
         "named_offsets",
+        "outcome",
         "owner",
         "payloads",
         "process",
@@ -103,6 +108,7 @@ class TaskRun:
         "slot",
         "task",
         "timer",
+        "waited_seconds",
     )
 
     def __init__(self, task: ExecutorTask, owner: TaskOwner, age: float) -> None:
@@ -131,6 +137,12 @@ class TaskRun:
         self.timer: asyncio.TimerHandle | None = None
         #: Its place in the pool in its last try.
         self.slot: int | None = None
+        #: How much its last try was given to read.
+        self.input_bytes = 0
+        #: How its last try ended, if that is kept until it is recorded; see `TaskPool.keeps_outcomes`.
+        self.outcome: ProcessOutcome | None = None
+        #: How long before its end its last try was queued; known only if tries are recorded.
+        self.waited_seconds = 0.0
 
     def find_offsets(self) -> Sequence[int]:
         """Return the offsets of its messages while it is not terminal."""

@@ -49,6 +49,7 @@ class WindowRun:
     """
 
     __slots__ = (
+        "__weakref__",
         "arrived",
         "causes",
         "context",
@@ -111,6 +112,8 @@ class WindowRun:
             for index in indexes or range(len(self.messages)):
                 self.runs_of[index].append(run)
             runs.append((run, indexes))
+        if runs and self.context.recorder is not None:
+            self.context.recorder.note_window(self)
         effects = self.graph.set_tasks(runs)
         if self.partition.order is None:
             for run, _ in runs:

@@ -1,0 +1,217 @@
+"""Rows of tasks that ended well: taken when their messages leave, and at every look from those that stay."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.pipeline.conftest import P0, Rig, message
+from tests.pipeline.recording.test_recorder import Recorded, end, shell
+
+from tidemill.config.debug_settings import DebugSettings
+from tidemill.pipeline.handler.base import Handler
+from tidemill.pipeline.handler.models import ErrorAction, ExecutorError, ExecutorResult, ExecutorTask
+from tidemill.pipeline.recording import task_rows
+from tidemill.pipeline.recording.recorder import EngineRecorder
+from tidemill.pipeline.tasks.process import ProcessOutcome
+from tidemill.pipeline.tasks.task_run import TaskRun
+from tidemill.sinks.payloads import CollectResult, FilePayload
+
+MakeRig = Callable[..., Rig]
+PLACE = ("t", 3)
+FILES = {"filesystem": {"files": {"base_path": "/nowhere"}}}
+
+
+class Words(str):
+    """A text of a type of its own, as a handler may use for ids."""
+
+    __slots__ = ()
+
+
+def make_recorder(**debug: Any) -> EngineRecorder:
+    return EngineRecorder(DebugSettings(**debug), lambda: 0.0)
+
+
+def keep(task: ExecutorTask, n: int, seconds: float = 0.25) -> TaskRun:
+    """Return a task that ended well a moment ago."""
+    owner: Any = SimpleNamespace(place=PLACE, find_task_offsets=lambda run: [n])
+    run = TaskRun(task, owner, 0.0)
+    run.named_offsets = (n,)
+    run.slot, run.attempts, run.ended_at, run.input_bytes, run.waited_seconds = n % 5, 1 + n % 3, 10_000_000 + n, n, 0.5
+    run.outcome = ProcessOutcome(0, b"x" * n, b"", seconds, 100 + n, None, None)
+    return run
+
+
+def list_rows(recorder: EngineRecorder) -> list[dict[str, Any]]:
+    recorder._pack_tasks(at_once=True)
+    return sorted(Recorded(recorder).tasks, key=lambda row: (row["ended_at"], row["task_id"]))
+
+
+TASKS = st.builds(
+    ExecutorTask,
+    st.one_of(st.text(max_size=5), st.just("ä" * 2_000), st.builds(Words, st.just("own"))),
+    st.one_of(st.just(()), st.lists(st.text("ab", max_size=3), max_size=2)),
+    labels=st.one_of(st.just({}), st.dictionaries(st.text("ab", max_size=2), st.text("ab", max_size=2), max_size=2)),
+    parent_task_id=st.one_of(st.none(), st.none(), st.just("parent")),
+)
+#: Of each window its messages; of each message its tasks, each with how long it took.
+WINDOWS = st.lists(
+    st.lists(st.lists(st.tuples(TASKS, st.sampled_from((0.0, 0.25, 0.25, 0.7))), max_size=2), max_size=6), max_size=4
+)
+
+
+@given(WINDOWS, st.integers(1, 5), st.sampled_from((0, 200)))
+def test_rows_taken_together_are_those_taken_one_by_one(
+    windows: list[list[list[tuple[ExecutorTask, float]]]], block_rows: int, least_ms: int
+) -> None:
+    together, single = (make_recorder(event_min_duration_ms=least_ms) for _ in range(2))
+    before, task_rows.BLOCK_ROWS = task_rows.BLOCK_ROWS, block_rows
+    try:
+        n = 0
+        for window in windows:
+            runs_of: list[list[TaskRun]] = []
+            for tasks in window:
+                runs_of.append([])
+                for task, seconds in tasks:
+                    n += 1
+                    runs_of[-1].append(keep(task, n, seconds))
+            for run in [run for runs in runs_of for run in runs]:
+                assert run.outcome is not None
+                single.note_attempt(run, run.outcome)
+            together._tasks.add_kept(PLACE, runs_of)
+            assert together._tasks.size == single._tasks.size
+            assert [run.outcome for runs in runs_of for run in runs] == [None] * sum(map(len, runs_of))
+            together._tasks.add_kept(PLACE, runs_of)  # nothing is taken twice
+        rows = list_rows(single)
+        assert list_rows(together) == rows
+        assert len(rows) == n or least_ms
+        assert together.frames.dropped == single.frames.dropped == 0
+    finally:
+        task_rows.BLOCK_ROWS = before
+
+
+def test_a_row_that_no_column_holds_is_counted_with_those_it_is_packed_with() -> None:
+    recorder, count = make_recorder(), task_rows.BLOCK_ROWS + 3
+    runs = [keep(ExecutorTask(f"t{n}"), n) for n in range(count)]
+    runs[1].named_offsets = (2**70,)
+    recorder._tasks.add_kept(PLACE, [[run] for run in runs])
+    assert recorder.frames.dropped == 0
+    assert list_rows(recorder) == []
+    assert recorder.frames.dropped == count
+    recorder._tasks.add_kept(PLACE, [[keep(ExecutorTask("next"), 1)]])
+    assert [row["task_id"] for row in list_rows(recorder)] == ["next"]
+
+
+def test_one_task_with_an_impossible_value_costs_the_others_nothing() -> None:
+    recorder = make_recorder()
+    runs = [keep(ExecutorTask(f"t{n}"), n) for n in range(3)]
+    runs[1].task = ExecutorTask("t1")
+    runs[1].task.labels = 5  # type: ignore[assignment]
+    recorder._tasks.add_kept(PLACE, [[run] for run in runs])
+    assert [row["task_id"] for row in list_rows(recorder)] == ["t0", "t2"]
+    assert recorder.frames.dropped == 1
+
+
+def test_windows_are_not_kept_by_being_noted() -> None:
+    class Window:
+        def __init__(self, runs_of: Sequence[Sequence[TaskRun]] = ()) -> None:
+            self.place = PLACE
+            self.runs_of = runs_of
+
+    recorder, stays = make_recorder(), Window([[keep(ExecutorTask("stays"), 1)]])
+    recorder.note_window(Window())  # type: ignore[arg-type]  # lists are invariant
+    recorder.note_window(stays)  # type: ignore[arg-type]  # likewise
+    gc.collect()
+    recorder.note_kept()
+    assert len(recorder._windows) == 1
+    assert [row["task_id"] for row in list_rows(recorder)] == ["stays"]
+
+
+class Slow(Handler[Any, Any]):
+    """The first message of a window takes as long as a file is missing; every task has a payload."""
+
+    def __init__(self, path: object) -> None:
+        self.path = path
+
+    async def arrange(self, messages: Any, pending: Any) -> list[ExecutorTask]:
+        wait = f"while [ ! -e {self.path} ]; do sleep 0.01; done"
+        return [shell(wait if m.offset == 0 else "cat", m.offset, task_id=f"t{m.offset}") for m in messages]
+
+    async def on_task_complete(self, result: ExecutorResult) -> CollectResult:
+        # Whatever a hook does to a result, the row is about what ran.
+        result.task.stdin = None
+        result.stdout_bytes = b""
+        result.pid = -1
+        return CollectResult(files=[FilePayload(path="out", data=b"1")])
+
+
+async def test_a_task_whose_message_waits_for_a_sink_is_recorded_at_the_next_look(rig: MakeRig, tmp_path: Any) -> None:
+    it = rig(Slow(tmp_path), [message(0, b"abc"), message(1, b"abcd")], debug={}, sinks=FILES)
+    it.files.open.clear()
+    recorder = it.recorder
+    assert recorder is not None
+    await it.until(lambda: it.engine.context.counters.tasks_done == 2)
+    assert recorder._tasks.size == 0
+    recorder.look({}, ())
+    assert recorder._tasks.size == 2
+    assert it.source.committed == {}
+    it.files.open.set()
+    await it.committed(2)
+    rows = (await end(it)).tasks
+    assert sorted(row["task_id"] for row in rows) == ["t0", "t1"]
+    assert all(row["pid"] > 0 and row["offsets"] in ([0], [1]) for row in rows)
+    assert all(row["queued_at"] <= row["started_at"] <= row["ended_at"] for row in rows)
+
+
+async def test_a_task_is_recorded_although_another_one_of_its_window_runs_on(rig: MakeRig, tmp_path: Any) -> None:
+    path = tmp_path / "go"
+    it = rig(Slow(path), [message(0), message(1)], debug={}, executor={"window_size": 2})
+    recorder = it.recorder
+    assert recorder is not None
+    await it.until(lambda: recorder._tasks.size == 1)  # it leaves by itself
+    path.touch()
+    await it.committed(2)
+    assert sorted(row["task_id"] for row in (await end(it)).tasks) == ["t0", "t1"]
+
+
+async def test_tasks_of_a_partition_that_is_lost_are_recorded_once(rig: MakeRig, tmp_path: Any) -> None:
+    it = rig(Slow(tmp_path), [message(0), message(1)], debug={}, sinks=FILES)
+    it.files.open.clear()
+    recorder = it.recorder
+    assert recorder is not None
+    await it.until(lambda: it.engine.context.counters.tasks_done == 2)
+    assert recorder._tasks.size == 0
+    it.source.lose(P0)
+    assert recorder._tasks.size == 2
+    it.files.open.set()
+    assert sorted(row["task_id"] for row in (await end(it)).tasks) == ["t0", "t1"]
+
+
+class Flaky(Handler[Any, Any]):
+    """Fails once, and is then tried again or replaced; has two tasks for the last message."""
+
+    async def arrange(self, messages: Any, pending: Any) -> list[ExecutorTask]:
+        return [shell("exit 3", m.offset, task_id=f"bad{m.offset}") for m in messages]
+
+    async def on_error(self, task: ExecutorTask, error: ExecutorError) -> Any:
+        if task.task_id == "bad0":
+            return [shell("cat", 0, task_id="new-a"), shell("cat", 0, task_id="new-b")]
+        return ErrorAction.RETRY
+
+
+async def test_each_try_has_one_row_whether_it_failed_was_replaced_or_ended_well(rig: MakeRig) -> None:
+    config = {"max_retries": 1, "retry_backoff": {"initial_seconds": 0.01, "max_seconds": 0.01}}
+    it = rig(Flaky(), [message(0), message(1)], debug={}, executor=config)
+    await it.committed(2)
+    rows = sorted((row["task_id"], row["attempt"], row["kind"], row["parent"]) for row in (await end(it)).tasks)
+    assert rows == [
+        ("bad0", 1, "exit", None),
+        ("bad1", 1, "exit", None),
+        ("bad1", 2, "exit", None),
+        ("new-a", 1, "ok", "bad0"),
+        ("new-b", 1, "ok", "bad0"),
+    ]
