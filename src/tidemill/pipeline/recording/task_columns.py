@@ -15,8 +15,11 @@ from tidemill.pipeline.reports.parts import (
     are_nothing,
     join_parts,
     pack_lists,
+    pack_single,
     pack_texts,
     pack_words,
+    spread,
+    spread_words,
 )
 from tidemill.recorder.schema import tasks_schema
 from tidemill.recorder.texts import MAX_NAME_CHARS, clean_name
@@ -66,25 +69,85 @@ def pack_tasks(rows: Sequence[TaskRow], mask: Callable[[bytes], bytes | None] = 
         rows: At least one.
         mask: Applied to what tasks read and wrote.
     """
-    *columns, details = zip(*rows, strict=True)
-    return pack_columns(columns, details, mask)
-
-
-def pack_columns(
-    columns: Sequence[Sequence[Any]], details: Sequence[Details | None], mask: Callable[[bytes], bytes | None] = bytes
-) -> TaskParts:
-    """Return rows as parts of columns.
-
-    Args:
-        columns: What `TaskRow` has, but for the details; at least one row.
-        details: They.
-        mask: Applied to what tasks read and wrote.
-    """
-    ids, places, offsets, slots, pids, ended, waited, seconds, attempts, input_bytes, output_bytes = columns
+    ids, places, offsets, slots, pids, ended, waited, seconds, attempts, input_bytes, output_bytes, details = zip(
+        *rows, strict=True
+    )
     return {
         "task_id": pack_texts(_clean_all(ids)),
         **_pack_places(places),
         "offsets": pack_lists(offsets, MAX_OFFSETS),
+        **_pack_numbers(slots, pids, ended, waited, seconds, attempts, input_bytes, output_bytes),
+        **_pack_details(details, mask),
+    }
+
+
+class PlainTasks:
+    """Rows of tasks of one message each that ended well and have no details: column by column.
+
+    Attributes:
+        size: How many there are.
+    """
+
+    __slots__ = ("_ids", "_numbers", "_offsets", "_places", "_sizes", "size")
+
+    def __init__(self) -> None:
+        """Start without rows."""
+        self.size = 0
+        self._ids: list[str] = []
+        #: The partition of some rows, and how many these are.
+        self._places: list[TopicPartition] = []
+        self._sizes: list[int] = []
+        self._offsets: list[int] = []
+        self._numbers: tuple[list[Any], ...] = tuple([] for _ in range(8))
+
+    def add(
+        self, place: TopicPartition, ids: Sequence[str], offsets: Sequence[int], *numbers: Sequence[int | float | None]
+    ) -> None:
+        """Add rows of one partition; at least one.
+
+        Args:
+            place: The partition.
+            ids: The id of each task.
+            offsets: The offset of the message of each.
+            numbers: Of each, what `TaskRow` has from the slot on, but for the details.
+        """
+        self._ids += ids
+        self._places.append(place)
+        self._sizes.append(len(ids))
+        self._offsets += offsets
+        for column, values in zip(self._numbers, numbers, strict=True):
+            column += values
+        self.size += len(ids)
+
+    def pack(self) -> TaskParts:
+        """Return the rows as parts of columns; at least one row."""
+        return {
+            "task_id": pack_texts(_clean_all(self._ids)),
+            "topic": spread_words([clean_name(topic) for topic, _ in self._places], self._sizes),
+            "partition": COUNTS.spread([partition for _, partition in self._places], self._sizes),
+            "offsets": pack_single(self._offsets),
+            **_pack_numbers(*self._numbers),
+            **_pack_details([None] * self.size, bytes),
+        }
+
+    def list_rows(self) -> list[TaskRow]:
+        """Return the rows one by one."""
+        places = spread(self._places, self._sizes)
+        offsets = [(offset,) for offset in self._offsets]
+        return list(zip(self._ids, places, offsets, *self._numbers, [None] * self.size, strict=True))
+
+
+def _pack_numbers(
+    slots: Sequence[int | None],
+    pids: Sequence[int | None],
+    ended: Sequence[int],
+    waited: Sequence[float],
+    seconds: Sequence[float | None],
+    attempts: Sequence[int],
+    input_bytes: Sequence[int],
+    output_bytes: Sequence[int],
+) -> TaskParts:
+    return {
         "slot": COUNTS.pack(slots),
         "pid": COUNTS.pack(pids),
         "waited": SPANS.pack(waited),
@@ -93,7 +156,6 @@ def pack_columns(
         "attempt": COUNTS.pack(attempts),
         "input_bytes": LONGS.pack(input_bytes),
         "output_bytes": LONGS.pack(output_bytes),
-        **_pack_details(details, mask),
     }
 
 

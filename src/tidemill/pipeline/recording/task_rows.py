@@ -10,7 +10,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.redaction import redact_text
@@ -21,11 +21,11 @@ from tidemill.pipeline.recording.task_columns import (
     OK,
     Details,
     Extras,
+    PlainTasks,
     Streams,
     TaskParts,
     TaskRow,
     join_tasks,
-    pack_columns,
     pack_tasks,
 )
 from tidemill.pipeline.recording.texts import MAX_LABELS, clean_args, describe_failure
@@ -42,8 +42,6 @@ MAX_STREAM_BYTES = 64 * 1024
 _NO_STREAMS: Streams = (None, None, None)
 #: So many rows are packed together: as Python's objects they take four times as much memory.
 BLOCK_ROWS = 500
-#: How many columns `TaskRow` has, but for the details.
-COLUMNS = 11
 #: Output of failed tasks is kept of this many a second.
 MAX_OUTPUTS_PER_SECOND = 100
 
@@ -92,13 +90,13 @@ class TaskRows:
         #: The rows that come after them.
         self._rows: list[TaskRow] = []
         self._has_output = False
-        #: More rows, of tasks without details, as columns.
-        self._columns: list[list[Any]] = [[] for _ in range(COLUMNS)]
+        #: More rows, which were taken together.
+        self._plain = PlainTasks()
 
     @property
     def size(self) -> int:
         """How many rows there are."""
-        return self._size_of_blocks + len(self._rows) + len(self._columns[0])
+        return self._size_of_blocks + len(self._rows) + self._plain.size
 
     def add_kept(self, place: TopicPartition, runs_of: Iterable[Sequence[TaskRun]]) -> None:
         """Add the rows of tasks whose outcome was kept; it is forgotten.
@@ -110,40 +108,36 @@ class TaskRows:
         runs = [run for runs in runs_of for run in runs if run.outcome is not None]
         if not runs:
             return
+        is_first = not self.size
         try:
-            columns = self._read_columns(place, runs)
+            are_plain = self._add_plain(place, runs)
         except Exception:  # a user's values can be anything; who has put them there is found one by one
-            columns = None
-        if columns is None:
+            are_plain = False
+        if not are_plain:
             for run in runs:
                 self.add(run, run.outcome, place)  # type: ignore[arg-type]  # it has one
-        else:
-            is_first = not self.size
-            for column, values in zip(self._columns, columns, strict=True):
-                column += values
-            is_complete = len(self._columns[0]) >= BLOCK_ROWS
+        elif (is_complete := self._plain.size >= BLOCK_ROWS) or is_first:
             if is_complete:
-                self._blocks.append(self._take_columns())
-            if is_complete or is_first:
-                self._on_due()
+                self._blocks.append(self._take_plain())
+            self._on_due()
         for run in runs:
             run.outcome = None
 
-    def _read_columns(self, place: TopicPartition, runs: Sequence[TaskRun]) -> Sequence[Sequence[Any]] | None:
-        """Return rows as columns, as `TaskRow` has them; None: some of them are not ordinary."""
+    def _add_plain(self, place: TopicPartition, runs: Sequence[TaskRun]) -> bool:
+        """Add rows together, unless some of them are not ordinary; return whether that was so."""
         outcomes = cast("list[ProcessOutcome]", [run.outcome for run in runs])
         tasks, seconds = [run.task for run in runs], [outcome.duration_seconds for outcome in outcomes]
         if min(seconds) < self._ordinary_from or max(seconds) >= self._ordinary_until:
-            return None
+            return False
         if [1 for task in tasks if task.args or task.labels or task.parent_task_id is not None]:
-            return None
+            return False
         ids = [task.task_id for task in tasks]
         if {*map(type, ids)} != {str}:
-            return None
-        return (
+            return False
+        self._plain.add(
+            place,
             ids,
-            [place] * len(runs),
-            [run.named_offsets for run in runs],
+            [run.named_offsets[0] for run in runs],
             [run.slot for run in runs],
             [outcome.pid for outcome in outcomes],
             [run.ended_at for run in runs],
@@ -153,16 +147,16 @@ class TaskRows:
             [run.input_bytes for run in runs],
             [len(outcome.stdout) for outcome in outcomes],  # what wrote to standard error is not kept
         )
+        return True
 
-    def _take_columns(self) -> TaskParts | list[TaskRow]:
-        """Remove the rows that are columns; return them packed, or as rows if something is wrong with them."""
-        columns, self._columns = self._columns, [[] for _ in range(COLUMNS)]
-        details: list[Details | None] = [None] * len(columns[0])
-        self._size_of_blocks += len(details)
+    def _take_plain(self) -> TaskParts | list[TaskRow]:
+        """Remove the rows that were taken together; return them packed, or one by one if that cannot be."""
+        plain, self._plain = self._plain, PlainTasks()
+        self._size_of_blocks += plain.size
         try:
-            return pack_columns(columns, details)
-        except Exception:  # that is said, and counted, where rows are joined
-            return list(zip(*columns, details, strict=True))
+            return plain.pack()
+        except Exception:  # what is wrong is said, and counted, where rows are joined
+            return plain.list_rows()
 
     def add(self, run: TaskRun, outcome: ProcessOutcome, place: TopicPartition | None = None) -> None:
         """Add the row of a try that has ended.
@@ -288,8 +282,8 @@ class TaskRows:
         if not self.size:
             return None
         blocks = [*self._blocks, self._rows] if self._rows else self._blocks
-        if self._columns[0]:
-            blocks.append(self._take_columns())
+        if self._plain.size:
+            blocks.append(self._take_plain())
         taken = TakenTaskRows(blocks, self.size, self.held_bytes)
         self._start()
         return taken

@@ -136,13 +136,17 @@ def pack_lists(lists: Sequence[Sequence[int]], most: int) -> Packed:
     """
     lengths = list(map(len, lists))
     if is_constant(lengths) and lengths[0] == 1:  # nearly always
-        flat = [number for (number,) in lists]
-    else:
-        if max(lengths) > most:
-            lists = [each[:most] for each in lists]
-            lengths = list(map(len, lists))
-        flat = list(itertools.chain.from_iterable(lists))
+        return pack_single([number for (number,) in lists])
+    if max(lengths) > most:
+        lists = [each[:most] for each in lists]
+        lengths = list(map(len, lists))
+    flat = list(itertools.chain.from_iterable(lists))
     return Packed(struct.pack(f"{len(lengths)}i", *lengths), struct.pack(f"{len(flat)}{_LONG}", *flat))
+
+
+def pack_single(numbers: Sequence[int]) -> Packed:
+    """Return a list of one integer of 64 bits per row; at least one row."""
+    return Packed(struct.pack("i", 1) * len(numbers), struct.pack(f"{len(numbers)}{_LONG}", *numbers))
 
 
 def _pack_lengths(values: Sequence[Sized]) -> bytes:
