@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.pipeline.conftest import P0, Rig, message
@@ -15,6 +16,7 @@ from tests.pipeline.recording.test_recorder import Recorded, end, shell
 from tidemill.config.debug_settings import DebugSettings
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ErrorAction, ExecutorError, ExecutorResult, ExecutorTask
+from tidemill.pipeline.recording import recorder as recorder_module
 from tidemill.pipeline.recording import task_rows
 from tidemill.pipeline.recording.recorder import EngineRecorder
 from tidemill.pipeline.tasks.process import ProcessOutcome
@@ -129,6 +131,27 @@ def test_windows_are_not_kept_by_being_noted() -> None:
     recorder.note_kept()
     assert len(recorder._windows) == 1
     assert [row["task_id"] for row in list_rows(recorder)] == ["stays"]
+
+
+def test_windows_that_are_gone_are_forgotten_although_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Window:
+        place = PLACE
+        runs_of: Sequence[Sequence[TaskRun]] = ()
+
+    monkeypatch.setattr(recorder_module, "MIN_WINDOWS", 10)
+    recorder = make_recorder()
+    recorder._most_windows = 10
+    alive = [Window() for _ in range(30)]
+    for window in alive:
+        recorder.note_window(window)  # type: ignore[arg-type]  # lists are invariant
+        recorder.note_window(Window())  # type: ignore[arg-type]  # likewise
+    for _ in range(1_000):
+        recorder.note_window(Window())  # type: ignore[arg-type]  # likewise
+        assert len(recorder._windows) <= 80
+    del alive, window
+    for _ in range(100):
+        recorder.note_window(Window())  # type: ignore[arg-type]  # likewise
+    assert len(recorder._windows) <= 10
 
 
 class Slow(Handler[Any, Any]):

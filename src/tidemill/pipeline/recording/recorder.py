@@ -53,6 +53,8 @@ MAX_ROWS_ON_LOOP = 2_000
 MAX_OUTPUT_ON_LOOP = 16 * 1024
 #: Rows stay at least this long, so that most messages are committed by then.
 COMMIT_SECONDS = 0.3
+#: So many windows are noted before those that are gone are forgotten, if no look does that.
+MIN_WINDOWS = 10_000
 #: A batch that cannot be recorded as a whole is split, this often; what is left then is lost.
 MAX_SPLITS = 50
 #: This much is under way to the driver without a confirmation.
@@ -121,6 +123,7 @@ class EngineRecorder:
         self._sinks: dict[str, tuple[int, int, int]] = {}
         #: Those that had tasks and were there at the last look, and those since then.
         self._windows: list[weakref.ref[RecordedWindow]] = []
+        self._most_windows = MIN_WINDOWS
 
     def attach(self, pool: TaskPool, finished: FinishedMessages, commits: Commits, services: Services) -> None:
         """Listen to the parts of the engine."""
@@ -167,6 +170,11 @@ class EngineRecorder:
 
     def note_window(self, window: RecordedWindow) -> None:
         """Take note of a window whose tasks begin; it is not kept."""
+        if not self._choice.successes:
+            return
+        if len(self._windows) >= self._most_windows:  # nobody looks: without a link there is no beat
+            self._windows = [reference for reference in self._windows if reference() is not None]
+            self._most_windows = max(MIN_WINDOWS, 2 * len(self._windows))
         self._windows.append(weakref.ref(window))
 
     def note_kept(self) -> None:
