@@ -53,7 +53,7 @@ MAX_ROWS_ON_LOOP = 2_000
 MAX_OUTPUT_ON_LOOP = 16 * 1024
 #: Rows stay at least this long, so that most messages are committed by then.
 COMMIT_SECONDS = 0.3
-#: So many windows are noted before those that are gone are forgotten, if no look does that.
+#: While no beat is sent, references to windows that are gone are removed whenever there are this many.
 MIN_WINDOWS = 10_000
 #: A batch that cannot be recorded as a whole is split, this often; what is left then is lost.
 MAX_SPLITS = 50
@@ -127,7 +127,7 @@ class EngineRecorder:
 
     def attach(self, pool: TaskPool, finished: FinishedMessages, commits: Commits, services: Services) -> None:
         """Listen to the parts of the engine."""
-        pool.on_attempt, pool.keeps_outcomes = self.note_attempt, self._choice.successes
+        pool.on_attempt, pool.kept_below_seconds = self.note_attempt, self._tasks.kept_below_seconds
         finished.on_leaving = self._tasks.add_kept
         if self._choice.successes:  # else no row would ever ask for them
             commits.on_committed = self.note_committed
@@ -172,7 +172,7 @@ class EngineRecorder:
         """Take note of a window whose tasks begin; it is not kept."""
         if not self._choice.successes:
             return
-        if len(self._windows) >= self._most_windows:  # nobody looks: without a link there is no beat
+        if len(self._windows) >= self._most_windows:
             self._windows = [reference for reference in self._windows if reference() is not None]
             self._most_windows = max(MIN_WINDOWS, 2 * len(self._windows))
         self._windows.append(weakref.ref(window))

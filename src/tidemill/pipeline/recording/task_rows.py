@@ -58,6 +58,7 @@ class TaskRows:
 
     Attributes:
         held_bytes: How much output they hold.
+        kept_below_seconds: What took less time and ended well may be added later, with others; see `add_kept`.
     """
 
     def __init__(
@@ -80,6 +81,8 @@ class TaskRows:
         # What ends well and took this long has a row, and nothing else has to be looked at.
         self._ordinary_from = self._least_seconds if successes else math.inf
         self._ordinary_until = min(self._output_seconds, self._slow.least_seconds)
+        # What took longer is logged and keeps its streams, which its hook may change.
+        self.kept_below_seconds = self._ordinary_until if successes else 0.0
         self._outputs = FailureSample(MAX_OUTPUTS_PER_SECOND)
         self._start()
 
@@ -127,7 +130,7 @@ class TaskRows:
         """Add rows together, unless some of them are not ordinary; return whether that was so."""
         outcomes = cast("list[ProcessOutcome]", [run.outcome for run in runs])
         tasks, seconds = [run.task for run in runs], [outcome.duration_seconds for outcome in outcomes]
-        if min(seconds) < self._ordinary_from or max(seconds) >= self._ordinary_until:
+        if min(seconds) < self._ordinary_from:
             return False
         if [1 for task in tasks if task.args or task.labels or task.parent_task_id is not None]:
             return False

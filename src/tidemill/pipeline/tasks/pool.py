@@ -69,12 +69,12 @@ class TaskPool:
         self._settings = settings
         self._slots = executor.capacity
         self._free_slots = list(range(executor.capacity))
-        #: Called with every try that has ended, and is not kept.
+        #: Called with every try that has ended, unless its outcome is kept.
         self.on_attempt: Callable[[TaskRun, ProcessOutcome], None] | None = None
-        #: Whether the outcome of a task that ended well is kept in it, for one who takes it together with others when
-        #: their messages leave. Not that of a task of several messages: its owner has forgotten them by then.
-        self.keeps_outcomes = False
-        #: The same, for somebody who watches; None: nobody does.
+        #: A task that ended well in less time keeps its outcome, to be recorded with others when their messages leave.
+        #: One of several messages does not: its owner has forgotten them by then.
+        self.kept_below_seconds = 0.0
+        #: Called with every try that has ended, for somebody who watches; None: nobody does.
         self.on_ended: Callable[[TaskRun, ProcessOutcome], None] | None = None
         self._queue: list[tuple[float, int, TaskRun]] = []
         self._order = itertools.count()
@@ -195,8 +195,8 @@ class TaskPool:
         is_late = run.owner.group.closed or self._closed  # another engine owns the work by now
         if self.on_attempt is not None and not (outcome.kind is None and outcome.exit_code is None):
             run.waited_seconds = time.monotonic() - run.queued_at
-            is_good = self.keeps_outcomes and outcome.kind is None and not outcome.stderr
-            if is_good and len(run.named_offsets) == 1 and not is_late:
+            is_plain = outcome.kind is None and not outcome.stderr and len(run.named_offsets) == 1
+            if is_plain and outcome.duration_seconds < self.kept_below_seconds and not is_late:
                 run.outcome = outcome
             else:
                 self.on_attempt(run, outcome)

@@ -139,7 +139,7 @@ class TaskRun:
         self.slot: int | None = None
         #: How much its last try was given to read.
         self.input_bytes = 0
-        #: How its last try ended, if that is kept until it is recorded; see `TaskPool.keeps_outcomes`.
+        #: How its last try ended, if that is kept until it is recorded; see `TaskPool.kept_below_seconds`.
         self.outcome: ProcessOutcome | None = None
         #: How long before its end its last try was queued; known only if tries are recorded.
         self.waited_seconds = 0.0
