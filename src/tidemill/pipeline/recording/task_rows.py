@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from tidemill.config.debug_settings import DebugSettings
@@ -29,6 +29,7 @@ from tidemill.pipeline.recording.task_columns import (
     pack_tasks,
 )
 from tidemill.pipeline.recording.texts import MAX_LABELS, clean_args, describe_failure
+from tidemill.pipeline.reports.report import SingleTasks
 from tidemill.pipeline.tasks.process import ProcessOutcome
 from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.recorder.texts import clean_error, clean_name
@@ -101,55 +102,58 @@ class TaskRows:
         """How many rows there are."""
         return self._size_of_blocks + len(self._rows) + self._plain.size
 
-    def add_kept(self, place: TopicPartition, runs_of: Iterable[Sequence[TaskRun]]) -> None:
+    def add_kept(self, place: TopicPartition, tasks: Sequence[Sequence[TaskRun]] | SingleTasks) -> None:
         """Add the rows of tasks whose outcome was kept; it is forgotten.
 
         Args:
             place: The partition of their messages.
-            runs_of: The tasks of some messages; most have one.
+            tasks: The tasks of some messages.
         """
-        runs = [run for runs in runs_of for run in runs if run.outcome is not None]
-        if not runs:
+        if isinstance(tasks, SingleTasks) and self._add_plain(place, tasks):
             return
-        is_first = not self.size
+        runs_of = [tasks.runs] if isinstance(tasks, SingleTasks) else tasks
+        for run in [run for runs in runs_of for run in runs]:
+            if run.outcome is not None:
+                self.add(run, run.outcome, place)
+                run.outcome = None
+
+    def _add_plain(self, place: TopicPartition, tasks: SingleTasks) -> bool:
+        """Add rows together, unless some of the tasks are not ordinary; return whether that was so."""
+        runs, is_first = tasks.runs, not self.size
+        outcomes = cast("list[ProcessOutcome]", [run.outcome for run in runs])
+        if not all(outcomes):
+            return False
         try:
-            are_plain = self._add_plain(place, runs)
+            all_tasks, seconds = [run.task for run in runs], [outcome.duration_seconds for outcome in outcomes]
+            if min(seconds) < self._ordinary_from:
+                return False
+            if [1 for task in all_tasks if task.args or task.labels or task.parent_task_id is not None]:
+                return False
+            ids = [task.task_id for task in all_tasks]
+            if {*map(type, ids)} != {str}:
+                return False
+            self._plain.add(
+                place,
+                ids,
+                tasks.offsets,
+                [run.slot for run in runs],
+                [outcome.pid for outcome in outcomes],
+                tasks.ended_at,
+                [run.waited_seconds for run in runs],
+                seconds,
+                tasks.attempts,
+                [run.input_bytes for run in runs],
+                [len(outcome.stdout) for outcome in outcomes],  # what wrote to standard error is not kept
+            )
         except Exception:  # a user's values can be anything; who has put them there is found one by one
-            are_plain = False
-        if not are_plain:
-            for run in runs:
-                self.add(run, run.outcome, place)  # type: ignore[arg-type]  # it has one
-        elif (is_complete := self._plain.size >= BLOCK_ROWS) or is_first:
-            if is_complete:
-                self._blocks.append(self._take_plain())
-            self._on_due()
+            return False
         for run in runs:
             run.outcome = None
-
-    def _add_plain(self, place: TopicPartition, runs: Sequence[TaskRun]) -> bool:
-        """Add rows together, unless some of them are not ordinary; return whether that was so."""
-        outcomes = cast("list[ProcessOutcome]", [run.outcome for run in runs])
-        tasks, seconds = [run.task for run in runs], [outcome.duration_seconds for outcome in outcomes]
-        if min(seconds) < self._ordinary_from:
-            return False
-        if [1 for task in tasks if task.args or task.labels or task.parent_task_id is not None]:
-            return False
-        ids = [task.task_id for task in tasks]
-        if {*map(type, ids)} != {str}:
-            return False
-        self._plain.add(
-            place,
-            ids,
-            [run.named_offsets[0] for run in runs],
-            [run.slot for run in runs],
-            [outcome.pid for outcome in outcomes],
-            [run.ended_at for run in runs],
-            [run.waited_seconds for run in runs],
-            seconds,
-            [run.attempts for run in runs],
-            [run.input_bytes for run in runs],
-            [len(outcome.stdout) for outcome in outcomes],  # what wrote to standard error is not kept
-        )
+        is_complete = self._plain.size >= BLOCK_ROWS
+        if is_complete:
+            self._blocks.append(self._take_plain())
+        if is_complete or is_first:
+            self._on_due()
         return True
 
     def _take_plain(self) -> TaskParts | list[TaskRow]:

@@ -18,6 +18,7 @@ from tidemill.pipeline.reports.report import (
     FinishedBatch,
     FinishedRow,
     Report,
+    SingleTasks,
     WindowTimes,
     find_end,
     stand_for,
@@ -42,7 +43,8 @@ class FinishedMessages:
         reports: Get every batch.
 
     Attributes:
-        on_leaving: Called with the partition and the tasks of messages that leave together, while the tasks are there.
+        on_leaving: Called with the partition and the tasks of messages that leave together, while the tasks are there;
+            with a sequence per message, or with all of them if each has one.
         size_bytes: How much they keep.
     """
 
@@ -53,7 +55,7 @@ class FinishedMessages:
         self._reports = reports
         self._keeps = any(report.needs_messages for report in reports)
         self._timer: asyncio.TimerHandle | None = None
-        self.on_leaving: Callable[[TopicPartition, Sequence[Sequence[TaskRun]]], None] | None = None
+        self.on_leaving: Callable[[TopicPartition, Sequence[Sequence[TaskRun]] | SingleTasks], None] | None = None
         self._start()
 
     def _start(self) -> None:
@@ -137,46 +139,39 @@ class FinishedMessages:
         window: WindowTimes,
         now: int,
     ) -> None:
-        if self.on_leaving is not None and window.known_runs is None:
-            self.on_leaving((messages[0].topic, messages[0].partition), runs)
+        offsets, keys = [message.offset for message in messages], [message.key for message in messages]
         if self._keeps:
             self.size_bytes += sum(sizes) + sum(map(_measure_outputs, runs))
         else:
-            self.size_bytes += sum([len(message.key) for message in messages if message.key])
+            self.size_bytes += sum(map(len, filter(None, keys)))
+        ended_at: Sequence[int]
         if window.known_runs is not None:
             ended_at = [0] * len(messages)
             runs = runs if self._keeps else [window.known_runs] * len(messages)
-        elif self._keeps:
-            ended_at = list(map(find_end, runs))
         else:
-            runs, ended_at = self._stand_for_all(runs, sizes)
-        self._together.add_window(messages, runs, ended_at, window, now)
+            singles = SingleTasks.find(runs, offsets)
+            if self.on_leaving is not None:
+                self.on_leaving((messages[0].topic, messages[0].partition), runs if singles is None else singles)
+            ended_at = list(map(find_end, runs)) if singles is None else singles.ended_at
+            if not self._keeps:
+                alike = None if singles is None else singles.find_stand_in()
+                runs = self._stand_for_all(runs, sizes) if alike is None else [alike] * len(messages)
+        self._together.add_window(messages, offsets, keys, runs, ended_at, window, now)
         if self._keeps:
             self._together.messages += messages
         self._count += len(messages)
 
-    def _stand_for_all(
-        self, runs: Sequence[Sequence[TaskRun]], sizes: Sequence[int]
-    ) -> tuple[list[Sequence[TaskRun]], list[int]]:
-        """Return what is kept of the tasks of each message, and when the last of them ended."""
+    def _stand_for_all(self, runs: Sequence[Sequence[TaskRun]], sizes: Sequence[int]) -> list[Sequence[TaskRun]]:
+        """Return what is kept of the tasks of each message."""
         kept: list[Sequence[TaskRun]] = []
-        ended_at: list[int] = []
-        alike: tuple[TaskRun] | None = None
-        attempts, payloads, is_known = 0, 0, False
         for each, size_bytes in zip(runs, sizes, strict=True):
-            if len(each) != 1 or (run := each[0]).error is not None:
+            if len(each) == 1 and (run := each[0]).error is None:
+                kept.append(stand_for(run.attempts, run.payloads, run.task.precomputed is not None))
+            else:
                 # Tasks that are kept have often read their message's value.
                 self.size_bytes += size_bytes + _measure_outputs(each)
                 kept.append(each)
-                ended_at.append(find_end(each))
-                continue
-            known = run.task.precomputed is not None
-            if alike is None or run.attempts != attempts or run.payloads != payloads or known != is_known:
-                attempts, payloads, is_known = run.attempts, run.payloads, known
-                alike = stand_for(attempts, payloads, is_known)
-            kept.append(alike)
-            ended_at.append(run.ended_at)
-        return kept, ended_at
+        return kept
 
     def _added(self) -> None:
         if self._count >= MAX_MESSAGES or self.size_bytes >= MAX_BYTES:

@@ -84,6 +84,48 @@ def stand_for(attempts: int, payloads: int, is_known: bool) -> tuple[TaskRun]:
 FinishedRow = tuple[int, bytes | None, int, int, Sequence[TaskRun], int, int, str | None, SourceMessage | None]
 
 
+class SingleTasks(NamedTuple):
+    """The tasks of messages that have one each, column by column.
+
+    Attributes:
+        runs: The tasks; at least one.
+        offsets: The offset of the message of each.
+        attempts: How often each was tried.
+        ended_at: When the last try of each ended; see `TaskRun.ended_at`.
+    """
+
+    runs: Sequence[TaskRun]
+    offsets: Sequence[int]
+    attempts: Sequence[int]
+    ended_at: Sequence[int]
+
+    @classmethod
+    def find(cls, runs_of: Sequence[Sequence[TaskRun]], offsets: Sequence[int]) -> SingleTasks | None:
+        """Return the tasks of messages, or None if some have more of them, or none.
+
+        Args:
+            runs_of: The tasks of each message.
+            offsets: The offset of each.
+        """
+        try:
+            runs = [run for (run,) in runs_of]
+        except ValueError:
+            return None
+        return cls(runs, offsets, [run.attempts for run in runs], [run.ended_at for run in runs])
+
+    def find_stand_in(self) -> tuple[TaskRun] | None:
+        """Return what stands for each of them if all went well, and nothing else tells them apart; see `stand_for`."""
+        count, attempts, payloads = len(self.runs), self.attempts, [run.payloads for run in self.runs]
+        if (
+            attempts.count(attempts[0]) == count
+            and payloads.count(payloads[0]) == count
+            and [run.error for run in self.runs].count(None) == count
+            and [run.task.precomputed for run in self.runs].count(None) == count
+        ):
+            return stand_for(attempts[0], payloads[0], False)
+        return None
+
+
 class Stretch(NamedTuple):
     """Neighbours in a batch that are of one partition and of one window."""
 
@@ -145,6 +187,8 @@ class FinishedBatch:
     def add_window(
         self,
         messages: Sequence[SourceMessage],
+        offsets: Sequence[int],
+        keys: Sequence[bytes | None],
         runs: Sequence[Sequence[TaskRun]],
         ended_at: Sequence[int],
         window: WindowTimes,
@@ -154,6 +198,8 @@ class FinishedBatch:
 
         Args:
             messages: The messages.
+            offsets: Their offsets.
+            keys: Their keys.
             runs: The tasks of each, or what stands for them.
             ended_at: When the last task of each ended; see `find_end`.
             window: Their window.
@@ -161,8 +207,8 @@ class FinishedBatch:
         """
         first, count = messages[0], len(messages)
         self.stretches.append(Stretch((first.topic, first.partition), window, count))
-        self.offsets += [message.offset for message in messages]
-        self.keys += [message.key for message in messages]
+        self.offsets += offsets
+        self.keys += keys
         self.record_at += [message.timestamp for message in messages]
         self.consumed_at += [message.consumed_at for message in messages]
         self.runs += runs

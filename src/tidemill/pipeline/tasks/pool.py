@@ -193,13 +193,19 @@ class TaskPool:
         run.process = None
         run.ended_at = time.time_ns() // 1000
         is_late = run.owner.group.closed or self._closed  # another engine owns the work by now
-        if self.on_attempt is not None and not (outcome.kind is None and outcome.exit_code is None):
+        if (
+            outcome.duration_seconds < self.kept_below_seconds
+            and outcome.kind is None
+            and outcome.exit_code is not None
+            and not outcome.stderr
+            and len(run.named_offsets) == 1
+            and not is_late
+        ):
             run.waited_seconds = time.monotonic() - run.queued_at
-            is_plain = outcome.kind is None and not outcome.stderr and len(run.named_offsets) == 1
-            if is_plain and outcome.duration_seconds < self.kept_below_seconds and not is_late:
-                run.outcome = outcome
-            else:
-                self.on_attempt(run, outcome)
+            run.outcome = outcome
+        elif self.on_attempt is not None and not (outcome.kind is None and outcome.exit_code is None):
+            run.waited_seconds = time.monotonic() - run.queued_at
+            self.on_attempt(run, outcome)
         if self.on_ended is not None and outcome.pid is not None:
             self.on_ended(run, outcome)
         if outcome.pid is not None:
