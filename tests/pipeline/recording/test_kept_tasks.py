@@ -20,6 +20,7 @@ from tidemill.pipeline.handler.models import ErrorAction, ExecutorError, Executo
 from tidemill.pipeline.recording import recorder as recorder_module
 from tidemill.pipeline.recording import task_rows
 from tidemill.pipeline.recording.recorder import EngineRecorder
+from tidemill.pipeline.reports.report import SingleTasks
 from tidemill.pipeline.tasks.process import ProcessOutcome
 from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.sinks.payloads import CollectResult, FilePayload
@@ -49,6 +50,13 @@ def keep(task: ExecutorTask, n: int, seconds: float = 0.25) -> TaskRun:
     return run
 
 
+def leave(recorder: EngineRecorder, runs: Sequence[TaskRun]) -> None:
+    """Let messages with one of these tasks each leave together."""
+    singles = SingleTasks.find([[run] for run in runs], [run.named_offsets[0] for run in runs])
+    assert singles is not None
+    recorder._tasks.add_kept(PLACE, singles)
+
+
 def list_rows(recorder: EngineRecorder) -> list[dict[str, Any]]:
     recorder._pack_tasks(at_once=True)
     return sorted(Recorded(recorder).tasks, key=lambda row: (row["ended_at"], row["task_id"]))
@@ -61,9 +69,16 @@ TASKS = st.builds(
     labels=st.one_of(st.just({}), st.dictionaries(st.text("ab", max_size=2), st.text("ab", max_size=2), max_size=2)),
     parent_task_id=st.one_of(st.none(), st.none(), st.just("parent")),
 )
+PLAIN = st.builds(ExecutorTask, st.text(max_size=5))
+SECONDS = st.sampled_from((0.0, 0.25, 0.25))
 #: Of each window its messages; of each message its tasks, each with how long it took.
 WINDOWS = st.lists(
-    st.lists(st.lists(st.tuples(TASKS, st.sampled_from((0.0, 0.25, 0.25))), max_size=2), max_size=6), max_size=4
+    st.one_of(
+        st.lists(st.lists(st.tuples(TASKS, SECONDS), max_size=2), max_size=6),
+        st.lists(st.lists(st.tuples(TASKS, SECONDS), min_size=1, max_size=1), max_size=6),
+        st.lists(st.lists(st.tuples(PLAIN, SECONDS), min_size=1, max_size=1), max_size=6),
+    ),
+    max_size=4,
 )
 
 
@@ -85,7 +100,9 @@ def test_rows_taken_together_are_those_taken_one_by_one(
             for run in [run for runs in runs_of for run in runs]:
                 assert run.outcome is not None
                 single.note_attempt(run, run.outcome)
-            together._tasks.add_kept(PLACE, runs_of)
+            offsets = [runs[0].named_offsets[0] if runs else -1 for runs in runs_of]
+            singles = SingleTasks.find(runs_of, offsets) if runs_of else None
+            together._tasks.add_kept(PLACE, singles or runs_of)
             assert together._tasks.size == single._tasks.size
             assert [run.outcome for runs in runs_of for run in runs] == [None] * sum(map(len, runs_of))
             together._tasks.add_kept(PLACE, runs_of)  # nothing is taken twice
@@ -101,11 +118,11 @@ def test_a_row_that_no_column_holds_is_counted_with_those_it_is_packed_with() ->
     recorder, count = make_recorder(), task_rows.BLOCK_ROWS + 3
     runs = [keep(ExecutorTask(f"t{n}"), n) for n in range(count)]
     runs[1].named_offsets = (2**70,)
-    recorder._tasks.add_kept(PLACE, [[run] for run in runs])
+    leave(recorder, runs)
     assert recorder.frames.dropped == 0
     assert list_rows(recorder) == []
     assert recorder.frames.dropped == count
-    recorder._tasks.add_kept(PLACE, [[keep(ExecutorTask("next"), 1)]])
+    leave(recorder, [keep(ExecutorTask("next"), 1)])
     assert [row["task_id"] for row in list_rows(recorder)] == ["next"]
 
 
@@ -114,9 +131,24 @@ def test_one_task_with_an_impossible_value_costs_the_others_nothing() -> None:
     runs = [keep(ExecutorTask(f"t{n}"), n) for n in range(3)]
     runs[1].task = ExecutorTask("t1")
     runs[1].task.labels = 5  # type: ignore[assignment]
-    recorder._tasks.add_kept(PLACE, [[run] for run in runs])
+    leave(recorder, runs)
     assert [row["task_id"] for row in list_rows(recorder)] == ["t0", "t2"]
     assert recorder.frames.dropped == 1
+
+
+def test_an_id_that_is_no_text_is_recorded_as_one_and_one_that_cannot_be_is_counted() -> None:
+    class Wrong:
+        def __str__(self) -> str:
+            raise ValueError("no")
+
+    ids: list[Any] = [7, ["a"], "b\ud800", Wrong(), "c"]
+    recorder = make_recorder()
+    leave(recorder, [keep(ExecutorTask(task_id), n) for n, task_id in enumerate(ids)])
+    assert [row["task_id"] for row in list_rows(recorder)] == ["7", "['a']", "b\\ud800", "c"]
+    assert recorder.frames.dropped == 1
+    leave(recorder, [keep(ExecutorTask(Wrong()), 1)])  # type: ignore[arg-type]  # on purpose
+    assert list_rows(recorder) == []
+    assert recorder.frames.dropped == 2
 
 
 def test_windows_are_not_kept_by_being_noted() -> None:

@@ -217,7 +217,7 @@ def _subtract(ended_at: pa.Array, seconds: pa.Array) -> pa.Array:
 
 def _clean_all(ids: Sequence[str]) -> Sequence[str]:
     """Return clean ids; nearly always all of them are."""
-    if max(map(len, ids)) <= MAX_NAME_CHARS and "".join(ids).isascii():
+    if {*map(type, ids)} == {str} and max(map(len, ids)) <= MAX_NAME_CHARS and "".join(ids).isascii():
         return ids
     return [clean_name(each) for each in ids]
 

@@ -129,12 +129,9 @@ class TaskRows:
                 return False
             if [1 for task in all_tasks if task.args or task.labels or task.parent_task_id is not None]:
                 return False
-            ids = [task.task_id for task in all_tasks]
-            if {*map(type, ids)} != {str}:
-                return False
             self._plain.add(
                 place,
-                ids,
+                [task.task_id for task in all_tasks],
                 tasks.offsets,
                 [run.slot for run in runs],
                 [outcome.pid for outcome in outcomes],
@@ -151,19 +148,32 @@ class TaskRows:
             run.outcome = None
         is_complete = self._plain.size >= BLOCK_ROWS
         if is_complete:
-            self._blocks.append(self._take_plain())
+            self._end_plain()
         if is_complete or is_first:
             self._on_due()
         return True
 
-    def _take_plain(self) -> TaskParts | list[TaskRow]:
-        """Remove the rows that were taken together; return them packed, or one by one if that cannot be."""
+    def _end_plain(self) -> None:
+        """Pack the rows that were taken together."""
         plain, self._plain = self._plain, PlainTasks()
-        self._size_of_blocks += plain.size
+        block: TaskParts | list[TaskRow]
         try:
-            return plain.pack()
-        except Exception:  # what is wrong is said, and counted, where rows are joined
-            return plain.list_rows()
+            block, count = plain.pack(), plain.size
+        except Exception:  # an id can be anything; what else is wrong is said, and counted, where rows are joined
+            block = self._list_clean(plain)
+            count = len(block)
+        if count:
+            self._blocks.append(block)
+            self._size_of_blocks += count
+
+    def _list_clean(self, plain: PlainTasks) -> list[TaskRow]:
+        rows: list[TaskRow] = []
+        for task_id, *more in plain.list_rows():
+            try:
+                rows.append((clean_name(task_id), *more))  # type: ignore[arg-type]  # as it was
+            except Exception as error:
+                self._on_lost(error)
+        return rows
 
     def add(self, run: TaskRun, outcome: ProcessOutcome, place: TopicPartition | None = None) -> None:
         """Add the row of a try that has ended.
@@ -288,9 +298,11 @@ class TaskRows:
         """Remove all rows; return them, or None if there are none."""
         if not self.size:
             return None
-        blocks = [*self._blocks, self._rows] if self._rows else self._blocks
         if self._plain.size:
-            blocks.append(self._take_plain())
+            self._end_plain()
+        blocks = [*self._blocks, self._rows] if self._rows else self._blocks
+        if not blocks:
+            return None
         taken = TakenTaskRows(blocks, self.size, self.held_bytes)
         self._start()
         return taken
