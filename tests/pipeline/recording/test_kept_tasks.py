@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +34,13 @@ class Words(str):
     """A text of a type of its own, as a handler may use for ids."""
 
     __slots__ = ()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _pack_even_single_rows_together() -> Iterator[None]:
+    before, task_rows.MIN_TOGETHER = task_rows.MIN_TOGETHER, 1
+    yield
+    task_rows.MIN_TOGETHER = before
 
 
 def make_recorder(**debug: Any) -> EngineRecorder:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tidemill.pipeline.reports.columns import is_constant
 from tidemill.pipeline.reports.parts import (
     COUNTS,
     LONGS,
     SPANS,
+    Packed,
     Part,
     Values,
     are_nothing,
     join_parts,
     pack_lists,
-    pack_single,
     pack_texts,
     pack_words,
-    spread,
     spread_words,
 )
 from tidemill.recorder.schema import tasks_schema
@@ -76,78 +75,6 @@ def pack_tasks(rows: Sequence[TaskRow], mask: Callable[[bytes], bytes | None] = 
         "task_id": pack_texts(_clean_all(ids)),
         **_pack_places(places),
         "offsets": pack_lists(offsets, MAX_OFFSETS),
-        **_pack_numbers(slots, pids, ended, waited, seconds, attempts, input_bytes, output_bytes),
-        **_pack_details(details, mask),
-    }
-
-
-class PlainTasks:
-    """Rows of tasks of one message each that ended well and have no details: column by column.
-
-    Attributes:
-        size: How many there are.
-    """
-
-    __slots__ = ("_ids", "_numbers", "_offsets", "_places", "_sizes", "size")
-
-    def __init__(self) -> None:
-        """Start without rows."""
-        self.size = 0
-        self._ids: list[str] = []
-        #: The partition of some rows, and how many these are.
-        self._places: list[TopicPartition] = []
-        self._sizes: list[int] = []
-        self._offsets: list[int] = []
-        self._numbers: tuple[list[Any], ...] = tuple([] for _ in range(8))
-
-    def add(
-        self, place: TopicPartition, ids: Sequence[str], offsets: Sequence[int], *numbers: Sequence[int | float | None]
-    ) -> None:
-        """Add rows of one partition; at least one.
-
-        Args:
-            place: The partition.
-            ids: The id of each task.
-            offsets: The offset of the message of each.
-            numbers: Of each, what `TaskRow` has from the slot on, but for the details.
-        """
-        self._ids += ids
-        self._places.append(place)
-        self._sizes.append(len(ids))
-        self._offsets += offsets
-        for column, values in zip(self._numbers, numbers, strict=True):
-            column += values
-        self.size += len(ids)
-
-    def pack(self) -> TaskParts:
-        """Return the rows as parts of columns; at least one row."""
-        return {
-            "task_id": pack_texts(_clean_all(self._ids)),
-            "topic": spread_words([clean_name(topic) for topic, _ in self._places], self._sizes),
-            "partition": COUNTS.spread([partition for _, partition in self._places], self._sizes),
-            "offsets": pack_single(self._offsets),
-            **_pack_numbers(*self._numbers),
-            **_pack_details([None] * self.size, bytes),
-        }
-
-    def list_rows(self) -> list[TaskRow]:
-        """Return the rows one by one."""
-        places = spread(self._places, self._sizes)
-        offsets = [(offset,) for offset in self._offsets]
-        return list(zip(self._ids, places, offsets, *self._numbers, [None] * self.size, strict=True))
-
-
-def _pack_numbers(
-    slots: Sequence[int | None],
-    pids: Sequence[int | None],
-    ended: Sequence[int],
-    waited: Sequence[float],
-    seconds: Sequence[float | None],
-    attempts: Sequence[int],
-    input_bytes: Sequence[int],
-    output_bytes: Sequence[int],
-) -> TaskParts:
-    return {
         "slot": COUNTS.pack(slots),
         "pid": COUNTS.pack(pids),
         "waited": SPANS.pack(waited),
@@ -156,7 +83,83 @@ def _pack_numbers(
         "attempt": COUNTS.pack(attempts),
         "input_bytes": LONGS.pack(input_bytes),
         "output_bytes": LONGS.pack(output_bytes),
+        **_pack_details(details, mask),
     }
+
+
+#: Of the numbers of a plain task, in the order of `PlainTasks.add`: the column, and its format.
+_NUMBERS = {
+    "offsets": LONGS,
+    "slot": COUNTS,
+    "pid": COUNTS,
+    "ended_at": LONGS,
+    "waited": SPANS,
+    "seconds": SPANS,
+    "attempt": COUNTS,
+    "input_bytes": LONGS,
+    "output_bytes": LONGS,
+}
+
+
+class PlainTasks:
+    """Rows of tasks of one message each that ended well and have no details: column by column.
+
+    They are packed at once: as objects, the values of some hundred rows push what the engine works with out of the
+    processor's caches, and lists of them are copied whenever they grow.
+
+    Attributes:
+        size: How many there are.
+    """
+
+    __slots__ = ("_ids", "_lengths", "_numbers", "_places", "_sizes", "size")
+
+    def __init__(self) -> None:
+        """Start without rows."""
+        self.size = 0
+        self._ids: list[bytes] = []
+        self._lengths: list[bytes] = []
+        #: The partition of some rows, and how many these are.
+        self._places: list[TopicPartition] = []
+        self._sizes: list[int] = []
+        self._numbers: tuple[list[bytes], ...] = tuple([] for _ in _NUMBERS)
+
+    def add(self, place: TopicPartition, ids: Sequence[str], *numbers: Sequence[int | float | None]) -> None:
+        """Add rows of one partition; at least one.
+
+        Args:
+            place: The partition.
+            ids: The id of each task.
+            numbers: Of each, the offset of its message, and what `TaskRow` has from the slot on, but for the details.
+
+        Raises:
+            Exception: Some values do not fit, or have to be changed first; no row is added.
+        """
+        names, lengths = "".join(ids), list(map(len, ids))
+        if not names.isascii() or max(lengths) > MAX_NAME_CHARS:
+            raise ValueError("an id cannot stay as it is")
+        packed = [
+            kind.pack_present(cast("Sequence[float]", values))
+            for kind, values in zip(_NUMBERS.values(), numbers, strict=True)
+        ]
+        self._ids.append(names.encode())
+        self._lengths.append(COUNTS.pack_present(lengths))
+        self._places.append(place)
+        self._sizes.append(len(ids))
+        for column, values in zip(self._numbers, packed, strict=True):
+            column.append(values)
+        self.size += len(ids)
+
+    def pack(self) -> TaskParts:
+        """Return the rows as parts of columns; at least one row."""
+        numbers = dict(zip(_NUMBERS, map(b"".join, self._numbers), strict=True))
+        return {
+            **numbers,
+            "task_id": Packed(b"".join(self._lengths), b"".join(self._ids)),
+            "topic": spread_words([clean_name(topic) for topic, _ in self._places], self._sizes),
+            "partition": COUNTS.spread([partition for _, partition in self._places], self._sizes),
+            "offsets": Packed(COUNTS.repeat(1, self.size), numbers["offsets"]),
+            **_pack_details([None] * self.size, bytes),
+        }
 
 
 def _pack_details(details: Sequence[Details | None], mask: Callable[[bytes], bytes | None]) -> TaskParts:

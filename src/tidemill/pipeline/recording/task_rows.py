@@ -43,6 +43,8 @@ MAX_STREAM_BYTES = 64 * 1024
 _NO_STREAMS: Streams = (None, None, None)
 #: So many rows are packed together: as Python's objects they take four times as much memory.
 BLOCK_ROWS = 500
+#: Fewer rows than these are not packed together, but one by one with others.
+MIN_TOGETHER = 8
 #: Output of failed tasks is kept of this many a second.
 MAX_OUTPUTS_PER_SECOND = 100
 
@@ -109,7 +111,7 @@ class TaskRows:
             place: The partition of their messages.
             tasks: The tasks of some messages.
         """
-        if isinstance(tasks, SingleTasks) and self._add_plain(place, tasks):
+        if isinstance(tasks, SingleTasks) and len(tasks.runs) >= MIN_TOGETHER and self._add_plain(place, tasks):
             return
         runs_of = [tasks.runs] if isinstance(tasks, SingleTasks) else tasks
         for run in [run for runs in runs_of for run in runs]:
@@ -154,26 +156,10 @@ class TaskRows:
         return True
 
     def _end_plain(self) -> None:
-        """Pack the rows that were taken together."""
-        plain, self._plain = self._plain, PlainTasks()
-        block: TaskParts | list[TaskRow]
-        try:
-            block, count = plain.pack(), plain.size
-        except Exception:  # an id can be anything; what else is wrong is said, and counted, where rows are joined
-            block = self._list_clean(plain)
-            count = len(block)
-        if count:
-            self._blocks.append(block)
-            self._size_of_blocks += count
-
-    def _list_clean(self, plain: PlainTasks) -> list[TaskRow]:
-        rows: list[TaskRow] = []
-        for task_id, *more in plain.list_rows():
-            try:
-                rows.append((clean_name(task_id), *more))  # type: ignore[arg-type]  # as it was
-            except Exception as error:
-                self._on_lost(error)
-        return rows
+        """Join the rows that were taken together."""
+        self._blocks.append(self._plain.pack())
+        self._size_of_blocks += self._plain.size
+        self._plain = PlainTasks()
 
     def add(self, run: TaskRun, outcome: ProcessOutcome, place: TopicPartition | None = None) -> None:
         """Add the row of a try that has ended.
@@ -301,8 +287,6 @@ class TaskRows:
         if self._plain.size:
             self._end_plain()
         blocks = [*self._blocks, self._rows] if self._rows else self._blocks
-        if not blocks:
-            return None
         taken = TakenTaskRows(blocks, self.size, self.held_bytes)
         self._start()
         return taken

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import operator
 import struct
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
 from tidemill.pipeline.reports.columns import encode_words, is_constant, repeat_word
@@ -50,13 +50,33 @@ class NumberFormat:
         name: Of the type, as Arrow has it.
     """
 
-    __slots__ = ("_code", "_name", "_pack")
+    __slots__ = ("_code", "_name", "_pack", "_packs")
 
     def __init__(self, code: str, name: str) -> None:
         """Keep the type."""
         self._code = code
         self._name = name
         self._pack = struct.Struct(code).pack
+        #: By how many numbers there are: `struct` forgets all formats as soon as there are a hundred.
+        self._packs: dict[int, Callable[..., bytes]] = {}
+
+    def pack_present(self, values: Sequence[float]) -> bytes:
+        """Return a number per row; at least one, and up to some thousands.
+
+        Raises:
+            struct.error: Some are no such numbers.
+        """
+        count = len(values)
+        if is_constant(values):
+            return self._pack(values[0]) * count
+        pack = self._packs.get(count)
+        if pack is None:
+            pack = self._packs[count] = struct.Struct(f"{count}{self._code}").pack
+        return pack(*values)
+
+    def repeat(self, value: float, count: int) -> bytes:
+        """Return a number as often as that."""
+        return self._pack(value) * count
 
     def pack(self, values: Sequence[float | None]) -> Numbers:
         """Return a number per row; at least one."""
@@ -136,17 +156,13 @@ def pack_lists(lists: Sequence[Sequence[int]], most: int) -> Packed:
     """
     lengths = list(map(len, lists))
     if is_constant(lengths) and lengths[0] == 1:  # nearly always
-        return pack_single([number for (number,) in lists])
-    if max(lengths) > most:
-        lists = [each[:most] for each in lists]
-        lengths = list(map(len, lists))
-    flat = list(itertools.chain.from_iterable(lists))
+        flat = [number for (number,) in lists]
+    else:
+        if max(lengths) > most:
+            lists = [each[:most] for each in lists]
+            lengths = list(map(len, lists))
+        flat = list(itertools.chain.from_iterable(lists))
     return Packed(struct.pack(f"{len(lengths)}i", *lengths), struct.pack(f"{len(flat)}{_LONG}", *flat))
-
-
-def pack_single(numbers: Sequence[int]) -> Packed:
-    """Return a list of one integer of 64 bits per row; at least one row."""
-    return Packed(struct.pack("i", 1) * len(numbers), struct.pack(f"{len(numbers)}{_LONG}", *numbers))
 
 
 def _pack_lengths(values: Sequence[Sized]) -> bytes:
