@@ -37,18 +37,22 @@ def compare(
     rounds: int,
     bar: float,
     *,
+    starts: int = 1,
     with_history: bool = False,
     **config: Any,
 ) -> None:
     """Measure rounds in turn, and check that each message was recorded once per time it was committed.
+
+    Two pipelines that are alike differ by up to 5 % from start to start, and less from round to round.
 
     Args:
         folder: For all files.
         label: What is measured.
         handler: The handler.
         values: The messages of a round.
-        rounds: How many rounds.
+        rounds: How many rounds for each start.
         bar: The least ratio of the speeds.
+        starts: How often the two are started.
         with_history: The one that records writes a history, too.
         config: Of both pipelines.
     """
@@ -65,52 +69,59 @@ def compare(
         bench.forget_probe()
 
     try:
-        with contextlib.ExitStack() as running:
-            processes = {}
-            for on, name in NAMES.items():
-                bench.broker.create_topic(f"in-{name}", partitions=bench.partitions)
-                turn(on)
-                files = {"filesystem": {"out": {"base_path": str(folder / name)}}}
-                debug = {"enabled": on, "db_dir": str(recordings)}
-                history = {"path": str(folder / f"history-{name}")} if with_history and on else {}
-                pipeline = bench.pipeline(
-                    handler,
-                    name,
-                    sinks=files,
-                    debug=debug,
-                    metrics={"enabled": on, "port": 0},
-                    history=history,
-                    **config,
-                )
-                processes[on] = running.enter_context(pipeline)
-                bench.feed(values[:500])
-                bench.wait_committed(name, 500)
-                bench.wait_settled(name, 2)
-            for n in range(rounds * 2):
-                on = n % 2 == 1
-                name = NAMES[on]
-                turn(on)
-                goal = bench.committed(name) + len(values)
-                (folder / name / "out.jsonl").unlink()
-                pid = processes[on].pid
-                start, before = time.monotonic(), measure_cpu(pid)
-                bench.feed(values)
-                bench.wait_committed(name, goal)
-                wall = time.monotonic() - start
-                time.sleep(2)  # what was recorded follows within two seconds
-                speeds[on].append(len(values) / wall)
-                after = measure_cpu(pid)
-                costs[on].append({part: (after[part] - before[part]) / len(values) * 1e6 for part in after})
-                check_lines(folder / name / "out.jsonl", values)
-                spent = {part: round(cost, 2) for part, cost in costs[on][-1].items()}
-                report(bench=label, recorded=on, round=n // 2, per_second=speeds[on][-1], cpu_us=spent)
-            for on, process in processes.items():
-                memory[on] = measure_memory(process.pid)
-                before = measure_cpu(process.pid)
-                time.sleep(IDLE_SECONDS)
-                idle[on] = (sum(measure_cpu(process.pid).values()) - sum(before.values())) / IDLE_SECONDS
+        for name in NAMES.values():
+            bench.broker.create_topic(f"in-{name}", partitions=bench.partitions)
+        for start_number in range(starts):
+            with contextlib.ExitStack() as running:
+                processes = {}
+                for on in sorted(NAMES, reverse=start_number % 2 == 1):
+                    name = NAMES[on]
+                    turn(on)
+                    files = {"filesystem": {"out": {"base_path": str(folder / name)}}}
+                    debug = {"enabled": on, "db_dir": str(recordings)}
+                    history = {"path": str(folder / f"history-{name}")} if with_history and on else {}
+                    pipeline = bench.pipeline(
+                        handler,
+                        name,
+                        sinks=files,
+                        debug=debug,
+                        metrics={"enabled": on, "port": 0},
+                        history=history,
+                        **config,
+                    )
+                    processes[on] = running.enter_context(pipeline)
+                    goal = bench.committed(name) + 500
+                    bench.feed(values[:500])
+                    bench.wait_committed(name, goal)
+                    bench.wait_settled(name, 2)
+                for n in range(rounds * 2):
+                    on = (n + start_number) % 2 == 1
+                    name = NAMES[on]
+                    turn(on)
+                    goal = bench.committed(name) + len(values)
+                    (folder / name / "out.jsonl").unlink()
+                    pid = processes[on].pid
+                    start, before = time.monotonic(), measure_cpu(pid)
+                    bench.feed(values)
+                    bench.wait_committed(name, goal)
+                    wall = time.monotonic() - start
+                    time.sleep(2)  # what was recorded follows within two seconds
+                    speeds[on].append(len(values) / wall)
+                    after = measure_cpu(pid)
+                    costs[on].append({part: (after[part] - before[part]) / len(values) * 1e6 for part in after})
+                    check_lines(folder / name / "out.jsonl", values)
+                    spent = {part: round(cost, 2) for part, cost in costs[on][-1].items()}
+                    at = {"start": start_number, "round": n // 2}
+                    report(bench=label, recorded=on, **at, per_second=speeds[on][-1], cpu_us=spent)
+                if start_number < starts - 1:
+                    continue
+                for on, process in processes.items():
+                    memory[on] = measure_memory(process.pid)
+                    before = measure_cpu(process.pid)
+                    time.sleep(IDLE_SECONDS)
+                    idle[on] = (sum(measure_cpu(process.pid).values()) - sum(before.values())) / IDLE_SECONDS
         found, size = count_rows(recordings)
-        expected = 500 + rounds * len(values)
+        expected = starts * (500 + rounds * len(values))
         if found < expected:
             raise AssertionError(f"{found} rows of {expected} messages")
     finally:
@@ -121,6 +132,10 @@ def compare(
         part: round(statistics.median(a[part] - b[part] for a, b in zip(costs[True], costs[False], strict=True)), 2)
         for part in costs[True][0]
     }
+    each = [
+        statistics.median(speeds[True][n : n + rounds]) / statistics.median(speeds[False][n : n + rounds])
+        for n in range(0, starts * rounds, rounds)
+    ]
     report(
         bench=label,
         rows=found,
@@ -131,6 +146,7 @@ def compare(
         idle_percent_of_a_core={NAMES[on]: round(value * 100, 2) for on, value in idle.items()},
         memory_mb={NAMES[on]: sizes for on, sizes in memory.items()},
         cpu_ratio=cpu[False] / cpu[True],
+        ratio_of_each_start=[round(ratio, 3) for ratio in each],
         ratio=statistics.median(speeds[True]) / statistics.median(speeds[False]),
         bar_ratio=bar,
         load=[load, os.getloadavg()[0]],
@@ -189,11 +205,11 @@ def history(folder: Path, count: int = 200_000, rounds: int = 4) -> None:
     compare(folder, "known, history", "Known", make_lines(count), rounds, 0.87, with_history=True)
 
 
-def resident(folder: Path, count: int = 200_000, rounds: int = 4) -> None:
+def resident(folder: Path, count: int = 200_000, rounds: int = 3, starts: int = 5) -> None:
     """A resident echo worker that gets tasks ahead."""
     program = {"args": ["-I", "-S", "-c", ECHO], "send_ahead": 16}
     executor = {"binary_path": sys.executable, "mode": "resident", "resident": program}
-    compare(folder, "resident", "Cat", make_lines(count), rounds, 0.90, executor=executor)
+    compare(folder, "resident", "Cat", make_lines(count), rounds, 0.90, starts=starts, executor=executor)
 
 
 def cat(folder: Path, rounds: int = 4) -> None:
