@@ -62,10 +62,10 @@ async def run(with_keys: bool, apart: bool, records: bool) -> tuple[float, int, 
         window = WindowTimes(number, at, at + 300)
         if records and apart:
             for message, tasks in zip(messages, runs, strict=True):
-                finished.add(message, len(VALUE), tasks, window)
+                finished.add(("orders", message.partition), message, len(VALUE), tasks, window)
         elif records:
             window.known_runs = stand_for(1, 1, True)
-            finished.add_all(messages, [len(VALUE)] * len(messages), runs, window)
+            finished.add_all(("orders", messages[-1].partition), messages, [len(VALUE)] * len(messages), runs, window)
         if records:
             recorder.note_committed(("orders", messages[-1].partition), messages[-1].offset + 1)
         if number % 20 == 0:

@@ -214,7 +214,7 @@ class OwnedPartition:
         context, size_bytes = self._context, message.size_bytes
         context.commits.resolve(entry)
         if context.finished is not None:
-            context.finished.add(message, size_bytes, runs, window, rejected)
+            context.finished.add(self.partition, message, size_bytes, runs, window, rejected)
         context.counters.messages_done += 1
         context.counters.in_flight -= 1
         self.unresolved -= 1
@@ -238,7 +238,7 @@ class OwnedPartition:
         sizes = list_sizes(messages)
         context.commits.resolve_all(entries)
         if context.finished is not None:
-            context.finished.add_all(messages, sizes, runs, window)
+            context.finished.add_all(self.partition, messages, sizes, runs, window)
         if self.handover is not None:
             for message in messages:
                 self.handover.note_resolved(message.offset)
@@ -380,7 +380,7 @@ class OwnedPartition:
         """Ignore everything that happens to it from now on, and forget its payloads."""
         self.closed = True
         if self._context.recorder is not None:
-            self._context.recorder.note_kept()
+            self._context.recorder.note_kept(self.partition)
         self._take_parked()
         if self.order is not None:
             self.order.close()

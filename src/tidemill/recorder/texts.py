@@ -22,7 +22,8 @@ _CLASS_CHARS = 1_000
 
 def clean_name(name: object) -> str:
     """Return an id, a label or a name."""
-    text = name if isinstance(name, str) else str(name)
+    # A text of another type may have a length of its own, or be shown as something else than it is.
+    text = name if type(name) is str else str.__str__(name) if isinstance(name, str) else str(name)
     if len(text) <= MAX_NAME_CHARS and text.isascii():
         return text
     return escape_surrogates(text[:MAX_NAME_CHARS])

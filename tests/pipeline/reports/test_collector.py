@@ -47,7 +47,7 @@ class Raising(Kept):
 
 def add(finished: FinishedMessages, *offsets: int, **more: Any) -> None:
     for offset in offsets:
-        finished.add(SourceMessage("t", 0, offset), more.get("size_bytes", 1))
+        finished.add(("t", 0), SourceMessage("t", 0, offset), more.get("size_bytes", 1))
 
 
 async def test_messages_go_out_in_order_and_in_batches_of_limited_size() -> None:
@@ -65,11 +65,11 @@ async def test_messages_of_a_window_go_out_in_batches_of_the_same_limits() -> No
     finished = FinishedMessages([kept])
     add(finished, *range(300))
     messages = [SourceMessage("t", 0, offset) for offset in range(300, 2500)]
-    finished.add_all(messages, [1] * len(messages), [()] * len(messages), NO_WINDOW)
+    finished.add_all(("t", 0), messages, [1] * len(messages), [()] * len(messages), NO_WINDOW)
     assert [len(batch) for batch in kept.batches] == [1000, 1000]
-    finished.add_all(messages[:1], [collector.MAX_BYTES], [()], NO_WINDOW)
+    finished.add_all(("t", 0), messages[:1], [collector.MAX_BYTES], [()], NO_WINDOW)
     assert [len(batch) for batch in kept.batches] == [1000, 1000, 501]
-    finished.add_all((), (), (), NO_WINDOW)
+    finished.add_all(("t", 0), (), (), (), NO_WINDOW)
     await finished.close()
     assert [offset for batch in kept.batches for offset in batch] == [*range(2500), 300]
 
@@ -87,9 +87,9 @@ async def test_large_messages_and_large_outputs_are_not_kept_until_there_are_a_t
     add(finished, 1, 2, size_bytes=collector.MAX_BYTES // 2)
     assert kept.batches == [[1, 2]]
     result = ExecutorResult(0, b"o" * collector.MAX_BYTES, "", 0.1, ExecutorTask("t"), None)
-    finished.add(SourceMessage("t", 0, 3), 1, [Task(result), Task()])  # type: ignore[list-item]
+    finished.add(("t", 0), SourceMessage("t", 0, 3), 1, [Task(result), Task()])  # type: ignore[list-item]
     assert kept.batches == [[1, 2], [3]]
-    finished.add(SourceMessage("t", 0, 4), 1, [Task(result)])  # type: ignore[list-item]
+    finished.add(("t", 0), SourceMessage("t", 0, 4), 1, [Task(result)])  # type: ignore[list-item]
     assert kept.batches == [[1, 2], [3]], "what is reported of one task that went well has no output"
 
 
@@ -114,8 +114,8 @@ async def test_messages_and_tasks_that_went_well_stay_only_for_a_report_that_nee
     messages, task = [Watched("t", 0, offset, b"k") for offset in range(3)], Task()
     ran = Task()
     left: list[Any] = [weakref.ref(each) for each in (*messages, task, ran)]
-    finished.add_all(messages[:2], [9, 9], [[task], [task]], window)  # type: ignore[list-item]
-    finished.add(messages[2], 9, [ran], window)  # type: ignore[list-item]
+    finished.add_all(("t", 0), messages[:2], [9, 9], [[task], [task]], window)  # type: ignore[list-item]
+    finished.add(("t", 0), messages[2], 9, [ran], window)  # type: ignore[list-item]
     assert finished.size_bytes == (27 if needs_messages else 3)
     del messages, task, ran
     assert [each() is not None for each in left] == [needs_messages] * 5

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import structlog
 
 from tidemill.config.debug_settings import DebugSettings
+from tidemill.core.errors import describe_error
 from tidemill.core.recorder.commit_times import CommitTimes
 from tidemill.core.recorder.outgoing import EVENTS, OutgoingFrames
 from tidemill.core.recorder.pause_watch import PauseWatch
@@ -177,13 +178,15 @@ class EngineRecorder:
             self._most_windows = max(MIN_WINDOWS, 2 * len(self._windows))
         self._windows.append(weakref.ref(window))
 
-    def note_kept(self) -> None:
-        """Record tasks that ended well, and whose messages are still in the pipeline, waiting for something else."""
-        windows, self._windows = self._windows, []
-        for reference in windows:
-            window = reference()
-            if window is not None:
-                self._windows.append(reference)
+    def note_kept(self, place: TopicPartition | None = None) -> None:
+        """Record tasks that ended well, and whose messages are still in the pipeline, waiting for something else.
+
+        Args:
+            place: The partition of the messages; None: all.
+        """
+        self._windows = [reference for reference in self._windows if reference() is not None]
+        for window in [reference() for reference in self._windows]:
+            if window is not None and (place is None or window.place == place):
                 self._tasks.add_kept(window.place, window.runs_of)
 
     def note_letter(self, places: Iterable[tuple[str, int, int]]) -> None:
@@ -284,8 +287,8 @@ class EngineRecorder:
 
     async def close(self) -> None:
         """Pack everything; the link sends it. When this is cancelled, what threads still pack is lost."""
-        self.note_kept()
         try:
+            self.note_kept()
             await self._wait_for_threads()
             self._pack_messages(self._clock())
             self._pack_tasks()
@@ -379,5 +382,5 @@ class EngineRecorder:
     def _lose(self, count: int, error: Exception) -> None:
         self.frames.dropped += count
         throttle(log, _LOG_SECONDS).error(
-            "rows cannot be recorded and are lost", rows=count, error=str(error), exc_info=error
+            "rows cannot be recorded and are lost", rows=count, error=describe_error(error), exc_info=error
         )

@@ -135,14 +135,15 @@ class PlainTasks:
             Exception: Some values do not fit, or have to be changed first; no row is added.
         """
         names, lengths = "".join(ids), list(map(len, ids))
-        if not names.isascii() or max(lengths) > MAX_NAME_CHARS:
+        if not names.isascii() or max(lengths) > MAX_NAME_CHARS or sum(lengths) != len(names):
             raise ValueError("an id cannot stay as it is")
+        packed_lengths, packed_names = COUNTS.pack_present(lengths), names.encode()
         packed = [
             kind.pack_present(cast("Sequence[float]", values))
             for kind, values in zip(_NUMBERS.values(), numbers, strict=True)
         ]
-        self._ids.append(names.encode())
-        self._lengths.append(COUNTS.pack_present(lengths))
+        self._ids.append(packed_names)
+        self._lengths.append(packed_lengths)
         self._places.append(place)
         self._sizes.append(len(ids))
         for column, values in zip(self._numbers, packed, strict=True):
@@ -179,7 +180,7 @@ def _pack_details(details: Sequence[Details | None], mask: Callable[[bytes], byt
     stdout, stderr, stdin = zip(*streams, strict=True)
     return parts | {
         "kind": pack_words(kinds),
-        "parent": _pack("parent", [None if each is None else clean_name(each) for each in parents]),
+        "parent": _pack("parent", parents),
         "stdout": _pack_stream("stdout", stdout, mask),
         "stderr": _pack_stream("stderr", stderr, mask),
         "stdin": _pack_stream("stdin", stdin, mask),

@@ -111,13 +111,17 @@ class TaskRows:
             place: The partition of their messages.
             tasks: The tasks of some messages.
         """
-        if isinstance(tasks, SingleTasks) and len(tasks.runs) >= MIN_TOGETHER and self._add_plain(place, tasks):
-            return
-        runs_of = [tasks.runs] if isinstance(tasks, SingleTasks) else tasks
-        for run in [run for runs in runs_of for run in runs]:
-            if run.outcome is not None:
-                self.add(run, run.outcome, place)
-                run.outcome = None
+        try:
+            if isinstance(tasks, SingleTasks):
+                if len(tasks.runs) >= MIN_TOGETHER and self._add_plain(place, tasks):
+                    return
+                tasks = [tasks.runs]
+            for run in [run for runs in tasks for run in runs]:
+                if run.outcome is not None:
+                    outcome, run.outcome = run.outcome, None
+                    self.add(run, outcome, place)
+        except Exception as error:  # messages leave all the same
+            self._on_lost(error)
 
     def _add_plain(self, place: TopicPartition, tasks: SingleTasks) -> bool:
         """Add rows together, unless some of the tasks are not ordinary; return whether that was so."""
@@ -125,16 +129,14 @@ class TaskRows:
         outcomes = cast("list[ProcessOutcome]", [run.outcome for run in runs])
         if not all(outcomes):
             return False
+        seconds = [outcome.duration_seconds for outcome in outcomes]
+        if min(seconds) < self._ordinary_from:
+            return False
         try:
-            all_tasks, seconds = [run.task for run in runs], [outcome.duration_seconds for outcome in outcomes]
-            if min(seconds) < self._ordinary_from:
-                return False
-            if [1 for task in all_tasks if task.args or task.labels or task.parent_task_id is not None]:
-                return False
             self._plain.add(
                 place,
-                [task.task_id for task in all_tasks],
-                tasks.offsets,
+                [run.task_id for run in runs],
+                [run.named_offsets[0] for run in runs],
                 [run.slot for run in runs],
                 [outcome.pid for outcome in outcomes],
                 tasks.ended_at,
@@ -144,7 +146,7 @@ class TaskRows:
                 [run.input_bytes for run in runs],
                 [len(outcome.stdout) for outcome in outcomes],  # what wrote to standard error is not kept
             )
-        except Exception:  # a user's values can be anything; who has put them there is found one by one
+        except Exception:  # an id can be anything; who has put it there is found one by one
             return False
         for run in runs:
             run.outcome = None
@@ -157,9 +159,9 @@ class TaskRows:
 
     def _end_plain(self) -> None:
         """Join the rows that were taken together."""
-        self._blocks.append(self._plain.pack())
-        self._size_of_blocks += self._plain.size
-        self._plain = PlainTasks()
+        plain, self._plain = self._plain, PlainTasks()
+        self._blocks.append(plain.pack())
+        self._size_of_blocks += plain.size
 
     def add(self, run: TaskRun, outcome: ProcessOutcome, place: TopicPartition | None = None) -> None:
         """Add the row of a try that has ended.
@@ -181,7 +183,7 @@ class TaskRows:
                 if not self._is_recorded(run, outcome):
                     return
                 details = self._keep_details(task, outcome)
-            task_id, offsets, owner, rows = task.task_id, run.named_offsets, run.owner, self._rows
+            task_id, offsets, owner, rows = run.task_id, run.named_offsets, run.owner, self._rows
             # What can be computed for a block of rows at once is left for then: that takes a third of the time.
             rows.append(
                 (
@@ -224,14 +226,14 @@ class TaskRows:
         if not is_long and task.parent_task_id is None:
             return None
         streams = self._keep_streams(task, outcome) if is_long and self._stores else _NO_STREAMS
-        return OK, task.parent_task_id, streams, None
+        return OK, _clean_parent(task), streams, None
 
     def _keep_failure(self, task: ExecutorTask, outcome: ProcessOutcome, kind: ErrorKind) -> Extras:
         is_kept = self._stores and self._outputs.admits(self._clock(), OK, "")
         text = outcome.stderr.decode("utf-8", "replace")
         failure = ExecutorError(task, outcome.exit_code, text, outcome.exception, None, kind)
         streams = self._keep_streams(task, outcome) if is_kept else _NO_STREAMS
-        return kind.value, task.parent_task_id, streams, clean_error(describe_failure(failure))
+        return kind.value, _clean_parent(task), streams, clean_error(describe_failure(failure))
 
     def _keep_streams(self, task: ExecutorTask, outcome: ProcessOutcome) -> Streams:
         streams = (
@@ -250,7 +252,7 @@ class TaskRows:
         task = run.task
         extras: Extras | None = None
         if exit_code != 0 or task.parent_task_id is not None:
-            extras = OK if exit_code == 0 else "exit", task.parent_task_id, _NO_STREAMS, None
+            extras = OK if exit_code == 0 else "exit", _clean_parent(task), _NO_STREAMS, None
         try:
             at = run.ended_at or time.time_ns() // 1000
             details = clean_args(task.args), _clean_labels(task), exit_code, extras
@@ -346,6 +348,10 @@ def mask_stream(data: bytes) -> bytes:
 
 def _clean_labels(task: ExecutorTask) -> list[tuple[str, str]]:
     return [(clean_name(name), clean_error(str(value))) for name, value in list(task.labels.items())[:MAX_LABELS]]
+
+
+def _clean_parent(task: ExecutorTask) -> str | None:
+    return None if task.parent_task_id is None else clean_name(task.parent_task_id)
 
 
 def _encode_input(task: ExecutorTask) -> bytes:

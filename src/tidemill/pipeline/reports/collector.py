@@ -44,7 +44,7 @@ class FinishedMessages:
 
     Attributes:
         on_leaving: Called with the partition and the tasks of messages that leave together, while the tasks are there;
-            with a sequence per message, or with all of them if each has one.
+            with a sequence per message, or with all of them if each has one. Must not raise.
         size_bytes: How much they keep.
     """
 
@@ -68,6 +68,7 @@ class FinishedMessages:
 
     def add(
         self,
+        place: TopicPartition,
         message: SourceMessage,
         size_bytes: int,
         runs: Sequence[TaskRun] = (),
@@ -77,6 +78,7 @@ class FinishedMessages:
         """Take a message that leaves the pipeline now.
 
         Args:
+            place: Its partition.
             message: The message.
             size_bytes: Of its key and value.
             runs: Its tasks.
@@ -85,7 +87,7 @@ class FinishedMessages:
         """
         key = message.key
         if self.on_leaving is not None and runs:
-            self.on_leaving((message.topic, message.partition), (runs,))
+            self.on_leaving(place, (runs,))
         if len(runs) == 1 and not self._keeps and (run := runs[0]).error is None:
             # As `_stand_for_all` has it, but most messages are such, and a call costs more than what it does.
             ended_at = run.ended_at
@@ -97,7 +99,6 @@ class FinishedMessages:
             self.size_bytes += size_bytes + _measure_outputs(runs)
         found = self._singles.get(window)
         if found is None:
-            place = (message.topic, message.partition)
             found = self._singles.setdefault(place if window is NO_WINDOW else window, (place, window, []))
         found[2].append(
             (
@@ -118,21 +119,23 @@ class FinishedMessages:
 
     def add_all(
         self,
+        place: TopicPartition,
         messages: Sequence[SourceMessage],
         sizes: Sequence[int],
         runs: Sequence[Sequence[TaskRun]],
         window: WindowTimes,
     ) -> None:
-        """Take messages of a window that leave the pipeline now, each with its size and its tasks; see `add`."""
+        """Take messages of a partition and window that leave now, each with its size and its tasks; see `add`."""
         now, start = time.time_ns(), 0
         while start < len(messages):
             end = min(len(messages), start + MAX_MESSAGES - self._count)
-            self._add_together(messages[start:end], sizes[start:end], runs[start:end], window, now)
+            self._add_together(place, messages[start:end], sizes[start:end], runs[start:end], window, now)
             start = end
             self._added()
 
     def _add_together(
         self,
+        place: TopicPartition,
         messages: Sequence[SourceMessage],
         sizes: Sequence[int],
         runs: Sequence[Sequence[TaskRun]],
@@ -149,14 +152,14 @@ class FinishedMessages:
             ended_at = [0] * len(messages)
             runs = runs if self._keeps else [window.known_runs] * len(messages)
         else:
-            singles = SingleTasks.find(runs, offsets)
+            singles = SingleTasks.find(runs)
             if self.on_leaving is not None:
-                self.on_leaving((messages[0].topic, messages[0].partition), runs if singles is None else singles)
+                self.on_leaving(place, runs if singles is None else singles)
             ended_at = list(map(find_end, runs)) if singles is None else singles.ended_at
             if not self._keeps:
                 alike = None if singles is None else singles.find_stand_in()
                 runs = self._stand_for_all(runs, sizes) if alike is None else [alike] * len(messages)
-        self._together.add_window(messages, offsets, keys, runs, ended_at, window, now)
+        self._together.add_window(place, messages, offsets, keys, runs, ended_at, window, now)
         if self._keeps:
             self._together.messages += messages
         self._count += len(messages)

@@ -89,29 +89,22 @@ class SingleTasks(NamedTuple):
 
     Attributes:
         runs: The tasks; at least one.
-        offsets: The offset of the message of each.
         attempts: How often each was tried.
         ended_at: When the last try of each ended; see `TaskRun.ended_at`.
     """
 
     runs: Sequence[TaskRun]
-    offsets: Sequence[int]
     attempts: Sequence[int]
     ended_at: Sequence[int]
 
     @classmethod
-    def find(cls, runs_of: Sequence[Sequence[TaskRun]], offsets: Sequence[int]) -> SingleTasks | None:
-        """Return the tasks of messages, or None if some have more of them, or none.
-
-        Args:
-            runs_of: The tasks of each message.
-            offsets: The offset of each.
-        """
+    def find(cls, runs_of: Sequence[Sequence[TaskRun]]) -> SingleTasks | None:
+        """Return the tasks of messages, or None if some have more of them, or none."""
         try:
             runs = [run for (run,) in runs_of]
         except ValueError:
             return None
-        return cls(runs, offsets, [run.attempts for run in runs], [run.ended_at for run in runs])
+        return cls(runs, [run.attempts for run in runs], [run.ended_at for run in runs])
 
     def find_stand_in(self) -> tuple[TaskRun] | None:
         """Return what stands for each of them if all went well, and nothing else tells them apart; see `stand_for`."""
@@ -119,8 +112,7 @@ class SingleTasks(NamedTuple):
         if (
             attempts.count(attempts[0]) == count
             and payloads.count(payloads[0]) == count
-            and [run.error for run in self.runs].count(None) == count
-            and [run.task.precomputed for run in self.runs].count(None) == count
+            and not [1 for run in self.runs if run.error is not None or run.task.precomputed is not None]
         ):
             return stand_for(attempts[0], payloads[0], False)
         return None
@@ -186,6 +178,7 @@ class FinishedBatch:
 
     def add_window(
         self,
+        place: TopicPartition,
         messages: Sequence[SourceMessage],
         offsets: Sequence[int],
         keys: Sequence[bytes | None],
@@ -197,6 +190,7 @@ class FinishedBatch:
         """Add messages of one window that leave the pipeline together, at least one; the messages are not kept.
 
         Args:
+            place: Their partition.
             messages: The messages.
             offsets: Their offsets.
             keys: Their keys.
@@ -205,8 +199,8 @@ class FinishedBatch:
             window: Their window.
             now: When they leave.
         """
-        first, count = messages[0], len(messages)
-        self.stretches.append(Stretch((first.topic, first.partition), window, count))
+        count = len(messages)
+        self.stretches.append(Stretch(place, window, count))
         self.offsets += offsets
         self.keys += keys
         self.record_at += [message.timestamp for message in messages]

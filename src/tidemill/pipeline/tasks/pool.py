@@ -72,7 +72,8 @@ class TaskPool:
         #: Called with every try that has ended, unless its outcome is kept.
         self.on_attempt: Callable[[TaskRun, ProcessOutcome], None] | None = None
         #: A task that ended well in less time keeps its outcome, to be recorded with others when their messages leave.
-        #: One of several messages does not: its owner has forgotten them by then.
+        #: One of several messages does not: its owner has forgotten them by then; nor does one with arguments or
+        #: labels, which its hook may change.
         self.kept_below_seconds = 0.0
         #: Called with every try that has ended, for somebody who watches; None: nobody does.
         self.on_ended: Callable[[TaskRun, ProcessOutcome], None] | None = None
@@ -174,6 +175,7 @@ class TaskPool:
         try:
             stdin = task.stdin.encode() if isinstance(task.stdin, str) else task.stdin or b""
         except UnicodeEncodeError as error:
+            run.input_bytes = 0
             failure = ProcessOutcome(None, b"", b"", 0.0, None, ErrorKind.EXIT, f"cannot be started: stdin: {error}")
             asyncio.get_running_loop().call_soon(self._ended, run, failure)
             return
@@ -193,14 +195,7 @@ class TaskPool:
         run.process = None
         run.ended_at = time.time_ns() // 1000
         is_late = run.owner.group.closed or self._closed  # another engine owns the work by now
-        if (
-            outcome.duration_seconds < self.kept_below_seconds
-            and outcome.kind is None
-            and outcome.exit_code is not None
-            and not outcome.stderr
-            and len(run.named_offsets) == 1
-            and not is_late
-        ):
+        if not is_late and self._is_plain(run, outcome):
             run.waited_seconds = time.monotonic() - run.queued_at
             run.outcome = outcome
         elif self.on_attempt is not None and not (outcome.kind is None and outcome.exit_code is None):
@@ -232,6 +227,22 @@ class TaskPool:
             run.owner.failed(run, _make_error(run.task, outcome, outcome.kind))
         if self._queue:
             self._dispatch()
+
+    def _is_plain(self, run: TaskRun, outcome: ProcessOutcome) -> bool:
+        """Return whether a try ended well and soon, and little is to be said of its task: its outcome is kept."""
+        task = run.task
+        try:
+            return (
+                outcome.duration_seconds < self.kept_below_seconds
+                and outcome.kind is None
+                and outcome.exit_code is not None
+                and not outcome.stderr
+                and len(run.named_offsets) == 1
+                and not (task.args or task.labels)
+                and task.parent_task_id is None
+            )
+        except Exception:  # a user's values can be anything
+            return False
 
     def _release(self, run: TaskRun) -> None:
         self._running.discard(run)

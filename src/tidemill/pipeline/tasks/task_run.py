@@ -107,6 +107,7 @@ class TaskRun:
         "result",
         "slot",
         "task",
+        "task_id",
         "timer",
         "waited_seconds",
     )
@@ -116,9 +117,11 @@ class TaskRun:
         self.task = task
         self.owner: TaskOwner = owner
         self.age = age
+        #: As it was when its window was arranged: a hook may change the task, or use it again.
+        self.task_id = task.task_id
         self.key: object = task.task_id
         #: The offset of its message where the task names one, and is for that one; else `find_offsets` asks its owner.
-        self.named_offsets: Sequence[int] = task.source_offsets
+        self.named_offsets: Sequence[int] = ()
         self.attempts = 0
         #: When its last try ended, in microseconds since the epoch; 0: it was known when its window was arranged.
         self.ended_at = 0

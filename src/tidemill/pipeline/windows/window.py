@@ -107,8 +107,8 @@ class WindowRun:
                 text = "source_offsets of a task lie outside its window and are ignored"
                 self.context.warn(text, task_id=task.task_id, partition=self.partition.name, ignored=ignored[:10])
             run = self._make_run(task)
-            if ignored:
-                run.named_offsets = ()
+            if len(indexes) == 1 and not ignored:
+                run.named_offsets = (self.messages[indexes[0]].offset,)
             for index in indexes or range(len(self.messages)):
                 self.runs_of[index].append(run)
             runs.append((run, indexes))
@@ -208,7 +208,6 @@ class WindowRun:
             task.parent_task_id = run.task.task_id
             child = self._make_run(task)
             child.generation = run.generation + 1
-            child.named_offsets = ()
             children.append(child)
             for index in indexes:
                 self.runs_of[index].append(child)
