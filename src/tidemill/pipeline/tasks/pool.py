@@ -195,7 +195,7 @@ class TaskPool:
         run.process = None
         run.ended_at = time.time_ns() // 1000
         is_late = run.owner.group.closed or self._closed  # another engine owns the work by now
-        if not is_late and self._is_plain(run, outcome):
+        if outcome.duration_seconds < self.kept_below_seconds and not is_late and _is_plain(run, outcome):
             run.waited_seconds = time.monotonic() - run.queued_at
             run.outcome = outcome
         elif self.on_attempt is not None and not (outcome.kind is None and outcome.exit_code is None):
@@ -227,22 +227,6 @@ class TaskPool:
             run.owner.failed(run, _make_error(run.task, outcome, outcome.kind))
         if self._queue:
             self._dispatch()
-
-    def _is_plain(self, run: TaskRun, outcome: ProcessOutcome) -> bool:
-        """Return whether a try ended well and soon, and little is to be said of its task: its outcome is kept."""
-        task = run.task
-        try:
-            return (
-                outcome.duration_seconds < self.kept_below_seconds
-                and outcome.kind is None
-                and outcome.exit_code is not None
-                and not outcome.stderr
-                and len(run.named_offsets) == 1
-                and not (task.args or task.labels)
-                and task.parent_task_id is None
-            )
-        except Exception:  # a user's values can be anything
-            return False
 
     def _release(self, run: TaskRun) -> None:
         self._running.discard(run)
@@ -320,3 +304,19 @@ def _make_error(task: ExecutorTask, outcome: ProcessOutcome, kind: ErrorKind) ->
         kind,
         outcome.duration_seconds,
     )
+
+
+def _is_plain(run: TaskRun, outcome: ProcessOutcome) -> bool:
+    """Return whether a try ended well, and little is to be said of its task."""
+    task = run.task
+    try:
+        return (
+            outcome.kind is None
+            and outcome.exit_code is not None
+            and not outcome.stderr
+            and len(run.named_offsets) == 1
+            and not (task.args or task.labels)
+            and task.parent_task_id is None
+        )
+    except Exception:  # a user's values can be anything
+        return False
