@@ -195,9 +195,9 @@ def make_lines(count: int) -> list[bytes]:
     return [b"%07d %s" % (n, LINES[n % len(LINES)][:90]) for n in range(count)]
 
 
-def known(folder: Path, count: int = 200_000, rounds: int = 4) -> None:
+def known(folder: Path, count: int = 200_000, rounds: int = 3, starts: int = 3) -> None:
     """Known results."""
-    compare(folder, "known", "Known", make_lines(count), rounds, 0.90)
+    compare(folder, "known", "Known", make_lines(count), rounds, 0.90, starts=starts)
 
 
 def history(folder: Path, count: int = 200_000, rounds: int = 4) -> None:

@@ -212,7 +212,7 @@ def test_a_signal_at_every_moment_of_a_start_ends_it(
     terminal: bool, arguments: Arguments, env: dict[str, str], tmp_path: Path
 ) -> None:
     wanted = {ExitCode.OK, ExitCode.STOPPED, -signal.SIGTERM, -signal.SIGINT}
-    worst = 0.0
+    late: list[str] = []
     # A start takes about 7 s; at a load of 10 it is over half a minute, whose later part is looked at less closely.
     for moment in [0.2 * step for step in range(75)] + [15.0 + 2.0 * step for step in range(40)]:
         with running(arguments("run"), env, tmp_path, terminal=terminal) as process:
@@ -223,15 +223,17 @@ def test_a_signal_at_every_moment_of_a_start_ends_it(
             else:
                 process.process.send_signal(signal.SIGTERM)
             running_by_then = "engine connected" in process.said
+            most = end_seconds()  # the load is another one by the last moment
             seconds = ended(process, wanted)
-            print(f"{moment:.1f} s: ended in {seconds:.2f} s, {process.process.returncode}")
+            said = f"{moment:.1f} s: ended in {seconds:.2f} s of {most:.2f} s, {process.process.returncode}"
+            print(said)
         if running_by_then:
             break
-        worst = max(worst, seconds)
+        if seconds >= most:
+            late.append(said)
     else:
         raise AssertionError("no start was whole before the last moment")
-    print(f"worst: {worst:.2f} s at a load of {os.getloadavg()[0]:.0f}")
-    assert worst < end_seconds()
+    assert not late
 
 
 # -- the step of a start, alone ----------------------------------------------------------------------------------
