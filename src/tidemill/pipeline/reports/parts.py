@@ -23,6 +23,9 @@ ValueT = TypeVar("ValueT")
 #: An integer of 64 bits: `struct` takes a third of the time for the machine's own type.
 _LONG = "l" if struct.calcsize("l") == 8 else "q"
 
+#: Formats of up to this many numbers are kept, one for each count.
+_MAX_KEPT = 1_000
+
 #: Numbers of one type, packed; an Arrow array where some are missing.
 Numbers: TypeAlias = "bytes | pa.Array"
 #: A word, or None, and how often it is repeated; a dictionary where there are several.
@@ -61,7 +64,7 @@ class NumberFormat:
         self._packs: dict[int, Callable[..., bytes]] = {}
 
     def pack_present(self, values: Sequence[float]) -> bytes:
-        """Return a number per row; at least one, and up to some thousands.
+        """Return a number per row; at least one.
 
         Raises:
             struct.error: Some are no such numbers.
@@ -69,6 +72,8 @@ class NumberFormat:
         count = len(values)
         if is_constant(values):
             return self._pack(values[0]) * count
+        if count > _MAX_KEPT:
+            return struct.pack(f"{count}{self._code}", *values)
         pack = self._packs.get(count)
         if pack is None:
             pack = self._packs[count] = struct.Struct(f"{count}{self._code}").pack
@@ -81,9 +86,7 @@ class NumberFormat:
     def pack(self, values: Sequence[float | None]) -> Numbers:
         """Return a number per row; at least one."""
         try:
-            if is_constant(values):
-                return self._pack(values[0]) * len(values)
-            return struct.pack(f"{len(values)}{self._code}", *values)
+            return self.pack_present(cast("Sequence[float]", values))
         except struct.error:  # some are None, or are no such numbers, which Arrow says better
             import pyarrow as pa
 
