@@ -156,7 +156,7 @@ def test_windows_are_not_kept_by_being_noted() -> None:
     recorder.note_window(stays)  # type: ignore[arg-type]  # likewise
     gc.collect()
     recorder.note_kept()
-    assert len(recorder._windows) == 1
+    assert recorder._noted == 1
     assert [row["task_id"] for row in list_rows(recorder)] == ["stays"]
 
 
@@ -174,11 +174,11 @@ def test_windows_that_are_gone_are_forgotten_although_nobody_looks(monkeypatch: 
         recorder.note_window(Window())  # type: ignore[arg-type]  # likewise
     for _ in range(1_000):
         recorder.note_window(Window())  # type: ignore[arg-type]  # likewise
-        assert len(recorder._windows) <= 80
+        assert recorder._noted <= 80
     del alive, window
     for _ in range(100):
         recorder.note_window(Window())  # type: ignore[arg-type]  # likewise
-    assert len(recorder._windows) <= 10
+    assert recorder._noted <= 10
 
 
 class Slow(Handler[Any, Any]):
@@ -288,6 +288,29 @@ async def test_rows_are_of_the_partition_that_the_engine_owns_whatever_a_message
     recorded = await end(it)
     assert {(row["topic"], row["partition"]) for row in recorded.tasks + recorded.messages} == {("t", 0)}
     assert (len(recorded.tasks), len(recorded.messages)) == (3, 3)
+
+
+def test_closing_a_partition_looks_at_its_own_windows_only() -> None:
+    class Window:
+        looked_at = 0
+
+        def __init__(self, place: tuple[str, int]) -> None:
+            self.place = place
+
+        @property
+        def runs_of(self) -> list[list[TaskRun]]:
+            Window.looked_at += 1
+            return [[keep(ExecutorTask(f"t{self.place[1]}"), 1)]]
+
+    recorder = make_recorder()
+    windows = [Window(("t", n)) for n in range(1_000)]
+    for window in windows:
+        recorder.note_window(window)  # type: ignore[arg-type]  # read-only
+    for n in range(500):
+        recorder.note_kept(("t", n))
+    assert (Window.looked_at, recorder._noted) == (500, 500)
+    recorder.note_kept(("t", 0))
+    assert (Window.looked_at, recorder._tasks.size) == (500, 500)
 
 
 def test_recording_does_not_raise_where_messages_leave() -> None:

@@ -123,7 +123,8 @@ class EngineRecorder:
         self._pauses = PauseWatch(PAUSED_SECONDS)
         self._sinks: dict[str, tuple[int, int, int]] = {}
         #: Those that had tasks and were there at the last look, and those since then.
-        self._windows: list[weakref.ref[RecordedWindow]] = []
+        self._windows: dict[TopicPartition, list[weakref.ref[RecordedWindow]]] = {}
+        self._noted = 0
         self._most_windows = MIN_WINDOWS
 
     def attach(self, pool: TaskPool, finished: FinishedMessages, commits: Commits, services: Services) -> None:
@@ -173,20 +174,33 @@ class EngineRecorder:
         """Take note of a window whose tasks begin; it is not kept."""
         if not self._choice.successes:
             return
-        if len(self._windows) >= self._most_windows:
-            self._windows = [reference for reference in self._windows if reference() is not None]
-            self._most_windows = max(MIN_WINDOWS, 2 * len(self._windows))
-        self._windows.append(weakref.ref(window))
+        if self._noted >= self._most_windows:
+            self._forget_gone()
+            self._most_windows = max(MIN_WINDOWS, 2 * self._noted)
+        self._windows.setdefault(window.place, []).append(weakref.ref(window))
+        self._noted += 1
+
+    def _forget_gone(self) -> None:
+        """Forget windows that are gone."""
+        alive = {place: [each for each in noted if each() is not None] for place, noted in self._windows.items()}
+        self._windows = {place: noted for place, noted in alive.items() if noted}
+        self._noted = sum(map(len, self._windows.values()))
 
     def note_kept(self, place: TopicPartition | None = None) -> None:
         """Record tasks that ended well, and whose messages are still in the pipeline, waiting for something else.
 
         Args:
-            place: The partition of the messages; None: all.
+            place: The partition of the messages, which is closed: its windows are forgotten; None: all.
         """
-        self._windows = [reference for reference in self._windows if reference() is not None]
-        for window in [reference() for reference in self._windows]:
-            if window is not None and (place is None or window.place == place):
+        if place is None:
+            self._forget_gone()
+            noted = [each for some in self._windows.values() for each in some]
+        else:
+            noted = self._windows.pop(place, [])
+            self._noted -= len(noted)
+        for reference in noted:
+            window = reference()
+            if window is not None:
                 self._tasks.add_kept(window.place, window.runs_of)
 
     def note_letter(self, places: Iterable[tuple[str, int, int]]) -> None:
