@@ -6,7 +6,7 @@ Invariant: what is kept grows with the number of commits since `forget_before`, 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 PartitionT = TypeVar("PartitionT", bound=Hashable)
@@ -44,19 +44,25 @@ class CommitTimes(Generic[PartitionT]):
             offsets.append(offset)
             times.append(at)
 
-    def find(self, partition: PartitionT, offsets: Sequence[int]) -> list[int | None]:
+    def find(self, partition: PartitionT, offsets: list[int]) -> list[int | None]:
         """Return when messages of a partition were committed; None: they are not, or nobody knows any more.
 
         Args:
             partition: The partition.
-            offsets: At least one; neighbours mostly went with one commit, which is looked for first.
+            offsets: At least one; neighbours mostly are in order, and went with few commits.
         """
         ends, times = self._commits.get(partition, ([], []))
-        first, last = bisect_right(ends, min(offsets)), bisect_right(ends, max(offsets))
+        ordered = sorted(offsets)
+        first, last = bisect_right(ends, ordered[0]), bisect_right(ends, ordered[-1])
         at = [*times[first : last + 1], None]
         if first == last:
             return at[:1] * len(offsets)
-        return [at[bisect_right(ends, offset) - first] for offset in offsets]
+        if offsets != ordered:
+            return [at[bisect_right(ends, offset) - first] for offset in offsets]
+        found: list[int | None] = []
+        for end, time in zip(ends[first:last], at, strict=False):  # the last time is that of what is left
+            found += [time] * (bisect_left(offsets, end) - len(found))
+        return found + [at[last - first]] * (len(offsets) - len(found))
 
     def forget_before(self, at: int) -> None:
         """Forget the commits before a time."""

@@ -146,7 +146,7 @@ class _Block:
         }
 
 
-def _divide(stretches: Iterable[Stretch], offsets: Sequence[int]) -> Iterator[tuple[TopicPartition, Sequence[int]]]:
+def _divide(stretches: Iterable[Stretch], offsets: list[int]) -> Iterator[tuple[TopicPartition, list[int]]]:
     """Yield neighbours of one partition: where, and their offsets."""
     start = 0
     for place, group in itertools.groupby(stretches, operator.attrgetter("place")):
