@@ -102,12 +102,28 @@ def encode_rows(batch: pa.RecordBatch) -> bytes:
     """Return a batch as it travels and is stored until its segment is sealed."""
     import pyarrow as pa
 
+    batch = _leave_out_items(batch)
     sink = pa.BufferOutputStream()
     # Threads of its own would make it faster only where nothing else runs.
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as stream:
         stream.write_batch(batch)
     return bytes(sink.getvalue())
+
+
+def _leave_out_items(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch whose lists and maps have the items of its own rows only, where these have none.
+
+    With rows that were cut out of more, and have no items, Arrow writes those of all of them.
+    """
+    import pyarrow as pa
+
+    for index, field in enumerate(batch.schema):
+        if pa.types.is_nested(field.type):
+            column = batch.column(index)
+            if len(column.values) and column.offsets[0] == column.offsets[-1]:
+                batch = batch.set_column(index, field, column.take(pa.array(range(len(column)), pa.int32())))
+    return batch
 
 
 def decode_rows(table: RowTable, body: bytes | memoryview) -> pa.RecordBatch:

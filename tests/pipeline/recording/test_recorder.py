@@ -561,6 +561,38 @@ def test_a_batch_that_is_too_large_is_split_into_bodies_that_are_complete_by_the
     assert max(bodies) <= MAX_BODY_BYTES
 
 
+def test_arguments_of_some_tasks_are_not_sent_with_all_others() -> None:
+    recorder = EngineRecorder(settings_of(), Clock())
+    owner, args = SimpleNamespace(place=("t", 0)), [str(n) for n in range(300)]
+    for n in range(6000):
+        task = ExecutorTask(f"t{n}", args if n % 3000 < 200 else [])
+        run = make_run(task, owner, named_offsets=(n,), ended_at=n)
+        recorder.note_attempt(run, ProcessOutcome(0, b"", b"", 0.1, 1, None, None))
+    recorder._pack_tasks(at_once=True)
+    rows, sizes = [], []
+    while (frame := recorder.frames.take_next()) is not None:
+        sizes.append(len(frame.body))
+        rows += decode_rows(RowTable.TASKS, frame.body).to_pylist()
+        recorder.frames.note_stored(frame.seq)
+    assert [row["task_id"] for row in rows] == [f"t{n}" for n in range(6000)]
+    assert [len(row["args"]) for row in rows] == [300 * (n % 3000 < 200) for n in range(6000)]
+    assert max(sizes) <= MAX_BODY_BYTES
+    assert len(sizes) < 50
+
+
+def test_rows_that_have_to_make_room_are_counted_and_that_is_said_once() -> None:
+    recorder = EngineRecorder(settings_of(max_buffer_bytes=200_000), Clock())
+    with capture_logs() as logs:
+        for start in range(0, 6000, 1000):
+            recorder.take(batch(*range(start, start + 1000), key=lambda n: os.urandom(64)))
+            recorder._pack_messages(float("inf"), at_once=True)
+    kept = len(Recorded(recorder).messages)
+    assert 0 < kept < 6000
+    assert recorder.frames.dropped == 6000 - kept
+    (line,) = logs
+    assert line["event"] == "rows and events are lost: the driver does not store them as fast as they come"
+
+
 def test_a_message_that_cannot_be_recorded_does_not_take_its_neighbours_along() -> None:
     recorder, spoiled = EngineRecorder(settings_of(), Clock()), batch(*range(1000))
     for n, value in ((500, 7), (998, object())):

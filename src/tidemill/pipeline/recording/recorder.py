@@ -323,7 +323,7 @@ class EngineRecorder:
     def _pack_events(self, *, last: bool = False) -> None:
         for body, count in self.events.take(last=last):
             if self._stores_events:
-                self.frames.add(EVENTS, body, count)
+                self._send(EVENTS, body, count)
 
     def _pack_messages(self, until: float, *, at_once: bool = False) -> None:
         if at_once or RowTable.MESSAGES not in self._packing:
@@ -375,7 +375,18 @@ class EngineRecorder:
             if len(body) > MAX_ROW_BYTES:
                 self._lose(count, ValueError(f"a row of {len(body)} bytes"))
             else:
-                self.frames.add(table, body, count)
+                self._send(table, body, count)
+
+    def _send(self, table: str, body: bytes, count: int) -> None:
+        """Let the link send a body; say so if others had to make room for it."""
+        before = self.frames.dropped
+        self.frames.add(table, body, count)
+        if self.frames.dropped > before:
+            throttle(log, _LOG_SECONDS).error(
+                "rows and events are lost: the driver does not store them as fast as they come",
+                dropped=self.frames.dropped,
+                advice="see debug.max_buffer_bytes, debug.max_buffer and the disk of debug.db_dir",
+            )
 
     def _encode(self, table: RowTable, rows: pa.RecordBatch) -> list[tuple[bytes, int]]:
         """Return bodies of limited size and their rows; how many fit into one is learned from those before."""
