@@ -132,6 +132,22 @@ async def test_a_payload_whose_dump_exits_concerns_one_message(rig):
     assert [payload.data.n for payload in run.files.payloads] == [n for n in range(10) if n != 5]
 
 
+async def test_a_message_that_it_would_change_is_dead_lettered_and_the_others_pass(rig):
+    class Changing(Handler[Any, Any]):
+        async def transform(self, messages):
+            for m in messages:
+                if m.offset == 3:
+                    m.key = 5
+            return [line(m.offset) for m in messages]
+
+    run = rig(Changing(), [message(n) for n in range(10)])
+    await run.committed(10)
+    (letter,) = run.letters.letters
+    assert (letter.kind, letter.sources[0].offset) == ("transform", 3)
+    assert "key of a message cannot be changed, only its payload" in letter.error
+    assert [payload.data for payload in run.files.payloads] == [n for n in range(10) if n != 3]
+
+
 async def test_messages_that_it_changes_are_committed_as_they_came(rig):
     class Changing(Handler[Any, Any]):
         async def transform(self, messages):

@@ -22,7 +22,7 @@ from tidemill.pipeline.key_order import Opened
 from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.reports.snapshots import PartitionStatistics
 from tidemill.pipeline.windows.waiting_window import WaitingWindow
-from tidemill.runtime.messages import SourceMessage, list_sizes
+from tidemill.runtime.messages import SourceMessage, list_sizes, set_field
 from tidemill.sources.base import Source, TopicPartition
 
 
@@ -320,14 +320,14 @@ class Intake:
             error: BaseException | None = None
             if message.value is not None:
                 try:
-                    message.payload = deserialize(message)
+                    set_field(message, "payload", deserialize(message))
                     continue
                 except BaseException as raised:  # whatever it raises concerns this message alone
                     error = raised
             elif self._context.handler.accept_tombstones:
                 continue
             if self._context.settings.kafka.on_parse_error == "pass" and error is not None:
-                message.parse_error = describe_error(error)
+                set_field(message, "parse_error", describe_error(error))
                 continue
             self._add(intake, opened[done:index], sizes[done:index])
             done = index + 1

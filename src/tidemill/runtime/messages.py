@@ -9,9 +9,12 @@ import msgspec
 
 Header = tuple[str, bytes | None]
 
+#: Sets an attribute of a message, given its name: for who parses it, at a sixth of the cost of an assignment.
+set_field = msgspec.structs.force_setattr
+
 
 class SourceMessage(msgspec.Struct, dict=False):
-    """One message of a topic.
+    """One message of a topic: what its source gave, which nobody can change, and what it was parsed to.
 
     Attributes:
         topic: The topic it was read from.
@@ -36,6 +39,24 @@ class SourceMessage(msgspec.Struct, dict=False):
     payload: Any = None
     parse_error: str | None = None
     consumed_at: int = 0
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set the payload.
+
+        Raises:
+            AttributeError: It is another attribute: the message is committed, ordered and recorded by these.
+        """
+        if name != "payload":
+            raise AttributeError(f"{name} of a message cannot be changed, only its payload")
+        set_field(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Refuse to remove an attribute.
+
+        Raises:
+            AttributeError: Always.
+        """
+        raise AttributeError(f"{name} of a message cannot be removed")
 
     @property
     def size_bytes(self) -> int:

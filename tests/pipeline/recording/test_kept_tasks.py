@@ -273,21 +273,24 @@ async def test_offsets_are_those_that_the_task_had_when_its_window_was_arranged(
 
 
 class Elsewhere(Handler[Any, Any]):
-    """Changes where its messages say that they are from."""
+    """Tries to change where its messages say that they are from."""
 
     async def arrange(self, messages: Any, pending: Any) -> list[ExecutorTask]:
         return [shell("true", m.offset) for m in messages]
 
-    async def on_message_complete(self, message: Any, results: Any) -> None:
-        message.topic, message.partition = "elsewhere", 2**40
+    async def on_message_complete(self, group: Any) -> None:
+        group.source_message.offset += 100
 
 
-async def test_rows_are_of_the_partition_that_the_engine_owns_whatever_a_message_says(rig: MakeRig) -> None:
+async def test_rows_are_of_the_message_that_came_whatever_a_hook_would_make_of_it(rig: MakeRig) -> None:
     it = rig(Elsewhere(), [message(n) for n in range(3)], debug={})
     await it.committed(3)
     recorded = await end(it)
-    assert {(row["topic"], row["partition"]) for row in recorded.tasks + recorded.messages} == {("t", 0)}
-    assert (len(recorded.tasks), len(recorded.messages)) == (3, 3)
+    assert sorted((row["partition"], row["offset"]) for row in recorded.messages) == [(0, 0), (0, 1), (0, 2)]
+    assert sorted((row["partition"], row["offsets"]) for row in recorded.tasks) == [(0, [0]), (0, [1]), (0, [2])]
+    texts = [letter.error for letter in it.letters.letters]
+    assert texts == [texts[0]] * 3
+    assert "offset of a message cannot be changed" in texts[0]
 
 
 def test_closing_a_partition_looks_at_its_own_windows_only() -> None:

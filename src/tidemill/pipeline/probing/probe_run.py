@@ -42,7 +42,7 @@ from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.pipeline.windows.transform import RefusedResultError, call_transform, list_refused, start_transformed
 from tidemill.pipeline.windows.window import WindowRun
 from tidemill.runtime.engine_tasks import EngineTasks
-from tidemill.runtime.messages import SourceMessage, place_of
+from tidemill.runtime.messages import SourceMessage, place_of, set_field
 from tidemill.sources.base import TopicPartition
 
 log = structlog.get_logger(__name__)
@@ -212,11 +212,11 @@ class ProbeRun:
             partition.reject(message, entry, LetterKind.TOMBSTONE, "the handler does not accept tombstones")
             return False
         try:
-            message.payload = context.handler.deserialize_message(message)
+            set_field(message, "payload", context.handler.deserialize_message(message))
         except BaseException as error:  # whatever it raises concerns this message alone
             text = describe_error(error)
             if context.settings.kafka.on_parse_error == "pass":
-                message.parse_error = text
+                set_field(message, "parse_error", text)
                 return True
             partition.reject(message, entry, LetterKind.PARSE, text)
             return False
