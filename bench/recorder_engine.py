@@ -40,7 +40,9 @@ def make_window(number: int, with_keys: bool) -> Iterator[tuple[SourceMessage, l
         key = b"customer-%d-%d" % (partition, offset) if with_keys else None
         message = SourceMessage("orders", partition, offset, key, VALUE, (), at // 1000, None, None, at)
         task = ExecutorTask(f"{partition}-{offset}", source_offsets=(offset,), precomputed=PrecomputedResult(VALUE))
-        yield message, [TaskRun(task, Owner(), 0.0)]  # type: ignore[arg-type]
+        run = TaskRun(task, Owner(), 0.0)  # type: ignore[arg-type]
+        run.is_known = True
+        yield message, [run]
 
 
 async def run(with_keys: bool, apart: bool, records: bool) -> tuple[float, int, int]:

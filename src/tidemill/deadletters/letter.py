@@ -14,11 +14,12 @@ import enum
 import uuid
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import msgspec
 
 from tidemill.config.redaction import redact_arguments, redact_text
+from tidemill.core.errors import describe_error, escape_surrogates
 from tidemill.deadletters.payloads import Blob, drop_body, encode_json, make_digest
 from tidemill.runtime.messages import Header, SourceMessage
 
@@ -116,8 +117,8 @@ class Letter(msgspec.Struct, kw_only=True):
         attempts: int = 1,
         payloads: Sequence[str] = (),
         sink: tuple[str, str] = ("", ""),
-        task_id: str | None = None,
-        args: Iterable[object] = (),
+        task_id: object = None,
+        args: object = (),
         exit_code: int | None = None,
         stderr: str = "",
     ) -> Self:
@@ -130,7 +131,7 @@ class Letter(msgspec.Struct, kw_only=True):
             attempts: How often the task, the delivery or the event was tried.
             payloads: What was not delivered, each encoded by `encode_payload`.
             sink: Type and name of the sink that refused it.
-            task_id: The task concerned, if there is one.
+            task_id: The task concerned, if there is one; a hook can have changed this, and `args`, to anything.
             args: Its arguments.
             exit_code: Its exit code.
             stderr: Its standard error; the end is kept.
@@ -144,8 +145,8 @@ class Letter(msgspec.Struct, kw_only=True):
             partition=messages[0].partition if messages else None,
             attempt_count=attempts,
             redrives=max((count_redrives(message.headers) for message in messages if message.headers), default=0),
-            task_id=task_id,
-            args=redact_arguments(args),
+            task_id=None if task_id is None else _describe_id(task_id),
+            args=_describe_args(args),
             exit_code=exit_code,
             # Masked before it is cut: half of a secret would not be recognised.
             stderr=truncate_stderr(redact_text(stderr[-_MASKED_CHARS:])),
@@ -171,6 +172,20 @@ def _encode_value(data: bytes | str | None) -> str | Blob | None:
         return data.decode()
     except UnicodeDecodeError:
         return Blob(base64=base64.b64encode(data).decode())
+
+
+def _describe_id(task_id: object) -> str:
+    try:
+        return escape_surrogates(str(task_id))
+    except Exception as error:  # whatever its `str` raises
+        return describe_error(error)
+
+
+def _describe_args(args: object) -> list[str]:
+    try:
+        return redact_arguments(cast("Iterable[object]", args))
+    except Exception as error:  # no list, or whatever the `str` of something in it raises
+        return [describe_error(error)]
 
 
 def describe_sources(messages: Iterable[SourceMessage]) -> list[LetterSource]:

@@ -117,7 +117,7 @@ class OwnedPartition:
             return
         # Any text has bytes this way, lone surrogates (from names of files, say) included.
         stdout = known.stdout.encode("utf-8", "surrogatepass") if isinstance(known.stdout, str) else known.stdout
-        run.attempts = 1
+        run.attempts, run.is_known = 1, True
         if self.order is not None or run.generation:  # else it ends with its window's arrangement
             run.ended_at = time.time_ns() // 1000
         if (known.exit_code or run.task.labels) and self._context.recorder is not None:
@@ -295,7 +295,7 @@ class OwnedPartition:
             text,
             payloads=encode_payloads(refused) if isinstance(refused, (CollectResult, list)) else (),
             attempts=max(1, run.attempts) if run is not None else 1,
-            task_id=run.task.task_id if run is not None else None,
+            task_id=run.task_id if run is not None else None,
             args=run.task.args if run is not None else (),
             exit_code=error.exit_code if error is not None else None,
             stderr=error.stderr if error is not None else "",

@@ -102,7 +102,7 @@ class Task:
 
     def __init__(self, result: Any = None) -> None:
         self.task, self.result = ExecutorTask("t"), result
-        self.error, self.attempts, self.payloads, self.ended_at = None, 1, 0, 7
+        self.error, self.attempts, self.payloads, self.ended_at, self.is_known = None, 1, 0, 7, False
 
 
 @pytest.mark.parametrize("needs_messages", [False, True])

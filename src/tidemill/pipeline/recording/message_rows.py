@@ -26,7 +26,6 @@ from tidemill.pipeline.reports.parts import (
     spread_words,
 )
 from tidemill.pipeline.reports.report import FinishedBatch, Stretch
-from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.recorder.schema import MAX_KEY_BYTES, messages_schema
 from tidemill.recorder.texts import classify_error, clean_name
 from tidemill.sources.base import TopicPartition
@@ -140,7 +139,7 @@ class _Block:
             "arranged_at": arranged_at,
             "tasks_done_at": _pack_ends(batch, arranged, arranged_at),
             "window": LONGS.spread([stretch.window.number for stretch in batch.stretches], batch.sizes),
-            "precomputed": COUNTS.pack(batch.sum_up(_is_known)),
+            "precomputed": COUNTS.pack(batch.sum_up(operator.attrgetter("is_known"))),
             "payloads": COUNTS.pack(_count_payloads(batch)),
             "error": pack_words(_classify(batch)),
         }
@@ -180,10 +179,6 @@ def _pack_ends(batch: FinishedBatch, arranged: Sequence[int | None], arranged_at
     if all(ends):
         return LONGS.pack(ends)
     return LONGS.pack([end or at for end, at in zip(ends, spread(arranged, batch.sizes), strict=True)])
-
-
-def _is_known(run: TaskRun) -> bool:
-    return run.task.precomputed is not None
 
 
 def _count_payloads(batch: FinishedBatch) -> list[int]:

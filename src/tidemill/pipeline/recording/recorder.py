@@ -238,7 +238,7 @@ class EngineRecorder:
             run.failure or describe_failure(error),
             partition=run.owner.place,
             offset=offsets[0] if offsets else None,
-            task_id=run.task.task_id,
+            task_id=run.task_id,
             data={"attempt": run.attempts, "kind": error.kind.value, **data},
         )
 

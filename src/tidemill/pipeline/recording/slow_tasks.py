@@ -33,7 +33,7 @@ class SlowTasks:
         offsets = run.find_offsets()
         throttle(log, LOG_SECONDS).info(
             "a task was slow",
-            task_id=escape_surrogates(run.task.task_id[:_MAX_ID_CHARS]),
+            task_id=escape_surrogates(run.task_id[:_MAX_ID_CHARS]),
             seconds=round(outcome.duration_seconds, 3),
             attempt=run.attempts,
             partition=name_partition(run.owner.place),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from tidemill.config.debug_settings import DebugSettings
@@ -31,7 +31,7 @@ from tidemill.pipeline.recording.task_columns import (
 from tidemill.pipeline.recording.texts import MAX_LABELS, clean_args, describe_failure
 from tidemill.pipeline.reports.report import SingleTasks
 from tidemill.pipeline.tasks.process import ProcessOutcome
-from tidemill.pipeline.tasks.task_run import TaskRun
+from tidemill.pipeline.tasks.task_run import Given, TaskRun
 from tidemill.recorder.texts import clean_error, clean_name
 from tidemill.sources.base import TopicPartition
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 #: Of each stream, half of it from the beginning and half from the end.
 MAX_STREAM_BYTES = 64 * 1024
 _NO_STREAMS: Streams = (None, None, None)
+_NOTHING = Given((), {}, None)
 #: So many rows are packed together: as Python's objects they take four times as much memory.
 BLOCK_ROWS = 500
 #: Fewer rows than these are not packed together, but one by one with others.
@@ -171,18 +172,16 @@ class TaskRows:
             outcome: How it ended.
             place: The partition of its messages; None: it has just ended, and its task is not terminal.
         """
-        seconds, task, details = outcome.duration_seconds, run.task, None
+        seconds, details = outcome.duration_seconds, None
         try:
             if (
                 outcome.kind is not None
                 or not self._ordinary_from <= seconds < self._ordinary_until
-                or task.args
-                or task.labels
-                or task.parent_task_id is not None
+                or run.given is not None
             ):
                 if not self._is_recorded(run, outcome):
                     return
-                details = self._keep_details(task, outcome)
+                details = self._keep_details(run, outcome)
             task_id, offsets, owner, rows = run.task_id, run.named_offsets, run.owner, self._rows
             # What can be computed for a block of rows at once is left for then: that takes a third of the time.
             rows.append(
@@ -215,25 +214,27 @@ class TaskRows:
             self._slow.note(run, outcome)
         return outcome.kind is not None or outcome.duration_seconds >= self._least_seconds
 
-    def _keep_details(self, task: ExecutorTask, outcome: ProcessOutcome) -> Details:
-        extras = self._keep_extras(task, outcome)
-        return clean_args(task.args), _clean_labels(task), outcome.exit_code, extras
+    def _keep_details(self, run: TaskRun, outcome: ProcessOutcome) -> Details:
+        given = run.given or _NOTHING
+        parent = _clean_parent(given.parent_task_id)
+        extras = self._keep_extras(run.task, parent, outcome)
+        return clean_args(given.args), _clean_labels(given.labels), outcome.exit_code, extras
 
-    def _keep_extras(self, task: ExecutorTask, outcome: ProcessOutcome) -> Extras | None:
+    def _keep_extras(self, task: ExecutorTask, parent: str | None, outcome: ProcessOutcome) -> Extras | None:
         if outcome.kind is not None:
-            return self._keep_failure(task, outcome, outcome.kind)
+            return self._keep_failure(task, parent, outcome, outcome.kind)
         is_long = outcome.duration_seconds >= self._output_seconds
-        if not is_long and task.parent_task_id is None:
+        if not is_long and parent is None:
             return None
         streams = self._keep_streams(task, outcome) if is_long and self._stores else _NO_STREAMS
-        return OK, _clean_parent(task), streams, None
+        return OK, parent, streams, None
 
-    def _keep_failure(self, task: ExecutorTask, outcome: ProcessOutcome, kind: ErrorKind) -> Extras:
+    def _keep_failure(self, task: ExecutorTask, parent: str | None, outcome: ProcessOutcome, kind: ErrorKind) -> Extras:
         is_kept = self._stores and self._outputs.admits(self._clock(), OK, "")
         text = outcome.stderr.decode("utf-8", "replace")
         failure = ExecutorError(task, outcome.exit_code, text, outcome.exception, None, kind)
         streams = self._keep_streams(task, outcome) if is_kept else _NO_STREAMS
-        return kind.value, _clean_parent(task), streams, clean_error(describe_failure(failure))
+        return kind.value, parent, streams, clean_error(describe_failure(failure))
 
     def _keep_streams(self, task: ExecutorTask, outcome: ProcessOutcome) -> Streams:
         streams = (
@@ -252,12 +253,12 @@ class TaskRows:
         task = run.task
         extras: Extras | None = None
         if exit_code != 0 or task.parent_task_id is not None:
-            extras = OK if exit_code == 0 else "exit", _clean_parent(task), _NO_STREAMS, None
+            extras = OK if exit_code == 0 else "exit", _clean_parent(task.parent_task_id), _NO_STREAMS, None
         try:
             at = run.ended_at or time.time_ns() // 1000
-            details = clean_args(task.args), _clean_labels(task), exit_code, extras
+            details = clean_args(task.args), _clean_labels(task.labels), exit_code, extras
             sizes = _measure_input(task), output_bytes
-            names = clean_name(task.task_id), run.owner.place, run.find_offsets()
+            names = clean_name(run.task_id), run.owner.place, run.find_offsets()
             row = *names, None, None, at, 0.0, None, run.attempts, *sizes, details
             self._rows.append(row)
         except Exception as error:  # a user's values can be anything
@@ -346,12 +347,12 @@ def mask_stream(data: bytes) -> bytes:
     return redact_text(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
-def _clean_labels(task: ExecutorTask) -> list[tuple[str, str]]:
-    return [(clean_name(name), clean_error(str(value))) for name, value in list(task.labels.items())[:MAX_LABELS]]
+def _clean_labels(labels: Mapping[str, str]) -> list[tuple[str, str]]:
+    return [(clean_name(name), clean_error(str(value))) for name, value in list(labels.items())[:MAX_LABELS]]
 
 
-def _clean_parent(task: ExecutorTask) -> str | None:
-    return None if task.parent_task_id is None else clean_name(task.parent_task_id)
+def _clean_parent(task_id: str | None) -> str | None:
+    return None if task_id is None else clean_name(task_id)
 
 
 def _encode_input(task: ExecutorTask) -> bytes:

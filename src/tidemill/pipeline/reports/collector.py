@@ -91,7 +91,7 @@ class FinishedMessages:
         if len(runs) == 1 and not self._keeps and (run := runs[0]).error is None:
             # As `_stand_for_all` has it, but most messages are such, and a call costs more than what it does.
             ended_at = run.ended_at
-            runs = stand_for(run.attempts, run.payloads, run.task.precomputed is not None)
+            runs = stand_for(run.attempts, run.payloads, run.is_known)
             if key:
                 self.size_bytes += len(key)
         else:
@@ -169,7 +169,7 @@ class FinishedMessages:
         kept: list[Sequence[TaskRun]] = []
         for each, size_bytes in zip(runs, sizes, strict=True):
             if len(each) == 1 and (run := each[0]).error is None:
-                kept.append(stand_for(run.attempts, run.payloads, run.task.precomputed is not None))
+                kept.append(stand_for(run.attempts, run.payloads, run.is_known))
             else:
                 # Tasks that are kept have often read their message's value.
                 self.size_bytes += size_bytes + _measure_outputs(each)

@@ -94,8 +94,11 @@ class Slowest:
         """Consider one result; costs a comparison unless it is among the slowest."""
         if result.duration_seconds <= self._floor:
             return
-        labels = ",".join(f"{name}={value}" for name, value in result.task.labels.items())
-        item = (result.duration_seconds, result.task.task_id[:SHOWN_CHARS], labels[:SHOWN_CHARS])
+        try:
+            labels = ",".join(f"{name}={value}" for name, value in result.task.labels.items())
+            item = (result.duration_seconds, result.task.task_id[:SHOWN_CHARS], labels[:SHOWN_CHARS])
+        except Exception:  # a hook can have put anything into the task since it was checked
+            return
         if len(self._heap) < self._keep:
             heapq.heappush(self._heap, item)
         else:

@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from tidemill.pipeline.handler.models import ExecutorTask, PrecomputedResult
+from tidemill.pipeline.handler.models import ExecutorTask
 from tidemill.pipeline.reports.parts import COUNTS, LONGS, Part, pack_bytes, pack_words, spread, spread_words
 from tidemill.pipeline.tasks.task_run import NOBODY, TaskRun
 from tidemill.runtime.engine_tasks import EngineTasks
@@ -75,8 +75,8 @@ def stand_for(attempts: int, payloads: int, is_known: bool) -> tuple[TaskRun]:
         payloads: How many payloads its hook returned.
         is_known: Whether its result was known when its window was arranged.
     """
-    run = TaskRun(ExecutorTask("", precomputed=PrecomputedResult() if is_known else None), NOBODY, 0.0)
-    run.attempts, run.payloads = attempts, payloads
+    run = TaskRun(ExecutorTask(""), NOBODY, 0.0)
+    run.attempts, run.payloads, run.is_known = attempts, payloads, is_known
     return (run,)
 
 
@@ -112,7 +112,7 @@ class SingleTasks(NamedTuple):
         if (
             attempts.count(attempts[0]) == count
             and payloads.count(payloads[0]) == count
-            and not [1 for run in self.runs if run.error is not None or run.task.precomputed is not None]
+            and not [1 for run in self.runs if run.error is not None or run.is_known]
         ):
             return stand_for(attempts[0], payloads[0], False)
         return None

@@ -18,7 +18,7 @@ import structlog
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorResult, ExecutorTask
 from tidemill.pipeline.tasks.process import ProcessOutcome, TaskExecutor
-from tidemill.pipeline.tasks.task_run import TaskGroup, TaskRun
+from tidemill.pipeline.tasks.task_run import Given, TaskGroup, TaskRun
 from tidemill.runtime.durations import Durations
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import throttle
@@ -72,8 +72,7 @@ class TaskPool:
         #: Called with every try that has ended, unless its outcome is kept.
         self.on_attempt: Callable[[TaskRun, ProcessOutcome], None] | None = None
         #: A task that ended well in less time keeps its outcome, to be recorded with others when their messages leave.
-        #: One of several messages does not: its owner has forgotten them by then; nor does one with arguments or
-        #: labels, which its hook may change.
+        #: One of several messages does not: its owner has forgotten them by then.
         self.kept_below_seconds = 0.0
         #: Called with every try that has ended, for somebody who watches; None: nobody does.
         self.on_ended: Callable[[TaskRun, ProcessOutcome], None] | None = None
@@ -172,16 +171,21 @@ class TaskPool:
         run.attempts += 1
         run.slot = heapq.heappop(self._free_slots)
         self._running.add(run)
+        run.input_bytes, run.given, what = 0, None, "args"
         try:
+            argv = (task.binary_path or self._settings.binary_path, *task.args)
+            if self.on_attempt is not None and (len(argv) > 1 or task.labels or task.parent_task_id is not None):
+                what = "labels"
+                run.given = Given(argv[1:], dict(task.labels), task.parent_task_id)
+            what = "stdin"
             stdin = task.stdin.encode() if isinstance(task.stdin, str) else task.stdin or b""
-        except UnicodeEncodeError as error:
-            run.input_bytes = 0
-            failure = ProcessOutcome(None, b"", b"", 0.0, None, ErrorKind.EXIT, f"cannot be started: stdin: {error}")
+            run.input_bytes = len(stdin)
+        except Exception as error:  # not UTF-8, or a hook has changed the task since it was checked
+            failure = ProcessOutcome(None, b"", b"", 0.0, None, ErrorKind.EXIT, f"cannot be started: {what}: {error}")
             asyncio.get_running_loop().call_soon(self._ended, run, failure)
             return
-        run.input_bytes = len(stdin)
         run.process = self._executor.start(
-            (task.binary_path or self._settings.binary_path, *task.args),
+            argv,
             stdin,
             task.env,
             self._settings.task_timeout_seconds if task.timeout_seconds is None else task.timeout_seconds,
@@ -308,15 +312,10 @@ def _make_error(task: ExecutorTask, outcome: ProcessOutcome, kind: ErrorKind) ->
 
 def _is_plain(run: TaskRun, outcome: ProcessOutcome) -> bool:
     """Return whether a try ended well, and little is to be said of its task."""
-    task = run.task
-    try:
-        return (
-            outcome.kind is None
-            and outcome.exit_code is not None
-            and not outcome.stderr
-            and len(run.named_offsets) == 1
-            and not (task.args or task.labels)
-            and task.parent_task_id is None
-        )
-    except Exception:  # a user's values can be anything
-        return False
+    return (
+        outcome.kind is None
+        and outcome.exit_code is not None
+        and not outcome.stderr
+        and run.given is None
+        and len(run.named_offsets) == 1
+    )

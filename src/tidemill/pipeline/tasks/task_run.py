@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tidemill.pipeline.handler.models import ExecutorError, ExecutorResult, ExecutorTask
 
@@ -85,6 +85,14 @@ class _Nobody:
 NOBODY = _Nobody()
 
 
+class Given(NamedTuple):
+    """What a task had when its last try began; a hook may change the task while it runs, and afterwards."""
+
+    args: Sequence[str]
+    labels: Mapping[str, str]
+    parent_task_id: str | None
+
+
 class TaskRun:
     """One task, over all its tries."""
 
@@ -95,7 +103,9 @@ class TaskRun:
         "error",
         "failure",
         "generation",
+        "given",
         "input_bytes",
+        "is_known",
         "key",
         "named_offsets",
         "outcome",
@@ -136,6 +146,10 @@ class TaskRun:
         self.result: ExecutorResult | None = None
         self.error: ExecutorError | None = None
         self.replaced = False
+        #: Whether its result was known, so that no process ran.
+        self.is_known = False
+        #: None if it had no arguments, no labels and no parent; or if tries are not recorded.
+        self.given: Given | None = None
         self.process: object | None = None
         self.timer: asyncio.TimerHandle | None = None
         #: Its place in the pool in its last try.

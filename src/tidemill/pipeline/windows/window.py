@@ -205,7 +205,7 @@ class WindowRun:
         indexes = self.graph.find_indexes(run)
         children = []
         for task in tasks:
-            task.parent_task_id = run.task.task_id
+            task.parent_task_id = run.task_id
             child = self._make_run(task)
             child.generation = run.generation + 1
             children.append(child)
