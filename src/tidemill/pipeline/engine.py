@@ -220,6 +220,11 @@ class Engine:
         return self.recorder.frames if self.recorder is not None else None
 
     @property
+    def recorder_rows(self) -> int:
+        """How many rows it has recorded."""
+        return self.recorder.rows if self.recorder is not None else 0
+
+    @property
     def brake(self) -> EngineBrake | None:
         """The brake, if there is one."""
         return self.context.brake

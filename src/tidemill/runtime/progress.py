@@ -123,6 +123,7 @@ class EngineProgress(msgspec.Struct):
         dead_lettered: Letters that the broker confirmed.
         letter_kinds: The same by kind: parse, task, hook ...
         recorder_dropped: Rows and events that were recorded, and lost before they were stored.
+        recorder_rows: Rows that were recorded and not dropped: stored, on their way, or still in the engine.
         letters_dropped: Letters that were given up, by `dlq.on_send_failure: drop`.
         skipped: Failures and payloads that a hook chose to skip.
         warnings: Wrong but harmless things that handlers did (a task id twice, foreign offsets).
@@ -170,6 +171,7 @@ class EngineProgress(msgspec.Struct):
     dead_lettered: int = 0
     letter_kinds: dict[str, int] = {}
     recorder_dropped: int = 0
+    recorder_rows: int = 0
     letters_dropped: int = 0
     skipped: int = 0
     warnings: int = 0

@@ -295,6 +295,8 @@ class Pipeline:
         finally:
             self._linked.live = None
             live.close()
+            if self._recorder is not None:
+                self._recorder.note_link_closed()
             spark.used = live.greeted
         if code is not ExitCode.STOPPED:
             done = live.progress()

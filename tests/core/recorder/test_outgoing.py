@@ -86,7 +86,7 @@ def test_beyond_the_events_only_events_go() -> None:
     frames.add(EVENTS, b"x", 5)
     assert frames.dropped == 11
     frames.add(EVENTS, b"x", 11)
-    assert frames.dropped == 22
+    assert (frames.dropped, frames.dropped_rows) == (22, 0)
 
 
 def test_a_frame_larger_than_the_limit_goes_by_itself() -> None:
@@ -103,7 +103,13 @@ def test_what_is_given_up_is_counted_sent_or_not() -> None:
     take(frames)
     frames.give_up()
     assert frames.is_empty
-    assert (frames.dropped, frames.size_bytes) == (7, 0)
+    assert (frames.dropped, frames.dropped_rows, frames.size_bytes) == (7, 3, 0)
+
+
+def test_rows_that_never_become_a_frame_are_dropped_too() -> None:
+    frames = OutgoingFrames(10, 10, 10)
+    frames.lose(3)
+    assert (frames.dropped, frames.dropped_rows, frames.is_empty) == (3, 3, True)
 
 
 def test_whatever_happens_each_row_is_stored_or_counted() -> None:

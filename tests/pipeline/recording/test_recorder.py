@@ -580,6 +580,33 @@ def test_arguments_of_some_tasks_are_not_sent_with_all_others() -> None:
     assert len(sizes) < 50
 
 
+class Two(Handler[Any, Any]):
+    """Two tasks for each message."""
+
+    async def arrange(self, messages: Any, pending: Any) -> list[ExecutorTask]:
+        return [
+            ExecutorTask(f"{m.offset}-{n}", binary_path="/bin/true", source_offsets=[m.offset])
+            for m in messages
+            for n in "ab"
+        ]
+
+
+async def test_the_rows_that_a_driver_is_told_of_are_stored_or_on_their_way(
+    rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = rig(Two(), [message(n) for n in range(20)], debug={})
+    await it.committed(20)
+    recorder = it.recorder
+    assert recorder is not None
+    recorder.note_kept()
+    assert it.engine.recorder_rows == 60, "those of messages that are collected, too"
+    recorder._lose_task(ValueError("a task that cannot be recorded"))
+    recorder.frames.lose(1)
+    assert it.engine.recorder_rows == 59
+    recorded = await end(it)
+    assert len(recorded.messages) + len(recorded.tasks) == 60
+
+
 def test_rows_that_have_to_make_room_are_counted_and_that_is_said_once() -> None:
     recorder = EngineRecorder(settings_of(max_buffer_bytes=200_000), Clock())
     with capture_logs() as logs:

@@ -197,7 +197,7 @@ async def test_what_a_killed_engine_had_finished_and_not_sent_counts_as_dropped(
 ) -> None:
     monkeypatch.setattr(run_recorder, "LOST_SECONDS", 0.05)
     link, frames = (
-        connect(driver.address, EngineProgress(messages_done=100, recorder_dropped=3)),
+        connect(driver.address, EngineProgress(messages_done=100, recorder_rows=130, recorder_dropped=3)),
         OutgoingFrames(9, 9, 9),
     )
     await link.connect()
@@ -209,7 +209,30 @@ async def test_what_a_killed_engine_had_finished_and_not_sent_counts_as_dropped(
     await link._engine_tasks.stop(*link._tasks)
     link._writer.transport.abort()
     await until(lambda: EventKind.ENGINE_LOST in driver.kinds())
-    assert driver.writer.lost == [(3, 37, 0)]
+    assert driver.writer.lost == [(3, 40, 0)]
+
+
+async def test_a_stop_soon_after_an_engine_was_killed_counts_what_it_had_not_sent(driver: Driver) -> None:
+    link = connect(driver.address, EngineProgress(recorder_rows=130))
+    await link.connect()
+    await until(lambda: driver.server._events._last)  # type: ignore[attr-defined]
+    assert link._writer is not None
+    await link._engine_tasks.stop(*link._tasks)
+    link._writer.transport.abort()
+    await until(lambda: driver.server._events._missed)  # type: ignore[attr-defined]
+    await asyncio.to_thread(driver.server.close)
+    driver.recorder.note_link_closed()
+    driver.recorder.note_link_closed()
+    assert driver.kinds() == [EventKind.ENGINE_STARTED, EventKind.ENGINE_LOST]
+    assert driver.writer.lost == [(3, 130, 0)]
+
+
+def test_a_frame_that_comes_again_is_counted_once(driver: Driver) -> None:
+    for seq in (1, 2, 1, 2, 3):
+        driver.recorder.put_rows("e-1", 0, seq, "tasks", b"rows", 10)
+    hello = Hello(0, 1, 0, "e-1", 42, "here")
+    driver.recorder.lose_engine(hello, EngineProgress(recorder_rows=35))
+    assert driver.writer.lost == [(0, 5, 0)]
 
 
 async def test_an_engine_that_is_refused_is_neither_started_nor_lost(

@@ -49,6 +49,7 @@ class OutgoingFrames:
     Attributes:
         size_bytes: How much waits.
         dropped: How many rows and events were given up.
+        dropped_rows: How many of them were rows.
 
     Example:
         >>> frames = OutgoingFrames(100, 10, 100)
@@ -72,7 +73,7 @@ class OutgoingFrames:
         self._events = 0
         self._seq = 0
         self.size_bytes = 0
-        self.dropped = 0
+        self.dropped = self.dropped_rows = 0
 
     @property
     def is_empty(self) -> bool:
@@ -126,11 +127,15 @@ class OutgoingFrames:
         self._sent.clear()
         self._sent_bytes = 0
 
+    def lose(self, count: int) -> None:
+        """Count rows that cannot become a frame as dropped."""
+        self.dropped += count
+        self.dropped_rows += count
+
     def give_up(self) -> None:
         """Count everything that is left as dropped."""
         for frame in (*self._sent.values(), *self._unsent):
-            self.dropped += frame.count
-            self._forget(frame)
+            self._give_up(frame)
         self._sent.clear()
         self._unsent.clear()
         self._sent_bytes = 0
@@ -139,7 +144,12 @@ class OutgoingFrames:
         """Drop the first of these frames that was never sent."""
         frame = next(each for each in frames if not each.was_sent)
         self._unsent.remove(frame)
+        self._give_up(frame)
+
+    def _give_up(self, frame: OutgoingFrame) -> None:
         self.dropped += frame.count
+        if frame.table != EVENTS:
+            self.dropped_rows += frame.count
         self._forget(frame)
 
     def _forget(self, frame: OutgoingFrame) -> None:

@@ -115,10 +115,13 @@ class EngineRecorder:
             clock,
             successes=choice.successes,
             on_due=self._look_at_tasks,
-            on_lost=functools.partial(self._lose, 1),
+            on_lost=self._lose_task,
         )
         self.note_attempt = self._tasks.add
         self._tasks_since: float | None = None
+        #: Rows of messages so far, and those of tasks that could not be made.
+        self._rows = 0
+        self._finished: FinishedMessages | None = None
         self._rows_per_body = dict.fromkeys(RowTable, MAX_ROWS)
         self._pauses = PauseWatch(PAUSED_SECONDS)
         self._sinks: dict[str, tuple[int, int, int]] = {}
@@ -131,10 +134,18 @@ class EngineRecorder:
         """Listen to the parts of the engine."""
         pool.on_attempt, pool.kept_below_seconds = self.note_attempt, self._tasks.kept_below_seconds
         finished.on_leaving = self._tasks.add_kept
+        if self._choice is EVERYTHING:
+            self._finished = finished
         if self._choice.successes:  # else no row would ever ask for them
             commits.on_committed = self.note_committed
         services.on_block = self.note_block
         services.periodic.on_run = self.note_periodic_run
+
+    @property
+    def rows(self) -> int:
+        """How many rows were made so far that were not dropped, and are about to be: stored, sent or not."""
+        pending = self._finished.count if self._finished is not None else 0
+        return self._rows + pending + self._tasks.count - self.frames.dropped_rows
 
     # -- what is recorded -------------------------------------------------------------------------------------
 
@@ -142,6 +153,7 @@ class EngineRecorder:
         """Record messages that left the pipeline."""
         now, failures = self._clock(), 0
         batches = self._choose(batch)
+        self._rows += sum(map(len, batches))
         while batches:
             part = batches.pop()
             try:
@@ -404,8 +416,12 @@ class EngineRecorder:
             start += count
         return bodies
 
+    def _lose_task(self, error: Exception) -> None:
+        self._rows += 1
+        self._lose(1, error)
+
     def _lose(self, count: int, error: Exception) -> None:
-        self.frames.dropped += count
+        self.frames.lose(count)
         throttle(log, _LOG_SECONDS).error(
             "rows cannot be recorded and are lost", rows=count, error=describe_error(error), exc_info=error
         )

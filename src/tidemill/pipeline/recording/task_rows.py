@@ -88,6 +88,8 @@ class TaskRows:
         # What took longer is logged and keeps its streams, which its hook may change.
         self.kept_below_seconds = self._ordinary_until if successes else 0.0
         self._outputs = FailureSample(MAX_OUTPUTS_PER_SECOND)
+        #: How many rows were taken from here.
+        self._taken = 0
         self._start()
 
     def _start(self) -> None:
@@ -104,6 +106,11 @@ class TaskRows:
     def size(self) -> int:
         """How many rows there are."""
         return self._size_of_blocks + len(self._rows) + self._plain.size
+
+    @property
+    def count(self) -> int:
+        """How many rows there were so far."""
+        return self._taken + self.size
 
     def add_kept(self, place: TopicPartition, tasks: Sequence[Sequence[TaskRun]] | SingleTasks) -> None:
         """Add the rows of tasks whose outcome was kept; it is forgotten.
@@ -291,6 +298,7 @@ class TaskRows:
             self._end_plain()
         blocks = [*self._blocks, self._rows] if self._rows else self._blocks
         taken = TakenTaskRows(blocks, self.size, self.held_bytes)
+        self._taken += taken.size
         self._start()
         return taken
 

@@ -45,10 +45,11 @@ class FinishedMessages:
     Attributes:
         on_leaving: Called with the partition and the tasks of messages that leave together, while the tasks are there;
             with a sequence per message, or with all of them if each has one. Must not raise.
+        count: How many there are.
         size_bytes: How much they keep.
     """
 
-    __slots__ = ("_count", "_keeps", "_reports", "_singles", "_timer", "_together", "on_leaving", "size_bytes")
+    __slots__ = ("_keeps", "_reports", "_singles", "_timer", "_together", "count", "on_leaving", "size_bytes")
 
     def __init__(self, reports: Sequence[Report]) -> None:
         """Start empty."""
@@ -63,7 +64,7 @@ class FinishedMessages:
         self._together = FinishedBatch()
         #: Those that left by themselves, with their window; those without a window by partition.
         self._singles: dict[WindowTimes | TopicPartition, tuple[TopicPartition, WindowTimes, list[FinishedRow]]] = {}
-        self._count = 0
+        self.count = 0
         self.size_bytes = 0
 
     def add(
@@ -113,8 +114,8 @@ class FinishedMessages:
                 message if self._keeps else None,
             )
         )
-        self._count += 1
-        if self._timer is None or self._count >= MAX_MESSAGES or self.size_bytes >= MAX_BYTES:
+        self.count += 1
+        if self._timer is None or self.count >= MAX_MESSAGES or self.size_bytes >= MAX_BYTES:
             self._added()
 
     def add_all(
@@ -128,7 +129,7 @@ class FinishedMessages:
         """Take messages of a partition and window that leave now, each with its size and its tasks; see `add`."""
         now, start = time.time_ns(), 0
         while start < len(messages):
-            end = min(len(messages), start + MAX_MESSAGES - self._count)
+            end = min(len(messages), start + MAX_MESSAGES - self.count)
             self._add_together(place, messages[start:end], sizes[start:end], runs[start:end], window, now)
             start = end
             self._added()
@@ -162,7 +163,7 @@ class FinishedMessages:
         self._together.add_window(place, messages, offsets, keys, runs, ended_at, window, now)
         if self._keeps:
             self._together.messages += messages
-        self._count += len(messages)
+        self.count += len(messages)
 
     def _stand_for_all(self, runs: Sequence[Sequence[TaskRun]], sizes: Sequence[int]) -> list[Sequence[TaskRun]]:
         """Return what is kept of the tasks of each message."""
@@ -177,7 +178,7 @@ class FinishedMessages:
         return kept
 
     def _added(self) -> None:
-        if self._count >= MAX_MESSAGES or self.size_bytes >= MAX_BYTES:
+        if self.count >= MAX_MESSAGES or self.size_bytes >= MAX_BYTES:
             self.flush()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(MAX_SECONDS, self.flush)
@@ -187,7 +188,7 @@ class FinishedMessages:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if not self._count:
+        if not self.count:
             self.size_bytes = 0
             return
         batch = self._together

@@ -70,6 +70,7 @@ class ReportingParts:
     counters: Counters
     slowest: Slowest
     records: OutgoingFrames | None = None
+    recorder_rows: int = 0
 
 
 class Snapshots:
@@ -169,6 +170,7 @@ class Snapshots:
             dead_lettered=letters.written,
             letter_kinds=dict(letters.kinds),
             recorder_dropped=parts.records.dropped if parts.records is not None else 0,
+            recorder_rows=parts.recorder_rows,
             letters_dropped=letters.dropped,
             skipped=counters.skipped + outbox.skipped,
             warnings=counters.warnings,

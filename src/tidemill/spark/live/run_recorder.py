@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -59,8 +58,9 @@ class RunRecorder:
     def __init__(self) -> None:
         """Start without a link."""
         self.server: LinkServer | None = None
-        #: How many messages have come, by engine.
-        self._messages: Counter[str] = Counter()
+        self._watched: WatchedLink | None = None
+        #: How many rows have come, and the number of the last frame, by engine.
+        self._received: dict[str, tuple[int, int]] = {}
 
     def confirm(self, engine_id: str, seq: int) -> None:
         """Tell an engine that something is stored; from any thread."""
@@ -69,13 +69,14 @@ class RunRecorder:
 
     def put_rows(self, engine_id: str, slot: int, seq: int, table: str, body: bytes, count: int) -> None:
         """Take rows of an engine."""
+        rows, last = self._received.get(engine_id, (0, 0))
+        if seq > last:  # else it comes once more, after a reconnect
+            self._received[engine_id] = rows + count, seq
         try:
             known = RowTable(table)
         except ValueError as error:
             self._refuse(engine_id, slot, seq, error, rows=count)
         else:
-            if known is RowTable.MESSAGES:
-                self._messages[engine_id] += count
             self.writer.put_rows(engine_id, slot, seq, known, body, count)
 
     def put_events(self, engine_id: str, slot: int, seq: int, body: bytes, count: int) -> None:
@@ -113,16 +114,17 @@ class RunRecorder:
         self.writer.add_event(event, hello.slot)
 
     def lose_engine(self, hello: Hello, last: EngineProgress) -> None:
-        """Record that an engine is lost, and count the messages of which it had not sent what it recorded.
+        """Record that an engine is lost, and count the rows that it had not sent.
 
-        What it finished within its last quarter of a second, after its last beat, nobody can count.
+        What it recorded within its last quarter of a second, after its last beat, nobody can count.
 
         Args:
             hello: The engine.
             last: What its last beat said.
         """
         self.tell(EventKind.ENGINE_LOST, hello)
-        missing = last.messages_done - self._messages.pop(hello.engine_id, 0) - last.recorder_dropped
+        received, _ = self._received.pop(hello.engine_id, (0, 0))
+        missing = last.recorder_rows - received
         if missing > 0:
             self.writer.lose(hello.slot, f"engine {hello.slot} ended before it had sent what it recorded", rows=missing)
 
@@ -144,8 +146,14 @@ class RunRecorder:
 
     def open_link(self, events: LinkEvents, *, bind_host: str) -> LinkServer:
         """Return a link that records what engines send, and when they start and end."""
-        self.server = LinkServer(WatchedLink(events, self), bind_host=bind_host, records=self)
+        self._watched = WatchedLink(events, self)
+        self.server = LinkServer(self._watched, bind_host=bind_host, records=self)
         return self.server
+
+    def note_link_closed(self) -> None:
+        """Take note that the link is closed: no engine comes back to it."""
+        if self._watched is not None:
+            self._watched.lose_missed()
 
 
 def _count_lost(engine: EngineStatus, lost: int) -> EngineStatus:
@@ -173,7 +181,7 @@ class WatchedLink:
         self._new: dict[int, Hello] = {}
         self._engines: dict[int, Hello] = {}
         #: Engines whose link is closed, and when they count as lost.
-        self._missed: dict[str, asyncio.TimerHandle] = {}
+        self._missed: dict[str, tuple[asyncio.TimerHandle, Hello, EngineProgress]] = {}
         self._last: dict[int, EngineProgress] = {}
 
     def on_hello(self, link: int, hello: Hello) -> None:
@@ -187,7 +195,7 @@ class WatchedLink:
             self._engines[link] = hello
             missed = self._missed.pop(hello.engine_id, None)
             if missed is not None:
-                missed.cancel()
+                missed[0].cancel()
             elif not hello.run_token:
                 self._witness.tell(EventKind.ENGINE_STARTED, hello)
         self._last[link] = progress
@@ -211,9 +219,15 @@ class WatchedLink:
         self._new.pop(link, None)
         hello, last = self._engines.pop(link, None), self._last.pop(link, None)
         if hello is not None and last is not None:
-            loop = asyncio.get_running_loop()
-            self._missed[hello.engine_id] = loop.call_later(LOST_SECONDS, self._lose, hello, last)
+            timer = asyncio.get_running_loop().call_later(LOST_SECONDS, self._lose, hello, last)
+            self._missed[hello.engine_id] = timer, hello, last
         self._events.on_closed(link)
+
+    def lose_missed(self) -> None:
+        """Count as lost whoever has not come back; once the link is closed."""
+        for timer, hello, last in list(self._missed.values()):
+            timer.cancel()
+            self._lose(hello, last)
 
     def _lose(self, hello: Hello, last: EngineProgress) -> None:
         self._missed.pop(hello.engine_id, None)
