@@ -151,6 +151,7 @@ def list_fields(state: RunState, progress: PipelineProgress, rate: float) -> dic
                 ("tasks_failed", progress.tasks_failed),
                 ("dead_lettered", progress.dead_lettered),
                 ("letters_dropped", progress.letters_dropped),
+                ("recorder_dropped", progress.recorder_dropped),
             )
             if number
         },
@@ -178,6 +179,7 @@ def show_summary(progress: PipelineProgress, seconds: float, gap: int = 0) -> No
         tasks_retried=progress.tasks_retried,
         dead_letters=progress.letter_kinds,
         letters_dropped=progress.letters_dropped,
+        recorder_dropped=progress.recorder_dropped,
         gap=gap,
         sinks={
             place: {

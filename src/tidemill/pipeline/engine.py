@@ -201,7 +201,7 @@ class Engine:
             context.brake,
             context.counters,
             context.slowest,
-            self.records,
+            self.recorder,
         )
 
     @property
@@ -218,11 +218,6 @@ class Engine:
     def records(self) -> OutgoingFrames | None:
         """What the driver is to store; None: nothing is recorded."""
         return self.recorder.frames if self.recorder is not None else None
-
-    @property
-    def recorder_rows(self) -> int:
-        """How many rows it has recorded."""
-        return self.recorder.rows if self.recorder is not None else 0
 
     @property
     def brake(self) -> EngineBrake | None:

@@ -599,10 +599,10 @@ async def test_the_rows_that_a_driver_is_told_of_are_stored_or_on_their_way(
     recorder = it.recorder
     assert recorder is not None
     recorder.note_kept()
-    assert it.engine.recorder_rows == 60, "those of messages that are collected, too"
+    assert it.engine.progress().recorder_rows == 60, "those of messages that are collected, too"
     recorder._lose_task(ValueError("a task that cannot be recorded"))
     recorder.frames.lose(1)
-    assert it.engine.recorder_rows == 59
+    assert it.engine.progress().recorder_rows == 59
     recorded = await end(it)
     assert len(recorded.messages) + len(recorded.tasks) == 60
 

@@ -147,6 +147,11 @@ class EngineRecorder:
         pending = self._finished.count if self._finished is not None else 0
         return self._rows + pending + self._tasks.count - self.frames.dropped_rows
 
+    @property
+    def dropped(self) -> int:
+        """How many rows and events were dropped so far."""
+        return self.frames.dropped
+
     # -- what is recorded -------------------------------------------------------------------------------------
 
     def take(self, batch: FinishedBatch) -> None:

@@ -13,7 +13,6 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from tidemill.core.recorder.outgoing import OutgoingFrames
 from tidemill.deadletters.writer import DeadLetters
 from tidemill.pipeline.brake import EngineBrake
 from tidemill.pipeline.commits import Commits
@@ -52,11 +51,23 @@ class Partitions(Protocol):
         ...
 
 
+class Recording(Protocol):
+    """What is recorded; `EngineRecorder` is one."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows were made and not dropped."""
+
+    @property
+    def dropped(self) -> int:
+        """How many rows and events were dropped."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReportingParts:
     """The parts of an engine whose statistics make up its state.
 
-    `brake` is None where none is configured, `records` where nothing is recorded.
+    `brake` is None where none is configured, `recorder` where nothing is recorded.
     """
 
     source: Source
@@ -69,8 +80,7 @@ class ReportingParts:
     brake: EngineBrake | None
     counters: Counters
     slowest: Slowest
-    records: OutgoingFrames | None = None
-    recorder_rows: int = 0
+    recorder: Recording | None = None
 
 
 class Snapshots:
@@ -169,8 +179,8 @@ class Snapshots:
             delivered=outbox.delivered,
             dead_lettered=letters.written,
             letter_kinds=dict(letters.kinds),
-            recorder_dropped=parts.records.dropped if parts.records is not None else 0,
-            recorder_rows=parts.recorder_rows,
+            recorder_dropped=parts.recorder.dropped if parts.recorder is not None else 0,
+            recorder_rows=parts.recorder.rows if parts.recorder is not None else 0,
             letters_dropped=letters.dropped,
             skipped=counters.skipped + outbox.skipped,
             warnings=counters.warnings,
