@@ -199,7 +199,15 @@ class TaskPool:
         run.process = None
         run.ended_at = time.time_ns() // 1000
         is_late = run.owner.group.closed or self._closed  # another engine owns the work by now
-        if outcome.duration_seconds < self.kept_below_seconds and not is_late and _is_plain(run, outcome):
+        if (
+            outcome.duration_seconds < self.kept_below_seconds
+            and outcome.kind is None
+            and outcome.exit_code is not None
+            and not outcome.stderr
+            and run.given is None
+            and len(run.named_offsets) == 1
+            and not is_late
+        ):
             run.waited_seconds = time.monotonic() - run.queued_at
             run.outcome = outcome
         elif self.on_attempt is not None and not (outcome.kind is None and outcome.exit_code is None):
@@ -307,15 +315,4 @@ def _make_error(task: ExecutorTask, outcome: ProcessOutcome, kind: ErrorKind) ->
         outcome.pid,
         kind,
         outcome.duration_seconds,
-    )
-
-
-def _is_plain(run: TaskRun, outcome: ProcessOutcome) -> bool:
-    """Return whether a try ended well, and little is to be said of its task."""
-    return (
-        outcome.kind is None
-        and outcome.exit_code is not None
-        and not outcome.stderr
-        and run.given is None
-        and len(run.named_offsets) == 1
     )
