@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +12,8 @@ from tests.pipeline.recording.test_recorder import end
 
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ErrorAction, ExecutorTask, PrecomputedResult
+from tidemill.pipeline.tasks.pool import TaskPool
+from tidemill.runtime.messages import SourceMessage
 
 MakeRig = Callable[..., Rig]
 
@@ -41,11 +42,15 @@ SPOILED: list[tuple[str, Any]] = [
 ]
 
 
+#: Of these, what no program needs.
+HARMLESS = ("task_id", "metadata", "source_offsets", "labels", "parent_task_id")
+
+
 class Spoils(Handler[Any, Any]):
     """Puts something into all tasks that it knows, whenever it can."""
 
-    def __init__(self, name: str, value: Any, fails: bool) -> None:
-        self.name, self.value, self.fails = name, value, fails
+    def __init__(self, name: str, value: Any, fails: bool = False, known: bool = False) -> None:
+        self.name, self.value, self.fails, self.is_known = name, value, fails, known
         self.known: list[ExecutorTask] = []
 
     def _spoil(self) -> None:
@@ -56,7 +61,13 @@ class Spoils(Handler[Any, Any]):
         self._spoil()
         command = "sleep 0.05; exit 3" if self.fails else "sleep 0.05"
         tasks = [
-            ExecutorTask(f"t{m.offset}", ["-c", command], source_offsets=[m.offset], labels={"n": str(m.offset)})
+            ExecutorTask(
+                f"t{m.offset}",
+                ["-c", command],
+                source_offsets=[m.offset],
+                labels={"n": str(m.offset)},
+                precomputed=PrecomputedResult("known") if self.is_known and m.offset else None,
+            )
             for m in messages
         ]
         self.known += tasks
@@ -92,23 +103,46 @@ async def test_whatever_a_hook_puts_into_a_task_its_message_leaves(
         },
     )
     await it.committed(6)
-    offsets = sorted(source.offset for letter in it.letters.letters for source in letter.sources)
-    assert offsets == (list(range(6)) if fails else offsets)
+    if fails:
+        assert find_lettered(it) == list(range(6))
     if recorded:
         recorded_rows = await end(it)
         assert sorted(row["offset"] for row in recorded_rows.messages) == list(range(6))
-        ran = [row for row in recorded_rows.tasks if row["pid"] is not None and name != "args"]
-        assert {tuple(row["args"]) for row in ran} <= {("-c", "sleep 0.05; exit 3"), ("-c", "sleep 0.05")}
+        ran = {tuple(row["args"]) for row in recorded_rows.tasks if row["pid"] is not None}
+        assert name == "args" or ran <= {("-c", "sleep 0.05; exit 3" if fails else "sleep 0.05")}
+        assert ran or name not in HARMLESS
+
+
+@pytest.mark.parametrize(("name", "value"), [*SPOILED, ("precomputed", PrecomputedResult(5, exit_code="x"))])  # type: ignore[arg-type]
+@pytest.mark.parametrize("known", [False, True])
+async def test_a_task_that_is_spoilt_while_it_waits_for_its_key_holds_up_nothing(
+    rig: MakeRig, name: str, value: Any, known: bool
+) -> None:
+    messages = [SourceMessage("t", 0, n, b"k", b"x") for n in range(4)]
+    executor = {"binary_path": "/bin/sh", "order_by": "key", "max_retries": 0}
+    it = rig(Spoils(name, value, known=known), messages, debug={}, executor=executor)
+    await it.committed(4)
+    assert sorted(row["offset"] for row in (await end(it)).messages) == list(range(4))
+    if name == "precomputed":
+        assert find_lettered(it) == [1, 2, 3]
+        assert all("cannot be started: precomputed" in letter.error for letter in it.letters.letters)
+
+
+def find_lettered(it: Rig) -> list[int]:
+    """Return the offsets of dead-lettered messages."""
+    return sorted(source.offset for letter in it.letters.letters for source in letter.sources)
 
 
 class Changes(Handler[Any, Any]):
-    """Changes each task while it runs, and when it has ended."""
+    """Changes tasks while they run, and when they have ended."""
+
+    pool: TaskPool
 
     def __init__(self, **options: Any) -> None:
-        self.options, self.known = options, list[ExecutorTask]()
+        self.options = options
 
-    def _change(self) -> None:
-        for task in self.known:
+    def _change(self, *ended: ExecutorTask) -> None:
+        for task in (*ended, *(run.task for run in self.pool._running)):
             task.task_id, task.labels, task.parent_task_id = "changed", {"never": "was"}, "nobody"
             task.precomputed = PrecomputedResult("never")
             if isinstance(task.args, list):
@@ -117,19 +151,16 @@ class Changes(Handler[Any, Any]):
                 task.args = ("--never-ran",)
 
     async def arrange(self, messages: Any, pending: Any) -> list[ExecutorTask]:
-        await asyncio.sleep(0.1)  # until then those before have started
         self._change()
-        tasks = [
+        return [
             ExecutorTask(f"t{m.offset}", source_offsets=[m.offset], **copy.deepcopy(self.options)) for m in messages
         ]
-        self.known += tasks
-        return tasks
 
     async def on_task_complete(self, result: Any) -> None:
-        self._change()
+        self._change(result.task)
 
     async def on_message_complete(self, group: Any) -> None:
-        self._change()
+        self._change(*group.tasks)
 
 
 BARE = {"binary_path": "/bin/true"}
@@ -139,7 +170,9 @@ LABELLED = {"binary_path": "/bin/sh", "args": ["-c", "sleep 0.3"], "labels": {"n
 @pytest.mark.parametrize("options", [BARE, LABELLED])
 async def test_rows_are_of_what_ran_whatever_hooks_make_of_tasks(rig: MakeRig, options: dict[str, Any]) -> None:
     expected = list(options.get("args", [])), [*options.get("labels", {}).items()]
-    it = rig(Changes(**options), [message(n) for n in range(4)], debug={}, executor={"window_size": 1})
+    handler = Changes(**options)
+    it = rig(handler, [message(n) for n in range(4)], debug={}, executor={"window_size": 1})
+    handler.pool = it.engine.context.pool
     await it.committed(4)
     recorded = await end(it)
     assert [row["precomputed"] for row in recorded.messages] == [0] * 4

@@ -213,3 +213,18 @@ async def test_a_confirmation_for_an_engine_that_is_gone_disturbs_nobody(driver:
     await driver.next("closed")
     driver.server.close()
     driver.server.confirm("engine", 1)
+
+
+async def test_without_a_link_the_end_leaves_what_was_not_sent_to_the_driver_to_count(
+    driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_link, "RECORD_SECONDS", 0.1)
+    engine, frames = await connect(driver.address, driver), frames_of()
+    engine.link.carry(frames)
+    driver.store.confirms = False
+    await asyncio.to_thread(driver.server.close)
+    await until(lambda: not engine.link._is_connected)
+    frames.add("messages", b"rows", 7)
+    end = summary(recorder_dropped=2)
+    await engine.link.close(end)
+    assert (end.progress.recorder_dropped, frames.dropped) == (2, 7)

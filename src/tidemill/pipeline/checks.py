@@ -71,7 +71,7 @@ def _check(task: ExecutorTask) -> None:
                 task.labels = {escape_surrogates(name): escape_surrogates(value) for name, value in task.labels.items()}
                 break
     if task.precomputed is not None:
-        _check_result(task, task.precomputed)
+        check_known(task, task.precomputed)
 
 
 def _check_list(task: ExecutorTask, field: str, of: str, value: object) -> None:
@@ -102,7 +102,12 @@ def _check_texts(task: ExecutorTask, field: str, value: object) -> None:
             )
 
 
-def _check_result(task: ExecutorTask, known: object) -> None:
+def check_known(task: ExecutorTask, known: object) -> None:
+    """Refuse a known result of types that cannot be used.
+
+    Raises:
+        TypeError: It has such types.
+    """
     if not isinstance(known, PrecomputedResult):
         raise _make_error(task, "precomputed", "a PrecomputedResult or None", known)
     if not isinstance(known.stdout, (str, bytes)):

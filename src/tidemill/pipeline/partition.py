@@ -14,9 +14,10 @@ from tidemill.core.ledger import LedgerEntry
 from tidemill.core.pipeline.handover import Handover
 from tidemill.core.pipeline.record_times import RecordTimes
 from tidemill.deadletters.letter import Letter, LetterKind
+from tidemill.pipeline.checks import check_known
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.delivery.routing import encode_payloads
-from tidemill.pipeline.handler.models import ExecutorError, ExecutorResult, ExecutorTask
+from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorResult, ExecutorTask
 from tidemill.pipeline.key_order import OrderedTasks
 from tidemill.pipeline.reports.report import NO_WINDOW, WindowTimes
 from tidemill.pipeline.tasks.task_run import TaskRun
@@ -115,6 +116,14 @@ class OwnedPartition:
         if known is None:
             self._context.pool.submit(run)
             return
+        if self.order is not None:  # it has waited for its key, and a hook can have changed it since it was checked
+            try:
+                check_known(run.task, known)
+            except TypeError as error:
+                run.attempts = 1
+                text = f"cannot be started: {error}"
+                run.owner.failed(run, ExecutorError(run.task, None, "", text, None, ErrorKind.EXIT))
+                return
         # Any text has bytes this way, lone surrogates (from names of files, say) included.
         stdout = known.stdout.encode("utf-8", "surrogatepass") if isinstance(known.stdout, str) else known.stdout
         run.attempts, run.is_known = 1, True

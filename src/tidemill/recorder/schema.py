@@ -119,7 +119,7 @@ def _leave_out_items(batch: pa.RecordBatch) -> pa.RecordBatch:
     import pyarrow as pa
 
     for index, field in enumerate(batch.schema):
-        if pa.types.is_nested(field.type):
+        if pa.types.is_list(field.type) or pa.types.is_map(field.type):
             column = batch.column(index)
             if len(column.values) and column.offsets[0] == column.offsets[-1]:
                 batch = batch.set_column(index, field, column.take(pa.array(range(len(column)), pa.int32())))

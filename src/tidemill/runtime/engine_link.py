@@ -136,7 +136,9 @@ class EngineLink:
     async def close(self, summary: EngineSummary) -> None:
         """Send the rest of what was recorded, report the end and disconnect, within two seconds."""
         if self._records is not None:
-            summary.progress.recorder_dropped = await self._records.finish(RECORD_SECONDS)
+            dropped = await self._records.finish(RECORD_SECONDS)
+            if self._is_connected:  # else the driver counts itself what it did not get
+                summary.progress.recorder_dropped = dropped
         await self._engine_tasks.stop(*self._tasks)
         try:
             self._send(Ended(summary))
@@ -149,8 +151,12 @@ class EngineLink:
                 async with asyncio.timeout(1.0):
                     await self._writer.wait_closed()
 
+    @property
+    def _is_connected(self) -> bool:
+        return self._writer is not None and not self._writer.is_closing()
+
     def _send(self, frame: FromEngine) -> None:
-        if self._writer is not None and not self._writer.is_closing():
+        if self._writer is not None and self._is_connected:
             send_frame(self._writer, frame)
 
     async def _reach(self) -> int:

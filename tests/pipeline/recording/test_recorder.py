@@ -591,9 +591,7 @@ class Two(Handler[Any, Any]):
         ]
 
 
-async def test_the_rows_that_a_driver_is_told_of_are_stored_or_on_their_way(
-    rig: MakeRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_rows_that_a_driver_is_told_of_are_stored_or_on_their_way(rig: MakeRig) -> None:
     it = rig(Two(), [message(n) for n in range(20)], debug={})
     await it.committed(20)
     recorder = it.recorder
@@ -607,7 +605,8 @@ async def test_the_rows_that_a_driver_is_told_of_are_stored_or_on_their_way(
     assert len(recorded.messages) + len(recorded.tasks) == 60
 
 
-def test_rows_that_have_to_make_room_are_counted_and_that_is_said_once() -> None:
+def test_rows_that_have_to_make_room_are_counted_and_that_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "_LIMITS", log_module._Limits())
     recorder = EngineRecorder(settings_of(max_buffer_bytes=200_000), Clock())
     with capture_logs() as logs:
         for start in range(0, 6000, 1000):

@@ -227,6 +227,40 @@ async def test_a_stop_soon_after_an_engine_was_killed_counts_what_it_had_not_sen
     assert driver.writer.lost == [(3, 130, 0)]
 
 
+async def test_an_engine_that_ends_in_order_as_it_comes_back_is_not_lost(driver: Driver) -> None:
+    watched, hello = driver.server._events, Hello(3, 5, 0, "engine", 42, "here")
+    driver.recorder.put_rows("engine", 3, 1, "messages", b"rows", 60)
+    assert isinstance(watched, run_recorder.WatchedLink)
+    watched.on_hello(1, hello)
+    watched.on_beat(1, EngineProgress(recorder_rows=100))
+    watched.on_closed(1)
+    watched.on_hello(2, hello)
+    watched.on_ended(2, EngineSummary(3, StopReason.DRAINED))
+    watched.on_closed(2)
+    driver.recorder.note_link_closed()
+    assert driver.kinds() == [EventKind.ENGINE_STARTED, EventKind.ENGINE_ENDED]
+    assert driver.writer.lost == []
+
+
+async def test_rows_of_an_engine_that_was_lost_and_comes_back_are_not_lost_again(driver: Driver) -> None:
+    hello = Hello(3, 5, 0, "engine", 42, "here")
+    driver.recorder.put_rows("engine", 3, 1, "messages", b"rows", 1_000)
+    driver.recorder.lose_engine(hello, EngineProgress(recorder_rows=1_010))
+    driver.recorder.put_rows("engine", 3, 2, "messages", b"rows", 10)
+    driver.recorder.lose_engine(hello, EngineProgress(recorder_rows=1_015))
+    assert driver.writer.lost == [(3, 10, 0)]
+
+
+async def test_an_engine_that_was_not_seen_to_leave_is_lost_when_the_link_closes(driver: Driver) -> None:
+    watched = driver.server._events
+    assert isinstance(watched, run_recorder.WatchedLink)
+    watched.on_hello(1, Hello(3, 5, 0, "engine", 42, "here"))
+    watched.on_beat(1, EngineProgress(recorder_rows=7))
+    driver.recorder.note_link_closed()
+    assert driver.kinds() == [EventKind.ENGINE_STARTED, EventKind.ENGINE_LOST]
+    assert driver.writer.lost == [(3, 7, 0)]
+
+
 def test_a_frame_that_comes_again_is_counted_once(driver: Driver) -> None:
     for seq in (1, 2, 1, 2, 3):
         driver.recorder.put_rows("e-1", 0, seq, "tasks", b"rows", 10)

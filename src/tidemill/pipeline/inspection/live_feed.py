@@ -144,10 +144,14 @@ def _describe(
     of: int = 1,
 ) -> LiveTask:
     topic, partition, offset = place
-    label = ", ".join(f"{name}={value}" for name, value in list(run.task.labels.items())[:MOST_LABELS])
+    labels = run.given.labels if run.given is not None else run.task.labels
+    try:
+        label = ", ".join(f"{name}={value}" for name, value in list(labels.items())[:MOST_LABELS])
+    except Exception:  # a hook can have put anything into a task that waits
+        label = ""
     return LiveTask(
         slot,
-        clean_name(run.task.task_id),
+        clean_name(run.task_id),
         clean_error(label)[:_MAX_LABEL_CHARS],
         attempt,
         clean_name(topic),

@@ -180,7 +180,7 @@ class Look:
 
     def _find_task_stage(self, owned: OwnedPartition, run: TaskRun) -> MessageStage | None:
         """Return what a task waits for; None: it has ended, and a hook is to say what comes of it."""
-        task_id, most = run.task.task_id, self._context.settings.executor.max_retries + 1
+        task_id, most = run.task_id, self._context.settings.executor.max_retries + 1
 
         def queued(why: str) -> MessageStage:
             return MessageStage(stage=Stage.QUEUED, task_id=task_id, attempt=run.attempts + 1, attempts=most, why=why)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
-from tidemill.core.errors import escape_surrogates
+from tidemill.core.errors import describe_error, escape_surrogates
 from tidemill.core.wording import format_count
 from tidemill.deadletters.payloads import encode_payload
 from tidemill.pipeline.probing.observed_handler import Stage
@@ -91,7 +92,7 @@ def _judge(run: ProbeRun, why_unfinished: str, tasks: list[TaskRun]) -> tuple[Pr
 
 def _name_what_runs(run: ProbeRun) -> str:
     hooks = dict.fromkeys(stage.hook for stage in run.stages.calls if stage.ended_at is None)
-    running = [task.task.task_id for task, _ in run.pool.list_running(_MOST_OFFENDERS)]
+    running = [task.task_id for task, _ in run.pool.list_running(_MOST_OFFENDERS)]
     names = [*(f"{hook} has not returned" for hook in hooks), *(f"task {clean_name(task)} runs" for task in running)]
     if not names and run.pool.statistics().retrying:
         names = ["a task waits for its next attempt"]
@@ -119,14 +120,21 @@ def _describe_task(run: ProbeRun, task: TaskRun, room: Room, now: float) -> Prob
         at = round(started_at - run.began, 6)
         attempts.append(ProbeAttempt(task.attempts, at, None, "", None, pid, NOTHING, NOTHING, NOTHING))
     return ProbeTask(
-        clean_name(found.task_id),
+        clean_name(task.task_id),
         clean_name(found.parent_task_id or ""),
         clean_args(found.args),
-        {clean_name(name): clean_error(str(text)) for name, text in list(found.labels.items())[:_MOST_LABELS]},
+        _describe_labels(found.labels),
         _find_state(run, task, is_running=bool(started_at)),
         found.precomputed is not None,
         attempts,
     )
+
+
+def _describe_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    try:
+        return {clean_name(name): clean_error(str(text)) for name, text in list(labels.items())[:_MOST_LABELS]}
+    except Exception as error:  # a hook can have put anything there since the task was checked
+        return {"": describe_error(error)}
 
 
 def _find_state(run: ProbeRun, task: TaskRun, *, is_running: bool) -> str:

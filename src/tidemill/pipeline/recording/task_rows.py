@@ -259,9 +259,9 @@ class TaskRows:
             return
         task = run.task
         extras: Extras | None = None
-        if exit_code != 0 or task.parent_task_id is not None:
-            extras = OK if exit_code == 0 else "exit", _clean_parent(task.parent_task_id), _NO_STREAMS, None
         try:
+            if exit_code != 0 or task.parent_task_id is not None:
+                extras = OK if exit_code == 0 else "exit", _clean_parent(task.parent_task_id), _NO_STREAMS, None
             at = run.ended_at or time.time_ns() // 1000
             details = clean_args(task.args), _clean_labels(task.labels), exit_code, extras
             sizes = _measure_input(task), output_bytes

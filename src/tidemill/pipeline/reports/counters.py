@@ -94,11 +94,12 @@ class Slowest:
         """Consider one result; costs a comparison unless it is among the slowest."""
         if result.duration_seconds <= self._floor:
             return
+        task_id = result.task.task_id
         try:
             labels = ",".join(f"{name}={value}" for name, value in result.task.labels.items())
-            item = (result.duration_seconds, result.task.task_id[:SHOWN_CHARS], labels[:SHOWN_CHARS])
         except Exception:  # a hook can have put anything into the task since it was checked
-            return
+            labels = ""
+        item = (result.duration_seconds, (task_id if type(task_id) is str else "")[:SHOWN_CHARS], labels[:SHOWN_CHARS])
         if len(self._heap) < self._keep:
             heapq.heappush(self._heap, item)
         else:

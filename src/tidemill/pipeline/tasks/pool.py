@@ -10,7 +10,7 @@ import asyncio
 import heapq
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 import structlog
@@ -171,12 +171,11 @@ class TaskPool:
         run.attempts += 1
         run.slot = heapq.heappop(self._free_slots)
         self._running.add(run)
-        run.input_bytes, run.given, what = 0, None, "args"
+        run.input_bytes, run.given, what = 0, None, "its arguments"
         try:
             argv = (task.binary_path or self._settings.binary_path, *task.args)
             if self.on_attempt is not None and (len(argv) > 1 or task.labels or task.parent_task_id is not None):
-                what = "labels"
-                run.given = Given(argv[1:], dict(task.labels), task.parent_task_id)
+                run.given = Given(argv[1:], _copy_labels(task.labels), task.parent_task_id)
             what = "stdin"
             stdin = task.stdin.encode() if isinstance(task.stdin, str) else task.stdin or b""
             run.input_bytes = len(stdin)
@@ -316,3 +315,10 @@ def _make_error(task: ExecutorTask, outcome: ProcessOutcome, kind: ErrorKind) ->
         kind,
         outcome.duration_seconds,
     )
+
+
+def _copy_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    try:
+        return dict(labels)
+    except Exception:  # a hook can have put anything there since the task was checked; it runs without them
+        return {}

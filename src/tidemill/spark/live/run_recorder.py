@@ -109,6 +109,8 @@ class RunRecorder:
             "host": hello.host,
             "engine_id": hello.engine_id,
         }
+        if kind is EventKind.ENGINE_ENDED:  # in order: it has counted itself what it could not send
+            self._received.pop(hello.engine_id, None)
         error_class = classify_error(text) if text and is_failure else ""
         event = RecordedEvent(time.time_ns() // 1000, kind, text=clean_error(text), error_class=error_class, data=data)
         self.writer.add_event(event, hello.slot)
@@ -123,9 +125,10 @@ class RunRecorder:
             last: What its last beat said.
         """
         self.tell(EventKind.ENGINE_LOST, hello)
-        received, _ = self._received.pop(hello.engine_id, (0, 0))
+        received, seq = self._received.get(hello.engine_id, (0, 0))
         missing = last.recorder_rows - received
         if missing > 0:
+            self._received[hello.engine_id] = received + missing, seq  # if it comes back after all
             self.writer.lose(hello.slot, f"engine {hello.slot} ended before it had sent what it recorded", rows=missing)
 
     def note_action(self, action: str, by: str) -> None:
@@ -207,8 +210,11 @@ class WatchedLink:
 
     def on_ended(self, link: int, summary: EngineSummary) -> None:
         """Tell how it ended."""
-        hello = self._engines.pop(link, None)
+        hello = self._engines.pop(link, None) or self._new.pop(link, None)
         if hello is not None:
+            missed = self._missed.pop(hello.engine_id, None)
+            if missed is not None:
+                missed[0].cancel()
             text = summary.reason.value if summary.error is None else f"{summary.reason.value}: {summary.error}"
             is_failure = summary.reason is not StopReason.DRAINED
             self._witness.tell(EventKind.ENGINE_ENDED, hello, text, is_failure=is_failure)
@@ -224,10 +230,13 @@ class WatchedLink:
         self._events.on_closed(link)
 
     def lose_missed(self) -> None:
-        """Count as lost whoever has not come back; once the link is closed."""
+        """Count as lost whoever has not come back, or was never seen to leave; once the link is closed."""
         for timer, hello, last in list(self._missed.values()):
             timer.cancel()
             self._lose(hello, last)
+        for link, hello in list(self._engines.items()):
+            del self._engines[link]
+            self._lose(hello, self._last.pop(link))
 
     def _lose(self, hello: Hello, last: EngineProgress) -> None:
         self._missed.pop(hello.engine_id, None)
