@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
-from tests.pipeline.conftest import Rig, message
+from tests.pipeline.conftest import P0, Rig, message
 from tests.pipeline.recording.test_recorder import end
 
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ErrorAction, ExecutorTask, PrecomputedResult
 from tidemill.pipeline.tasks.pool import TaskPool
+from tidemill.runtime.beats import Beat
 from tidemill.runtime.messages import SourceMessage
 
 MakeRig = Callable[..., Rig]
@@ -22,6 +25,7 @@ BACKOFF = {"initial_seconds": 0.001}
 SPOILED: list[tuple[str, Any]] = [
     ("task_id", 7),
     ("task_id", None),
+    ("task_id", b"bytes"),
     ("args", 5),
     ("args", None),
     ("args", [3, None]),
@@ -102,7 +106,7 @@ async def test_whatever_a_hook_puts_into_a_task_its_message_leaves(
             "retry_backoff": BACKOFF,
         },
     )
-    await it.committed(6)
+    await look_until_committed(it, 6)
     if fails:
         assert find_lettered(it) == list(range(6))
     if recorded:
@@ -121,11 +125,25 @@ async def test_a_task_that_is_spoilt_while_it_waits_for_its_key_holds_up_nothing
     messages = [SourceMessage("t", 0, n, b"k", b"x") for n in range(4)]
     executor = {"binary_path": "/bin/sh", "order_by": "key", "max_retries": 0}
     it = rig(Spoils(name, value, known=known), messages, debug={}, executor=executor)
-    await it.committed(4)
+    await look_until_committed(it, 4)
     assert sorted(row["offset"] for row in (await end(it)).messages) == list(range(4))
     if name == "precomputed":
         assert find_lettered(it) == [1, 2, 3]
         assert all("cannot be started: precomputed" in letter.error for letter in it.letters.letters)
+
+
+async def look_until_committed(it: Rig, count: int) -> None:
+    """Send beats, and show the live page and where messages are, until so many are committed."""
+    encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Beat)
+    while it.source.committed.get(P0) != count:
+        decoder.decode(encoder.encode(it.engine.beat(whole=True)))
+        for offset in range(count):
+            it.engine.find_message(*P0, offset)
+        if it.engine.live is not None:
+            it.engine.live.renew(60.0)
+            it.engine.live.take_state()
+        await asyncio.sleep(0.02)
+    await it.committed(count)
 
 
 def find_lettered(it: Rig) -> list[int]:
