@@ -198,3 +198,29 @@ async def test_rows_are_of_what_ran_whatever_hooks_make_of_tasks(rig: MakeRig, o
         (f"t{n}", None, "ok") for n in range(4)
     ]
     assert [(row["args"], row["labels"]) for row in recorded.tasks] == [expected] * 4
+
+
+class Words(str):
+    """A text of a type of its own, as numpy has one."""
+
+    __slots__ = ()
+
+
+class Named(Handler[Any, Any]):
+    """Names its tasks by such texts."""
+
+    async def arrange(self, messages: Any, pending: Any) -> list[ExecutorTask]:
+        return [
+            ExecutorTask(Words(f"t{m.offset}"), [Words("-c"), Words("sleep 0.1")], labels={Words("n"): Words("1")})
+            for m in messages
+        ]
+
+
+async def test_ids_of_a_text_type_of_their_own_are_sent_and_recorded(rig: MakeRig) -> None:
+    it = rig(Named(), [message(n) for n in range(3)], debug={}, executor={"binary_path": "/bin/sh", "window_size": 1})
+    await look_until_committed(it, 3)
+    assert {name for _, name, _ in it.engine.progress().slowest} == {"t0", "t1", "t2"}
+    rows = (await end(it)).tasks
+    assert sorted((row["task_id"], row["args"], row["labels"]) for row in rows) == [
+        (f"t{n}", ["-c", "sleep 0.1"], [("n", "1")]) for n in range(3)
+    ]

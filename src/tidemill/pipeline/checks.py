@@ -40,8 +40,10 @@ def check_tasks(hook: str, tasks: Any) -> list[ExecutorTask]:
 def _check(task: ExecutorTask) -> None:
     """Refuse types that cannot be used; the comparisons of types before each call are for speed alone."""
     task_id = task.task_id
-    if type(task_id) is not str and not isinstance(task_id, str):
-        raise _make_error(task, "task_id", "a string", task_id)
+    if type(task_id) is not str:
+        if not isinstance(task_id, str):
+            raise _make_error(task, "task_id", "a string", task_id)
+        task_id = task.task_id = str.__str__(task_id)  # numpy's, say: no beat takes a type of its own
     if not task_id.isascii():
         task.task_id = escape_surrogates(task_id)
     args = task.args

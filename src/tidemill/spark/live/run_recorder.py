@@ -230,7 +230,7 @@ class WatchedLink:
         self._events.on_closed(link)
 
     def lose_missed(self) -> None:
-        """Count as lost whoever has not come back, or was never seen to leave; once the link is closed."""
+        """Count as lost all engines that neither ended in order nor came back; call it when the link is closed."""
         for timer, hello, last in list(self._missed.values()):
             timer.cancel()
             self._lose(hello, last)
