@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -13,12 +14,12 @@ import pytest
 from tests.until import until
 
 from tidemill.config.settings import Settings
-from tidemill.runtime.processes import is_running
+from tidemill.runtime.processes import find_descendants, is_running
 from tidemill.services.dev import process, silence
 from tidemill.services.dev.process import Dev, DevFolder
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.store.call_server import CallServer
-from tidemill.store.calls import ListServices
+from tidemill.store.calls import CreateRun, GetRun, ListDags, ListServices
 from tidemill.store.sqlite import SqliteDatabase, open_sqlite
 
 
@@ -51,31 +52,92 @@ async def test_a_stop_ends_a_start_that_does_not_end(
     assert await store.call(ListServices()) == ()
 
 
-@pytest.mark.long
-async def test_a_triggerer_that_hangs_without_a_word_is_replaced(
-    store: SqliteDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As C code that holds Python's global lock makes it hang: no thread of it can say so."""
-    monkeypatch.setattr(process, "_SILENT_SECONDS", 9.0)
-    monkeypatch.setattr(silence, "LOOK_SECONDS", 1.0)
+FILE = """
+import os, time
+from tidemill.dags import DAG, task
+
+with DAG("hangs", schedule=None):
+    @task
+    def slow(ti):
+        with open("TRIES", "a") as tries:
+            print(ti.try_number, file=tries, flush=True)
+        if len(open("TRIES").readlines()) == 1:
+            time.sleep(600)
+
+    slow()
+"""
+
+
+@contextlib.asynccontextmanager
+async def run_dev(store: SqliteDatabase, folder: Path) -> AsyncIterator[Dev]:
     settings = Settings.model_validate({"triggerer": {"block_limit_seconds": 4}})
-    server = CallServer(store, tmp_path / "calls.sock")
+    server = CallServer(store, folder / "calls.sock")
     await server.start()
-    dev = Dev(DevFolder(settings, tmp_path), store, server.path, sys.stderr.fileno())
+    (folder / "dags").mkdir()
+    dev = Dev(DevFolder(settings, folder / "dags"), store, server.path, sys.stderr.fileno())
     stop = asyncio.Event()
     running = asyncio.create_task(dev.run(stop, None))
     try:
-        pid = await until(lambda: dev.children[1].pid, what="the triggerer runs")
-        assert pid is not None
-        async with asyncio.timeout(60):
-            while not any(one.pid == pid for one in await store.call(ListServices("triggerer"))):
-                await asyncio.sleep(0.1)
-        os.kill(pid, signal.SIGSTOP)
-
-        await until(lambda: dev.children[1].pid not in (pid, None), seconds=90, what="it is replaced")
-        assert not is_running(pid)
+        yield dev
     finally:
         stop.set()
         await asyncio.wait({running})
         await server.close()
     running.result()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("has_begun", [True, False], ids=["at work", "as it starts"])
+@pytest.mark.parametrize("name", ["worker", "triggerer"])
+async def test_a_service_that_hangs_without_a_word_is_replaced(
+    store: SqliteDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, has_begun: bool
+) -> None:
+    """As C code that holds Python's global lock makes it hang: no thread of it can say so."""
+    monkeypatch.setattr(process, "_SILENT_SECONDS", 9.0)
+    monkeypatch.setattr(process, "_START_SECONDS", 9.0)
+    monkeypatch.setattr(silence, "LOOK_SECONDS", 1.0)
+    async with run_dev(store, tmp_path) as dev:
+        (child,) = [child for child in dev.children if child.name == name]
+        pid = await until(lambda: child.pid, what="it runs")
+        assert pid is not None
+        if has_begun:
+            await wait_begun(store, name, pid)
+        os.kill(pid, signal.SIGSTOP)
+
+        await until(lambda: child.pid not in (pid, None), seconds=90, what="it is replaced")
+        assert not is_running(pid)
+        assert child.pid is not None
+        await wait_begun(store, name, child.pid)
+
+
+async def wait_begun(store: SqliteDatabase, name: str, pid: int) -> None:
+    async with asyncio.timeout(60):
+        while not any(one.pid == pid for one in await store.call(ListServices(name))):
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.long
+async def test_a_task_of_a_worker_that_hangs_goes_on_in_another_one_and_uses_no_retry(
+    store: SqliteDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_SILENT_SECONDS", 9.0)
+    monkeypatch.setattr(silence, "LOOK_SECONDS", 1.0)
+    tries = tmp_path / "tries"
+    async with run_dev(store, tmp_path) as dev:
+        (tmp_path / "dags" / "hangs.py").write_text(FILE.replace("TRIES", str(tries)))
+        async with asyncio.timeout(60):
+            while not (await store.call(ListDags())).rows:
+                await asyncio.sleep(0.1)
+        run = await store.call(CreateRun("hangs", by="tester"))
+        await until(lambda: tries.exists() and tries.read_text(), what="the first attempt runs")
+        hung = dev.children[0].pid
+        assert hung is not None
+        below = find_descendants(hung)
+        os.kill(hung, signal.SIGSTOP)
+
+        async with asyncio.timeout(90):
+            while (found := await store.call(GetRun("hangs", run.run_id))) is None or found.ended_us is None:
+                await asyncio.sleep(0.1)
+        assert found.state == "success"
+        assert tries.read_text() == "1\n1\n"
+        assert not [pid for pid in below if is_running(pid)]

@@ -40,3 +40,18 @@ async def test_a_service_that_does_not_beat_any_more_is_silent_and_one_that_does
         await asyncio.wait({lively, gone})
     finally:
         await store.close()
+
+
+async def test_a_process_that_does_not_begin_its_service_is_silent_and_no_process_is_not(tmp_path: Any) -> None:
+    store = await open_sqlite(tmp_path / "store.db")
+    try:
+        none = asyncio.create_task(
+            wait_until_silent(store, lambda one: False, 60, 0.01, find_process=lambda: None, start_seconds=0.05)
+        )
+        async with asyncio.timeout(30):
+            await wait_until_silent(store, lambda one: False, 60, 0.01, find_process=lambda: 17, start_seconds=0.3)
+        assert not none.done()
+        none.cancel()
+        await asyncio.wait({none})
+    finally:
+        await store.close()

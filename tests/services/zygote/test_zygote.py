@@ -214,6 +214,39 @@ async def test_a_zygote_that_is_slow_to_begin_is_not_taken_for_stopped(monkeypat
         await waiting
 
 
+async def test_a_zygote_that_is_stopped_before_it_has_begun_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "START_SECONDS", 0.05)
+    zygote = ZygoteClient(SETUP, ENVIRON)
+    starting = asyncio.ensure_future(zygote.start())
+    await asyncio.sleep(0)
+    stopped = zygote.pid or 0
+    os.kill(stopped, signal.SIGSTOP)
+
+    await starting
+
+    assert zygote.pid not in (stopped, None)
+    assert not is_running(stopped)
+    await zygote.close()
+
+
+async def test_modules_of_the_user_that_take_long_to_import_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_module.py").write_text(f"import os; open({str(tmp_path / 'gate')!r}).close()")
+    os.mkfifo(tmp_path / "gate")
+    monkeypatch.setattr(client_module, "START_SECONDS", 0.05)
+    said: list[str] = []
+    monkeypatch.setattr(client_module.log, "warning", lambda text, **_: said.append(text), raising=False)
+    zygote = ZygoteClient(Setup(user_preload=("slow_module",), import_folders=(str(tmp_path),)))
+    starting = asyncio.ensure_future(zygote.start())
+    await until(lambda: said, what="it is named")
+    assert "worker.preload: slow_module" in said[0]
+    assert not starting.done()
+    await asyncio.to_thread(lambda: (tmp_path / "gate").open("w").close())
+    await starting
+    await zygote.close()
+
+
 async def test_signals_that_everything_gets_do_not_end_the_zygote(zygote: ZygoteClient) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         os.kill(zygote.pid or 0, number)

@@ -66,8 +66,10 @@ BEAT_SECONDS = 5.0
 _LOOP_SECONDS = 5.0
 #: How long triggers may take to be given up.
 _TRIGGERER_SECONDS = 10.0
-#: How much longer than a trigger may block it a triggerer has to report.
+#: A service that has not beaten for this long hangs; a triggerer has as long as a trigger may block it, too.
 _SILENT_SECONDS = 30.0
+#: A process that has not begun its service after this long hangs: it only imports modules of tidemill before.
+_START_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +207,11 @@ class Dev:
         self._services: list[int] = []
         self.zygote = ZygoteClient(Setup(tuple(PRELOAD)))
         triggerer = self._build_arguments("tidemill.services.triggerer.task_process", address)
-        # Long after it has had to say itself what blocks it.
-        self._silent_seconds = 1.5 * about.settings.triggerer.block_limit_seconds + _SILENT_SECONDS
+        # A triggerer has to say itself what blocks it, long before.
+        silent_seconds = 1.5 * about.settings.triggerer.block_limit_seconds + _SILENT_SECONDS
+        self._silent_seconds = {"worker": _SILENT_SECONDS, "triggerer": silent_seconds}
         self.trials = Trials(
-            database, triggerer, os.environ, output, self._describe("triggerer"), silent_seconds=self._silent_seconds
+            database, triggerer, os.environ, output, self._describe("triggerer"), silent_seconds=silent_seconds
         )
         self.children = [
             Child(
@@ -244,9 +247,9 @@ class Dev:
             self._start("parser", self._parse()),
             self._start("beats", self._beat(dev, scheduler)),
             self._start("trials of triggers", self.trials.run(dev)),
-            self._start("watch of the triggerer", self._watch_triggerer()),
             self._start("retention", RunRetention(self.database, settings.store).run()),
             *(self._start(child.name, child.run()) for child in self.children),
+            *(self._start(f"watch of the {child.name}", self._watch(child)) for child in self.children),
         ]
         shown = [] if on_ready is None else [asyncio.ensure_future(on_ready(self))]
         for follower in shown:
@@ -321,17 +324,18 @@ class Dev:
         config = [] if self.about.config is None else ["--config", str(self.about.config)]
         return ["-m", module, str(address), "--folder", str(self.about.folder), *config]
 
-    async def _watch_triggerer(self) -> None:
-        """Replace a triggerer that hangs, and cannot even say so."""
-        (triggerer,) = (child for child in self.children if child.name == "triggerer")
+    async def _watch(self, child: Child) -> None:
+        """Replace a service whose process hangs, so that others go on with its work."""
         while True:
             await wait_until_silent(
                 self.database,
-                lambda one: (one.pid, one.host, one.boot_id) == (triggerer.pid, self._host, self._boot_id),
-                self._silent_seconds,
+                lambda one: (one.pid, one.host, one.boot_id) == (child.pid, self._host, self._boot_id),
+                self._silent_seconds[child.name],
+                find_process=lambda: child.pid,
+                start_seconds=_START_SECONDS,
             )
-            log.error("the triggerer hangs: it has not reported for too long; it is killed", pid=triggerer.pid)
-            triggerer.replace()
+            log.error(f"the {child.name} hangs: it has not reported for too long; it is killed", pid=child.pid)
+            child.replace()
 
     async def _note_death(self, death: Death) -> None:
         """Free what a process of this tree held, but not what may have ended it."""

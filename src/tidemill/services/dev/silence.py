@@ -1,8 +1,9 @@
-"""Notices that a service hangs: it has its process and its connection, but does not beat any more."""
+"""Notices that a service hangs: its process lives, but the service has not begun, or no longer beats."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 
 from tidemill.store.calls import ListServices, ServiceRecord
@@ -14,7 +15,13 @@ LOOK_SECONDS = 5.0
 
 
 async def wait_until_silent(
-    store: Caller, is_meant: Callable[[ServiceRecord], bool], seconds: float, look_seconds: float | None = None
+    store: Caller,
+    is_meant: Callable[[ServiceRecord], bool],
+    seconds: float,
+    look_seconds: float | None = None,
+    *,
+    find_process: Callable[[], int | None] = lambda: None,
+    start_seconds: float = math.inf,
 ) -> None:
     """Return when a service has not beaten for some seconds, by the clock of this process.
 
@@ -22,16 +29,23 @@ async def wait_until_silent(
 
     Args:
         store: The store.
-        is_meant: Which service; while there is none, none is silent.
-        seconds: How long.
+        is_meant: Which service.
+        seconds: How long it may be silent.
         look_seconds: How often to look; None: as services beat.
+        find_process: Returns its process, which may not have begun the service yet; None: there is no process, and
+            nothing is silent.
+        start_seconds: How long a process may take to begin its service.
     """
     loop, look_seconds = asyncio.get_running_loop(), look_seconds or LOOK_SECONDS
     last, silent = None, 0.0
-    while silent < seconds:
+    while True:
         before = loop.time()
         await asyncio.sleep(look_seconds)
         passed = min(loop.time() - before, 2 * look_seconds)
         found = [(one.id, one.beat) for one in await call_patiently(store, ListServices()) if is_meant(one)]
-        silent = silent + passed if found and found == last else 0.0
-        last = found
+        pid = find_process()
+        is_there = bool(found) or pid is not None
+        silent = silent + passed if is_there and (pid, found) == last else 0.0
+        last = pid, found
+        if silent >= (seconds if found else start_seconds):
+            return

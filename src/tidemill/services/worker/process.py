@@ -31,7 +31,7 @@ from tidemill.runtime.log import configure
 from tidemill.runtime.service_signals import Signals, finish_or_stop
 from tidemill.services.parent import watch_parent
 from tidemill.services.worker.preloads import PRELOADS
-from tidemill.services.worker.store_link import call_unfenced
+from tidemill.services.worker.store_link import beat, call_unfenced
 from tidemill.services.worker.worker import Worker
 from tidemill.services.worker.worker_config import WorkerConfig
 from tidemill.services.zygote.client import ZygoteClient
@@ -110,8 +110,22 @@ async def _run(settings: Settings, address: Path, folder: Path, name: str, signa
 
 
 async def _begin(zygote: ZygoteClient, store: RemoteStore, about: BeginService) -> int:
-    await zygote.start()
-    return await call_unfenced(store, about)
+    """Begin the service, and return its number once the zygote is ready."""
+    starting = asyncio.ensure_future(zygote.start())
+    tasks = [starting]
+    try:
+        service = await call_unfenced(store, about)
+        # The modules that users have the zygote import may take minutes: a worker without beats would be killed.
+        tasks.append(asyncio.ensure_future(beat(store, service, dict)))
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for each in tasks:
+            if each.done():
+                each.result()
+    finally:
+        for each in tasks:
+            each.cancel()
+        await asyncio.wait(tasks)
+    return service
 
 
 async def _serve(worker: Worker, drain_seconds: float, grace_seconds: float, stop: asyncio.Event) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
+from tidemill.runtime.processes import read_state
 from tidemill.runtime.warden import ENGINE_ID_VARIABLE
 from tidemill.services.zygote.link import ForkedProcess, ForkLink
 from tidemill.services.zygote.messages import Setup, Started
@@ -26,6 +27,8 @@ log = structlog.get_logger(__name__)
 #: Between the starts of zygotes that die, at first and at most.
 FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 5.0
+#: After this long, one that has not begun is looked at, again and again: it imports what users preload.
+START_SECONDS = 60.0
 #: How long a zygote may take to end its processes and itself.
 LEAVE_SECONDS = 5.0
 #: The variables that no task sees: settings, and with them secrets.
@@ -64,6 +67,7 @@ class ZygoteClient:
         self._environ = dict(os.environ if environ is None else environ)
         self._pause = FIRST_PAUSE_SECONDS
         self._timer: asyncio.TimerHandle | None = None
+        self._start_timer: asyncio.TimerHandle | None = None
         self._closing = False
         self.pid: int | None = None
         self.ready = asyncio.Event()
@@ -95,8 +99,9 @@ class ZygoteClient:
     async def close(self) -> None:
         """End all processes and the zygote."""
         self._closing = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._start_timer):
+            if timer is not None:
+                timer.cancel()
         pid = self.pid
         self.ready.clear()
         self.link.lose()
@@ -125,6 +130,22 @@ class ZygoteClient:
         finally:
             theirs.close()
         self.link.attach(ours, self._setup)
+        self._watch_start(self.pid)
+
+    def _watch_start(self, pid: int) -> None:
+        """Say that a zygote takes long to begin; kill one that was stopped."""
+
+        def look() -> None:
+            if self.pid != pid or self.ready.is_set() or self._closing:
+                return
+            if read_state(pid) == "T":
+                self._kill_stuck()
+                return
+            modules = ", ".join(self._setup.user_preload) or "none"
+            log.warning(f"the zygote, which starts task processes, still imports; worker.preload: {modules}", pid=pid)
+            self._watch_start(pid)
+
+        self._start_timer = self._loop.call_later(START_SECONDS, look)
 
     def _find_environment(self) -> dict[str, str]:
         """Return the environment with the place of this package, wherever this process found it."""
@@ -138,6 +159,8 @@ class ZygoteClient:
         for problem in started.problems:
             log.warning(problem)
         self._pause = FIRST_PAUSE_SECONDS
+        if self._start_timer is not None:
+            self._start_timer.cancel()
         self.ready.set()
 
     def _die(self) -> None:
