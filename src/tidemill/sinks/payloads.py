@@ -56,7 +56,8 @@ class PostgresPayload(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         sink: The instance.
         table: `table` or `schema.table`, spelled exactly as in the database.
-        data: The columns and their values; for a statement, its parameters.
+        data: The columns and their values; for a statement, its parameters. For json columns, a str is a JSON string
+            and bytes are JSON text.
         op: insert; upsert (update the row if it exists); update or delete (the rows that `where` finds).
         conflict: The columns that decide whether a row exists. With insert, an existing row is left unchanged.
         where: Columns and values that an update or delete looks for; None finds NULL.

@@ -20,8 +20,9 @@ from tidemill.core.delivery.sql_plan import Operation, Row, Shape
 from tidemill.core.errors import ConfigError, RemoteError, describe_error
 from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, close_within, shorten, to_mapping
 from tidemill.sinks.payloads import PostgresPayload
+from tidemill.sinks.postgres_codecs import set_codecs, writing_payloads
 from tidemill.sinks.postgres_values import convert_values, make_row_key, name_row
-from tidemill.sinks.postgres_writing import MAX_KNOWN_SHAPES, FailedError, Writer, is_passing, to_json_text
+from tidemill.sinks.postgres_writing import MAX_KNOWN_SHAPES, FailedError, Writer, is_passing
 
 log = structlog.get_logger(__name__)
 
@@ -85,7 +86,7 @@ class PostgresSink(Sink):
                 timeout=CONNECT_SECONDS,
                 # The same few recur.
                 max_cacheable_statement_size=MAX_PREPARED_BYTES,
-                init=_accept_json,
+                init=set_codecs,
             )
             async with contextlib.AsyncExitStack() as stack:
                 stack.callback(pool.terminate)
@@ -217,7 +218,8 @@ class PostgresSink(Sink):
         answers = Answers(batch)
         try:
             async with self._acquire() as connection:
-                await self._write_all(connection, [item.body for item in batch], answers)
+                with writing_payloads():
+                    await self._write_all(connection, [item.body for item in batch], answers)
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
             return answers.collect(RemoteError(f"{self.place}: {self._describe(error)}"))
         return answers.collect()
@@ -283,15 +285,6 @@ def _concerns_all(error: BaseException) -> bool:
         return True
     state = getattr(error, "sqlstate", None) or ""
     return state[:2] in _STATEMENT_CLASSES and state not in _ROW_STATES
-
-
-async def _accept_json(connection: asyncpg.Connection) -> None:
-    """Accept dicts and lists for json columns; text counts as JSON, as it does without this."""
-    for kind in ("json", "jsonb"):
-        await connection.set_type_codec(
-            kind, schema="pg_catalog", encoder=lambda value: value if isinstance(value, str) else to_json_text(value),
-            decoder=lambda text: text,
-        )  # fmt: skip
 
 
 def _read_conflict(payload: PostgresPayload) -> tuple[str, ...]:

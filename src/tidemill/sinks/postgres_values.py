@@ -20,6 +20,8 @@ from tidemill.sinks.base import shorten, to_json
 
 #: Immutable, and known to the client as they are; text has to be checked in addition.
 _PLAIN = frozenset({type(None), bool, int, float, bytes})
+#: Equal in Python where they are equal to PostgreSQL.
+_SAME_KEY = frozenset({type(None), bool, int, str, bytes})
 _KNOWN = (
     *(decimal.Decimal, datetime.date, datetime.time, datetime.timedelta, uuid.UUID),
     *(ipaddress.IPv4Address, ipaddress.IPv6Address, ipaddress.IPv4Interface, ipaddress.IPv6Interface),
@@ -109,19 +111,30 @@ def make_row_key(table: str, identity: Sequence[str], source: Mapping[str, Any] 
     """
     if not identity or source is None:
         return None
+    key: Hashable
     if len(identity) == 1:
         name = identity[0]
         value = source[name]
-        if type(value) is str or (type(value) in _PLAIN and value == value):
+        if type(value) in _SAME_KEY:
             return table, name, value
-    # To Python no NaN is equal to another one, to PostgreSQL all of them are.
-    pairs = ((name, source[name]) for name in identity)
-    key = (table, *((name, "NaN" if type(value) is float and value != value else value) for name, value in pairs))
+        key = table, name, _to_key(value)
+    else:
+        key = (table, *((name, _to_key(source[name])) for name in identity))
     try:
         hash(key)
     except TypeError:
         return repr(key)
     return key
+
+
+def _to_key(value: Any) -> Any:
+    """Return what is equal in Python for values that are equal to PostgreSQL."""
+    if isinstance(value, enum.Enum):
+        value = value.value
+    if isinstance(value, float):
+        # As it is sent to a numeric column, so that it is the row of this Decimal.
+        value = decimal.Decimal(float.__repr__(value))
+    return "NaN" if isinstance(value, decimal.Decimal) and value.is_nan() else value
 
 
 def name_row(row: Row) -> str:

@@ -24,7 +24,7 @@ from tidemill.core.delivery.sql_plan import (
     split_by_powers,
 )
 from tidemill.core.delivery.sql_plan import build_statement as build_statement
-from tidemill.sinks.base import to_json
+from tidemill.sinks.postgres_codecs import encode_payload_json
 
 #: Shapes whose types are known; forgotten together when there are too many.
 MAX_KNOWN_SHAPES = 1_000
@@ -205,15 +205,8 @@ def _make_arrays(rows: Sequence[Row], types: Sequence[str]) -> list[Sequence[Any
     columns: list[Sequence[Any]] = list(zip(*[row.values for row in rows], strict=True))
     for index, kind in enumerate(types):
         if kind in JSON_TYPES:
-            columns[index] = [
-                value if value is None or isinstance(value, str) else to_json_text(value) for value in columns[index]
-            ]
+            columns[index] = [None if value is None else encode_payload_json(value) for value in columns[index]]
     return columns
-
-
-def to_json_text(value: Any) -> str:
-    """Return a value as JSON text."""
-    return to_json(value).decode()
 
 
 def is_passing(error: BaseException) -> bool:

@@ -1,0 +1,135 @@
+"""How connections of a PostgreSQL sink send and read numeric, json and jsonb: columns, arrays, domains, parameters.
+
+A float goes into numeric as its shortest decimal form; the client alone would send its binary expansion, and 19.99
+would arrive as 19.98999... numeric is sent in the server's binary form, because the client has no ranges, composite
+types and COPY over types that are sent as text.
+
+In json a payload's str is a JSON string and its bytes are JSON text. Hooks, which use the same connections, have the
+client's own convention instead: text in, text out. Which of the two applies is a matter of the task that writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Iterator
+from contextvars import ContextVar
+from decimal import Decimal
+from typing import Any, Final
+
+import asyncpg
+import msgspec
+
+from tidemill.sinks.base import to_json
+
+_WRITES_PAYLOADS: Final = ContextVar("writes_payloads", default=False)
+#: The head of a numeric: how many groups of four digits, the exponent of the first, the sign, the digits shown after
+#: the point.
+_HEAD: Final = struct.Struct("!HhHH")
+_NEGATIVE: Final = 0x4000
+_NAN: Final = 0xC000
+_SPECIAL: Final = {"NaN": _NAN, "Infinity": 0xD000, "-Infinity": 0xF000}
+_SPECIAL_NAMES: Final = {sign: name for name, sign in _SPECIAL.items()}
+#: What numeric can hold on either side of the point.
+MAX_WHOLE_DIGITS: Final = 131_072
+MAX_FRACTION_DIGITS: Final = 16_383
+
+
+async def set_codecs(connection: asyncpg.Connection) -> None:
+    """Prepare a new connection."""
+    await connection.set_type_codec(
+        "numeric", schema="pg_catalog", encoder=encode_numeric, decoder=decode_numeric, format="binary"
+    )
+    for kind in ("json", "jsonb"):
+        await connection.set_type_codec(kind, schema="pg_catalog", encoder=_encode_json, decoder=str)
+
+
+@contextlib.contextmanager
+def writing_payloads() -> Iterator[None]:
+    """Let json columns get what is written in this task as values of payloads."""
+    token = _WRITES_PAYLOADS.set(True)
+    try:
+        yield
+    finally:
+        _WRITES_PAYLOADS.reset(token)
+
+
+def _encode_json(value: Any) -> str:
+    if _WRITES_PAYLOADS.get():
+        return encode_payload_json(value)
+    return value if isinstance(value, str) else to_json(value).decode()
+
+
+def encode_payload_json(value: Any) -> str:
+    """Return the JSON text for a value of a payload.
+
+    Raises:
+        TypeError: It has no JSON form.
+        ValueError: Bytes are not JSON.
+
+    Example:
+        >>> encode_payload_json("null"), encode_payload_json(b"null"), encode_payload_json([1])
+        ('"null"', 'null', '[1]')
+    """
+    if isinstance(value, bytes):
+        try:
+            # Skips over the text: nothing is created, and numbers stay as long as they are.
+            msgspec.json.decode(value, type=msgspec.Raw)
+            return value.decode()
+        except ValueError as error:
+            raise ValueError(f"bytes for a json column must be JSON text: {error}") from None
+    return to_json(value).decode()
+
+
+def encode_numeric(value: Any) -> bytes:
+    """Return a number in the binary form of numeric; a float by its shortest decimal form.
+
+    Raises:
+        ValueError: It has more digits than numeric can hold.
+    """
+    text = float.__repr__(value) if isinstance(value, float) else str(Decimal(value))
+    if "e" in text or "E" in text or not text[-1].isdecimal():
+        number = Decimal(text)
+        if not number.is_finite():
+            return _HEAD.pack(0, 0, _NAN if number.is_nan() else _SPECIAL[str(number)], 0)
+        text = _write_out(number)
+    whole, _, fraction = text.partition(".")
+    sign = 0
+    if whole[0] == "-":
+        sign, whole = _NEGATIVE, whole[1:]
+    scale = len(fraction)
+    if len(whole) > MAX_WHOLE_DIGITS or scale > MAX_FRACTION_DIGITS:
+        raise _too_long()
+    before = (len(whole) + 3) // 4
+    digits = whole.rjust(4 * before, "0") + fraction.ljust((scale + 3) // 4 * 4, "0")
+    groups = [int(digits[start : start + 4]) for start in range(0, len(digits), 4)]
+    return struct.pack(f"!HhHH{len(groups)}H", len(groups), before - 1, sign, scale, *groups)
+
+
+def _write_out(number: Decimal) -> str:
+    """Return a number without an exponent; it is not written out to see that it is too long."""
+    if number.adjusted() < -MAX_FRACTION_DIGITS or (number and number.adjusted() >= MAX_WHOLE_DIGITS):
+        raise _too_long()
+    return format(number, "f")
+
+
+def _too_long() -> ValueError:
+    return ValueError(
+        f"numeric holds up to {MAX_WHOLE_DIGITS:,} digits before and {MAX_FRACTION_DIGITS:,} after the point"
+    )
+
+
+def decode_numeric(data: bytes) -> Decimal:
+    """Return a number from the binary form of numeric, with as many digits after the point as the server shows.
+
+    Example:
+        >>> decode_numeric(encode_numeric(19.99)), decode_numeric(encode_numeric(Decimal("-1.10")))
+        (Decimal('19.99'), Decimal('-1.10'))
+    """
+    count, weight, sign, scale = _HEAD.unpack_from(data)
+    if sign in _SPECIAL_NAMES:
+        return Decimal(_SPECIAL_NAMES[sign])
+    length = 4 * (weight + 1) + scale
+    digits = "".join([f"{group:04}" for group in struct.unpack_from(f"!{count}H", data, _HEAD.size)])
+    shown = digits.ljust(length, "0")[: max(length, 0)] or "0"
+    return Decimal(f"{'-' if sign == _NEGATIVE else ''}{shown}E-{scale}")
