@@ -19,6 +19,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from tests import prepared
 from tests.cli.notices import drop_notices
+from tests.foreign_client import send_with_headers
 from tests.until import wait_until
 
 from tidemill.cli.consume import TopicViewer, format_for_terminal, format_raw, format_timestamp, parse_start
@@ -73,6 +74,22 @@ def test_values_are_shown_byte_for_byte_up_to_the_end(show: Callable[..., Any], 
 
     assert (done.returncode, drop_notices(done.stderr)) == (0, "")
     assert done.stdout == b"tide\n\xff\x00\n\n\n"
+
+
+def test_a_message_with_a_header_name_that_is_not_utf8_is_shown(
+    show: Callable[..., Any], embedded_kafka: EmbeddedBroker
+) -> None:
+    topic = embedded_kafka.create_topic(unique_name())
+    send_with_headers(embedded_kafka.bootstrap, topic, b"bad", [(b"caf\xe9", b"1")])
+    produce(embedded_kafka.bootstrap, topic, [b"tide"])
+
+    assert show(topic).stdout == b"bad\ntide\n"
+    shown = [json.loads(line) for line in show("--json", topic).stdout.splitlines()]
+
+    assert [(each["value"], each["headers"]) for each in shown] == [
+        ("bad", {"unreadable": "the name of a header is not UTF-8: b'caf\\xe9'"}),
+        ("tide", []),
+    ]
 
 
 def test_an_empty_topic_shows_nothing(show: Callable[..., Any], embedded_kafka: EmbeddedBroker) -> None:

@@ -71,6 +71,7 @@ def test_a_letter_says_everything_and_can_be_read_back() -> None:
             "headers": [["h", "v"], ["none", None]],
             "timestamp": 1_700_000_000_000,
             "value": '{"n":1}',
+            "headers_error": None,
         }
     ]
     assert decode_letter(encode_letter(letter)) == letter

@@ -25,6 +25,7 @@ from tidemill.pipeline.handler.models import (
     ExecutorTask,
     PrecomputedResult,
 )
+from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import StopReason
 from tidemill.sinks.payloads import CollectResult, FilePayload, KafkaPayload
 from tidemill.sources.base import CommitStatus
@@ -305,6 +306,37 @@ async def test_with_pass_a_value_that_does_not_parse_reaches_arrange(rig):
     assert [m.payload is None for m in handler.seen] == [False, True, False, True]
     assert "json" in handler.seen[1].parse_error.lower()
     assert run.letters.letters == []
+
+
+UNREADABLE = "the name of a header is not UTF-8: b'caf\\xe9'"
+
+
+@pytest.mark.parametrize("value", [b'{"n": 1}', b"not json", None])
+async def test_a_message_whose_headers_cannot_be_read_is_dead_lettered_with_the_error(rig, value):
+    handler = Parsing()
+    bad = SourceMessage("t", 0, 1, value=value, headers_error=UNREADABLE)
+    run = rig(handler, [message(0, b'{"n": 0}'), bad, message(2, b'{"n": 2}')])
+    await run.committed(3)
+    assert [m.offset for m in handler.seen] == [0, 2]
+    (letter,) = run.letters.letters
+    assert (letter.kind, letter.error) == ("parse", f"UnreadableHeadersError: {UNREADABLE}")
+    assert letter.sources[0].headers_error == UNREADABLE
+
+
+async def test_with_pass_a_message_whose_headers_cannot_be_read_reaches_arrange(rig):
+    handler = Parsing()
+    bad = SourceMessage("t", 0, 0, value=b'{"n": 1}', headers_error=UNREADABLE)
+    run = rig(handler, [bad], kafka={"on_parse_error": "pass"})
+    await run.committed(1)
+    assert (handler.seen[0].payload, handler.seen[0].headers_error) == (None, UNREADABLE)
+    assert handler.seen[0].parse_error == f"UnreadableHeadersError: {UNREADABLE}"
+
+
+async def test_the_brake_counts_and_holds_messages_whose_headers_cannot_be_read(rig):
+    bad = [SourceMessage("t", 0, n, value=b"{}", headers_error=UNREADABLE) for n in range(100)]
+    run = rig(Parsing(), bad, executor={"max_failure_ratio": 0.5})
+    await run.until(lambda: "brake of engine 0" in run.engine.progress().stalled)
+    assert "UnreadableHeadersError" in run.engine.progress().stalled["brake of engine 0"]
 
 
 @pytest.mark.parametrize("hook", ["on_task_complete", "on_message_complete", "on_window_complete"])

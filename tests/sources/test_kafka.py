@@ -15,6 +15,7 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
+from tests.foreign_client import send_with_headers
 from tests.jsonl import read_lines
 from tests.sources.engines import Engines
 from tests.until import until
@@ -131,6 +132,22 @@ async def place(embedded_kafka, tmp_path):
 
 def numbers(count: int, start: int = 0) -> list[bytes]:
     return [b"%d" % n for n in range(start, start + count)]
+
+
+async def test_a_header_name_that_is_not_utf8_costs_its_message_alone(place):
+    """Programs in C, Go and Rust write such names; a second look at such a record would end the process."""
+    place.partitions = 1
+    for n in range(30):
+        place.feed([b"%d" % n], headers=[("h", b"1")])
+    send_with_headers(place.broker.bootstrap, place.topic, b"bad", [(b"trace", b"1"), (b"caf\xe9", b"2")])
+    place.feed(numbers(30, 30))
+    place.start(Copy())
+    await place.committed(61)
+    assert place.lines() == Counter(str(n) for n in range(60))
+    (letter,) = await asyncio.to_thread(place.letters)
+    assert letter.error == "UnreadableHeadersError: the name of a header is not UTF-8: b'caf\\xe9'"
+    (source,) = letter.sources
+    assert (source.value, source.headers, source.offset) == ("bad", [], 30)
 
 
 async def test_messages_arrive_whole_with_key_headers_timestamp_and_tombstones(place):

@@ -9,6 +9,7 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 from confluent_kafka.admin import AdminClient
+from tests.foreign_client import send_with_headers
 from tests.until import wait_until
 
 from tidemill.config.kafka_settings import KafkaSettings
@@ -76,6 +77,22 @@ class Read:
 @pytest.fixture
 def topic(embedded_kafka: Any) -> Topic:
     return Topic(embedded_kafka)
+
+
+def test_a_header_name_that_is_not_utf8_is_told_with_its_message(topic: Topic) -> None:
+    topic.feed(1)
+    send_with_headers(topic.broker.bootstrap, topic.name, b"bad", [(b"caf\xe9", b"1")])
+    topic.feed(1)
+    reader = RangeReader(topic.kafka, [OffsetRange(0, 0, 3)])
+    reader.open()
+    found: list[SourceMessage] = []
+    try:
+        while (messages := reader.read()) is not None:
+            found += messages
+    finally:
+        reader.close()
+    assert [m.headers_error for m in found] == [None, "the name of a header is not UTF-8: b'caf\\xe9'", None]
+    assert (found[1].value, found[1].headers) == (b"bad", ())
 
 
 def test_exactly_the_ranges_are_read_in_order_per_partition(topic: Topic) -> None:

@@ -299,9 +299,19 @@ def format_json(record: Any) -> bytes:
         "timestamp": format_timestamp(milliseconds),
         "key": to_json(record.key()),
         "value": to_json(record.value()),
-        "headers": [[escape_surrogates(name), to_json(value)] for name, value in record.headers() or ()],
+        "headers": describe_headers(record),
     }
     return msgspec.json.encode(described) + b"\n"
+
+
+def describe_headers(record: Any) -> list[list[Any]] | dict[str, str]:
+    """Return the headers of a record, or why they cannot be read."""
+    from tidemill.runtime.record_headers import read_headers
+
+    headers, error = read_headers(record)
+    if error is not None:
+        return {"unreadable": error}
+    return [[escape_surrogates(name), to_json(value)] for name, value in headers]
 
 
 def format_timestamp(milliseconds: int) -> str | int | None:

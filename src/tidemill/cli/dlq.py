@@ -213,6 +213,9 @@ def redrive(
     restart: Annotated[
         bool, typer.Option("--restart", help="Start with the oldest letter, even if this redrive sent it before.")
     ] = False,
+    drop_headers: Annotated[
+        bool, typer.Option("--drop-headers", help="Send messages whose headers cannot be read without their headers.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Send letters again, each once; run the same command again to continue.
@@ -226,7 +229,7 @@ def redrive(
 
         target, topic = parse_target(to)
         criteria = make_criteria(ids, kinds, sinks, since, until, keys, text, relative=False)
-        order = RedriveOrder(criteria, target, topic, limit, max_redrives, rate, dry_run, restart)
+        order = RedriveOrder(criteria, target, topic, limit, max_redrives, rate, dry_run, restart, drop_headers)
         raise typer.Exit(run_redrive(_load_settings(config), order, as_json=as_json))
 
 

@@ -152,6 +152,8 @@ def _describe_source(source: LetterSource) -> list[str]:
     at = f" of {format_time(source.timestamp / 1000)} UTC" if source.timestamp >= 0 else ""
     lines = [f"{'message':<11} {locate(source)}{at}"]
     lines.append(f"{'  key':<11} {_describe_value(source.key)}")
+    if source.headers_error is not None:
+        lines.append(f"{'  headers':<11} (unreadable) {_indent(_shorten(source.headers_error))}")
     for name, value in source.headers:
         lines.append(f"{'  header':<11} {plain(name)}: {_describe_value(value)}")
         if name == HISTORY_HEADER:

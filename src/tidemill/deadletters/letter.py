@@ -56,7 +56,8 @@ class LetterKind(enum.StrEnum):
 class LetterSource(msgspec.Struct):
     """One source message; key, value and headers are text where they are UTF-8, else a `Blob`.
 
-    An empty `Blob` as value means that nothing but the position is left.
+    An empty `Blob` as value means that nothing but the position is left. Where headers cannot be read, `headers_error`
+    says why, and there are none.
     """
 
     topic: str
@@ -66,6 +67,7 @@ class LetterSource(msgspec.Struct):
     headers: list[tuple[str, str | Blob | None]] = []
     timestamp: int = -1
     value: str | Blob | None = None
+    headers_error: str | None = None
 
 
 class Letter(msgspec.Struct, kw_only=True):
@@ -199,6 +201,7 @@ def describe_sources(messages: Iterable[SourceMessage]) -> list[LetterSource]:
             [(name, _encode_value(value)) for name, value in message.headers],
             message.timestamp,
             _encode_value(message.value),
+            message.headers_error,
         )
         for message in messages
     ]

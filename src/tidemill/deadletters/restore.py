@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
-from typing import Any
 
 import confluent_kafka as ck
 
@@ -19,6 +18,7 @@ from tidemill.deadletters.letter import LetterSource
 from tidemill.deadletters.payloads import Blob
 from tidemill.runtime.kafka_client import CALL_SECONDS, KAFKA_ADVICE, LibraryLog, describe_client_error, scrub
 from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.record_headers import read_headers
 
 #: A message that exists is expected within this time.
 READ_SECONDS = 15.0
@@ -53,6 +53,7 @@ def restore_message(source: LetterSource, read: Read) -> SourceMessage:
                 _decode(source.value),
                 tuple((name, _decode(value)) for name, value in source.headers),
                 source.timestamp,
+                headers_error=source.headers_error,
             )
         except ValueError as error:
             raise ContentLostError(f"{_locate(source)}: its letter has wrong base64: {error}") from None
@@ -181,13 +182,14 @@ _NO_SUCH_PLACE = (
 
 def _convert(message: ck.Message) -> SourceMessage:
     kind, timestamp = message.timestamp()
-    headers: Any = message.headers() or ()
+    headers, headers_error = read_headers(message)
     return SourceMessage(
         message.topic() or "",
         message.partition() or 0,
         message.offset() or 0,
         message.key(),
         message.value(),
-        tuple(headers),
+        headers,
         timestamp if kind else -1,
+        headers_error=headers_error,
     )

@@ -23,6 +23,7 @@ from tidemill.pipeline.partition import OwnedPartition
 from tidemill.pipeline.reports.snapshots import PartitionStatistics
 from tidemill.pipeline.windows.waiting_window import WaitingWindow
 from tidemill.runtime.messages import SourceMessage, list_sizes, set_field
+from tidemill.runtime.record_headers import check_headers
 from tidemill.sources.base import Source, TopicPartition
 
 
@@ -318,8 +319,10 @@ class Intake:
         done = 0
         for index, message in enumerate(messages):
             error: BaseException | None = None
-            if message.value is not None:
+            if message.value is not None or message.headers_error is not None:
                 try:
+                    if message.headers_error is not None:
+                        check_headers(message)
                     set_field(message, "payload", deserialize(message))
                     continue
                 except BaseException as raised:  # whatever it raises concerns this message alone

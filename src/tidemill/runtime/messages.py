@@ -22,11 +22,12 @@ class SourceMessage(msgspec.Struct, dict=False):
         offset: Its offset in that partition.
         key: The raw key, None where there is none.
         value: The raw value, None for a tombstone.
-        headers: Pairs of name and raw value, in the order of the record.
+        headers: Pairs of name and raw value, in the order of the record; none if they cannot be read.
         timestamp: Milliseconds since the epoch, UTC; -1 where the broker gave none.
         payload: The parsed value (see `Handler.deserialize_message`), None where it was not parsed.
         parse_error: Why the value could not be parsed; set only with `kafka.on_parse_error: pass`.
         consumed_at: When it was fetched, in microseconds since the epoch, UTC; 0 where nobody noted it.
+        headers_error: Why its headers cannot be read, None where they can: a name is not UTF-8.
     """
 
     topic: str
@@ -39,6 +40,7 @@ class SourceMessage(msgspec.Struct, dict=False):
     payload: Any = None
     parse_error: str | None = None
     consumed_at: int = 0
+    headers_error: str | None = None
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set the payload.

@@ -26,7 +26,8 @@ import structlog
 
 from tidemill.config.settings import REVOKE_MARGIN_SECONDS, Settings
 from tidemill.runtime.kafka_client import LibraryLog
-from tidemill.runtime.messages import Header, SourceMessage, list_sizes
+from tidemill.runtime.messages import SourceMessage, list_sizes
+from tidemill.runtime.record_headers import read_headers
 from tidemill.sources.base import CommitStatus, Fatal, Records, SourceEvents, SourceStatistics, TopicPartition
 from tidemill.sources.broker_watch import BrokerWatch
 from tidemill.sources.buffer import Buffer
@@ -256,7 +257,8 @@ class KafkaSource:
                     continue  # fetched twice
                 note_jump(buffer, offset)
             buffer.expected = offset + 1
-            key, value, headers = record.key(), record.value(), record.headers()
+            key, value = record.key(), record.value()
+            headers, headers_error = read_headers(record)
             buffer.messages.append(
                 SourceMessage(
                     topic,
@@ -264,9 +266,10 @@ class KafkaSource:
                     offset,
                     key,
                     value,
-                    _read_headers(headers) if headers else (),
+                    headers,
                     record.timestamp()[1],
                     consumed_at=now,
+                    headers_error=headers_error,
                 )
             )
             buffer.fetched_bytes += (len(key) if key else 0) + (len(value) if value else 0)
@@ -388,7 +391,3 @@ class KafkaSource:
 
 def _list_partitions(partitions: Sequence[ck.TopicPartition]) -> list[TopicPartition]:
     return [(p.topic, p.partition) for p in partitions]
-
-
-def _read_headers(headers: Any) -> tuple[Header, ...]:
-    return tuple(headers)

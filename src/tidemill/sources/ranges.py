@@ -19,7 +19,8 @@ from tidemill.core.errors import RemoteError
 from tidemill.core.ranges import OffsetRange
 from tidemill.runtime.kafka_client import LibraryLog, make_client_config
 from tidemill.runtime.log import throttle
-from tidemill.runtime.messages import Header, SourceMessage
+from tidemill.runtime.messages import SourceMessage
+from tidemill.runtime.record_headers import read_headers
 from tidemill.sources.gaps import count_deleted
 
 log = structlog.get_logger(__name__)
@@ -133,6 +134,7 @@ class RangeReader:
             progress = self._open.get(partition)
             if progress is None or not self._expect(partition, progress, offset):
                 continue
+            headers, headers_error = read_headers(record)
             messages.append(
                 SourceMessage(
                     self._topic,
@@ -140,8 +142,9 @@ class RangeReader:
                     offset,
                     record.key(),
                     record.value(),
-                    _read_headers(record.headers()),
+                    headers,
                     record.timestamp()[1],
+                    headers_error=headers_error,
                 )
             )
             if offset + 1 >= progress.end:
@@ -220,7 +223,3 @@ class RangeReader:
         if error.code() == ck.KafkaError._ALL_BROKERS_DOWN:
             self._stalled = f"no broker is reachable ({self._config['bootstrap.servers']}); waiting for one"
         throttle(log, 10.0).warning("client error", error=error.str())
-
-
-def _read_headers(headers: Any) -> tuple[Header, ...]:
-    return tuple(headers) if headers else ()

@@ -16,6 +16,7 @@ from typing import Any
 import confluent_kafka as ck
 import msgspec
 import pytest
+from tests.foreign_client import send_with_headers
 from tests.sinks.servers import HttpDouble
 
 from tidemill.config.settings import Settings
@@ -231,6 +232,41 @@ def test_letters_of_several_partitions_go_once_each(embedded_kafka: EmbeddedBrok
     assert place.redrive(limit=13).sent == 13
     assert place.redrive().sent == 17
     assert set(place.values(30).values()) == {1}
+
+
+# -- headers that cannot be read --------------------------------------------------------------------------------
+
+
+def write_letter_with_bad_headers(place: Place, limit: int | None) -> Letter:
+    body = b"v" * 5_000
+    send_with_headers(place.broker.bootstrap, place.topic, body, [(b"trace", b"1"), (b"caf\xe9", b"2")])
+    (sent,) = place.sent(1)
+    source = place.message(0, body, timestamp=sent.timestamp()[1], headers_error="the name of a header is not UTF-8")
+    letter = Letter(kind=LetterKind.PARSE, error="e", sources=describe_sources([source]))
+    place.write(encode_letter(letter, limit))
+    return letter
+
+
+@pytest.mark.parametrize("limit", [None, 1_000, 500], ids=["whole", "bodies dropped", "nothing but the position left"])
+def test_a_message_is_sent_without_unreadable_headers_only_on_request(
+    embedded_kafka: EmbeddedBroker, limit: int | None
+) -> None:
+    place = Place(embedded_kafka, partitions=1)
+    letter = write_letter_with_bad_headers(place, limit)
+    tally = place.redrive()
+    assert (tally.sent, tally.unsent) == (0, 1)
+    ((letter_id, why, text),) = tally.failed
+    assert (letter_id, why) == (letter.letter_id, Why.HEADERS)
+    assert "--drop-headers" in text
+
+    order = {"drop_headers": True, "restart": True}
+    assert place.redrive(**order, criteria=Criteria(ids=(letter.letter_id,))).sent == 1
+
+    _, again = place.sent(2)
+    assert (again.value(), [name for name, _ in headers_of(again)]) == (
+        b"v" * 5_000,
+        ["tidemill-redrives", "tidemill-history"],
+    )
 
 
 # -- what was too large for its letter ------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 from structlog.testing import capture_logs
+from tests.foreign_client import send_with_headers
 from tests.until import until
 
 from tidemill.config.settings import Settings
@@ -174,6 +175,21 @@ async def test_messages_come_whole_and_in_order_and_are_committed_when_they_are_
     await place.committed(2)
     await stream.advance(third)
     await place.committed(3)
+
+
+async def test_an_event_with_a_header_name_that_is_not_utf8_is_dead_lettered_and_given_to_nobody(places):
+    place = places()
+    place.feed(b"0")
+    send_with_headers(place.broker.bootstrap, place.topic, b"bad", [(b"caf\xe9", b"1")])
+    place.feed(b"2")
+    stream = place.start()
+    events = await stream.take(2)
+    assert offsets(events) == [0, 2]
+    await stream.advance(*events)
+    await place.committed(3)
+    (letter,) = await place.letters(1)
+    assert (letter.kind, letter.error) == (LetterKind.PARSE, "the name of a header is not UTF-8: b'caf\\xe9'")
+    assert letter.sources[0].offset == 1
 
 
 async def test_no_commit_passes_a_failed_event_and_only_that_one_is_redelivered(places):

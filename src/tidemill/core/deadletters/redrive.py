@@ -43,6 +43,7 @@ class Why(enum.Enum):
     NO_PAYLOADS = "no payloads of a sink"
     NOT_CONFIGURED = "sink not configured"
     LOST = "content lost"
+    HEADERS = "headers that cannot be read"
     REFUSED = "refused"
 
     @property

@@ -55,6 +55,7 @@ class RedriveOrder(msgspec.Struct, frozen=True):
         rate: At most this many messages or payloads per second; None: as fast as possible.
         dry_run: Send nothing, only say what would be sent.
         restart: Start with the oldest letter, even if it was sent before.
+        drop_headers: Send messages whose headers cannot be read without them.
     """
 
     criteria: Criteria = Criteria()
@@ -65,6 +66,7 @@ class RedriveOrder(msgspec.Struct, frozen=True):
     rate: float | None = None
     dry_run: bool = False
     restart: bool = False
+    drop_headers: bool = False
 
 
 class Redrive:
@@ -164,7 +166,7 @@ class Redrive:
         saving = None if self._order.dry_run else cursor
         if self._order.target is Target.SINK:
             return SinkTarget(self._settings, saving, self._stopped)
-        return TopicTarget(self._settings, saving, self._order.topic)
+        return TopicTarget(self._settings, saving, self._order.topic, drop_headers=self._order.drop_headers)
 
     def _find_starts(self, box: Letters, cursor: RedriveCursor, ranges: dict[int, tuple[int, int]]) -> dict[int, int]:
         committed = cursor.read(ranges)

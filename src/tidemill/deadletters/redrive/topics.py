@@ -1,7 +1,8 @@
 """Sends the messages of dead letters again: to the topics they came from, or to one topic.
 
-Invariants: key, value and headers of a message are those it came with; only tidemill's own headers, at the end, tell
-of its redrives. On the dead letters' own brokers records and cursor are one transaction.
+Invariants: key, value and headers of a message are those it came with, except that headers which cannot be read are
+dropped where that is wanted; only tidemill's own headers, at the end, tell of its redrives. On the dead letters' own
+brokers records and cursor are one transaction.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tidemill.deadletters.restore import ContentLostError, Read, SourceReader, r
 from tidemill.runtime.kafka_client import TopicAdmin, make_client_config
 from tidemill.runtime.messages import Header, SourceMessage
 from tidemill.runtime.producer import make_producer_config
+from tidemill.runtime.record_headers import UnreadableHeadersError, check_headers
 
 #: The history in the header keeps this many of the last letters, and this much of each error.
 HISTORY_LETTERS = 10
@@ -36,12 +38,16 @@ class TopicTarget:
         settings: The pipeline's settings.
         cursor: Saves positions, and sends if the brokers are the same; None: nothing is sent.
         topic: The topic to send to; '': the one that each message came from.
+        drop_headers: Send a message whose headers cannot be read without them.
     """
 
-    def __init__(self, settings: Settings, cursor: RedriveCursor | None, topic: str) -> None:
+    def __init__(
+        self, settings: Settings, cursor: RedriveCursor | None, topic: str, *, drop_headers: bool = False
+    ) -> None:
         """Prepare; nothing is connected before `open`."""
         self._settings = settings
         self._topic = topic
+        self._drop_headers = drop_headers
         self._cursor = cursor
         self._reader = SourceReader(settings)
         # Names are compared, not what they resolve to: at worst, a transaction that would be possible is not used.
@@ -62,9 +68,11 @@ class TopicTarget:
     def prepare(self, letter: Letter, partition: int, offset: int) -> RedriveItem:
         """Restore the letter's messages; see `RedriveTarget.prepare`."""
         try:
-            records = make_records(letter, self._reader.read, self._topic or None)
+            records = make_records(letter, self._reader.read, self._topic or None, drop_headers=self._drop_headers)
         except ContentLostError as error:
             raise NotSentError(Why.LOST, str(error)) from None
+        except UnreadableHeadersError as error:
+            raise NotSentError(Why.HEADERS, f"{error}; --drop-headers sends the message without headers") from None
         for record in records:
             if record.partition >= self._count_partitions(record.topic):
                 record.partition = -1
@@ -150,16 +158,18 @@ def _describe_refusal(records: Sequence[ResentRecord], errors: Mapping[int, Any]
     return f"topic {records[index].topic}: {error.name()}: {error.str()}"
 
 
-def make_records(letter: Letter, read: Read, topic: str | None) -> list[ResentRecord]:
+def make_records(letter: Letter, read: Read, topic: str | None, *, drop_headers: bool = False) -> list[ResentRecord]:
     """Return the records that send a letter's messages again, each once.
 
     Args:
         letter: The letter.
         read: Reads a message from its topic.
         topic: The topic to send to; None: the one that each message came from.
+        drop_headers: Send a message whose headers cannot be read without them.
 
     Raises:
         ContentLostError: A message cannot be restored.
+        UnreadableHeadersError: The headers of a message cannot be read, and are not to be dropped.
         RemoteError: The brokers do not answer.
     """
     seen: set[tuple[str, int, int]] = set()
@@ -170,6 +180,8 @@ def make_records(letter: Letter, read: Read, topic: str | None) -> list[ResentRe
             continue
         seen.add(place)
         message = restore_message(source, read)
+        if not drop_headers:
+            check_headers(message)
         records.append(
             ResentRecord(
                 topic or message.topic,

@@ -27,6 +27,7 @@ from tidemill.pipeline.windows.transform import RefusedResultError, call_transfo
 from tidemill.pipeline.windows.window import WindowRun
 from tidemill.runtime.log import kind_of, throttle
 from tidemill.runtime.messages import SourceMessage, place_of, set_field
+from tidemill.runtime.record_headers import check_headers
 from tidemill.sources.base import TopicPartition
 
 
@@ -143,6 +144,7 @@ class WaitingWindow:
         """Set the payload of the only message; return whether that went well."""
         message = self.messages[0]
         try:
+            check_headers(message)
             set_field(message, "payload", self._context.handler.deserialize_message(message))
         except BaseException as error:  # whatever it raises concerns this message alone
             self._refuse(LetterKind.PARSE, error)

@@ -6,9 +6,9 @@ about offsets; this module connects the two and the dead-letter topic.
 
 Invariants: nothing is committed that is not clean or dead-lettered and confirmed; an event that failed, or was left
 unread, is redelivered only when the subscribers concerned are back or gone for good; if that takes too long, the stream
-ends and the broker redelivers it; only failures and rejects lead to dead letters; `advance` waits for nothing, so that
-no lane waits for another. Clean offsets above the floor, and how often others failed, are committed as metadata of the
-offset: the next producer of the group continues there.
+ends and the broker redelivers it; only failures, rejects and unreadable headers lead to dead letters; `advance` waits
+for nothing, so that no lane waits for another. Clean offsets above the floor, and how often others failed, are
+committed as metadata of the offset: the next producer of the group continues there.
 
 The manager of the stream has to call the methods of `SubscriberObserver`. While it does not pull (the store cannot be
 reached, too much is outstanding) the time for redeliveries stands still.
@@ -30,15 +30,23 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import FencedError, RemoteError, TidemillError
 from tidemill.core.streams.offset_metadata import decode_metadata, encode_metadata
 from tidemill.core.streams.redelivery import Redelivery
-from tidemill.core.streams.redelivery_items import Commit, Delivery, RedeliveryLimits, Skip, judge_outcome
+from tidemill.core.streams.redelivery_items import (
+    Commit,
+    Delivery,
+    RedeliveryLimits,
+    RedeliveryVerdict,
+    Skip,
+    judge_outcome,
+)
+from tidemill.deadletters.letter import Letter
 from tidemill.deadletters.writer import DeadLetters, KafkaDeadLetters
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import CommitStatus, Fatal, NotedSource, TopicPartition
 from tidemill.sources.kafka import KafkaSource
-from tidemill.triggers.producers.kafka_blame import Blame, build_letter, describe_absence
+from tidemill.triggers.producers.kafka_blame import Blame, build_letter, build_unreadable_letter, describe_absence
 from tidemill.triggers.producers.kafka_member import build_member_id
 from tidemill.triggers.producers.kafka_member import kafka_claim as kafka_claim
-from tidemill.triggers.shared_stream import AdvanceItem, AdvanceOutcome, SharedStreamProducer
+from tidemill.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 from tidemill.triggers.stream_api import UPSTREAM_COUNTS, UpstreamCounts
 
 log = structlog.get_logger(__name__)
@@ -173,7 +181,7 @@ class KafkaStreamProducer(SharedStreamProducer):
             ended = judge_outcome(*outcome, unread=blame.left_unread)
             bits = random.getrandbits(32)
             if self._redelivery.resolve(delivery, ended, now, bits, blame.names, outcome.acked > 0):
-                self._write(delivery, outcome, blame)
+                self._write(delivery, build_letter(delivery, outcome, blame))
         self._wake.set()
         self._commit_soon()
 
@@ -238,7 +246,10 @@ class KafkaStreamProducer(SharedStreamProducer):
             lane = (message.topic, message.partition)
             found = self._redelivery.admit(lane, message.offset, message, message.size_bytes)
             if isinstance(found, Delivery):
-                return found
+                if message.headers_error is None:
+                    return found
+                self._redelivery.resolve(found, RedeliveryVerdict.REJECTED, self._read_clock(), 0)
+                self._write(found, build_unreadable_letter(message, message.headers_error))
             if found is Skip.STALE:
                 # The source drops what it fetched twice.
                 raise RemoteError(
@@ -277,9 +288,8 @@ class KafkaStreamProducer(SharedStreamProducer):
 
     # -- letters and commits ----------------------------------------------------------------------------------
 
-    def _write(self, delivery: Event, outcome: AdvanceOutcome, blame: Blame) -> None:
+    def _write(self, delivery: Event, letter: Letter) -> None:
         self._writing.add(delivery.number)
-        letter = build_letter(delivery, outcome, blame)
 
         def note_confirmed() -> None:
             self._counts.add_letter(letter.kind.value)

@@ -64,6 +64,11 @@ def build_letter(delivery: Delivery[TopicPartition, SourceMessage], outcome: Adv
     )
 
 
+def build_unreadable_letter(message: SourceMessage, error: str) -> Letter:
+    """Return the letter about a message that no trigger is given."""
+    return Letter.about([message], LetterKind.PARSE, error)
+
+
 def describe_absence(overdue: Overdue[TopicPartition, SourceMessage], seconds: float) -> str:
     """Return the error about an event whose subscribers did not come back in time."""
     (topic, partition), offset = overdue.delivery.lane, overdue.delivery.offset

@@ -21,6 +21,7 @@ class Source(BaseModel):
     key: str | None
     value: str | None
     headers: list[tuple[str, str | None]]
+    headers_error: str | None = Field(None, description="Why its headers cannot be read; null where they can.")
 
 
 class Letter(BaseModel):
@@ -109,6 +110,7 @@ def _describe_source(source: LetterSource) -> Source:
         key=_show(source.key),
         value=_show(source.value),
         headers=[(name, _show(value)) for name, value in source.headers],
+        headers_error=source.headers_error,
     )
 
 

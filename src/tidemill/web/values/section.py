@@ -49,6 +49,7 @@ class MessageValue(BaseModel):
     timestamp: float | None = Field(description="Seconds since the epoch; null if it has none.")
     key: Shown
     headers: list[HeaderValue]
+    headers_error: str | None = Field(description="Why its headers cannot be read; null where they can.")
     headers_cut: int = Field(description="How many more headers it has.")
     value: Shown
 
@@ -118,6 +119,7 @@ def _describe(message: SourceMessage) -> MessageValue:
         timestamp=message.timestamp / 1000 if message.timestamp >= 0 else None,
         key=show(message.key),
         headers=[HeaderValue(name=name, value=show(value, name)) for name, value in message.headers[:_MAX_HEADERS]],
+        headers_error=message.headers_error,
         headers_cut=max(0, len(message.headers) - _MAX_HEADERS),
         value=show(message.value),
     )
