@@ -3,7 +3,10 @@
 An engine that is killed cannot end its children. Its warden outlives it: this file, run as
 `python -I -S warden.py ENGINE_ID ENGINE_PID GRACE_SECONDS` in a session of its own, waits for the end of the pipe
 on its standard input (or of the engine's process, should a fork of it hold the pipe), then ends every process that
-carries the engine's id in its environment, whatever shares their groups, and the processes below them.
+carries the engine's id, whatever shares their groups, and the processes below them.
+
+A process carries the id in the environment it was started with. What a zygote forks carries it in a resource limit, too
+(`carry_number`): a program that clears its environment, has a session of its own and lost its parents is still found.
 
 Invariants: only small modules of the standard library are imported here (no pathlib, no contextlib), so that a
 warden stays at some 9 MB; it keeps no descriptor of the engine beside the pipe and does not carry an engine's id
@@ -14,13 +17,20 @@ task's group, and ends.
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 import sys
 import time
+import zlib
 
 #: The variable by which a process is known to be an engine's.
 ENGINE_ID_VARIABLE = "TIDEMILL_ENGINE_ID"
+#: RLIMIT_LOCKS: Linux has not enforced it since 2.4.25, but processes inherit it, and hardly any program changes it.
+_NUMBER_LIMIT = 10
+_NUMBER_LINE = b"Max file locks"
+#: The bits of a number: the process that the owner's name begins with, the rest of that name, and one zygote.
+_OWNER_BITS = _OWN_BITS = 20
 #: Seconds between two scans of /proc, and how many in a row must find nothing: an engine may have died while a
 #: child was between fork and exec, and then it carries the id only a moment later.
 PAUSE_SECONDS = 0.05
@@ -126,12 +136,61 @@ def _program() -> list[str]:
     return ["-c", loader.get_data(__file__).decode()]
 
 
+def number_owner(owner: str) -> range:
+    """Return the numbers of all zygotes of an owner: PID or PID-NAME, as their ids have it after `zygote-`."""
+    pid, _, name = owner.partition("-")
+    first = int(pid) << _OWNER_BITS + _OWN_BITS
+    if not name:
+        return range(first, first + (1 << _OWNER_BITS + _OWN_BITS))
+    first |= _hash(name, _OWNER_BITS) << _OWN_BITS
+    return range(first, first + (1 << _OWN_BITS))
+
+
+def number_zygote(zygote_id: str) -> int:
+    """Return the number of a zygote with the id `zygote-OWNER-NAME`; 0: it is an engine's id, which has none."""
+    kind, _, rest = zygote_id.partition("-")
+    owner, _, own = rest.rpartition("-")
+    return number_owner(owner).start | _hash(own, _OWN_BITS) if kind == "zygote" else 0
+
+
+def _hash(text: str, bits: int) -> int:
+    return zlib.crc32(text.encode()) & ((1 << bits) - 1)
+
+
+def carry_number(number: int) -> None:
+    """Have this process and all that it starts carry a number, whatever they do to their environments; 0: none."""
+    hard = resource.getrlimit(_NUMBER_LIMIT)[1]
+    try:  # noqa: SIM105  # see above: no contextlib
+        resource.setrlimit(_NUMBER_LIMIT, (number or hard, hard))
+    except (OSError, ValueError):
+        pass  # somebody has lowered it for good: environments and parents are left
+
+
+def read_number(pid: int) -> int:
+    """Return the number that a process carries; 0: none."""
+    try:
+        with open(f"/proc/{pid}/limits", "rb") as stream:
+            limits = stream.read()
+    except OSError:
+        return 0  # it ended
+    fields = limits[limits.find(_NUMBER_LINE) :].split(maxsplit=4)
+    return int(fields[3]) if len(fields) > 3 and fields[3].isdigit() else 0
+
+
 def marked(engine_id: str) -> list[int]:
-    """Return the processes that carry this engine's id in the environment they were started with."""
-    mark = b"%s=%s\0" % (ENGINE_ID_VARIABLE.encode(), engine_id.encode())
+    """Return the processes that carry this engine's id."""
+    mark, number = b"%s=%s\0" % (ENGINE_ID_VARIABLE.encode(), engine_id.encode()), number_zygote(engine_id)
+    return find_carriers(mark, range(number, number + 1) if number else range(0))
+
+
+def find_carriers(mark: bytes, numbers: range) -> list[int]:
+    """Return the processes that carry a mark in the environment they were started with, or one of these numbers."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
+            if numbers and read_number(int(name)) in numbers:
+                found.append(int(name))
+                continue
             try:
                 with open(f"/proc/{name}/environ", "rb") as stream:
                     if mark in stream.read():
@@ -245,6 +304,7 @@ def _close_inherited() -> None:
 def main(engine_id: str, engine_pid: int, grace_seconds: float) -> None:
     """Wait for the engine's end and clean up after it."""
     os.chdir("/")
+    carry_number(0)
     _close_inherited()
     spared = frozenset((os.getpgrp(), _find_group(engine_pid)))
     waiting = select.poll()

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 
+from tidemill.services.zygote.program import adopt_orphans
+
 
 def answer(request: bytes, fds: list[int]) -> int:
     """Write what a test wants to know about the process, and end with 3."""
@@ -50,6 +52,15 @@ def start_children(request: bytes, fds: list[int]) -> None:
     os.write(fds[0], " ".join(map(str, pids)).encode())
     if request == b"stay":
         time.sleep(600)
+
+
+def start_grandchildren(request: bytes, fds: list[int]) -> None:
+    """Start what starts children, in a session of its own, as a template starts a task process."""
+    if os.fork() == 0:
+        os.setsid()
+        adopt_orphans()
+        start_children(b"stay", fds)
+    time.sleep(600)
 
 
 def end_as_told(request: bytes, fds: list[int]) -> int:

@@ -260,6 +260,28 @@ async def test_a_warden_that_is_killed_is_replaced(zygote: ZygoteClient) -> None
     await until(lambda: find_children(zygote.pid or 0) - {warden}, what="another warden runs")
 
 
+async def test_closing_it_ends_what_is_sessions_below_its_processes() -> None:
+    zygote = ZygoteClient(SETUP, ENVIRON)
+    await zygote.start()
+    _, children = await fork_and_read(zygote, "start_grandchildren")
+    await zygote.close()
+    assert not [pid for pid in children.split() if is_running(int(pid))]
+
+
+@pytest.mark.parametrize("first", ["process", "warden", "zygote"])
+async def test_what_lost_its_parents_and_cleared_its_environment_ends_with_a_killed_zygote(
+    zygote: ZygoteClient, first: str
+) -> None:
+    """At once, so that whoever is below the killed ones has no parent when somebody looks."""
+    process, children = await fork_and_read(zygote, "start_children", b"stay")
+    assert zygote.pid is not None
+    (warden,) = find_children(zygote.pid) - {process.pid}
+    pids = {"process": process.pid, "warden": warden, "zygote": zygote.pid}
+    for pid in [pids.pop(first), *pids.values()]:
+        os.kill(pid, signal.SIGKILL)
+    await until_gone(children)
+
+
 async def test_closing_it_ends_everything() -> None:
     zygote = ZygoteClient(SETUP, ENVIRON)
     await zygote.start()

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from tidemill.runtime.processes import read_state
-from tidemill.runtime.warden import ENGINE_ID_VARIABLE
+from tidemill.runtime.warden import ENGINE_ID_VARIABLE, end_all
 from tidemill.services.zygote.link import ForkedProcess, ForkLink
 from tidemill.services.zygote.messages import Setup, Started
 
@@ -69,6 +69,7 @@ class ZygoteClient:
         self._timer: asyncio.TimerHandle | None = None
         self._start_timer: asyncio.TimerHandle | None = None
         self._closing = False
+        self._mark = ""
         self.pid: int | None = None
         self.ready = asyncio.Event()
         self.link = ForkLink(self._note_started, self._die, self._kill_stuck)
@@ -112,7 +113,7 @@ class ZygoteClient:
     # -- the program -----------------------------------------------------------------------------------------------
 
     def _spawn(self) -> None:
-        mark = build_mark(self._environ)
+        mark = self._mark = build_mark(self._environ)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self.pid = os.posix_spawn(
@@ -169,6 +170,8 @@ class ZygoteClient:
         self.ready.clear()
         if pid is not None:
             self._reap_soon(pid)
+        # Its warden does so, too, unless that was killed with it.
+        self._loop.run_in_executor(None, end_all, self._mark, 0.0, frozenset((os.getpgrp(),)))
         if not self._closing:
             log.error("the zygote, which starts task processes, died; it is started again", pid=pid)
             self._timer = self._loop.call_later(self._pause, self._start_again)

@@ -14,7 +14,7 @@ import time
 import structlog
 
 from tidemill.runtime.processes import find_descendants
-from tidemill.runtime.warden import ENGINE_ID_VARIABLE
+from tidemill.runtime.warden import ENGINE_ID_VARIABLE, find_carriers, number_owner
 
 log = structlog.get_logger(__name__)
 
@@ -48,17 +48,7 @@ def end_forked(owner: str) -> None:
 
 
 def _find_forked(owner: str) -> list[int]:
-    mark = f"{ENGINE_ID_VARIABLE}=zygote-{owner}-".encode()
-    found = []
-    with os.scandir("/proc") as entries:
-        for entry in entries:
-            # One that has ended, or belongs to another user, cannot be read.
-            with contextlib.suppress(OSError):
-                if entry.name.isdigit():
-                    with open(f"/proc/{entry.name}/environ", "rb") as stream:
-                        if mark in stream.read():
-                            found.append(int(entry.name))
-    return found
+    return find_carriers(f"{ENGINE_ID_VARIABLE}=zygote-{owner}-".encode(), number_owner(owner))
 
 
 def _kill(pid: int) -> None:

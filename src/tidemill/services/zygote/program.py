@@ -10,7 +10,7 @@ Invariants:
   left the group: as a subreaper the zygote is the parent of every process whose own parent is gone.
 - A forked process that ends takes no other with it; the end of the owner's socket ends them all, and the zygote.
 - A warden of its own cleans up if it is killed: all these processes carry a mark in the environment they have had from
-  the zygote's own start.
+  the zygote's own start, and a number that outlives a cleared environment.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NoReturn
 
-from tidemill.runtime.warden import ENGINE_ID_VARIABLE, Warden
+from tidemill.runtime.warden import ENGINE_ID_VARIABLE, Warden, carry_number, number_zygote
 from tidemill.services.zygote.messages import (
     MAX_DESCRIPTORS,
     MAX_PACKET_BYTES,
@@ -222,6 +222,8 @@ class Zygote:
                 send_signal(pid, signal.SIGKILL, group=os.getpgid(pid) == pid)
 
     def _kill_all(self) -> None:
+        """Kill what is below this process, until nothing is: each process that ends may leave others to this one."""
+        warden = None if self._warden is None else self._warden.pid
         for pid in self._children:
             send_signal(pid, signal.SIGKILL, group=True)
         while True:
@@ -230,11 +232,12 @@ class Zygote:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)
             if ended is not None:
                 self._children.discard(ended.si_pid)
-            elif self._children:
-                select.select([self._woken], [], [], 0.05)
-            else:
-                break
-        self._kill_orphans()
+                continue
+            if not self._children and not any(pid != warden for pid in read_children(self._pid)):
+                return
+            self._kill_orphans()
+            if select.select([self._woken], [], [], 0.05)[0]:
+                os.read(self._woken, 4096)
 
 
 def _preload(name: str) -> str:
@@ -292,4 +295,6 @@ def main() -> None:
     os.dup2(null, 0, inheritable=False)
     os.close(null)
     gc.disable()
-    Zygote(owner, Warden(os.environ[ENGINE_ID_VARIABLE])).run()
+    mark = os.environ[ENGINE_ID_VARIABLE]
+    carry_number(number_zygote(mark))
+    Zygote(owner, Warden(mark)).run()
