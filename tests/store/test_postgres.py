@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import asyncpg
 import pytest
 import structlog
 from sqlalchemy import Connection
+from tests.pgbouncer import VERSIONS, PgBouncer
 from tests.store.helpers import NOW_US, Outcomes, all_events, claim, claimed, new_session, registered
-from tests.store.pooler import pooler
 from tests.store.server import PostgresServer
 from tests.until import until
 
@@ -227,31 +228,55 @@ async def test_no_batch_reads_the_whole_table_however_it_grew(postgres: Postgres
     await database.close()
 
 
-async def test_behind_a_pooler_that_keeps_no_session_events_are_stored_durably(postgres: PostgresServer) -> None:
+@pytest.fixture
+def pooler(postgres: PostgresServer) -> Iterator[Callable[..., PgBouncer]]:
+    """Return a function that puts a PgBouncer in front of the server; it ends with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*args: Any, **options: Any) -> PgBouncer:
+            started = PgBouncer(postgres, *args, **options)
+            stack.callback(started.close)
+            return started
+
+        yield start
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("mode", [pytest.param("session", marks=pytest.mark.long), "transaction"])
+async def test_behind_a_pooler_events_are_stored_durably(
+    postgres: PostgresServer, pooler: Callable[..., PgBouncer], mode: str, version: str
+) -> None:
     url = await postgres.new_database()
     name = url.removeprefix("postgresql://postgres@/").partition("?")[0]
-    async with pooler(str(postgres.socket)) as port:
-        behind = f"postgresql://postgres@127.0.0.1:{port}/{name}"
-        connection = await asyncpg.connect(url)
-        await connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
-        await connection.close()
-        database = await open_postgres(behind)
-        # However busy the machine is: only a refusal counts as an outage.
-        feed = Feed(database, await claimed(database, "one", "two"), CommitLimits(stall_seconds=60))
-        await until(lambda: len(feed.outcomes.all) > 300)
-        await asyncio.gather(*[database.read(count_events) for _ in range(10)])
-        await feed.end()
+    connection = await asyncpg.connect(url)
+    await connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
+    await connection.close()
+    # Nothing of a session is left after a transaction; in session mode each connection has one to itself.
+    reset = {"server_reset_query": "DISCARD ALL", "server_reset_query_always": 1}
+    behind = pooler(mode, version, default_pool_size=3 if mode == "transaction" else 10, **reset).url(name)
+    database = await open_postgres(behind)
+    # However busy the machine is: only a refusal counts as an outage.
+    feed = Feed(database, await claimed(database, "one", "two"), CommitLimits(stall_seconds=60))
+    await until(lambda: len(feed.outcomes.all) > 300)
+    await asyncio.gather(*[database.read(count_events) for _ in range(10)])
+    await feed.end()
 
-        for setting, value in (("synchronous_commit", "on"), ("enable_hashjoin", "off"), ("jit", "off")):
-            shown = await database.write(lambda c, s=setting: c.exec_driver_sql(f"SHOW {s}").scalar())
-            assert (setting, shown) == (setting, value)
-        assert feed.standings == []
-        assert await database.read(count_events) == feed.added * 2
-        reader = await open_reader(behind)
-        with pytest.raises(RemoteError, match="read-only"):
-            await reader.read(lambda c: c.exec_driver_sql("DELETE FROM trigger_event"))
-        await reader.close()
-        await database.close()
+    for setting, value in (("synchronous_commit", "on"), ("enable_hashjoin", "off"), ("jit", "off")):
+        shown = await database.write(lambda c, s=setting: c.exec_driver_sql(f"SHOW {s}").scalar())
+        assert (setting, shown) == (setting, value)
+    assert feed.standings == []
+    assert await database.read(count_events) == feed.added * 2
+    reader = await open_reader(behind)
+    with pytest.raises(RemoteError, match="read-only"):
+        await reader.read(lambda c: c.exec_driver_sql("DELETE FROM trigger_event"))
+    await reader.close()
+    await database.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_pooler_in_statement_mode_is_refused_by_name(pooler: Callable[..., PgBouncer], version: str) -> None:
+    with pytest.raises(ConfigError, match="pool_mode"):
+        await open_postgres(pooler("statement", version).url("postgres"))
 
 
 class Holding:

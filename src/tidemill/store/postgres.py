@@ -32,6 +32,7 @@ from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.core.tasks.inputs import Channel
 from tidemill.runtime.log import throttle
+from tidemill.runtime.poolers import STATEMENT_MODE, is_statement_mode
 from tidemill.store.call import Call, CallRefusedError
 from tidemill.store.call_batches import answer_call, build_failure
 from tidemill.store.ciphers import Cipher
@@ -108,10 +109,16 @@ class PostgresDatabase:
         """Bring the tables up to date, or, for reading only, check their version.
 
         Raises:
-            ConfigError: The tables are of another version.
+            ConfigError: The tables are of another version, or a pooler takes no transactions.
             RemoteError: The database cannot be reached.
         """
-        if await self.read(_is_direct):
+        try:
+            direct = await self.read(_is_direct)
+        except RemoteError as error:
+            if is_statement_mode(error):
+                raise ConfigError(f"the store {self._label} cannot be used: {STATEMENT_MODE}") from None
+            raise
+        if direct:
             self._prepared_count = _PREPARED
             self._epoch += 1  # replaces this connection by one that prepares statements
         if self._read_only:
@@ -287,7 +294,7 @@ async def open_postgres(
         cipher: Encrypts what must not lie readable in the database.
 
     Raises:
-        ConfigError: A newer tidemill has upgraded it.
+        ConfigError: A newer tidemill has upgraded it, or a pooler takes no transactions.
         RemoteError: It cannot be reached.
     """
     return await _prepare(PostgresDatabase(url, read_only=False, attempt_seconds=attempt_seconds, cipher=cipher))
