@@ -21,6 +21,7 @@ from tidemill.core.errors import ConfigError, RemoteError, describe_error
 from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, close_within, shorten, to_mapping
 from tidemill.sinks.payloads import PostgresPayload
 from tidemill.sinks.postgres_codecs import set_codecs, writing_payloads
+from tidemill.sinks.postgres_connections import CONNECT_SECONDS, PoolerFoundError, open_pool
 from tidemill.sinks.postgres_values import convert_values, make_row_key, name_row
 from tidemill.sinks.postgres_writing import MAX_KNOWN_SHAPES, FailedError, Writer, is_passing
 
@@ -28,12 +29,8 @@ log = structlog.get_logger(__name__)
 
 #: What payloads can ask for; statements of the configuration have a field of their own.
 _OPERATIONS = tuple(operation for operation in Operation if operation is not Operation.STATEMENT)
-#: Opening a connection may take this long.
-CONNECT_SECONDS = 10.0
 #: The pool's connections may take this long to end; a handler may still hold some.
 CLOSE_SECONDS = 5.0
-#: Statements beyond this are not kept prepared; those of a row with very many columns.
-MAX_PREPARED_BYTES = 64 * 1024
 #: What concerns every row of a statement alike; row level security (42501) does not, nor that a type has no order
 #: (42883), which only updates of several rows need.
 _STATEMENT_CLASSES = frozenset({"42", "3F"})
@@ -61,7 +58,7 @@ class PostgresSink(Sink):
         self._secrets = find_url_secrets(settings.dsn)
         # Shapes that were checked; forgotten together when there are too many.
         self._shapes: dict[Hashable, tuple[Shape, tuple[str, ...]]] = {}
-        self._writer = Writer(self.max_batch_count)
+        self._writer = Writer(self.max_batch_count, pooled=False)
         self._statements = {
             name: (Shape(Operation.STATEMENT, name, tuple(each.parameters), sql=each.sql), tuple(sorted(each.key)))
             for name, each in settings.statements.items()
@@ -77,24 +74,17 @@ class PostgresSink(Sink):
             RemoteError: The server does not answer.
         """
         where = redact_text(self._settings.dsn)
-        pool = None
         try:
-            pool = asyncpg.create_pool(
-                self._settings.dsn,
-                min_size=self._settings.pool_min,
-                max_size=self._settings.pool_max,
-                timeout=CONNECT_SECONDS,
-                # The same few recur.
-                max_cacheable_statement_size=MAX_PREPARED_BYTES,
-                init=set_codecs,
-            )
+            sizes = {"min_size": self._settings.pool_min, "max_size": self._settings.pool_max}
+            pool, pooled = await open_pool(self._settings.dsn, **sizes, prepare=set_codecs)
             async with contextlib.AsyncExitStack() as stack:
                 stack.callback(pool.terminate)
-                await pool
                 async with pool.acquire(timeout=CONNECT_SECONDS) as connection:
                     await connection.execute("SELECT 1")
                     await self._check_statements(connection)
                 stack.pop_all()
+        except ConfigError as error:
+            raise ConfigError(f"{self.place}: {where}: {error}") from None
         except (ValueError, asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
             raise ConfigError(f"{self.place}: {where}: {self._describe(error)}; correct dsn") from None
         except TimeoutError:
@@ -102,6 +92,7 @@ class PostgresSink(Sink):
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise RemoteError(f"{self.place}: {where}: {self._describe(error)}; {CHECK} dsn") from None
         self.pool = pool
+        self._writer = Writer(self.max_batch_count, pooled=pooled)
 
     async def _check_statements(self, connection: asyncpg.Connection) -> None:
         """Let the server look at the statements of the configuration; their tables may be created later.
@@ -112,7 +103,8 @@ class PostgresSink(Sink):
         for name, (shape, _) in self._statements.items():
             place = f"{self.place}.statements.{name}"
             try:
-                count = len((await connection.prepare(shape.sql)).get_parameters())
+                async with connection.transaction():
+                    count = len((await connection.prepare(shape.sql)).get_parameters())
             except asyncpg.PostgresSyntaxError as error:
                 raise ConfigError(f"{place}: {self._describe(error)}; correct sql") from None
             except asyncpg.PostgresError as error:
@@ -220,6 +212,8 @@ class PostgresSink(Sink):
             async with self._acquire() as connection:
                 with writing_payloads():
                     await self._write_all(connection, [item.body for item in batch], answers)
+        except (PoolerFoundError, ConfigError) as error:
+            raise RemoteError(f"{self.place}: {error}") from error
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
             return answers.collect(RemoteError(f"{self.place}: {self._describe(error)}"))
         return answers.collect()

@@ -71,11 +71,13 @@ class Writer:
 
     Args:
         full: How many rows a full batch has.
+        pooled: Whether connections lead to a pooler, so that only a transaction keeps a session of the server.
     """
 
-    def __init__(self, full: int) -> None:
+    def __init__(self, full: int, *, pooled: bool) -> None:
         """Know nothing yet."""
         self._full = full
+        self._pooled = pooled
         self._full_shapes: set[Shape] = set()
         # None: one of the types cannot be sent as an array.
         self._types: dict[Shape, tuple[str, ...] | None] = {}
@@ -89,12 +91,14 @@ class Writer:
             FailedError: None of them, and why.
         """
         self._fresh.clear()
-        parts = [part for first, last in group_rows(rows) for part in await self._split(connection, rows, first, last)]
-        if len(parts) == 1:
-            # A statement is a transaction of its own.
-            await self._execute(connection, rows, parts[0])
-            return
-        async with _open_transaction(connection):
+        async with contextlib.AsyncExitStack() as stack:
+            if self._pooled:
+                await stack.enter_async_context(_open_transaction(connection))
+            groups = group_rows(rows)
+            parts = [part for first, last in groups for part in await self._split(connection, rows, first, last)]
+            # A single statement is a transaction of its own.
+            if len(parts) > 1 and not self._pooled:
+                await stack.enter_async_context(_open_transaction(connection))
             for part in parts:
                 await self._execute(connection, rows, part)
 

@@ -1,0 +1,142 @@
+"""The connections of a PostgreSQL sink: to the server itself, or through a pooler such as PgBouncer.
+
+Behind a pooler the next transaction may get another session of the server, and what is outside of a transaction is
+split between sessions: a statement that one client prepared is then executed for another. Invariants: the pool that
+`open_pool` returns never lets that happen. Either each of its connections leads to the server itself, or all that they
+send in more than one message is sent in a transaction, and no statement has a name. No session is reset behind a
+pooler, because it would be that of any client.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn
+
+import asyncpg
+
+from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.runtime.poolers import STATEMENT_MODE, is_statement_mode
+
+#: Opening a connection may take this long.
+CONNECT_SECONDS = 10.0
+#: Statements beyond this are not kept prepared; those of a row with very many columns.
+MAX_PREPARED_BYTES = 64 * 1024
+
+_Method = Callable[..., Awaitable[Any]]
+
+
+def _wrap(method: _Method) -> _Method:
+    """Return a method of a connection that opens a transaction if there is none."""
+
+    @functools.wraps(method)
+    async def call(self: PooledConnection, *args: Any, **options: Any) -> Any:
+        if self.is_in_transaction():
+            return await method(self, *args, **options)
+        async with self.transaction():
+            return await method(self, *args, **options)
+
+    return call
+
+
+class PooledConnection(asyncpg.Connection):  # type: ignore[misc]
+    """A connection through a pooler.
+
+    Its prepared statements have no name: they are parsed again by whichever session executes them.
+    """
+
+    fetch = _wrap(asyncpg.Connection.fetch)
+    fetchval = _wrap(asyncpg.Connection.fetchval)
+    fetchrow = _wrap(asyncpg.Connection.fetchrow)
+    fetchmany = _wrap(asyncpg.Connection.fetchmany)
+    executemany = _wrap(asyncpg.Connection.executemany)
+    copy_from_query = _wrap(asyncpg.Connection.copy_from_query)
+    copy_records_to_table = _wrap(asyncpg.Connection.copy_records_to_table)
+    set_type_codec = _wrap(asyncpg.Connection.set_type_codec)
+    reset_type_codec = _wrap(asyncpg.Connection.reset_type_codec)
+    set_builtin_type_codec = _wrap(asyncpg.Connection.set_builtin_type_codec)
+    _prepare_in_transaction = _wrap(asyncpg.Connection.prepare)
+    _execute_in_transaction = _wrap(asyncpg.Connection.execute)
+
+    async def execute(self, query: str, *args: Any, timeout: float | None = None) -> Any:
+        """Run statements; without arguments they are one message, and some, such as VACUUM, allow no transaction."""
+        method = self._execute_in_transaction if args else super().execute
+        return await method(query, *args, timeout=timeout)
+
+    async def prepare(self, query: str, *, name: str | None = None, **options: Any) -> Any:
+        """Prepare a statement without a name."""
+        if name:
+            _refuse(f"a prepared statement with a name ({name})", "leave the name out")
+        return await self._prepare_in_transaction(query, **options)
+
+    def cursor(self, *args: Any, **options: Any) -> NoReturn:
+        """Refuse: the statement of this cursor would have a name."""
+        _refuse("cursor", "use (await connection.prepare(query)).cursor() in a transaction")
+
+    async def add_listener(self, channel: str, callback: Any) -> NoReturn:
+        """Refuse: no notification would arrive."""
+        _refuse("add_listener", "open a connection to the server itself")
+
+
+async def open_pool(
+    dsn: str, *, min_size: int, max_size: int, prepare: Callable[[Any], Awaitable[None]]
+) -> tuple[asyncpg.Pool, bool]:
+    """Open a pool; return it, and whether a pooler is in front of the server.
+
+    Args:
+        dsn: The server, or the pooler.
+        min_size: Connections that are opened now.
+        max_size: The most connections.
+        prepare: Called with each new connection.
+
+    Raises:
+        ConfigError: The pooler takes no transactions.
+        OSError: The server does not answer.
+        asyncpg.PostgresError: The server, or the pooler, refuses.
+    """
+
+    async def prepare_direct(connection: asyncpg.Connection) -> None:
+        await _check_direct(connection)
+        await prepare(connection)
+
+    async def keep_session(connection: asyncpg.Connection) -> None:
+        """Reset nothing."""
+
+    sizes = {"min_size": min_size, "max_size": max_size, "timeout": CONNECT_SECONDS}
+    try:
+        # The same few statements recur.
+        kept = {"max_cacheable_statement_size": MAX_PREPARED_BYTES}
+        return await _open(asyncpg.create_pool(dsn, **sizes, **kept, init=prepare_direct)), False
+    except PoolerFoundError:
+        pooled = {"connection_class": PooledConnection, "statement_cache_size": 0, "reset": keep_session}
+        return await _open(asyncpg.create_pool(dsn, **sizes, **pooled, init=prepare)), True
+
+
+class PoolerFoundError(RemoteError):
+    """A connection that should lead to the server itself leads to a pooler."""
+
+
+async def _open(pool: asyncpg.Pool) -> asyncpg.Pool:
+    try:
+        return await pool
+    except BaseException:
+        pool.terminate()
+        raise
+
+
+async def _check_direct(connection: asyncpg.Connection) -> None:
+    """Compare the session's process id with that of the start: a pooler sends one of its own."""
+    try:
+        async with connection.transaction():
+            statement = await connection.prepare("SELECT pg_backend_pid()", name="")
+            found = await statement.fetchval()
+    except asyncpg.PostgresError as error:
+        if is_statement_mode(error):
+            raise ConfigError(STATEMENT_MODE) from None
+        raise
+    if found != connection.get_server_pid():
+        raise PoolerFoundError("a pooler is in front of the server since its start; start this pipeline again, too")
+
+
+def _refuse(what: str, advice: str) -> NoReturn:
+    raise asyncpg.InterfaceError(f"{what} cannot be used behind a pooler; {advice}")
