@@ -274,10 +274,15 @@ async def test_a_cancelled_run_ends_failed_with_all_its_tasks(player: Player) ->
 
     cancelled = await player.store.call(CancelRun(run.dag_id, run.run_id, "tester"))
 
-    assert (cancelled.state, cancelled.reason) == ("failed", "cancelled by tester")
-    assert await player.states(run) == {"a": "failed", "b": "skipped", "c": "failed"}
+    assert (cancelled.state, cancelled.reason) == ("running", "cancelled by tester")
+    assert await player.states(run) == {"a": "ending", "b": "skipped", "c": "ending"}
     assert (await player.turn(held=((a.task, a.epoch),))).end == ((a.task, a.epoch),)
-    assert (await player.store.call(CancelRun(run.dag_id, run.run_id, "tester"))) == cancelled
+    assert await player.states(run) == {"a": "ending", "b": "skipped", "c": "failed"}
+    await player.turn()
+    ended = await player.run(run)
+    assert (ended.state, ended.reason) == ("failed", "cancelled by tester")
+    assert await player.states(run) == {"a": "failed", "b": "skipped", "c": "failed"}
+    assert (await player.store.call(CancelRun(run.dag_id, run.run_id, "tester"))) == ended
 
 
 async def test_a_run_that_is_cancelled_skips_its_teardowns_which_run_once_they_are_cleared(player: Player) -> None:
@@ -286,6 +291,7 @@ async def test_a_run_that_is_cancelled_skips_its_teardowns_which_run_once_they_a
     await player.report(await player.claim_one(), Success())
     await player.claim_one()
     await player.store.call(CancelRun(run.dag_id, run.run_id, "tester"))
+    await player.turn()
     assert await player.states(run) == {"up": "success", "work": "failed", "down": "skipped"}
 
     await player.store.call(ClearTasks(run.dag_id, run.run_id, ("down",), "tester"))

@@ -284,6 +284,7 @@ class Game:
             self.model.settle()
 
     async def check(self) -> None:
+        await self.player.turn(held=tuple((one.task, one.epoch) for one in self.held.values()))
         await self.player.schedule()
         tasks = await self.player.tasks(self.run)
         seen = {name: one.state if one.state in (*ENDED, "none") else ACTIVE for name, one in tasks.items()}

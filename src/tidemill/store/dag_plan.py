@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tidemill.core.tasks.admission import Limits
-from tidemill.core.tasks.attempt import Policy
 from tidemill.core.tasks.dependencies import Outcome, Tally, TriggerRule, Upstream
 from tidemill.core.tasks.structure import DagStructure, TaskStructure
+from tidemill.core.tasks.task_row import Policy
 
 _OUTCOMES = (Outcome.SUCCESS, Outcome.FAILED, Outcome.UPSTREAM_FAILED, Outcome.SKIPPED)
 _INDEX = {outcome: index for index, outcome in enumerate(_OUTCOMES)}

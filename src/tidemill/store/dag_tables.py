@@ -12,6 +12,9 @@ from sqlalchemy import BigInteger, Column, ForeignKey, Index, LargeBinary, Table
 
 from tidemill.store.tables import Id, metadata
 
+#: Which tasks hold slots of their pools, and count against limits; queries use it as text, as the index is written.
+HOLDS_SLOTS = "state IN ('queued', 'running', 'ending')"
+
 
 def _partial(name: str, *columns: Column[object], where: str) -> None:
     Index(name, *columns, postgresql_where=text(where), sqlite_where=text(where))
@@ -106,7 +109,7 @@ _partial("ix_dag_run_deadline", dag_run.c.deadline_us, where="deadline_us IS NOT
 #: One row per task of a run: what `core.tasks.attempt.TaskRow` has, what its upstream tasks did (`tallies`: the counts
 #: of `core.tasks.dependencies.Upstream`), and what it needs to be found by. `pending`: 1, it is still to be decided.
 #: `skip_votes`: how many upstream tasks skip it by name; `skips`: which tasks it skips. `rank`: the order of those that
-#: wait. `number`: its place in the structure.
+#: wait. `number`: its place in the structure. `ending_outcome`: what it becomes once it has ended; NULL: it runs again.
 task_instance = Table(
     "task_instance",
     metadata,
@@ -125,6 +128,7 @@ task_instance = Table(
     Column("tries_before", BigInteger, nullable=False),
     Column("max_tries", BigInteger, nullable=False),
     Column("session_id", Id),
+    Column("ending_outcome", Text),
     Column("lost", BigInteger, nullable=False),
     Column("deadline_us", BigInteger),
     Column("due_us", BigInteger),
@@ -148,7 +152,7 @@ task_instance = Table(
 _WAITING = (task_instance.c.rank, task_instance.c.since_us, task_instance.c.id)
 _partial("ix_task_scheduled", task_instance.c.pool, *_WAITING, where="state = 'scheduled'")
 _partial("ix_task_queued", task_instance.c.queue, *_WAITING, where="state = 'queued'")
-_partial("ix_task_slots", task_instance.c.pool, where="state IN ('queued', 'running')")
+_partial("ix_task_slots", task_instance.c.pool, where=HOLDS_SLOTS)
 _partial("ix_task_deferred", task_instance.c.dag, task_instance.c.pool, where="state = 'deferred'")
 _partial("ix_task_session", task_instance.c.session_id, where="session_id IS NOT NULL")
 _partial("ix_task_due", task_instance.c.next_due_us, where="next_due_us IS NOT NULL")

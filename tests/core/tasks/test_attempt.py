@@ -8,18 +8,7 @@ from hypothesis import strategies as st
 from tests.core.examples import examples
 
 from tidemill.core.retry import JITTER_BITS
-from tidemill.core.tasks.attempt import (
-    MAX_LOST,
-    Already,
-    Fenced,
-    Moved,
-    Policy,
-    Refused,
-    Resume,
-    TaskRow,
-    TaskState,
-    feed,
-)
+from tidemill.core.tasks.attempt import MAX_CLEANUP_US, MAX_LOST, Already, Fenced, Moved, Refused, feed
 from tidemill.core.tasks.dependencies import Outcome, Readiness
 from tidemill.core.tasks.inputs import (
     Admit,
@@ -32,6 +21,7 @@ from tidemill.core.tasks.inputs import (
     Deferred,
     Due,
     EndAttempt,
+    Ended,
     Failed,
     Input,
     Lost,
@@ -50,6 +40,7 @@ from tidemill.core.tasks.inputs import (
     TriggerFired,
     identify,
 )
+from tidemill.core.tasks.task_row import Policy, Resume, TaskRow, TaskState
 
 SECOND = 1_000_000
 RETRYING = Policy(retries=2, retry_delay_us=10 * SECOND, execution_timeout_us=60 * SECOND)
@@ -68,9 +59,10 @@ KINDS: dict[type, dict[str, object]] = {
     TriggerFailed: {"error": "it broke"},
     Due: {},
     Lost: {},
-    Clear: {},
-    Mark: {},
-    Cancel: {},
+    Ended: {},
+    Clear: {"triggerer": 9},
+    Mark: {"triggerer": 9},
+    Cancel: {"triggerer": 9},
 }
 
 
@@ -122,6 +114,8 @@ def bring(state: TaskState) -> Life:
             life.defer()
         case TaskState.UP_FOR_RETRY:
             life.run().take(Failed, "it broke")
+        case TaskState.ENDING:
+            life.run().take(Clear)
         case TaskState.SUCCESS:
             life.run().take(Succeeded)
         case TaskState.FAILED:
@@ -322,19 +316,85 @@ def test_what_was_lost_after_a_deferral_continues_where_it_was_resumed():
     assert life.task.tries == 1
 
 
-@pytest.mark.parametrize("state", [state for state in TaskState if state is not TaskState.NONE])
+@pytest.mark.parametrize("state", [state for state in TaskState if state not in (TaskState.NONE, TaskState.ENDING)])
 def test_a_task_is_cleared_from_every_state_and_has_all_its_retries_again(state):
     life = bring(state)
     before = life.task
     life.take(Clear)
+    effects = life.effects
+    if state is TaskState.RUNNING:
+        life.take(Ended)
     assert life.task == TaskRow(
-        RETRYING, epoch=before.epoch + 1, tries=before.tries, tries_before=before.tries, max_tries=before.tries + 3
+        RETRYING,
+        epoch=life.task.epoch,
+        tries=before.tries,
+        tries_before=before.tries,
+        max_tries=before.tries + 3,
     )
     assert ClearXComs() in life.effects
-    assert (TellSuccessors(before.outcome, None) in life.effects) is (before.outcome is not None)
-    assert (StopTrigger(Stop.USER) in life.effects) is (state is TaskState.DEFERRED)
-    assert (EndAttempt(7) in life.effects) is (state is TaskState.RUNNING)
+    assert (TellSuccessors(before.outcome, None) in effects) is (before.outcome is not None)
+    assert (StopTrigger(Stop.USER) in effects) is (state is TaskState.DEFERRED)
+    assert (EndAttempt(7) in effects) is (state is TaskState.RUNNING)
     assert Ring(Channel.SCHEDULER) in life.effects
+
+
+@pytest.mark.parametrize("over", [Ended, Lost])
+def test_a_task_that_is_cleared_while_it_runs_waits_until_its_process_or_its_worker_is_gone(over):
+    life = bring(TaskState.RUNNING)
+    epoch = life.task.epoch
+    life.take(Clear)
+    assert life.task.state is TaskState.ENDING
+    assert life.task.holds_slots()
+    assert life.effects == (EndAttempt(7), Ring(Channel.WORKER))
+    assert life.task.session == 7
+    assert life.task.next_due_us is None
+    assert feed(life.task, Succeeded(epoch), life.now) == Fenced(), "what the old attempt says does not count"
+    assert "takes no ready" in life.refuse(Ready, Readiness.RUN)
+    life.take(over)
+    assert life.task.state is TaskState.NONE
+    assert life.effects == (ClearXComs(), Ring(Channel.SCHEDULER))
+    assert life.run().task.tries == 2
+
+
+@pytest.mark.parametrize("state", [TaskState.RUNNING, TaskState.DEFERRED])
+def test_successors_of_a_mark_are_told_once_the_old_attempt_is_gone(state):
+    life = bring(state)
+    answer = feed(life.task, Mark(Outcome.SUCCESS, triggerer=9), life.now)
+    assert isinstance(answer, Moved)
+    assert answer.task.state is TaskState.ENDING
+    assert not any(isinstance(effect, (TellSuccessors, RunCallback)) for effect in answer.effects)
+    life.task = answer.task
+    life.take(Ended)
+    assert life.task.outcome is Outcome.SUCCESS
+    assert life.effects == (
+        RunCallback(Callback.SUCCESS, "marked by a user"),
+        TellSuccessors(None, Outcome.SUCCESS),
+        Ring(Channel.SCHEDULER),
+    )
+
+
+def test_a_deferred_task_that_is_cleared_waits_until_its_trigger_has_cleaned_up_but_not_for_ever():
+    life = bring(TaskState.DEFERRED).take(Clear, triggerer=9)
+    assert (life.task.state, life.task.session) == (TaskState.ENDING, 9)
+    assert life.effects == (StopTrigger(Stop.USER), Ring(Channel.TRIGGERER))
+    assert life.task.next_due_us == life.now + MAX_CLEANUP_US
+    assert "nothing is due" in life.refuse(Due)
+    life.now += MAX_CLEANUP_US
+    assert life.take(Due).task == TaskRow(RETRYING, epoch=life.task.epoch, tries=1, tries_before=1, max_tries=4)
+
+
+def test_the_last_wish_counts_while_a_task_is_ending():
+    life = bring(TaskState.DEFERRED).take(Clear, triggerer=9)
+    due_us = life.task.due_us
+    assert "takes no clear" in life.refuse(Clear)
+    answer = feed(life.task, Mark(Outcome.FAILED), life.now)
+    assert isinstance(answer, Moved)
+    assert answer.effects == ()
+    assert (answer.task.session, answer.task.due_us) == (9, due_us)
+    life.task = answer.task
+    assert isinstance(feed(life.task, Mark(Outcome.FAILED), life.now), Refused)
+    assert "takes no cancel" in life.refuse(Cancel)
+    assert life.take(Clear).take(Cancel).take(Ended).task.outcome is Outcome.SKIPPED, "it was to begin anew"
 
 
 def test_a_task_that_was_cleared_and_does_not_start_again_calls_nobody_back():
@@ -356,10 +416,13 @@ def test_a_user_may_mark_a_task_in_every_state(state, outcome):
         assert isinstance(answer, Refused)
         return
     assert isinstance(answer, Moved)
-    assert answer.task.outcome is outcome
-    assert TellSuccessors(before.outcome, outcome) in answer.effects
     assert (StopTrigger(Stop.USER) in answer.effects) is (state is TaskState.DEFERRED)
     assert (EndAttempt(7) in answer.effects) is (state is TaskState.RUNNING)
+    life.task, life.effects = answer.task, answer.effects
+    if answer.task.state is TaskState.ENDING:
+        life.take(Ended)
+    assert life.task.outcome is outcome
+    assert TellSuccessors(before.outcome, outcome) in life.effects
 
 
 @pytest.mark.parametrize("state", TaskState)
@@ -370,7 +433,10 @@ def test_a_cancelled_run_fails_what_has_started_and_skips_what_has_not(state):
         assert isinstance(answer, Refused)
         return
     assert isinstance(answer, Moved)
-    assert answer.task.outcome is (Outcome.FAILED if life.task.started else Outcome.SKIPPED)
+    started, life.task = life.task.started, answer.task
+    if answer.task.state is TaskState.ENDING:
+        life.take(Ended)
+    assert life.task.outcome is (Outcome.FAILED if started else Outcome.SKIPPED)
 
 
 @pytest.mark.parametrize("state", TaskState)
@@ -383,6 +449,7 @@ def test_every_input_is_answered_in_every_state(state):
         TaskState.RUNNING: {Succeeded, Failed, Skipped, Deferred, Lost, Clear, Mark, Cancel},
         TaskState.DEFERRED: {TriggerFired, TriggerFailed, Due, Clear, Mark, Cancel},
         TaskState.UP_FOR_RETRY: {Due, Clear, Mark, Cancel},
+        TaskState.ENDING: {Ended, Lost, Mark, Cancel},
     }.get(state, {Clear, Mark})
     life = bring(state)
     other = next(outcome for outcome in Outcome if outcome is not life.task.outcome)
@@ -421,6 +488,7 @@ def test_whatever_happens_in_whatever_order_the_invariants_hold(data):
     journal: dict[int, str] = {}
     told: Outcome | None = None
     trigger: int | None = None
+    runs = False  # a process, or a trigger that a session runs
     for number in range(data.draw(st.integers(1, 40))):
         now += data.draw(st.integers(0, 2))
         kind = data.draw(st.sampled_from(list(KINDS)))
@@ -456,10 +524,21 @@ def test_whatever_happens_in_whatever_order_the_invariants_hold(data):
                     assert session == task.session
                 case RunCallback(callback=Callback.RETRY):
                     assert answer.task.state is TaskState.UP_FOR_RETRY
+        if answer.task.state in (TaskState.RUNNING, TaskState.DEFERRED):
+            assert not runs or task.state in (TaskState.RUNNING, TaskState.DEFERRED), "the old one is still there"
+            runs = True
+        elif answer.task.state is TaskState.ENDING:
+            assert runs
+        elif task.state is TaskState.ENDING:
+            assert kind in (Ended, Lost, Due), "nothing else ends the wait"
+            runs = False
+        else:
+            runs = False
         task = answer.task
         assert told is task.outcome
+        assert (task.ending is not None) is (task.state is TaskState.ENDING)
         assert (trigger is not None) is (task.state is TaskState.DEFERRED)
-        assert (task.session is not None) is (task.state is TaskState.RUNNING)
+        assert (task.session is not None) is (task.state in (TaskState.RUNNING, TaskState.ENDING))
         assert task.tries <= task.max_tries
         assert task.lost <= MAX_LOST
         assert (task.resume is not None and task.resume.payload is None) is (task.state is TaskState.DEFERRED)

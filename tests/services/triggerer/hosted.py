@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -81,6 +82,22 @@ class InterruptingEnd(Counting):
     async def on_kill(self) -> None:
         await super().on_kill()
         raise KeyboardInterrupt
+
+
+#: What the end of a `SlowEnd` waits for.
+RELEASED = threading.Event()
+
+
+class SlowEnd(Counting):
+    """Takes its time to end the work outside."""
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return "tests.services.triggerer.hosted.SlowEnd", super().serialize()[1]
+
+    async def on_kill(self) -> None:
+        await super().on_kill()
+        while not RELEASED.is_set():
+            await asyncio.sleep(0.02)
 
 
 class Refusing(Told):

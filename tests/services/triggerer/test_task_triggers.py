@@ -25,7 +25,7 @@ from tidemill.runtime.task_lines import decode_lines
 from tidemill.services.triggerer.folder_code import FolderCode
 from tidemill.services.triggerer.task_host import TaskHost
 from tidemill.store.call_server import CallServer
-from tidemill.store.calls import BeginService, CancelRun, ListServices, LoseService, ReadLog
+from tidemill.store.calls import BeginService, CancelRun, ClearTasks, ListServices, LoseService, ReadLog
 from tidemill.store.database import Caller, Database
 from tidemill.store.opening import open_store
 
@@ -33,13 +33,14 @@ __all__ = ["url"]
 
 
 @contextlib.asynccontextmanager
-async def triggerer(store: Caller, folder: Path) -> AsyncIterator[TaskHost]:
+async def triggerer(store: Caller, folder: Path, grace_seconds: float = 60.0) -> AsyncIterator[TaskHost]:
     host = TaskHost(
         store,
         TriggererSettings(),
         BeginService("triggerer", "t", "here", "boot", 1, (), 10_000),
         FolderCode(folder),
         65_536,
+        grace_seconds=grace_seconds,
     )
     stop = asyncio.Event()
     running = asyncio.create_task(host.run(stop))
@@ -110,6 +111,37 @@ async def test_the_trigger_of_a_run_that_a_user_cancels_ends_the_work_outside(da
         await database.call(CancelRun("dag", deferring.run.run_id, by="tester"))
 
         await until(lambda: ["run", "yielded", "on_kill", "cleanup"] in DID.values())
+        await wait_for_state(deferring, "failed")
+
+
+async def wait_for_state(deferring: Deferring, state: str) -> None:
+    async with asyncio.timeout(60):
+        while (await deferring.player.run(deferring.run)).state != state:
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("grace_seconds", [0.05, 60.0])
+async def test_a_cleared_deferral_runs_again_once_its_trigger_has_cleaned_up_or_has_had_its_time(
+    database: Database, tmp_path: Path, grace_seconds: float
+):
+    DID.clear()
+    hosted.RELEASED.clear()
+    deferring = Deferring(database)
+    await deferring.defer(1, hosted_path(hosted.SlowEnd), count=0, then="wait")
+    async with triggerer(database, tmp_path, grace_seconds):
+        await until(lambda: any("yielded" in told for told in DID.values()))
+        await database.call(ClearTasks("dag", deferring.run.run_id, ("t0",), "tester"))
+        await until(lambda: ["run", "yielded", "on_kill"] in DID.values())
+        if grace_seconds > 1:
+            await deferring.player.schedule()
+            assert await deferring.player.states(deferring.run) == {"t0": "ending"}
+            hosted.RELEASED.set()
+        async with asyncio.timeout(60):
+            while (await deferring.player.states(deferring.run)) == {"t0": "ending"}:
+                await asyncio.sleep(0.02)
+        assert (["run", "yielded", "on_kill", "cleanup"] in DID.values()) is (grace_seconds > 1)
+        assert (await deferring.player.claim_one()).try_number == 2
+        hosted.RELEASED.set()
 
 
 async def test_a_trigger_that_raises_an_interruption_when_it_is_killed_ends_no_other(

@@ -265,10 +265,13 @@ async def test_an_attempt_whose_task_has_moved_on_is_ended_without_a_report(work
     worker.write(KILLABLE.replace("CODE", "print('begun', flush=True); time.sleep(60)"))
     worker.store.queue(make_attempt(1, "run"))
     await until(lambda: "begun" in worker.store.text_of(1), what="it has begun")
+    (pid,) = worker.worker.pids
     worker.store.end(1)
     await until(lambda: not worker.worker.running, what="it is ended")
     await until(lambda: "on_kill was called" in worker.store.text_of(1), what="on_kill was called")
     assert not worker.store.reports
+    await until(lambda: not worker.store.turns[-1].held, what="the worker holds it no more")
+    assert pid not in worker.worker.pids, "until its process had ended, the worker held it"
 
 
 async def test_callbacks_run_in_attempts_of_their_own(worker: RunningWorker) -> None:

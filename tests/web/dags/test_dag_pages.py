@@ -217,7 +217,8 @@ async def test_changes_stand_in_the_journal_with_who_made_them(store: PlayedStor
 
     assert which.json()["tasks"] == ["extract", "load", "wait"]
     assert (cleared.json()["tasks"], marked.json()["tasks"]) == (["extract"], ["retried"])
-    assert (cancelled.json()["run"]["reason"], again.status_code) == ("cancelled by key", 409)
+    assert cancelled.json()["run"]["reason"] == "cancelled by key"
+    assert again.status_code == 200, "a task of it is still ending"
     assert (paused.status_code, dag["paused"]) == (200, True)
     history = store.call(TaskHistory(DAG, RUN, "extract")).rows
     assert ("none", "key") in [(change.after, change.by) for change in history]

@@ -30,6 +30,7 @@ _STATES = {
     "queued": "queued",
     "scheduled": "waiting for a slot",
     "up_for_retry": "waiting to be retried",
+    "ending": "ending",
 }
 _COLUMNS = (
     Column("DAG", cut=True),

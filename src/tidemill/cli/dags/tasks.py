@@ -18,7 +18,7 @@ app = App(help="Look at the tasks of a run, and change what becomes of them.")
 TaskId = Annotated[str, typer.Argument(metavar="TASK", help="The id of the task.")]
 TaskIds = Annotated[list[str] | None, typer.Argument(metavar="TASK", help="The ids of the tasks; default: all.")]
 _STATES = (
-    *("none", "scheduled", "queued", "running", "deferred", "up_for_retry"),
+    *("none", "scheduled", "queued", "running", "deferred", "up_for_retry", "ending"),
     *("success", "failed", "skipped", "upstream_failed"),
 )
 #: How often a log that is followed is read again.

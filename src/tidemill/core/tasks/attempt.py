@@ -8,22 +8,28 @@ itself. All services and the command line change tasks through it alone.
                  +---- deferred <-----+
                  +-- up_for_retry <---+          none -> skipped | upstream_failed, as the upstream tasks decide
 
+    running | deferred -> ending -> none | success | failed | skipped, as a user decides
+
+A task that a user clears, marks or cancels while something of it runs is `ending` until that is gone: the process with
+its `finally` and `on_kill`, or the trigger with its cleanup. Only then does the next attempt begin, or do successors
+start, so that what the old one cleans up is not theirs.
+
 Invariants:
 1. Every change raises the epoch by one. Who speaks for a task gives the epoch that it was told; one with an old epoch
    changes nothing. It learns whether it is late (`Fenced`) or has said this before (`Already`).
-2. A trigger exists exactly while its task is deferred, and a session holds a task exactly while it is running.
+2. A trigger exists exactly while its task is deferred, and a session holds a task exactly while it is running or
+   ending.
 3. The successors are told every change of the outcome, once: what they were told last is the outcome of the task.
 4. A try that was lost with its worker, or deferred, uses up no retry.
 5. The deadline of a try is counted from its first start, over deferrals and queues.
+6. What a user clears or marks goes on only once nothing of the old attempt runs, or its session is dead.
 """
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import NamedTuple, TypedDict, Unpack
 
-from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.core.tasks.dependencies import Outcome, Readiness
 from tidemill.core.tasks.inputs import (
     Admit,
@@ -37,6 +43,7 @@ from tidemill.core.tasks.inputs import (
     Due,
     Effect,
     EndAttempt,
+    Ended,
     Failed,
     Input,
     Lost,
@@ -55,130 +62,20 @@ from tidemill.core.tasks.inputs import (
     TriggerFired,
     identify,
 )
+from tidemill.core.tasks.task_row import STATES, Ending, Resume, TaskRow, TaskState
 
 #: How often a try may be lost with its worker before that counts as a failure of the try.
 MAX_LOST = 5
+#: How long a task waits at most until its old trigger has cleaned up. The triggerer reports that within
+#: `worker.term_grace_seconds`, unless it never learnt that it had claimed the trigger.
+MAX_CLEANUP_US = 60_000_000
 
-
-class TaskState(enum.StrEnum):
-    """Where a task is."""
-
-    NONE = "none"
-    SCHEDULED = "scheduled"
-    QUEUED = "queued"
-    RUNNING = "running"
-    DEFERRED = "deferred"
-    UP_FOR_RETRY = "up_for_retry"
-    SUCCESS = "success"
-    FAILED = "failed"
-    SKIPPED = "skipped"
-    UPSTREAM_FAILED = "upstream_failed"
-
-
-_STATES = {outcome: TaskState(outcome.value) for outcome in Outcome}
-_OUTCOMES = {state: outcome for outcome, state in _STATES.items()}
 _CALLBACKS = {
     Outcome.SUCCESS: Callback.SUCCESS,
     Outcome.FAILED: Callback.FAILURE,
     Outcome.UPSTREAM_FAILED: Callback.FAILURE,
     Outcome.SKIPPED: Callback.SKIPPED,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What the author of a task has decided.
-
-    Attributes:
-        retries: How many tries may follow the first one.
-        retry_delay_us: The pause before a retry, in microseconds.
-        exponential: Whether each pause is about twice as long as the one before, at random within a factor of two.
-        max_retry_delay_us: The longest pause.
-        execution_timeout_us: How long a try may take, from its first start; None: any time.
-        soft_fail: A sensor that is skipped where it would fail because its trigger failed or came too late.
-        is_sensor: A sensor, which fails without retries when its trigger comes too late.
-    """
-
-    retries: int = 0
-    retry_delay_us: int = 300_000_000
-    exponential: bool = False
-    max_retry_delay_us: int = 86_400_000_000
-    execution_timeout_us: int | None = None
-    soft_fail: bool = False
-    is_sensor: bool = False
-
-    def compute_delay(self, tries: int, bits: int) -> int:
-        """Return the pause in microseconds after a try failed, the first one being 1."""
-        if not self.exponential:
-            return min(self.retry_delay_us, self.max_retry_delay_us)
-        bound = Backoff(self.retry_delay_us, self.max_retry_delay_us).compute_bound(tries)
-        return int(bound * (0.5 + bits / (2 << JITTER_BITS)))
-
-
-class Resume(NamedTuple):
-    """How an attempt continues after a deferral. `payload`: the encoded event."""
-
-    method: str
-    kwargs: str
-    payload: str | None = None
-
-
-class TaskRow(NamedTuple):
-    """A task instance, as far as its life is concerned; a tuple, because one is created with every change.
-
-    Attributes:
-        policy: What its author has decided.
-        state: Where it is.
-        epoch: The number of changes of its state.
-        tries: How many tries have begun.
-        tries_before: How many had begun when a user last cleared the task.
-        max_tries: After how many tries a failure is final.
-        session: The worker's session that runs it.
-        lost: How often this try was lost with its worker.
-        deadline_us: When this try has taken too long.
-        due_us: When a retry begins, or when a trigger is too late.
-        resume: How the next attempt, or the one that waits for its trigger, continues; None: from the beginning.
-    """
-
-    policy: Policy = Policy()
-    state: TaskState = TaskState.NONE
-    epoch: int = 0
-    tries: int = 0
-    tries_before: int = 0
-    max_tries: int = 1
-    session: int | None = None
-    lost: int = 0
-    deadline_us: int | None = None
-    due_us: int | None = None
-    resume: Resume | None = None
-
-    @property
-    def outcome(self) -> Outcome | None:
-        """How it has ended; None: it has not."""
-        return _OUTCOMES.get(self.state)
-
-    @property
-    def started(self) -> bool:
-        """Whether a try has begun since the task was created, or cleared."""
-        return self.tries > self.tries_before
-
-    @property
-    def next_due_us(self) -> int | None:
-        """When `Due` has to be fed, in UTC microseconds; None: not before something else happens."""
-        due_us, deadline_us = self.due_us, self.deadline_us
-        if self.state is TaskState.UP_FOR_RETRY:
-            return due_us
-        if self.state not in (TaskState.SCHEDULED, TaskState.QUEUED, TaskState.DEFERRED):
-            return None
-        if due_us is None or deadline_us is None:
-            return deadline_us if due_us is None else due_us
-        return min(due_us, deadline_us)
-
-    def holds_slots(self, include_deferred: bool = False) -> bool:
-        """Return whether it counts in its pool; `include_deferred`: whether deferred tasks do."""
-        return self.state in (TaskState.QUEUED, TaskState.RUNNING) or (
-            include_deferred and self.state is TaskState.DEFERRED
-        )
 
 
 class Moved(NamedTuple):
@@ -214,6 +111,7 @@ class _Changes(TypedDict, total=False):
     deadline_us: int | None
     due_us: int | None
     resume: Resume | None
+    ending: Ending | None
 
 
 _RING_SCHEDULER, _RING_WORKER, _RING_TRIGGERER = Ring(Channel.SCHEDULER), Ring(Channel.WORKER), Ring(Channel.TRIGGERER)
@@ -234,12 +132,12 @@ def feed(task: TaskRow, given: Input, now_us: int, left: str | None = None) -> A
     match given:
         case Ready() | Admit() | Claim() | Due():
             return _decide_waiting(task, given, now_us)
-        case Succeeded() | Failed() | Skipped() | Deferred() | Lost():
+        case Succeeded() | Failed() | Skipped() | Deferred() | Lost() | Ended():
             return _decide_attempt(task, given, now_us)
         case TriggerFired() | TriggerFailed():
             return _decide_trigger(task, given, now_us)
         case _:
-            return _decide_user(task, given)
+            return _decide_user(task, given, now_us)
 
 
 def _refuse(task: TaskRow, given: Input) -> Refused:
@@ -265,7 +163,7 @@ def _move(
 def _end(task: TaskRow, outcome: Outcome, *effects: Effect | None, error: str | None = None) -> Moved:
     """End the task. Its callback runs if it was started."""
     callback = RunCallback(_CALLBACKS[outcome], error) if task.started else None
-    return _move(task, _STATES[outcome], *effects, callback, due_us=None, deadline_us=None, resume=None)
+    return _move(task, STATES[outcome], *effects, callback, due_us=None, deadline_us=None, resume=None, ending=None)
 
 
 def _fail(
@@ -318,6 +216,8 @@ def _decide_due(task: TaskRow, given: Due, now_us: int) -> Answer:
         return Refused(f"nothing is due for a task that is {task.state.value}")
     if task.state is TaskState.UP_FOR_RETRY:
         return _move(task, TaskState.SCHEDULED, _RING_SCHEDULER, due_us=None)
+    if task.ending is not None:
+        return _become(task, task.ending)
     if task.deadline_us is not None and now_us >= task.deadline_us:
         stop = (StopTrigger(Stop.TIMEOUT),) if task.state is TaskState.DEFERRED else ()
         return _fail(task, "TaskTimeout: the task took longer than its execution_timeout", now_us, given.bits, *stop)
@@ -327,8 +227,12 @@ def _decide_due(task: TaskRow, given: Due, now_us: int) -> Answer:
     return _fail(task, error, now_us, given.bits, StopTrigger(Stop.TIMEOUT), may_retry=not is_sensor, soft=True)
 
 
-def _decide_attempt(task: TaskRow, given: Succeeded | Failed | Skipped | Deferred | Lost, now_us: int) -> Answer:
-    """Take the word of, or about, the attempt that runs."""
+def _decide_attempt(
+    task: TaskRow, given: Succeeded | Failed | Skipped | Deferred | Lost | Ended, now_us: int
+) -> Answer:
+    """Take the word of, or about, the attempt that runs, or is ending."""
+    if task.ending is not None and isinstance(given, (Ended, Lost)):
+        return _become(task, task.ending)
     if task.state is not TaskState.RUNNING:
         return _refuse(task, given)
     match given:
@@ -343,10 +247,12 @@ def _decide_attempt(task: TaskRow, given: Succeeded | Failed | Skipped | Deferre
             resume = Resume(given.method, given.kwargs)
             told = (MakeTrigger(task.epoch + 1, given.trigger), _RING_TRIGGERER, _RING_SCHEDULER)
             return _move(task, TaskState.DEFERRED, *told, due_us=due_us, lost=0, resume=resume)
-        case _:
+        case Lost(bits=bits):
             if task.lost >= MAX_LOST:
-                return _fail(task, f"the task was lost with its worker {MAX_LOST + 1} times", now_us, given.bits)
+                return _fail(task, f"the task was lost with its worker {MAX_LOST + 1} times", now_us, bits)
             return _move(task, TaskState.QUEUED, _RING_WORKER, lost=task.lost + 1)
+        case _:
+            return _refuse(task, given)
 
 
 def _decide_trigger(task: TaskRow, given: TriggerFired | TriggerFailed, now_us: int) -> Answer:
@@ -361,33 +267,44 @@ def _decide_trigger(task: TaskRow, given: TriggerFired | TriggerFailed, now_us: 
     return _fail(task, error, now_us, given.bits, StopTrigger(Stop.FAILED), soft=True)
 
 
-def _decide_user(task: TaskRow, given: Clear | Mark | Cancel) -> Answer:
-    """Do what a user wants, whatever the state; an attempt that runs is ended, and a trigger stopped."""
-    ended: list[Effect] = []
-    if task.session is not None:
-        ended += [EndAttempt(task.session), _RING_WORKER]
-    if task.state is TaskState.DEFERRED:
-        ended += [StopTrigger(Stop.USER), _RING_TRIGGERER]
+def _decide_user(task: TaskRow, given: Clear | Mark | Cancel, now_us: int) -> Answer:
+    """Do what a user wants, whatever the state, once nothing of the task runs any longer."""
+    decided = task.outcome if task.ending is None else task.ending.outcome
     match given:
         case Clear():
-            if task.state is TaskState.NONE:
+            if task.state is TaskState.NONE or (task.ending is not None and decided is None):
                 return _refuse(task, given)
-            again = TaskRow(
-                task.policy,
-                task.state,
-                task.epoch,
-                tries=task.tries,
-                tries_before=task.tries,
-                max_tries=task.tries + task.policy.retries + 1,
-            )
-            return _move(again, TaskState.NONE, *ended, ClearXComs(), _RING_SCHEDULER)
+            wanted, max_tries = Ending(None), task.tries + task.policy.retries + 1
+            task = task._replace(tries_before=task.tries, max_tries=max_tries, lost=0, deadline_us=None, resume=None)
         case Mark(outcome=outcome):
-            if task.outcome is outcome:
+            if decided is outcome:
                 return _refuse(task, given)
-            return _end(task, outcome, *ended, error="marked by a user")
+            wanted = Ending(outcome, "marked by a user")
         case _:
-            if task.outcome is not None:
+            if decided is not None:
                 return _refuse(task, given)
             # One that waits for its first try has not started; one between two tries has.
-            outcome = Outcome.FAILED if task.started else Outcome.SKIPPED
-            return _end(task, outcome, *ended, error="the run was cancelled")
+            wanted = Ending(Outcome.FAILED if task.started else Outcome.SKIPPED, "the run was cancelled")
+    return _end_first(task, wanted, given.triggerer, now_us)
+
+
+def _end_first(task: TaskRow, wanted: Ending, triggerer: int | None, now_us: int) -> Moved:
+    """End what runs of a task before it becomes what a user wants."""
+    effects: tuple[Effect, ...] = ()
+    session, due_us = task.session, task.due_us
+    if task.state is TaskState.DEFERRED:
+        effects = (StopTrigger(Stop.USER), _RING_TRIGGERER)
+        session, due_us = triggerer, now_us + MAX_CLEANUP_US
+    elif session is not None and task.ending is None:
+        effects = (EndAttempt(session), _RING_WORKER)
+    if session is None:
+        return _become(task, wanted, *effects)
+    changes: _Changes = {"due_us": due_us, "deadline_us": None, "resume": None, "ending": wanted}
+    return _move(task, TaskState.ENDING, *effects, session=session, **changes)
+
+
+def _become(task: TaskRow, wanted: Ending, *effects: Effect) -> Moved:
+    """Do what a user wants with a task of which nothing runs."""
+    if wanted.outcome is not None:
+        return _end(task, wanted.outcome, *effects, error=wanted.error)
+    return _move(task, TaskState.NONE, *effects, ClearXComs(), _RING_SCHEDULER, due_us=None, ending=None)

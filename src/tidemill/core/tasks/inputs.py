@@ -164,28 +164,45 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """What a user had ended is over: the process is gone, or the trigger has cleaned up."""
+
+    epoch: int
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Clear:
-    """A user wants the task to run again, from the beginning. `epoch`: None, whatever its state."""
+    """A user wants the task to run again, from the beginning.
+
+    Attributes:
+        epoch: None, whatever its state.
+        request: Identifies the wish.
+        triggerer: The session that runs the trigger of a deferred task; None: nobody does.
+    """
 
     epoch: int | None = None
     request: str = ""
+    triggerer: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A user decides how the task has ended."""
+    """A user decides how the task has ended; see `Clear`."""
 
     outcome: Outcome
     epoch: int | None = None
     request: str = ""
+    triggerer: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """A user cancels the run of the task."""
+    """A user cancels the run of the task; see `Clear`."""
 
     epoch: int | None = None
     request: str = ""
+    triggerer: int | None = None
 
 
 Input = (
@@ -200,6 +217,7 @@ Input = (
     | TriggerFailed
     | Due
     | Lost
+    | Ended
     | Clear
     | Mark
     | Cancel

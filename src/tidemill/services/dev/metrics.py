@@ -55,7 +55,7 @@ DEFINITIONS: tuple[Definition, ...] = (
 )
 
 OUTCOMES = ("success", "failure", "skip", "deferral", "loss")
-_STATES = ("none", "scheduled", "queued", "running", "deferred", "up_for_retry")
+_STATES = ("none", "scheduled", "queued", "running", "deferred", "up_for_retry", "ending")
 #: The most triggers, and resumed tasks, that are remembered.
 MAX_REMEMBERED = 50_000
 #: What a service has said of itself holds for this long: it beats every 5 s.

@@ -62,6 +62,7 @@ class TaskHost:
         clock: Seconds, monotonic.
         on_stuck: Called on a thread when the loop is blocked for ever: with the service, the trigger that blocks it
             (None: it is not known), and where that stands; None: nobody watches.
+        grace_seconds: How long a task that a user cleared waits for the cleanup of its trigger.
 
     Attributes:
         host: What runs triggers at present; None: no service has begun.
@@ -76,8 +77,9 @@ class TaskHost:
         log_bytes: int,
         clock: Callable[[], float] = time.monotonic,
         on_stuck: Callable[[int, ClaimedTrigger | None, str], None] | None = None,
+        grace_seconds: float = 5.0,
     ) -> None:
-        """Run nothing yet."""
+        self._grace_seconds = grace_seconds
         self._calls, self._settings, self._about, self._code = calls, settings, about, code
         self._on_stuck = on_stuck
         self._clock, self._log_bytes = clock, log_bytes
@@ -120,7 +122,16 @@ class TaskHost:
         secrets: set[str] = set()
         logs = TaskLogs(self._calls, self._log_bytes, secrets)
         about, is_trial = self._about, trial_seconds is not None
-        source = TaskSource(self._calls, service, about.capacity, about.queues, logs, self._clock, reserved=is_trial)
+        source = TaskSource(
+            self._calls,
+            service,
+            about.capacity,
+            about.queues,
+            logs,
+            self._clock,
+            reserved=is_trial,
+            grace_seconds=self._grace_seconds,
+        )
         self.host = host = TriggerHost[TaskRun](source, self._settings, clock=self._clock)
         host.start()
         host.book.is_started = True

@@ -92,7 +92,8 @@ async def _run(
         def end(service: int, claim: ClaimedTrigger | None, stack: str) -> None:
             end_stuck(Path(address), service, claim, stack, limit_seconds)
 
-        host = TaskHost(store, settings.triggerer, about, FolderCode(folder), log_bytes, on_stuck=end)
+        grace_seconds, code = settings.worker.term_grace_seconds, FolderCode(folder)
+        host = TaskHost(store, settings.triggerer, about, code, log_bytes, on_stuck=end, grace_seconds=grace_seconds)
         await (host.run(signals.stop) if trial is None else host.try_out(*trial, signals.stop))
     finally:
         await store.close()

@@ -66,6 +66,7 @@ class TaskSource:
         logs: The logs of their tasks.
         clock: Seconds, monotonic.
         reserved: Whether it runs only what is reserved for the service.
+        grace_seconds: How long a task that a user cleared waits for the cleanup of its trigger.
 
     Attributes:
         name: What its streams are called upstream.
@@ -90,8 +91,10 @@ class TaskSource:
         clock: Callable[[], float] = time.monotonic,
         *,
         reserved: bool = False,
+        grace_seconds: float = 5.0,
     ) -> None:
         """Claim nothing yet."""
+        self._grace_seconds = grace_seconds
         self._calls, self._service, self._queues, self._clock = calls, service, queues, clock
         self._reserved = reserved
         self.ended = asyncio.Event()
@@ -104,6 +107,7 @@ class TaskSource:
         self._repeated = False
         self._reports: set[asyncio.Task[None]] = set()
         self._given_up: list[ClaimKey] = []
+        self._cleaning_up: dict[ClaimKey, asyncio.TimerHandle] = {}
         self._confirmed_at = clock()
         self._confirmation = asyncio.Event()
 
@@ -140,7 +144,13 @@ class TaskSource:
         if not held:
             return []
         stops = await self._ask(HeldTriggers(self._service, tuple((key.id, key.token) for key in held)))
-        return self.triggers.note_stops([(ClaimKey(stop.id, stop.token), stop.reason) for stop in stops])
+        found = self.triggers.note_stops([(ClaimKey(stop.id, stop.token), stop.reason) for stop in stops])
+        for key, reason in found:
+            if reason is CancelReason.USER:
+                # Its task waits until it has cleaned up, but not longer than it would wait for a process.
+                late = asyncio.get_running_loop().call_later(self._grace_seconds, self._give_up, key)
+                self._cleaning_up[key] = late
+        return found
 
     async def _ask(self, request: Call[A]) -> A:
         try:
@@ -155,7 +165,14 @@ class TaskSource:
         """Note that a trigger has ended: there is room for another one; one that was given up is free for others."""
         self.triggers.note_ended(key)
         self.freed.set()
-        if end is TaskEnd.GIVEN_UP and not self.ended.is_set():
+        if (late := self._cleaning_up.pop(key, None)) is not None:
+            late.cancel()
+        if end in (TaskEnd.GIVEN_UP, TaskEnd.KILLED):
+            self._give_up(key)
+
+    def _give_up(self, key: ClaimKey) -> None:
+        """Tell the store soon that a trigger is free for others, or that its task need not wait for it any longer."""
+        if not self.ended.is_set():
             self._given_up.append(key)
             if len(self._given_up) == 1:
                 self._begin(self._release(), "release of triggers")
@@ -164,7 +181,8 @@ class TaskSource:
         """Release what was given up meanwhile; whatever is not released is when the service ends."""
         given_up, self._given_up = self._given_up, []
         with contextlib.suppress(TidemillError):
-            await self._calls.call(ReleaseTriggers(self._service, tuple((key.id, key.token) for key in given_up)))
+            keys = tuple((key.id, key.token) for key in given_up)
+            await call_patiently(self._calls, ReleaseTriggers(self._service, keys))
 
     # -- reports ------------------------------------------------------------------------------------------------
 

@@ -83,6 +83,8 @@ class TaskHandle:
         self.files: dict[str, tuple[int, ...]] | None = None
         #: What its file looked like before it was started.
         self.began_with: dict[str, tuple[int, ...]] = {}
+        #: The attempt that it still has to clean up after, because its task has moved on: task and epoch.
+        self.replaced: tuple[int, int] | None = None
         #: It closed its connection without leave.
         self.broke_off = False
         self._zygote = zygote

@@ -16,7 +16,7 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 
@@ -72,8 +72,6 @@ from tidemill.store.worker_calls import (
 
 log = structlog.get_logger(__name__)
 
-A = TypeVar("A")
-
 #: What attempts that end at about the same time wait for each other.
 COMPANY_SECONDS = 0.005
 #: Only attempts that are this short do: others do not end at the same time.
@@ -107,7 +105,6 @@ class Worker:
     """
 
     def __init__(self, service: int, config: WorkerConfig, calls: Calls, bell: Bell, zygote: ZygoteClient) -> None:
-        """Claim nothing yet."""
         self._service, self._config = service, config
         self._calls, self._bell, self._zygote = calls, bell, zygote
         self._loop = asyncio.get_running_loop()
@@ -211,7 +208,7 @@ class Worker:
             self._request,
             reports,
             callbacks,
-            tuple(attempt.key for attempt in self._slots.held if attempt.key[0] > 0),
+            tuple(key for key in self._list_held() if key[0] > 0),
             self._slots.capacity if self._zygote.ready.is_set() else 0,
             self._config.queues,
         )
@@ -229,6 +226,11 @@ class Worker:
         for claim in answer.claimed:
             self._claim(claim, answer.now_us)
         return self._reports.more or bool(answer.claimed and self._slots.capacity)
+
+    def _list_held(self) -> list[tuple[int, int]]:
+        """Return the attempts whose processes are there: until they have ended, cleared tasks do not run again."""
+        ending = [handle.replaced for handle in self._handles.values() if handle.replaced is not None]
+        return [attempt.key for attempt in self._slots.held] + ending
 
     async def _listen(self) -> None:
         while True:
@@ -344,6 +346,7 @@ class Worker:
         result = finished.result
         if result is None and self._draining:
             result = Loss()
+        handle.replaced = attempt.key if result is None else None
         self._report(attempt, result, finished)
         self._do(effects)
 
@@ -351,6 +354,8 @@ class Worker:
         """Report what the end of a process means for its attempt."""
         del self._handles[handle.number]
         handle.drop_answers()
+        if handle.replaced is not None:
+            self._wake.set()
         for effect in self._slots.note_exited(handle.number, lost=exited is None):
             if isinstance(effect, Died):
                 self._note_died(effect.attempt, effect.why, exited, handle)

@@ -25,11 +25,11 @@ from sqlalchemy import (
 )
 
 from tidemill.core.tasks.admission import Active, Candidate, Limits, admit
-from tidemill.core.tasks.attempt import TaskState
 from tidemill.core.tasks.inputs import Admit
+from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.batches import find_dialect
 from tidemill.store.context import CallContext
-from tidemill.store.dag_tables import dag, dag_version, pool, task_instance
+from tidemill.store.dag_tables import HOLDS_SLOTS, dag, dag_version, pool, task_instance
 from tidemill.store.queries.board import Board
 from tidemill.store.queries.cursors import IDS, SKIPPED, build_id_rows
 from tidemill.store.queries.isolation import work_on_runs
@@ -45,7 +45,6 @@ from tidemill.store.statements import Statement
 
 _TASK = task_instance.c
 _SCHEDULED = TaskState.SCHEDULED.value
-_HOLDING = (TaskState.QUEUED.value, TaskState.RUNNING.value)
 #: How many pages of candidates a turn looks at per pool, beyond which those that wait for limits hide the others.
 _PAGES = 20
 
@@ -148,8 +147,7 @@ def _waited_pools(dialect: str) -> Select[Any]:
 
 @Statement
 def _slots(dialect: str) -> Select[Any]:
-    # Written as the index is, so that SQLite sees that it fits.
-    holds = and_(_TASK.pool == bindparam("pool"), text("state IN ('queued', 'running')"))
+    holds = and_(_TASK.pool == bindparam("pool"), text(HOLDS_SLOTS))
     return select(func.coalesce(func.sum(_TASK.pool_slots), 0)).where(holds)
 
 
@@ -245,7 +243,7 @@ def _count_active(connection: Connection, dags: Iterable[int]) -> Active:
     mine = _TASK.dag.in_(sorted(dags))
     resumed = and_(_TASK.state == _SCHEDULED, _TASK.rank < compute_rank(0, resumed=True) >> 1)
     counts = Counter[tuple[int, int, str]]()
-    for state in (_TASK.state.in_(_HOLDING), _TASK.state == TaskState.DEFERRED.value, resumed):
+    for state in (text(HOLDS_SLOTS), _TASK.state == TaskState.DEFERRED.value, resumed):
         statement = select(_TASK.dag, _TASK.run, _TASK.task_id, func.count()).where(and_(mine, state))
         for number, run, task, count in connection.execute(statement.group_by(_TASK.dag, _TASK.run, _TASK.task_id)):
             counts[number, run, task] += count

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
 
-from tidemill.core.tasks.attempt import Answer, Moved, TaskState, feed
+from tidemill.core.tasks.attempt import Answer, Moved, feed
 from tidemill.core.tasks.dependencies import Outcome, Readiness, decide
 from tidemill.core.tasks.inputs import (
     Channel,
@@ -35,8 +35,10 @@ from tidemill.core.tasks.inputs import (
     TriggerFailed,
     identify,
 )
+from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import move_counts
+from tidemill.store.queries.cursors import find_triggerers
 from tidemill.store.queries.effects import Callback, Effects, JournalRow, MadeTrigger, write_effects
 from tidemill.store.queries.isolation import note_broken_run
 from tidemill.store.queries.journal import find_left
@@ -201,6 +203,8 @@ class Board:
             self._keep(entry, effect, before.epoch)
         if after.state is TaskState.NONE or after.state is TaskState.RUNNING or after.outcome is Outcome.SUCCESS:
             entry.error = None
+        elif after.ending is not None:
+            entry.error = after.ending.error
         elif error is not None:
             entry.error = error
         journal = JournalRow(entry.id, after.epoch, before.state.value, after.state.value, identify(given), by, error)
@@ -208,6 +212,11 @@ class Board:
         if after.state is TaskState.NONE:
             self._doubtful[entry.id] = entry
         return answer
+
+    def find_triggerers(self, entries: Iterable[TaskEntry]) -> dict[int, int]:
+        """Return, by task, which services run the triggers of those tasks that are deferred."""
+        deferred = [(entry.id, entry.row.epoch) for entry in entries if entry.row.state is TaskState.DEFERRED]
+        return find_triggerers(self.connection, deferred)
 
     def _keep(self, entry: TaskEntry, effect: Effect, epoch: int) -> None:
         effects = self._effects

@@ -31,8 +31,9 @@ from sqlalchemy import (
 )
 
 from tidemill.core.errors import ConfigError
-from tidemill.core.tasks.attempt import Moved, TaskState
-from tidemill.core.tasks.inputs import Claim
+from tidemill.core.tasks.attempt import Moved
+from tidemill.core.tasks.inputs import Claim, Ended
+from tidemill.core.tasks.task_row import TaskState
 from tidemill.runtime.log import throttle
 from tidemill.store.batches import find_dialect
 from tidemill.store.calls import ClaimedAttempt, ClaimedCallback, ResumeWith, WorkerTurn
@@ -42,6 +43,7 @@ from tidemill.store.dag_tables import dag, dag_file, dag_run, dag_version, task_
 from tidemill.store.queries.board import Board
 from tidemill.store.queries.cursors import IDS, SKIPPED, build_id_rows
 from tidemill.store.queries.task_rows import COLUMNS, TaskEntry, load_plan
+from tidemill.store.queries.tasks import close_board
 from tidemill.store.statements import Statement
 
 log = structlog.get_logger(__name__)
@@ -53,8 +55,9 @@ _LOOKS = 20
 
 def claim_work(connection: Connection, turn: WorkerTurn, context: CallContext) -> tuple[ClaimedAttempt, ...]:
     """Claim attempts and callbacks for a worker; a repeated request gets what it got before, and nothing else."""
+    tasks, callbacks, ending = _find_claimed(connection, turn)
+    _note_ended(connection, turn, ending, context)
     board = Board(connection, context)
-    tasks, callbacks = _find_claimed(connection, turn)
     if tasks or callbacks:
         board.read(tasks)
         entries = [board.tasks[task] for task in tasks if task in board.tasks]
@@ -64,21 +67,36 @@ def claim_work(connection: Connection, turn: WorkerTurn, context: CallContext) -
     return _build_attempts(board, entries, callbacks)
 
 
-def _find_claimed(connection: Connection, turn: WorkerTurn) -> tuple[list[int], list[int]]:
-    """Return the tasks and callbacks that this request has claimed before."""
+def _find_claimed(connection: Connection, turn: WorkerTurn) -> tuple[list[int], list[int], list[int]]:
+    """Return the tasks and callbacks that this request has claimed before, and the worker's tasks that are ending."""
     found = _claimed.fetch(connection, {"service": turn.service, "request": turn.request})
-    return [number for kind, number in found if kind == 0], [number for kind, number in found if kind == 1]
+    tasks, callbacks, ending = ([number for kind, number in found if kind == wanted] for wanted in (0, 1, 2))
+    return tasks, callbacks, ending
+
+
+def _note_ended(connection: Connection, turn: WorkerTurn, ending: Sequence[int], context: CallContext) -> None:
+    """Let tasks go on whose old attempts the worker does not have any more, or whose claim it never heard of."""
+    gone = set(ending) - {task for task, _ in turn.held}
+    if not gone:
+        return
+    board = Board(connection, context)
+    board.lock(gone)
+    mine = [task for task, entry in board.tasks.items() if entry.row.ending and entry.row.session == turn.service]
+    board.give_all([(task, Ended(board.tasks[task].row.epoch)) for task in mine], f"worker {turn.service}")
+    close_board(board)
 
 
 @Statement
 def _claimed(dialect: str) -> CompoundSelect[Any]:
     service: BindParameter[int] = bindparam("service")
     request: BindParameter[int] = bindparam("request")
-    mine = and_(_TASK.session_id == service, _TASK.claim_request == request)
+    mine = and_(_TASK.session_id == service, _TASK.claim_request == request, _TASK.state == literal_column("'running'"))
+    ending = and_(_TASK.session_id == service, _TASK.state == literal_column("'ending'"))
     held = and_(_CALLBACK.session_id == service, _CALLBACK.claim_request == request)
     tasks = select(literal_column("0").label("kind"), _TASK.id.label("number")).where(mine)
     callbacks = select(literal_column("1"), _CALLBACK.id).where(held)
-    return union_all(tasks, callbacks).order_by("kind", "number")
+    ended = select(literal_column("2"), _TASK.id).where(ending)
+    return union_all(tasks, callbacks, ended).order_by("kind", "number")
 
 
 def _claim_callbacks(connection: Connection, turn: WorkerTurn) -> list[int]:

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import cache
+from typing import Any
 
-from sqlalchemy import Connection, Select, select
+from sqlalchemy import Connection, Select, and_, select
 
 from tidemill.core.triggers.event_plan import Counter
 from tidemill.store.batches import RowSet, find_dialect
-from tidemill.store.tables import trigger_cursor
+from tidemill.store.statements import Statement
+from tidemill.store.tables import trigger, trigger_cursor
 
 IDS = RowSet("ids", id=int)
 #: What a statement passes over.
 SKIPPED = RowSet("skipped", id=int)
+_DEFERRED = RowSet("deferred", task=int, epoch=int)
 
 
 def lock_cursors(connection: Connection, ids: Collection[int]) -> dict[int, Counter]:
@@ -40,6 +43,31 @@ def build_lock_statement(wanted: Select[int]) -> Select[int, int, int]:
         .where(trigger_cursor.c.trigger_id.in_(wanted))
         .order_by(trigger_cursor.c.trigger_id)
         # Without effect on SQLite, where only one transaction at a time can write.
+        .with_for_update(of=trigger_cursor, key_share=True)
+    )
+
+
+def find_triggerers(connection: Connection, tasks: Collection[tuple[int, int]]) -> dict[int, int]:
+    """Return which services run the triggers of deferred tasks, given as task and epoch; lock these triggers.
+
+    Only a transaction that has locked the tasks and their runs may do so, and may then lock other tasks of those runs.
+    """
+    if not tasks:
+        return {}
+    dialect = find_dialect(connection)
+    given = _DEFERRED.build_parameters(dialect, tasks)
+    return {task: session for task, session in _triggerers.fetch(connection, given) if session is not None}
+
+
+@Statement
+def _triggerers(dialect: str) -> Select[Any]:
+    given = _DEFERRED.build_source(dialect)
+    same = and_(trigger.c.task_id == given.c.task, trigger.c.epoch == given.c.epoch)
+    return (
+        select(trigger.c.task_id, trigger_cursor.c.session_id)
+        .join(given, same)
+        .join(trigger_cursor, trigger_cursor.c.trigger_id == trigger.c.id)
+        .order_by(trigger_cursor.c.trigger_id)
         .with_for_update(of=trigger_cursor, key_share=True)
     )
 

@@ -27,8 +27,8 @@ from sqlalchemy import (
     true,
 )
 
-from tidemill.core.tasks.attempt import TaskState
 from tidemill.core.tasks.dependencies import Readiness, decide
+from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.call import CallRefusedError, RefusalKind
 from tidemill.store.calls import CreateRun, RunRecord

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, and_, or_, select, update
 
-from tidemill.core.tasks.attempt import TaskState
+from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.dag_tables import dag_run, task_instance
 from tidemill.store.queries.task_rows import RunEntry, TaskEntry

@@ -10,9 +10,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, and_, func, select
 
-from tidemill.core.tasks.attempt import Moved, TaskState
+from tidemill.core.tasks.attempt import Moved
 from tidemill.core.tasks.dependencies import Outcome
 from tidemill.core.tasks.inputs import Clear, Mark
+from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.call import CallRefusedError, Listed, RefusalKind
 from tidemill.store.calls import (
     ClearTasks,
@@ -155,7 +156,12 @@ def clear_tasks(connection: Connection, request: ClearTasks, context: CallContex
     entries = [entry for entry in entries if entry.row.state is not TaskState.NONE]
     if request.dry_run:
         return tuple(entry.task_id for entry in entries)
-    cleared = [entry.task_id for entry in entries if isinstance(board.give(entry, Clear(), request.by), Moved)]
+    triggerers = board.find_triggerers(entries)
+    cleared = [
+        entry.task_id
+        for entry in entries
+        if isinstance(board.give(entry, Clear(triggerer=triggerers.get(entry.id)), request.by), Moved)
+    ]
     if cleared and run.state in ("success", "failed"):
         queue_run(run, context)
     close_board(board)
@@ -168,11 +174,13 @@ def mark_tasks(connection: Connection, request: MarkTasks, context: CallContext)
     names = _select_names(run, request.task_ids)
     board.load((run.id, name) for name in names)
     outcome = Outcome(request.state)
-    marked = []
-    for name in names:
-        entry = board.find(run.id, name)
-        if entry is not None and isinstance(board.give(entry, Mark(outcome), request.by), Moved):
-            marked.append(name)
+    entries = [entry for name in names if (entry := board.find(run.id, name)) is not None]
+    triggerers = board.find_triggerers(entries)
+    marked = [
+        entry.task_id
+        for entry in entries
+        if isinstance(board.give(entry, Mark(outcome, triggerer=triggerers.get(entry.id)), request.by), Moved)
+    ]
     if outcome is Outcome.SUCCESS:
         _clear_followers(board, run, marked, request.by, context)
     ended = run.state in ("success", "failed")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, func, select
+from sqlalchemy import Connection, and_, delete, func, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tidemill.core.tasks.attempt import TaskState
 from tidemill.core.tasks.inputs import Channel
+from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.batches import find_dialect
 from tidemill.store.call import CallRefusedError, RefusalKind
 from tidemill.store.calls import PoolRecord, SetPool
 from tidemill.store.context import CallContext
-from tidemill.store.dag_tables import pool, task_instance
+from tidemill.store.dag_tables import HOLDS_SLOTS, pool, task_instance
 from tidemill.store.queries.checks import check_name, check_text
 
 #: The pool of tasks that name none.
@@ -24,7 +24,7 @@ _TASK = task_instance.c
 
 def list_pools(connection: Connection) -> tuple[PoolRecord, ...]:
     """Return all pools; see `ListPools`."""
-    holding = _TASK.state.in_((TaskState.QUEUED.value, TaskState.RUNNING.value))
+    holding = text(HOLDS_SLOTS)
     used = _sum_slots(connection, holding)
     deferred = _sum_slots(connection, _TASK.state == TaskState.DEFERRED.value)
     waits = _TASK.state == TaskState.SCHEDULED.value

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, func, select, union_all
 
-from tidemill.core.tasks.attempt import TaskState
+from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.calls import RunProgress, RunRecord, WatchRuns
 from tidemill.store.dag_tables import dag_run, task_instance
 from tidemill.store.queries.runs import IS_QUEUED, IS_RUNNING, RUNS, read_run
@@ -44,5 +44,5 @@ def watch_runs(connection: Connection, request: WatchRuns) -> tuple[RunProgress,
 def _build(run: RunRecord, counts: dict[str, int]) -> RunProgress:
     total = sum(counts.values())
     done = sum(count for state, count in counts.items() if state in _ENDED)
-    running = counts.get(TaskState.RUNNING.value, 0)
+    running = sum(counts.get(state.value, 0) for state in (TaskState.RUNNING, TaskState.ENDING))
     return RunProgress(run, total, done, running, total - done - running)

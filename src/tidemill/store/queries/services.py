@@ -10,8 +10,9 @@ import json
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, case, func, insert, select, update
 
-from tidemill.core.tasks.attempt import MAX_LOST, TaskState
+from tidemill.core.tasks.attempt import MAX_LOST
 from tidemill.core.tasks.inputs import Channel, Lost
+from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.batches import find_dialect
 from tidemill.store.call import CallRefusedError, RefusalKind
 from tidemill.store.calls import BeginService, ListServices, LoseOthers, ServiceRecord
@@ -148,8 +149,8 @@ def list_services(connection: Connection, request: ListServices) -> tuple[Servic
 
 
 def _lose_tasks(connection: Connection, number: int, context: CallContext) -> None:
-    running = and_(_TASK.session_id == number, _TASK.state == TaskState.RUNNING.value)
-    found = connection.execute(select(_TASK.run, _TASK.id, _TASK.epoch).where(running)).all()
+    held = and_(_TASK.session_id == number, _TASK.state.in_((TaskState.RUNNING.value, TaskState.ENDING.value)))
+    found = connection.execute(select(_TASK.run, _TASK.id, _TASK.epoch).where(held)).all()
     given = [(run, (task, Lost(epoch, draw_bits(), f"s{number}"))) for run, task, epoch in found]
     work_on_runs(
         connection, context, given, lambda tasks: len(move_tasks(connection, tasks, context, f"service {number}"))

@@ -13,7 +13,8 @@ import msgspec
 from sqlalchemy import Connection, Select, SelectBase, Update, and_, bindparam, literal_column, select, union, update
 
 from tidemill.core.errors import InvariantError, describe_error
-from tidemill.core.tasks.attempt import Resume, TaskRow, TaskState
+from tidemill.core.tasks.dependencies import Outcome
+from tidemill.core.tasks.task_row import Ending, Resume, TaskRow, TaskState
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.dag_plan import Counts, DagPlan, PlanCache, TaskPlan, read_counts, write_counts
 from tidemill.store.dag_tables import dag_run, dag_version, task_instance
@@ -25,6 +26,7 @@ _PLANS = PlanCache()
 #: A task that resumes comes before all others of its pool and queue.
 _FIRST = 1 << 40
 _STATES = {state.value: state for state in TaskState}
+_ENDING = TaskState.ENDING.value
 
 _OF_TASKS = RowSet("of_tasks", id=int)
 _NAMED = RowSet("named", run=int, task_id=str)
@@ -35,10 +37,10 @@ _MOVING = (
 )  # fmt: skip
 _REST = (
     "tries_before", "max_tries", "lost", "due_us", "resume_method", "resume_kwargs", "resume_payload", "tallies",
-    "skip_votes", "skips", "rank", "error",
+    "skip_votes", "skips", "rank", "error", "ending_outcome",
 )  # fmt: skip
 _FIELDS = (*_MOVING, *_REST)
-_TEXTS = {"state", "resume_method", "resume_kwargs", "resume_payload", "tallies", "skips", "error"}
+_TEXTS = {"state", "resume_method", "resume_kwargs", "resume_payload", "tallies", "skips", "error", "ending_outcome"}
 _MOVED = RowSet("moved", id=int, **{name: str if name in _TEXTS else int for name in _MOVING})
 _CHANGED = RowSet("changed", id=int, **{name: str if name in _TEXTS else int for name in _FIELDS})
 _TALLIED = RowSet("tallied", id=int, tallies=str, pending=int, skip_votes=int)
@@ -130,13 +132,15 @@ class TaskEntry:
             self.id, _, self.task_id,
             state, epoch, tries, session, deadline_us, _, pending, since_us, started_us, ended_us, claim_request,
             tries_before, max_tries, lost, due_us, method, kwargs, payload, tallies, skip_votes, skips, _, error,
+            ending_outcome,
         ) = row  # fmt: skip
         self.run = run
         self.plan: TaskPlan = run.plan.tasks[self.task_id]
         resume = None if method is None else Resume(method, kwargs, payload)
+        ending = Ending(ending_outcome and Outcome(ending_outcome), error) if state == _ENDING else None
         self.row = TaskRow(
             self.plan.policy, _STATES[state], epoch, tries, tries_before, max_tries, session, lost, deadline_us, due_us,
-            resume,
+            resume, ending,
         )  # fmt: skip
         self.counts: Counts = read_counts(tallies)
         self.pending: int = pending
@@ -164,9 +168,10 @@ class TaskEntry:
         row, resume = self.row, self.row.resume
         method, kwargs, payload = (None,) * 3 if resume is None else (resume.method, resume.kwargs, resume.payload)
         rank = compute_rank(self.plan.structure.priority, resume is not None)
+        outcome = None if row.ending is None or row.ending.outcome is None else row.ending.outcome.value
         return (
             row.tries_before, row.max_tries, row.lost, row.due_us, method, kwargs, payload, write_counts(self.counts),
-            self.skip_votes, self.skips, rank, self.error,
+            self.skip_votes, self.skips, rank, self.error, outcome,
         )  # fmt: skip
 
 

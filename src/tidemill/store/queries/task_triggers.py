@@ -29,7 +29,7 @@ from sqlalchemy import (
 
 from tidemill.core.errors import ConfigError
 from tidemill.core.tasks.attempt import Already, Answer, Fenced, Moved
-from tidemill.core.tasks.inputs import Input, TriggerFailed, TriggerFired
+from tidemill.core.tasks.inputs import Ended, Input, TriggerFailed, TriggerFired
 from tidemill.core.triggers.event_plan import Duplicate, NewEvent, Refusal, Stored, StoreOutcome
 from tidemill.runtime.log import throttle
 from tidemill.store.batches import RowSet, find_dialect
@@ -52,7 +52,7 @@ from tidemill.store.queries.cursors import IDS, build_id_rows
 from tidemill.store.queries.events import store_events
 from tidemill.store.queries.reserved_triggers import take_reserved
 from tidemill.store.queries.services import check_service, free_triggers, take_service
-from tidemill.store.queries.tasks import close_board, draw_bits
+from tidemill.store.queries.tasks import close_board, draw_bits, move_tasks
 from tidemill.store.queries.triggers import make_storable
 from tidemill.store.records import TriggerState
 from tidemill.store.tables import service, trigger, trigger_cursor
@@ -268,6 +268,7 @@ def fail_trigger(connection: Connection, request: FailTrigger, context: CallCont
     board.lock([row.task_id])
     token = connection.execute(select(_CURSOR.token).where(_CURSOR.trigger_id == request.trigger)).scalar_one()
     if token != request.token:
+        note_cleaned_up(connection, request.service, [request.trigger], context)
         return _recognise(connection, request, row)
     error = make_storable(request.error) or ""
     given = TriggerFailed(row.epoch, error, draw_bits(), f"trigger-{request.trigger}-{request.token}")
@@ -297,10 +298,23 @@ def _name(answer: Answer | None) -> OutcomeKind:
 def release_triggers(connection: Connection, request: ReleaseTriggers, context: CallContext) -> int:
     """Give triggers back; see `ReleaseTriggers`."""
     held = dict(request.triggers)
+    note_cleaned_up(connection, request.service, held, context)
     rows = _fetch_held(connection, held)
     mine = [row.trigger_id for row in rows if row.session_id == request.service and row.token == held[row.trigger_id]]
     free_triggers(connection, mine, context)
     return len(mine)
+
+
+def note_cleaned_up(connection: Connection, number: int, triggers: Collection[int], context: CallContext) -> None:
+    """Let tasks go on that wait until a service has ended these triggers, because a user cleared or marked them."""
+    newer = trigger.alias("newer")
+    last = ~exists(select(newer.c.id).where(and_(newer.c.task_id == _TRIGGER.task_id, newer.c.epoch > _TRIGGER.epoch)))
+    dialect = find_dialect(connection)
+    wanted = and_(_TRIGGER.id.in_(select(IDS.build_source(dialect).c.id)), last)
+    waiting = and_(_TASK.session_id == number, _TASK.state == literal_column("'ending'"))
+    statement = select(_TASK.id, _TASK.epoch).join(trigger, _TRIGGER.task_id == _TASK.id).where(and_(wanted, waiting))
+    found = connection.execute(statement, IDS.build_parameters(dialect, build_id_rows(triggers))).all()
+    move_tasks(connection, [(task, Ended(epoch)) for task, epoch in found], context, f"triggerer {number}")
 
 
 def find_stopped(connection: Connection, request: HeldTriggers) -> tuple[StoppedTrigger, ...]:

@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import Connection, and_, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tidemill.core.tasks.attempt import TaskState
+from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.batches import find_dialect
 from tidemill.store.call import CallRefusedError, Listed, RefusalKind
 from tidemill.store.calls import (

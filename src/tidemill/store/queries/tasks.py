@@ -12,9 +12,10 @@ from collections.abc import Iterable, Sequence
 from sqlalchemy import Connection, and_, select
 
 from tidemill.core.retry import JITTER_BITS
-from tidemill.core.tasks.attempt import Answer, TaskState
+from tidemill.core.tasks.attempt import Answer
 from tidemill.core.tasks.dependencies import Outcome
 from tidemill.core.tasks.inputs import Cancel, Channel, Input
+from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_instance
 from tidemill.store.queries.board import Board
@@ -67,7 +68,8 @@ def close_board(board: Board) -> None:
 def _stop_some(board: Board, run: RunEntry) -> None:
     """End the tasks of a run that is being stopped, as many as the board's limit allows."""
     board.flush()
-    wanted = and_(_TASK.run == run.id, _TASK.state.not_in(_ENDED))
+    # How a task ends that a user marked is decided already.
+    wanted = and_(_TASK.run == run.id, _TASK.state.not_in(_ENDED), _TASK.ending_outcome.is_(None))
     if run.stop == "fail_fast":
         # What has started may end; teardowns clean up after it.
         wanted = and_(wanted, _TASK.tries == _TASK.tries_before, _TASK.task_id.not_in(run.plan.teardowns))
@@ -75,9 +77,10 @@ def _stop_some(board: Board, run: RunEntry) -> None:
     found = board.connection.execute(statement).scalars().all()
     tasks = found[: board.limit]
     board.add(tasks)
+    triggerers = board.find_triggerers(board.tasks[task] for task in tasks)
     for task in tasks:
-        entry = board.tasks[task]
-        board.give(entry, Cancel(request=run.stop or ""), f"run {run.reason or run.stop}")
+        cancel = Cancel(request=run.stop or "", triggerer=triggerers.get(task))
+        board.give(board.tasks[task], cancel, f"run {run.reason or run.stop}")
     board.settle()
     if len(found) > board.limit:
         board.left = True

@@ -12,8 +12,9 @@ import structlog
 from sqlalchemy import Connection, Update, and_, update
 
 from tidemill.core.errors import describe_error
-from tidemill.core.tasks.attempt import Already, Answer, Fenced, Moved, Refused, TaskState
+from tidemill.core.tasks.attempt import Already, Answer, Fenced, Moved, Refused
 from tidemill.core.tasks.inputs import Deferred, Failed, Input, Lost, Skipped, Succeeded
+from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.calls import (
     CallbackReport,
     Deferral,

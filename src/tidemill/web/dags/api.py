@@ -19,7 +19,7 @@ from tidemill.web.workers import BlockingRoute
 
 RUN_STATES = ("queued", "running", "success", "failed")
 TASK_STATES = (
-    *("none", "scheduled", "queued", "running", "deferred", "up_for_retry"),
+    *("none", "scheduled", "queued", "running", "deferred", "up_for_retry", "ending"),
     *("success", "failed", "skipped", "upstream_failed"),
 )
 Cursor = Annotated[str, Query(max_length=2100, description="From the page before.")]

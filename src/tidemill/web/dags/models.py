@@ -13,7 +13,7 @@ Name = str
 class Wait(BaseModel):
     """What a task waits for."""
 
-    kind: str = Field(description="run, past, upstream, scheduler, slots, worker, trigger or retry")
+    kind: str = Field(description="run, past, upstream, scheduler, slots, worker, trigger, retry or ending")
     text: str
     names: list[str] = Field(default=[], description="The tasks, the pool or the queue.")
     at: _Time = Field(default=None, description="Until when.")

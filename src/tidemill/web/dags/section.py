@@ -58,7 +58,7 @@ def find_tone(state: str) -> str:
         ('bad', 'info')
     """
     tones = {"success": "good", "running": "info", "failed": "bad", "upstream_failed": "bad"}
-    return tones.get(state, "warn" if state in ("up_for_retry", "queued", "scheduled") else "")
+    return tones.get(state, "warn" if state in ("up_for_retry", "queued", "scheduled", "ending") else "")
 
 
 def measure_bars(runs: list[models.Run]) -> list[tuple[models.Run, int]]:

@@ -44,6 +44,8 @@ def describe_wait(
             return Wait(kind="trigger", text=text if due is None else f"{text}, until", at=due)
         case "up_for_retry":
             return Wait(kind="retry", text=f"try {task.tries + 1} of {task.max_tries}, at", at=due)
+        case "ending":
+            return Wait(kind="ending", text="its last attempt to clean up and end")
         case _:
             return None
 

@@ -1,0 +1,136 @@
+"""The row of a task, as far as its life is concerned: its state, what its author has decided, and what it waits for."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tidemill.core.retry import JITTER_BITS, Backoff
+from tidemill.core.tasks.dependencies import Outcome
+
+
+class TaskState(enum.StrEnum):
+    """Where a task is."""
+
+    NONE = "none"
+    SCHEDULED = "scheduled"
+    QUEUED = "queued"
+    RUNNING = "running"
+    DEFERRED = "deferred"
+    UP_FOR_RETRY = "up_for_retry"
+    ENDING = "ending"
+    SUCCESS = "success"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    UPSTREAM_FAILED = "upstream_failed"
+
+
+#: The states in which a task has ended.
+STATES = {outcome: TaskState(outcome.value) for outcome in Outcome}
+_OUTCOMES = {state: outcome for outcome, state in STATES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the author of a task has decided.
+
+    Attributes:
+        retries: How many tries may follow the first one.
+        retry_delay_us: The pause before a retry, in microseconds.
+        exponential: Whether each pause is about twice as long as the one before, at random within a factor of two.
+        max_retry_delay_us: The longest pause.
+        execution_timeout_us: How long a try may take, from its first start; None: any time.
+        soft_fail: A sensor that is skipped where it would fail because its trigger failed or came too late.
+        is_sensor: A sensor, which fails without retries when its trigger comes too late.
+    """
+
+    retries: int = 0
+    retry_delay_us: int = 300_000_000
+    exponential: bool = False
+    max_retry_delay_us: int = 86_400_000_000
+    execution_timeout_us: int | None = None
+    soft_fail: bool = False
+    is_sensor: bool = False
+
+    def compute_delay(self, tries: int, bits: int) -> int:
+        """Return the pause in microseconds after a try failed, the first one being 1."""
+        if not self.exponential:
+            return min(self.retry_delay_us, self.max_retry_delay_us)
+        bound = Backoff(self.retry_delay_us, self.max_retry_delay_us).compute_bound(tries)
+        return int(bound * (0.5 + bits / (2 << JITTER_BITS)))
+
+
+class Resume(NamedTuple):
+    """How an attempt continues after a deferral. `payload`: the encoded event."""
+
+    method: str
+    kwargs: str
+    payload: str | None = None
+
+
+class Ending(NamedTuple):
+    """What a task becomes once what a user ended is over. `outcome`: None, it runs again; `error`: for people."""
+
+    outcome: Outcome | None
+    error: str | None = None
+
+
+class TaskRow(NamedTuple):
+    """A task instance, as far as its life is concerned; a tuple, because one is created with every change.
+
+    Attributes:
+        policy: What its author has decided.
+        state: Where it is.
+        epoch: The number of changes of its state.
+        tries: How many tries have begun.
+        tries_before: How many had begun when a user last cleared the task.
+        max_tries: After how many tries a failure is final.
+        session: The worker's session that runs it, or the one that ends its process or trigger.
+        lost: How often this try was lost with its worker.
+        deadline_us: When this try has taken too long.
+        due_us: When a retry begins, when a trigger is too late, or when its cleanup is waited for no longer.
+        resume: How the next attempt, or the one that waits for its trigger, continues; None: from the beginning.
+        ending: What becomes of it; exactly while it is ending.
+    """
+
+    policy: Policy = Policy()
+    state: TaskState = TaskState.NONE
+    epoch: int = 0
+    tries: int = 0
+    tries_before: int = 0
+    max_tries: int = 1
+    session: int | None = None
+    lost: int = 0
+    deadline_us: int | None = None
+    due_us: int | None = None
+    resume: Resume | None = None
+    ending: Ending | None = None
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How it has ended; None: it has not."""
+        return _OUTCOMES.get(self.state)
+
+    @property
+    def started(self) -> bool:
+        """Whether a try has begun since the task was created, or cleared."""
+        return self.tries > self.tries_before
+
+    @property
+    def next_due_us(self) -> int | None:
+        """When `Due` has to be fed, in UTC microseconds; None: not before something else happens."""
+        due_us, deadline_us = self.due_us, self.deadline_us
+        if self.state in (TaskState.UP_FOR_RETRY, TaskState.ENDING):
+            return due_us
+        if self.state not in (TaskState.SCHEDULED, TaskState.QUEUED, TaskState.DEFERRED):
+            return None
+        if due_us is None or deadline_us is None:
+            return deadline_us if due_us is None else due_us
+        return min(due_us, deadline_us)
+
+    def holds_slots(self, include_deferred: bool = False) -> bool:
+        """Return whether it counts in its pool; `include_deferred`: whether deferred tasks do."""
+        return self.state in (TaskState.QUEUED, TaskState.RUNNING, TaskState.ENDING) or (
+            include_deferred and self.state is TaskState.DEFERRED
+        )
