@@ -87,3 +87,10 @@ def test_no_pause_is_shorter_or_longer_than_allowed(runs):
         pause = life.decide_ended(ending, events, seconds, bits).pause_seconds
         assert pause is not None
         assert SHORTEST <= pause <= LONGEST
+
+
+@pytest.mark.parametrize("restart", Restart)
+def test_one_that_others_have_disturbed_runs_again_after_a_pause_whatever_its_restart(restart: Restart):
+    following = TriggerLife(restart).decide_ended(Ending.DISTURBED, 0, 0.0, 0)
+    assert following.verdict is EndVerdict.FAILED
+    assert following.pause_seconds == pytest.approx(SHORTEST)

@@ -24,8 +24,26 @@ from tidemill.store.calls import BeginService, Deferral, ListServices, LoseServi
 from tidemill.store.sqlite import SqliteDatabase, open_sqlite
 
 _CODE = """
-import asyncio, os, pathlib, signal, time
+import asyncio, os, pathlib, signal, sys, time
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
+
+
+async def leave(error):
+    raise error
+
+
+def cancel_all():
+    for task in asyncio.all_tasks():
+        task.cancel()
+
+
+HARMS = {
+    "child exits": lambda: asyncio.create_task(leave(SystemExit(3))),
+    "child interrupts": lambda: asyncio.create_task(leave(KeyboardInterrupt())),
+    "callback exits": lambda: asyncio.get_running_loop().call_later(0.01, sys.exit),
+    "stops the loop": lambda: asyncio.get_running_loop().stop(),
+    "cancels all": cancel_all,
+}
 
 
 class Ends(BaseTrigger):
@@ -48,6 +66,9 @@ class Ends(BaseTrigger):
             await asyncio.create_task(self.block())
         while self.how == "loop":
             pass
+        if self.how in HARMS:
+            HARMS[self.how]()
+            await asyncio.Event().wait()
         os.kill(os.getpid(), getattr(signal, self.how))
         yield TriggerEvent("never")
 
@@ -229,6 +250,32 @@ async def test_trials_are_dropped_for_one_that_ends_the_triggerer_much_faster(st
         culprit, error = await find_failed(slow, 600)
         assert (culprit, "ended with exit code 3" in error) == ("t1", True)
         await let_resume(slow, folder, 2)
+
+
+@pytest.mark.timeout(200)
+async def test_those_that_harm_others_without_ending_the_process_fail_at_once_and_no_process_dies(
+    store: SqliteDatabase, folder: Path
+):
+    harms = {
+        "child exits": "raised SystemExit: 3",
+        "child interrupts": "raised KeyboardInterrupt",
+        "callback exits": "raised SystemExit",
+        "stops the loop": "called loop.stop()",
+        "cancels all": "cancelled tasks of others",
+    }
+    # What is cancelled with all others never happens.
+    harmful = [ends(how, 0.1 if how == "cancels all" else 1.0) for how in harms]
+    deferring = await defer(store, waits(folder), *harmful, waits(folder))
+
+    async with triggerer(store, folder) as deaths:
+        async with asyncio.timeout(100):
+            while len(failed := await deferring.failed()) < len(harms):
+                await asyncio.sleep(0.1)
+        errors = {one.task_id: one.error or "" for one in failed}
+        for number, said in enumerate(harms.values(), start=1):
+            assert said in errors[f"t{number}"]
+        await let_resume(deferring, folder, 2)
+        assert not deaths
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,41 @@ class Leaving(Told):
         yield
 
 
+class LeavingLater(Told):
+    """Has a task of its own leave, as a library may, and waits."""
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        DID[self.trigger_id].append("run")
+        helper = asyncio.create_task(self.leave())
+        await asyncio.Event().wait()
+        yield TriggerEvent(helper)
+
+    async def leave(self) -> None:
+        raise SystemExit(3)
+
+
+class CancellingAll(Told):
+    """Cancels all tasks of the loop."""
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        for task in asyncio.all_tasks():
+            task.cancel()
+        await asyncio.Event().wait()
+        yield
+
+
+class Helped(Counting):
+    """Waits for a task of its own."""
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return "tests.services.triggerer.hosted.Helped", super().serialize()[1]
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        DID[self.trigger_id].append("run")
+        await asyncio.create_task(asyncio.sleep(0.3))
+        yield TriggerEvent("helped")
+
+
 class Cancelling(Told):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         raise asyncio.CancelledError

@@ -4,7 +4,8 @@ Pure: the shell reports how a run ended, and how long it took; randomness comes 
 
 Invariants:
 1. A trigger that was cancelled does not run again by itself, except after a timeout, which counts as a failure.
-2. A run that ended without firing has failed, unless the trigger always restarts and took an event.
+2. A run that ended without firing has failed, unless the trigger always restarts and took an event. One that others
+   have disturbed runs again, whatever its restart.
 3. A run that took an event from a shared stream and finished restarts at once: it cannot spin, because it waits for
    the next event. Any other restart follows a pause, which is not shorter than the first bound of the backoff, grows
    while runs are short, and is reset by a long run.
@@ -46,10 +47,11 @@ class CancelReason(enum.StrEnum):
 
 
 class Ending(enum.Enum):
-    """How a run that was not cancelled ended."""
+    """How a run that was not cancelled ended; DISTURBED: another trigger has cancelled what it waited for."""
 
     RETURNED = "returned"
     RAISED = "raised"
+    DISTURBED = "disturbed"
 
 
 class EndVerdict(enum.Enum):
@@ -106,6 +108,8 @@ class TriggerLife:
             return Next(EndVerdict.FINISHED, 0.0, from_start=True)
         if seconds >= HEALTHY_SECONDS:
             self._failures = 0
+        if ending is Ending.DISTURBED:
+            return Next(EndVerdict.FAILED, self._compute_pause(bits))
         failed = ending is Ending.RAISED or not events
         if not failed:
             # A trigger that finishes immediately each time must not spin either.

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import structlog
 
@@ -32,6 +32,7 @@ from tidemill.services.triggerer.recording import record_host
 from tidemill.services.triggerer.replica import Replica
 from tidemill.services.triggerer.sessions import Ownership, Pace
 from tidemill.services.triggerer.stream_keys import describe_key
+from tidemill.services.triggerer.trigger_loop import TriggerLoop
 from tidemill.services.triggerer.web_ui import serve_host_web
 from tidemill.store.database import Database
 from tidemill.store.opening import choose_store_url, has_one_writer, open_store
@@ -62,10 +63,10 @@ def run_host(settings: Settings, specs: Path, pace: Pace | None = None) -> ExitC
     signals.listen()
     add_import_folders(specs)
     found = read_checked(specs)  # before anything is started
-    runner = asyncio.Runner()
+    runner = asyncio.Runner(loop_factory=TriggerLoop)
     code = ExitCode.INTERNAL
     try:
-        code = _run_all(runner.get_loop(), _run(settings, specs, found, signals, pace))
+        code = cast(TriggerLoop, runner.get_loop()).run_to_end(_run(settings, specs, found, signals, pace))
     except BaseException as error:
         code = find_exit_code(error)
         raise
@@ -75,18 +76,6 @@ def run_host(settings: Settings, specs: Path, pace: Pace | None = None) -> ExitC
         runner.close()
         timer.cancel()
     return code
-
-
-def _run_all(loop: asyncio.AbstractEventLoop, host: Coroutine[Any, Any, ExitCode]) -> ExitCode:
-    """Run a host until it ends, and not only until a task that a trigger left behind calls `sys.exit`."""
-    running = loop.create_task(host)
-    while True:
-        try:
-            return loop.run_until_complete(running)
-        except SystemExit:
-            if running.done():
-                raise
-            log.exception("a task or callback that a trigger left behind called sys.exit; the call is ignored")
 
 
 def _find_url(settings: Settings, specs: Path) -> str:

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import Callable, Hashable
 from functools import partial
 
 import structlog
@@ -29,14 +30,15 @@ from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.core.triggers.event_plan import Refusal, Refused, StoreOutcome
 from tidemill.core.triggers.group_commit import Standing
 from tidemill.core.triggers.lifecycle import BACKOFF, CancelReason, Ending, EndVerdict, Next, Restart, TriggerLife
-from tidemill.services.triggerer.loading import encode_payload, read_identity
+from tidemill.services.triggerer.loading import TriggerError, encode_payload, read_identity
 from tidemill.services.triggerer.run_ending import RefusedEventError, format_fault, report_ending, run_step
 from tidemill.services.triggerer.run_services import RunServices
 from tidemill.services.triggerer.state_change import StateChange
-from tidemill.services.triggerer.stream_membership import StreamMembership, yield_nothing
+from tidemill.services.triggerer.stream_membership import StreamMembership
 from tidemill.services.triggerer.trigger_factory import TriggerFactory
+from tidemill.services.triggerer.trigger_loop import RUN
 from tidemill.store.records import TriggerSpec, TriggerState
-from tidemill.triggers.base import BaseTrigger, TriggerEvent
+from tidemill.triggers.base import BaseTrigger
 
 log = structlog.get_logger(__name__)
 
@@ -65,6 +67,7 @@ class TriggerRun:
     Attributes:
         spec: Its entry in the list.
         number: Its id in the store.
+        disturbed: Whether another trigger has cancelled a task that this run may wait for.
         fired: How many events it has fired, over all of its runs.
         reason: Why it was cancelled.
     """
@@ -91,6 +94,7 @@ class TriggerRun:
         "_token",
         "_trigger",
         "_waits",
+        "disturbed",
         "fired",
         "number",
         "reason",
@@ -109,7 +113,6 @@ class TriggerRun:
         backoff: Backoff = BACKOFF,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Do nothing yet."""
         self.spec = spec
         self.number = number
         self.reason: CancelReason | None = None
@@ -131,15 +134,12 @@ class TriggerRun:
         # Where a cancellation may reach it: not before its task has begun, nor while it cleans up.
         self._interruptible = False
         self._cancelled_at = 0.0
-        self._abandoned = False
+        self._abandoned = self.disturbed = False
         self._succeeded = False
         self._stored_error: str | None = None  # the error that the store has of it while it runs
 
-    # -- from outside -----------------------------------------------------------------------------------------
-
     @property
     def name(self) -> str:
-        """Its name in the list."""
         return self.spec.name
 
     @property
@@ -169,8 +169,9 @@ class TriggerRun:
             self._fault = error
 
     def start(self) -> asyncio.Task[None]:
-        """Start running."""
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=self.spec.name)
+        context = contextvars.copy_context()
+        context.run(RUN.set, self)
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=self.spec.name, context=context)
         return self._task
 
     def relist(self, spec: TriggerSpec) -> None:
@@ -200,6 +201,11 @@ class TriggerRun:
             self._cancelled_at = now
             self._task.cancel((self.reason or CancelReason.TIMEOUT).value)
 
+    def blame(self, error: str) -> None:
+        """Fail this run, because its code did what harms other triggers; one that is over has nothing left to fail."""
+        log.error("a trigger harms others", trigger=self.spec.name, error=error)
+        self._fail(TriggerError(error))
+
     async def wait_ended(self, timeout_seconds: float) -> None:
         """Wait until it has ended for good; one that does not is left behind, without its stream."""
         if self._task is None:
@@ -213,8 +219,6 @@ class TriggerRun:
             self._leave()
             self._report_cancelled(self.reason or CancelReason.USER)
 
-    # -- its life ---------------------------------------------------------------------------------------------
-
     async def _run(self) -> None:
         services = self._services
         while True:
@@ -225,7 +229,7 @@ class TriggerRun:
             try:
                 # Thousands of triggers wait here: a coroutine of its own would take more memory.
                 bind, left = self._stream.bind, _BURST
-                async for event in self._open_events():
+                async for event in self._stream.open_events(self._fault, self.reason):
                     if self.reason is not None:
                         break  # it was cancelled and still fires
                     # What cannot be stored is not bound.
@@ -241,7 +245,7 @@ class TriggerRun:
                         left = _BURST
                         await asyncio.sleep(0)
             except asyncio.CancelledError as error:
-                ending = Ending.RAISED
+                ending = Ending.DISTURBED if self.disturbed and self._fault is None else Ending.RAISED
                 self._fault = self._fault or error
             except BaseException as error:
                 ending = Ending.RAISED
@@ -251,19 +255,10 @@ class TriggerRun:
                 self._alive = False
                 return
             self.create()
-            # `_open_events` looks at the reason next: what was created is cleaned up whatever happens here.
+            # `open_events` looks at the reason next: what was created is cleaned up whatever happens here.
             with contextlib.suppress(asyncio.CancelledError):
                 await services.keep_serialized(self.serialize())
             self.route()
-
-    def _open_events(self) -> AsyncIterator[TriggerEvent]:
-        """Return the events of this run; none if it was cancelled before it began."""
-        if self.reason is not None:
-            return yield_nothing()
-        if self._fault is not None:
-            raise self._fault
-        assert self._stream.events is not None
-        return self._stream.events
 
     def _settle(self, seq: int | None, identity: str | None, outcome: StoreOutcome) -> None:
         """Note that an event is stored, or never will be."""
@@ -285,10 +280,15 @@ class TriggerRun:
         if fenced:
             self._services.note_fenced()
             self.cancel(CancelReason.HAND_OVER)
-        elif self._fault is None:
+        else:
+            self._fail(fault)
+
+    def _fail(self, fault: TriggerError) -> None:
+        """End the run with an error, unless it has one."""
+        if self._fault is None:
             self._fault = fault
             if self._waits and self._task is not None:
-                self._task.cancel("an event is refused by the store")
+                self._task.cancel(str(fault))
 
     def _decide(self, ending: Ending) -> Next:
         bits = random.getrandbits(JITTER_BITS)
@@ -384,7 +384,7 @@ class TriggerRun:
             # One that begins again at once, event by event, has been running all the time.
             self._stored_error = text
             self._services.report_state(StateChange(self.number, self._token, TriggerState.RUNNING, error=text))
-        self._fault = None
+        self._fault, self.disturbed = None, False
         self._fired_before = self.fired
         if following.from_start:
             self._factory.forget()

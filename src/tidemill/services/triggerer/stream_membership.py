@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable, Hashable
 
+from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 from tidemill.triggers.shared_stream import SharedStreamManager, route
 from tidemill.triggers.streams.subscription import AckSubscription, FastSubscription
@@ -62,6 +63,20 @@ class StreamMembership:
                 self._give_up_other_seat()
             raise
         self._give_up_other_seat()
+
+    def open_events(self, fault: BaseException | None, reason: CancelReason | None) -> AsyncIterator[TriggerEvent]:
+        """Return the events of the current run; none if it was cancelled before it began.
+
+        Args:
+            fault: What was raised before it began; it is raised again.
+            reason: Why it was cancelled.
+        """
+        if reason is not None:
+            return yield_nothing()
+        if fault is not None:
+            raise fault
+        assert self.events is not None
+        return self.events
 
     def _give_up_other_seat(self) -> None:
         seat, self.seat = self.seat, None

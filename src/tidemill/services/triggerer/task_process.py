@@ -17,6 +17,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import structlog
 
@@ -34,6 +35,7 @@ from tidemill.services.triggerer.leaving import end_anyway
 from tidemill.services.triggerer.stuck_watch import end_stuck
 from tidemill.services.triggerer.task_host import TaskHost
 from tidemill.services.triggerer.task_output import route_output
+from tidemill.services.triggerer.trigger_loop import TriggerLoop
 from tidemill.store.calls import BeginService, ClaimedTrigger
 from tidemill.store.remote import RemoteStore
 
@@ -56,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signals.listen()
     # Ctrl-C reaches all processes of a terminal; the parent says when this one stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    runner = asyncio.Runner()
+    runner = asyncio.Runner(loop_factory=TriggerLoop)
     code = ExitCode.OK
     try:
         settings = load_settings(given.config)
@@ -65,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         configure(settings.logging, stream=sys.stderr, relayed=True, worker_id=name)
         with route_output():
             trial = None if given.service is None else (given.service, given.seconds)
-            runner.run(_run(settings, given.address, name, Path(given.folder), signals, trial))
+            loop = cast(TriggerLoop, runner.get_loop())
+            loop.run_to_end(_run(settings, given.address, name, Path(given.folder), signals, trial))
     except TidemillError as error:
         code = find_exit_code(error)
         print(error, file=sys.stderr)

@@ -7,7 +7,8 @@ Invariants:
 2. It is asked for one event, and for no more; until that is stored, its raw event counts as not dealt with.
 3. `cleanup` runs after every run that began, `on_kill` before it when a user cleared, marked or cancelled the task, and
    never otherwise; both are bounded.
-4. A failure is reported after the trigger has cleaned up, and only if it ended by itself.
+4. A failure is reported after the trigger has cleaned up, and only if it ended by itself: one whose tasks others have
+   cancelled is given up, and runs again.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from tidemill.services.triggerer.run_services import Events
 from tidemill.services.triggerer.stream_membership import StreamMembership
 from tidemill.services.triggerer.task_logs import TaskLog
 from tidemill.services.triggerer.task_output import SINK, make_logger
+from tidemill.services.triggerer.trigger_loop import RUN
 from tidemill.store.calls import MAX_XCOM_BYTES, ClaimedTrigger
 from tidemill.triggers.base import BaseTrigger
 from tidemill.triggers.shared_stream import SharedStreamManager
@@ -95,6 +97,7 @@ class TaskRun:
 
     Attributes:
         claim: The trigger.
+        disturbed: Whether another trigger has cancelled a task that this one may wait for.
         key: What identifies the claim.
         name: A name for people, unique on this host.
         reason: Why it was cancelled.
@@ -115,6 +118,7 @@ class TaskRun:
         "_task",
         "_trigger",
         "claim",
+        "disturbed",
         "key",
         "name",
         "reason",
@@ -134,6 +138,7 @@ class TaskRun:
         # Everything of the trigger runs in it, so that what it prints is known to be its own.
         self._context = contextvars.copy_context()
         self._context.run(SINK.set, self._log)
+        self._context.run(RUN.set, self)
         self._stream = StreamMembership(services.manager, self.name, None)
         self._trigger: BaseTrigger | None = None
         self._task: asyncio.Task[None] | None = None
@@ -144,6 +149,7 @@ class TaskRun:
         # Where a cancellation may reach it: not before its task has begun, nor while it cleans up.
         self._interruptible = False
         self._cancelled_at = 0.0
+        self.disturbed = False
 
     # -- from outside -----------------------------------------------------------------------------------------
 
@@ -185,6 +191,13 @@ class TaskRun:
             assert self._task is not None
             self._task.cancel(self.reason.value)
 
+    def blame(self, error: str) -> None:
+        """Fail it, because its code did what harms other triggers; one that is over has nothing left to fail."""
+        log.error("a trigger harms others", trigger=self.name, error=error)
+        if self._interruptible and self.reason is None and self._task is not None:
+            self._fault = self._fault or TriggerError(error)
+            self._task.cancel(error)
+
     # -- its life ---------------------------------------------------------------------------------------------
 
     def _create(self) -> BaseTrigger:
@@ -204,6 +217,10 @@ class TaskRun:
             try:
                 if self.reason is None:
                     await self._wait_for_event()
+            except asyncio.CancelledError as error:
+                if self.disturbed and self._fault is None:
+                    self.reason = self.reason or CancelReason.HAND_OVER
+                self._fault = self._fault or error
             except BaseException as error:
                 self._fault = self._fault or error
             self._interruptible = False

@@ -1,0 +1,186 @@
+"""The event loop of all triggers, which none of them can end, and on which none can cancel the others.
+
+Theory of operation. Each trigger runs in a context that names it (`RUN`), and what it creates inherits that: tasks,
+callbacks, timers. So it is known whose code calls `sys.exit`, stops the loop or cancels the tasks of others. That
+trigger fails; the loop goes on. What nobody's context explains (a plain thread) is logged, and ignored.
+
+Invariants: the loop runs until the work that it was given is done; where it cannot, the process ends at once, and
+stores nothing, so that what ran is run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import sys
+from collections.abc import Coroutine
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+
+import structlog
+
+from tidemill.core.errors import describe_error
+from tidemill.core.triggers.task_guard import Cancelling, Code, judge_cancelling
+from tidemill.runtime.exitcode import ExitCode
+from tidemill.runtime.log import throttle
+from tidemill.runtime.log_writer import tell_repeats
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+_PACKAGE = Path(__file__).parents[2]
+_OURS = f"{_PACKAGE}{os.sep}"
+_ASYNCIO = f"{Path(asyncio.__file__).parent}{os.sep}"
+#: The coroutines of these files are parts of the host, in whichever trigger's context they were begun.
+_HOST = (
+    *(f"{_PACKAGE / room}{os.sep}" for room in ("services", "store", "runtime", "triggers/producers")),
+    *(str(_PACKAGE / "triggers/streams" / name) for name in ("life.py", "ack.py", "advancer.py")),
+)
+
+_STOPPED = "called loop.stop(), which would end all triggers; return from run() instead"
+
+
+class Blamed(Protocol):
+    """A trigger that can be told what its code has done, and what others have done to it.
+
+    Attributes:
+        disturbed: Whether others have cancelled a task that it may wait for.
+    """
+
+    disturbed: bool
+
+    def blame(self, error: str) -> None:
+        """Fail it, because its code did what harms others."""
+
+
+#: The trigger whose code runs.
+RUN: ContextVar[Blamed | None] = ContextVar("tidemill_trigger_run", default=None)
+
+
+class TriggerTask(asyncio.Task[Any]):
+    """A task of the loop.
+
+    Attributes:
+        owner: The trigger that it belongs to; None: it belongs to none.
+        guarded: Whether a trigger runs in it, or a part of the host.
+    """
+
+    __slots__ = ("guarded", "owner")
+
+    owner: Blamed | None
+    guarded: bool
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Cancel it, unless it is not the caller's to cancel; return whether it will be."""
+        loop = self.get_loop()
+        if isinstance(loop, TriggerLoop) and loop.is_guarding and not self.done():
+            caller, code = RUN.get(), _find_code(sys._getframe(1).f_code.co_filename)
+            verdict = judge_cancelling(self.owner, caller, code, guarded=self.guarded)
+            if verdict is Cancelling.REFUSED:
+                loop.blame(caller, "cancelled tasks of others; cancel those that it created, not all of all_tasks()")
+                return False
+            if verdict is Cancelling.DISTURBS and self.owner is not None:
+                self.owner.disturbed = True
+        return super().cancel(msg)
+
+
+class TriggerLoop(asyncio.SelectorEventLoop):
+    """The event loop of a trigger host.
+
+    Attributes:
+        is_guarding: Whether it runs what it was given.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_guarding = False
+        self.set_task_factory(cast(Any, _create_task))
+
+    def run_to_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run work until it ends, whatever triggers do meanwhile.
+
+        Raises:
+            BaseException: What the work raises.
+        """
+        running = self.create_task(work)
+        cast(TriggerTask, running).guarded = self.is_guarding = True
+        try:
+            while True:
+                try:
+                    return self.run_until_complete(running)
+                except BaseException as error:
+                    if running.done() and not running.cancelled():
+                        raise
+                    self._go_on_after(error, running)
+        finally:
+            self.is_guarding = False
+
+    def stop(self) -> None:
+        """Stop, unless a trigger says so."""
+        caller = RUN.get()
+        if self.is_guarding and caller is not None:
+            self.blame(caller, _STOPPED)
+        else:
+            super().stop()
+
+    def blame(self, run: Blamed | None, what: str) -> None:
+        """Fail a trigger for what its code did; None: it is not known which one did it."""
+        if run is None:
+            throttle(log, 10.0).error(
+                f"code in the process of all triggers, of which trigger is not known, {what}; it is ignored"
+            )
+        else:
+            run.blame(f"a task or callback of the trigger {what}")
+
+    def _go_on_after(self, error: BaseException, running: asyncio.Task[Any]) -> None:
+        """Continue, if the loop can after this error; else end the process."""
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            said = describe_error(error).rstrip(": ")
+            self.blame(_find_run(error), f"raised {said}, which would end all triggers; raise an Exception in run()")
+        elif isinstance(error, RuntimeError) and not running.done() and not self.is_closed():
+            self.blame(None, _STOPPED)
+        else:
+            # Not even what runs can be cancelled: each trigger would take that for its own failure.
+            log.critical("the event loop of all triggers cannot go on; the process ends", exc_info=error)
+            tell_repeats()
+            os._exit(ExitCode.INTERNAL)
+
+
+def _create_task(
+    loop: asyncio.AbstractEventLoop,
+    work: Coroutine[Any, Any, Any],
+    *,
+    context: contextvars.Context | None = None,
+    **options: Any,
+) -> TriggerTask:
+    run = RUN.get() if context is None else context.get(RUN)
+    code = getattr(work, "cr_code", None)
+    guarded = code is not None and code.co_filename.startswith(_HOST)
+    if guarded and run is not None and context is None:
+        # A trigger reads a variable, say, and with that connects the store for all.
+        context, run = contextvars.copy_context(), None
+        context.run(RUN.set, None)
+    task = TriggerTask(work, loop=loop, context=context, **options)
+    task.owner, task.guarded = run, guarded
+    return task
+
+
+def _find_code(file: str) -> Code:
+    if file.startswith(_OURS):
+        return Code.HOST
+    return Code.ASYNCIO if file.startswith(_ASYNCIO) else Code.OTHER
+
+
+def _find_run(error: BaseException) -> Blamed | None:
+    """Return the trigger from whose callback or task an error came, as the loop was running it."""
+    place = error.__traceback__
+    while place is not None:
+        if place.tb_frame.f_code is asyncio.Handle._run.__code__:
+            handle = place.tb_frame.f_locals["self"]
+            run: Blamed | None = handle._context.get(RUN)
+            return run
+        place = place.tb_next
+    return None

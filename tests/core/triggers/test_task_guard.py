@@ -1,0 +1,44 @@
+"""Whose tasks a trigger may cancel."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidemill.core.triggers.task_guard import Cancelling, Code, judge_cancelling
+
+MINE, OTHER = object(), object()
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.parametrize("code", Code)
+def test_a_trigger_may_cancel_its_own_tasks(code: Code, guarded: bool):
+    assert judge_cancelling(MINE, MINE, code, guarded=guarded) is Cancelling.ALLOWED
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.parametrize("caller", [MINE, None])
+@pytest.mark.parametrize("owner", [MINE, OTHER, None])
+def test_the_host_may_cancel_every_task_in_whichever_context_it_runs(owner, caller, guarded):
+    assert judge_cancelling(owner, caller, Code.HOST, guarded=guarded) is Cancelling.ALLOWED
+
+
+@pytest.mark.parametrize("code", [Code.ASYNCIO, Code.OTHER])
+@pytest.mark.parametrize("owner", [OTHER, None])
+def test_a_trigger_cannot_cancel_what_runs_another_one_or_the_host(owner, code):
+    assert judge_cancelling(owner, MINE, code, guarded=True) is Cancelling.REFUSED
+
+
+@pytest.mark.parametrize("caller", [OTHER, None])
+def test_a_trigger_whose_helper_task_others_cancel_is_disturbed(caller):
+    assert judge_cancelling(MINE, caller, Code.OTHER, guarded=False) is Cancelling.DISTURBS
+
+
+def test_a_task_that_was_created_outside_of_any_trigger_is_for_code_outside_to_cancel():
+    assert judge_cancelling(None, None, Code.OTHER, guarded=False) is Cancelling.ALLOWED
+    assert judge_cancelling(None, MINE, Code.OTHER, guarded=False) is Cancelling.REFUSED
+
+
+def test_outside_of_any_trigger_asyncio_cancels_parts_of_the_host_at_timeouts_and_no_other_code_does():
+    assert judge_cancelling(None, None, Code.ASYNCIO, guarded=True) is Cancelling.ALLOWED
+    assert judge_cancelling(None, None, Code.OTHER, guarded=True) is Cancelling.REFUSED
+    assert judge_cancelling(MINE, None, Code.ASYNCIO, guarded=True) is Cancelling.REFUSED
