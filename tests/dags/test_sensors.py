@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
@@ -145,11 +146,11 @@ def test_a_sensor_without_poke_says_so() -> None:
 )
 def test_date_time_sensors_defer_until_their_moment(kind: Any, target: Any, moment: datetime) -> None:
     with DAG("d") as dag:
-        kind(task_id="t", target_time=target)
+        kind(task_id="t", target_time=target, timeout=timedelta(days=36_500))
         kind(task_id="past", target_time="2020-01-01")
     result = attempt(dag, "t")
     assert trigger_of(result).moment == moment  # type: ignore[attr-defined]
-    assert result.ending.timeout_us == 7 * 86_400_000_000  # type: ignore[union-attr]
+    assert result.ending.timeout_us == 36_500 * 86_400_000_000  # type: ignore[union-attr]
     assert resume(dag, "t", result, "x").ending == AttemptSucceeded()
     assert attempt(dag, "past").ending == AttemptSucceeded()
 
@@ -157,7 +158,7 @@ def test_date_time_sensors_defer_until_their_moment(kind: Any, target: Any, mome
 @pytest.mark.parametrize("kind", [TimeDeltaSensor, TimeDeltaSensorAsync])
 def test_delta_sensors_count_from_the_logical_date(kind: Any) -> None:
     with DAG("d") as dag:
-        kind(task_id="t", delta=timedelta(days=36_500))
+        kind(task_id="t", delta=timedelta(days=36_500), timeout=timedelta(days=36_500))
         kind(task_id="past", delta=60)
     expected = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=36_500)
     assert trigger_of(attempt(dag, "t")).moment == expected  # type: ignore[attr-defined]
@@ -179,6 +180,81 @@ def test_time_sensors_wait_for_a_time_of_the_day_in_the_zone_of_the_dag(kind: An
         kind(task_id="t", target_time="12:00")
 
 
+def test_a_moment_beyond_the_timeout_is_not_waited_for() -> None:
+    far = datetime.now(UTC) + timedelta(days=8)
+    with DAG("d") as dag:
+        DateTimeSensor(task_id="t", target_time=far)
+        DateTimeSensor(task_id="soft", target_time=far, soft_fail=True)
+    ending = attempt(dag, "t").ending
+    assert isinstance(ending, AttemptFailed)
+    assert "beyond its timeout of 7 days" in ending.error
+    assert not ending.may_retry
+    assert isinstance(attempt(dag, "soft").ending, AttemptSkipped)
+
+
+class Remembering(BaseSensorOperator):
+    """Counts its looks, and remembers what it saw."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.looks = 0
+        self.seen: list[int] = []
+        self.unchanged = [object()]
+        self.client: object = None
+
+    def execute(self, context: Any) -> Any:
+        self.begun = {"looked"}
+        return super().execute(context)
+
+    def poke(self, context: Any) -> bool:
+        self.looks += 1
+        self.seen.append(self.looks)
+        self.last = (datetime(2026, 1, self.looks, tzinfo=UTC), {self.looks})
+        self.client = self.client or threading.Lock()
+        return self.looks == 3 and self.seen == [1, 2, 3] and self.begun == {"looked"}
+
+
+def remembering() -> DAG:
+    with DAG("d") as dag:
+        Remembering(task_id="t", poke_interval=1)
+    return dag
+
+
+def test_attributes_that_are_plain_data_are_kept_between_looks_of_instances_that_are_built_again() -> None:
+    result = attempt(remembering(), "t")
+    kept = decode(result.ending.method_kwargs)["attributes"]  # type: ignore[union-attr]
+    last = (datetime(2026, 1, 1, tzinfo=UTC), {1})
+    assert kept == {"begun": {"looked"}, "last": last, "looks": 1, "seen": [1]}
+    for _ in range(2):
+        assert isinstance(result.ending, AttemptDeferred)
+        result = resume(remembering(), "t", result, "later")
+    assert result.ending == AttemptSucceeded()
+
+
+def test_data_that_cannot_be_kept_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    class Losing(BaseSensorOperator):
+        def poke(self, context: Any) -> bool:
+            self.found = [object()]
+            return False
+
+    with DAG("d") as dag:
+        Losing(task_id="t")
+    assert isinstance(attempt(dag, "t").ending, AttemptDeferred)
+    assert "cannot be kept until the next look: self.found[0] is of type builtins.object" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:coroutine")
+def test_a_sensor_whose_look_is_a_coroutine_fails() -> None:
+    class Asynchronous(BaseSensorOperator):
+        async def poke(self, context: Any) -> bool:  # type: ignore[override]
+            return False
+
+    with DAG("d") as dag:
+        Asynchronous(task_id="t")
+    ending = attempt(dag, "t").ending
+    assert "poke returned a coroutine, which is never awaited" in str(ending)
+
+
 async def fire(trigger: BaseTrigger) -> Any:
     """Return the payload of the first event of a trigger."""
     events: Any = trigger.run()
@@ -195,7 +271,29 @@ def test_a_file_sensor_returns_the_file(tmp_path: Path) -> None:
     result = attempt(dag, "t")
     event = asyncio.run(fire(trigger_of(result)))
     assert value_of(resume(dag, "t", result, event))["size_bytes"] == 3
-    assert "filepath is empty" in str(attempt(dag, "empty").ending)
+    assert "filepath: path is empty" in str(attempt(dag, "empty").ending)
+
+
+def test_a_file_sensor_finds_patterns_and_folders(tmp_path: Path) -> None:
+    (tmp_path / "in" / "deep").mkdir(parents=True)
+    (tmp_path / "in" / "deep" / "a.csv").write_text("abc")
+    with DAG("d") as dag:
+        FileSensor(task_id="pattern", filepath=f"{tmp_path}/in/*/*.csv")
+        FileSensor(task_id="deep", filepath=f"{tmp_path}/**/a.csv", recursive=True)
+        FileSensor(task_id="folder", filepath=f"{tmp_path}/in")
+    for task_id in ("pattern", "deep", "folder"):
+        event = asyncio.run(fire(trigger_of(attempt(dag, task_id))))
+        assert event["path"] == f"{tmp_path}/in/deep/a.csv"
+
+
+@pytest.mark.parametrize(("filepath", "said"), [("s3://bucket/key", "is a URL"), ("~/in.csv", "begins with ~")])
+def test_a_file_sensor_refuses_what_can_never_be_found(filepath: str, said: str) -> None:
+    with DAG("d") as dag:
+        FileSensor(task_id="t", filepath=filepath)
+    ending = attempt(dag, "t").ending
+    assert isinstance(ending, AttemptFailed)
+    assert said in ending.error
+    assert not ending.may_retry
 
 
 def test_a_process_sensor_waits_for_its_end() -> None:

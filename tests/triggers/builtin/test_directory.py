@@ -306,3 +306,10 @@ def test_arguments_that_make_no_sense_are_refused(path, kwargs):
         ValueError, match=r"path is empty|must not be negative|must be positive|missing must be fail or wait"
     ):
         DirectoryTrigger(path, **kwargs)
+
+
+@pytest.mark.parametrize("arguments", [{"pattern": ""}, {"pattern": "/in/*"}, {"pattern": "a/*.csv"}, {"path": "~/in"}])
+def test_a_folder_or_pattern_that_never_has_a_file_is_refused(arguments):
+    with pytest.raises(ValueError, match=r"pattern|path"):
+        DirectoryTrigger(**{"path": "in"} | arguments)
+    DirectoryTrigger("in", pattern="a/*.csv", recursive=True)

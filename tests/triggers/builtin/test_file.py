@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.triggers.builtin.triggers_contract import fired, made_again
 
-from tidemill.triggers.builtin.file import FileTrigger
+from tidemill.triggers.builtin.file import FileTrigger, look
 
 
 async def test_a_file_that_is_there_fires_at_once(tmp_path):
@@ -94,3 +94,68 @@ def test_it_is_created_again_as_it_was():
 def test_arguments_that_make_no_sense_are_refused(path, kwargs):
     with pytest.raises(ValueError, match=r"path is empty|must be positive|must not be negative"):
         FileTrigger(path, **kwargs)
+
+
+@pytest.mark.parametrize("pattern", ["in/*.csv", "*/a.csv", "i?/[ab].csv", "in", ".", "in/[x].csv"])
+async def test_patterns_and_folders_lead_to_their_files(tmp_path, monkeypatch, pattern):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in" / "empty").mkdir(parents=True)
+    name = "[x].csv" if pattern.endswith("[x].csv") else "a.csv"
+    waiting = asyncio.ensure_future(fired(FileTrigger(pattern, poll_seconds=0.02)))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+
+    (tmp_path / "in" / name).write_text("tide")
+
+    (event,) = await waiting
+    assert os.path.samefile(event.payload["path"], tmp_path / "in" / name)
+    assert event.payload["size_bytes"] == 4
+
+
+async def test_two_stars_match_any_number_of_folders_where_the_trigger_is_recursive(tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "c.csv").write_text("")
+    (event,) = await fired(FileTrigger(f"{tmp_path}/**/*.csv", recursive=True))
+    assert event.payload["path"] == str(tmp_path / "a" / "b" / "c.csv")
+
+
+async def test_of_the_files_of_a_folder_the_first_that_settles_fires(tmp_path):
+    waiting = asyncio.ensure_future(fired(FileTrigger(tmp_path, poll_seconds=0.02, settle_seconds=0.3)))
+    (tmp_path / "done").write_text("x")
+    for n in range(100):
+        with (tmp_path / "busy").open("a") as out:
+            out.write("x" * n)
+        await asyncio.sleep(0.02)
+        if waiting.done():
+            break
+    (event,) = await waiting
+    assert event.payload["path"] == str(tmp_path / "done")
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("nowhere/a", "no folder {0}/nowhere"),
+        ("file/a", "no folder {0}/file: it is, or is below, a file"),
+        ("file/a/b", "no folder {0}/file/a: it is, or is below, a file"),
+        ("empty", "a folder without files"),
+        ("link", "a link that leads nowhere"),
+        ("pipe", "no regular file, but a device, a pipe or a socket"),
+        ("empty/*", "nothing that the pattern matches"),
+        ("p*", "no regular file, but a device, a pipe or a socket at {0}/pipe"),
+        ("nowhere/*/a", "no folder {0}/nowhere"),
+        ("empty/a", "nothing"),
+    ],
+)
+def test_what_is_there_instead_of_a_file_is_explained(tmp_path, path, said):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    os.mkfifo(tmp_path / "pipe")
+    assert look(f"{tmp_path}/{path}", False, every=False) == ({}, said.format(tmp_path))
+
+
+@pytest.mark.parametrize("path", ["", "~", "~/a", "s3://bucket/key", "file:///a"])
+def test_a_path_at_which_nothing_can_be_found_is_refused(path):
+    with pytest.raises(ValueError, match="path"):
+        FileTrigger(path)

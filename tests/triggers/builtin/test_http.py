@@ -145,6 +145,24 @@ async def test_it_polls_until_status_and_body_are_as_expected(site):
     assert all(later - earlier >= 0.045 for earlier, later in itertools.pairwise(times))
 
 
+async def test_why_it_still_polls_is_in_its_log_whenever_that_changes(site, monkeypatch):
+    site.will_answer(404, 404, (200, {"state": "busy"}), (200, b"{"), (200, {"state": "done"}))
+    trigger = HttpTrigger(site.url, where={"state": "done"}, poll_seconds=0.01)
+    said = []
+
+    class Log:
+        def info(self, event, *, answer, **about):
+            said.append(answer)
+
+    monkeypatch.setattr(type(trigger), "log", Log())
+    await fired(trigger)
+    assert said == [
+        "status 404",
+        "status 200, but `where` does not hold",
+        "status 200, but its body is not JSON, so `where` cannot hold",
+    ]
+
+
 async def test_a_status_that_is_an_error_elsewhere_can_be_waited_for(site):
     site.will_answer(200, 200, 503)
     (event,) = await fired(HttpTrigger(site.url, status=[410, 503], poll_seconds=0.01))
@@ -272,11 +290,13 @@ def test_it_is_created_again_as_it_was():
         ("http://", {}),
         ("http://h", {"poll_seconds": 0}),
         ("http://h", {"max_retries": -1}),
+        ("http://h", {"status": []}),
+        ("http://h", {"status": [200, 2000]}),
         ("http://h", {"where": {"a": {"about": 1}}}),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(url, kwargs):
     with pytest.raises(
-        ValueError, match=r"url must begin|poll_seconds must be positive|max_retries must not be negative|'about'"
+        ValueError, match=r"url must begin|poll_seconds must be positive|max_retries must not be|status must be one|'about'"
     ):
         HttpTrigger(url, **kwargs)

@@ -6,6 +6,8 @@ deferrals of a try.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, NoReturn
 
@@ -13,6 +15,7 @@ from tidemill.core.errors import describe_error
 from tidemill.dags.arguments import check_bool, check_choice, check_duration
 from tidemill.dags.exceptions import DagError, SensorTimeout, TaskDeferred, TaskFailed, TaskSkipped
 from tidemill.dags.operator import BaseOperator
+from tidemill.dags.sensors.attributes import find_changed, write_attributes
 from tidemill.triggers.base import BaseTrigger
 from tidemill.triggers.builtin.temporal import DateTimeTrigger
 
@@ -41,6 +44,11 @@ class PokeReturnValue:
 
 class BaseSensorOperator(BaseOperator):
     """Base of sensors; override `poke`, or `execute` to defer to a trigger of its own.
+
+    Each look is made in a process of its own, whatever the `mode`. Attributes that `poke` sets or changes are kept
+    until the next look of the same try if they are plain data: numbers, text, bytes, times, and lists, tuples, sets and
+    dicts of these, up to 1 MiB. Everything else is as the constructor, and the import of the DAG file, leave it:
+    clients, hooks and other objects, globals of modules, variables of enclosing functions.
 
     Args:
         poke_interval: How long to wait between two looks, as a timedelta or in seconds.
@@ -92,37 +100,51 @@ class BaseSensorOperator(BaseOperator):
 
     def execute(self, context: Any) -> Any:
         """Look for the first time."""
-        return self._look(context, datetime.now(UTC), 1)
+        return self._look(context, datetime.now(UTC), 1, {})
 
-    def look_again(self, context: Any, started: datetime, looks: int, event: Any = None) -> Any:
+    def look_again(
+        self,
+        context: Any,
+        started: datetime,
+        looks: int,
+        attributes: Mapping[str, Any] | None = None,
+        event: Any = None,
+    ) -> Any:
         """Look again, after a wait.
 
         Args:
             context: What `get_current_context` returns.
             started: When it looked first.
             looks: How often it has looked.
+            attributes: Those that earlier looks have set.
             event: When the wait was over.
         """
-        return self._look(context, started, looks + 1)
+        vars(self).update(attributes or {})
+        return self._look(context, started, looks + 1, attributes or {})
 
-    def _look(self, context: Any, started: datetime, looks: int) -> Any:
+    def _look(self, context: Any, started: datetime, looks: int, attributes: Mapping[str, Any]) -> Any:
+        before = write_attributes(self)
         try:
             found = self.poke(context)
         except (TaskSkipped, TaskDeferred):
             raise
         except Exception as error:
             self._give_up(error)
+        if inspect.isawaitable(found):
+            raise TaskFailed(
+                "poke returned a coroutine, which is never awaited; define it with def, not with async def"
+            )
         if found:
             return found.xcom_value if isinstance(found, PokeReturnValue) else None
         now = datetime.now(UTC)
         left = (started + timedelta(seconds=self.timeout) - now).total_seconds()
         if left <= 0:
             self.fail_timeout(now - started)
-        pause = self._find_pause(looks)
+        pause, kept = self._find_pause(looks), {**attributes, **find_changed(self, before)}
         self.defer(
             trigger=DateTimeTrigger(now + timedelta(seconds=min(pause, left))),
             method_name="look_again",
-            kwargs={"started": started, "looks": looks},
+            kwargs={"started": started, "looks": looks} | ({"attributes": kept} if kept else {}),
         )
         return None  # never: the line above ends the attempt
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, time, timedelta
-from typing import Any
+from typing import Any, NoReturn
 from zoneinfo import ZoneInfo
 
 from tidemill.dags.arguments import check_duration
-from tidemill.dags.exceptions import DagError
+from tidemill.dags.exceptions import DagError, SensorTimeout, TaskSkipped
 from tidemill.dags.sensors.base import BaseSensorOperator
 from tidemill.triggers.builtin.temporal import DateTimeTrigger
 
@@ -17,10 +17,22 @@ class _MomentSensor(BaseSensorOperator):
 
     def execute(self, context: Any) -> Any:
         """Defer until the moment; at once if it has passed."""
-        moment = self.find_moment(context)
-        if moment <= datetime.now(UTC):
+        moment, now = self.find_moment(context), datetime.now(UTC)
+        if moment <= now:
             return None
+        if moment - now > timedelta(seconds=max(self.timeout, 1.0)):
+            self.refuse(moment, now)
         self.wait_for(DateTimeTrigger(moment))
+
+    def refuse(self, moment: datetime, now: datetime) -> NoReturn:
+        """Fail, or skip, at once instead of after the timeout: the moment comes later."""
+        message = (
+            f"the moment that the sensor waits for, {moment.isoformat()}, comes in {moment - now}, which is beyond its "
+            f"timeout of {timedelta(seconds=self.timeout)}; give it a longer timeout"
+        )
+        if self.soft_fail or self.never_fail:
+            raise TaskSkipped(message)
+        raise SensorTimeout(message)
 
     def find_moment(self, context: Any) -> datetime:
         """Return the moment."""

@@ -1,4 +1,4 @@
-"""Arguments of triggers in a list: names of callables, and secrets that are named instead of written out.
+"""Arguments of triggers: names of callables, paths, and secrets that are named instead of written out.
 
 Invariant: a secret is looked up when it is needed, so no serialized trigger, key or log contains it.
 """
@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tidemill.config.redaction import redact_text
 from tidemill.core.errors import ConfigError
 
 
@@ -47,6 +48,24 @@ def load_callable(classpath: str) -> Callable[..., Any]:
         raise ConfigError(f"{classpath} is not a function but of type {type(found).__name__}")
     function: Callable[..., Any] = found
     return function
+
+
+def check_path(path: str, what: str) -> None:
+    """Refuse a path at which nothing can ever be found.
+
+    Args:
+        path: The path.
+        what: What it names, for the message.
+
+    Raises:
+        ValueError: It is empty, the address of something elsewhere, or begins with a `~`.
+    """
+    if not path:
+        raise ValueError(f"path is empty; give {what}")
+    if "://" in path:
+        raise ValueError(f"path {redact_text(path)!r} is a URL; give {what} as a path on the host of the triggers")
+    if path == "~" or path.startswith("~/"):
+        raise ValueError(f"path {path!r} begins with ~, which only a shell replaces; give {what} with its whole path")
 
 
 def _look_up(name: str, value: Any, environ: Mapping[str, str]) -> Any:

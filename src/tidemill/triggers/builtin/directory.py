@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from tidemill.core.triggers.stable_files import Version
 from tidemill.triggers.base import BaseEventTrigger, TriggerEvent
+from tidemill.triggers.builtin.arguments import check_path
 from tidemill.triggers.builtin.identities import build_file_identity
 from tidemill.triggers.builtin.isolated import run_alone
 from tidemill.triggers.producers.directory import DirectorySettings, FoundFile, Looked, directory_stream, look_twice
@@ -51,8 +52,13 @@ class DirectoryTrigger(BaseEventTrigger):
         rescan_seconds: float = 10.0,
         missing: Literal["fail", "wait"] = "fail",
     ) -> None:
-        """Check the arguments; nothing is read yet."""
         super().__init__()
+        check_path(os.fspath(path), "the folder to watch")
+        if not pattern or pattern.startswith("/") or ("/" in pattern and not recursive):
+            raise ValueError(
+                f"pattern {pattern!r} matches no file: it is compared with the path of each file within {path}"
+                f"{'' if recursive else ', which has no / unless recursive is true'}; give one such as *.csv"
+            )
         self._pattern = pattern
         self._settings = DirectorySettings(os.fspath(path), recursive, settle_seconds, rescan_seconds, missing)
 

@@ -97,6 +97,10 @@ class HttpTrigger(BaseTrigger):
         if max_retries < 0:
             raise ValueError(f"max_retries must not be negative, got {max_retries}")
         self._expected = frozenset([status] if isinstance(status, int) else status)
+        if not self._expected or not all(100 <= one <= 599 for one in self._expected):
+            raise ValueError(
+                f"status must be one or more from 100 to 599, got {status!r}: no server answers with another"
+            )
         self._condition = None if where is None else parse_condition(where)
         self._kwargs: dict[str, Any] = {
             "url": url,
@@ -127,15 +131,18 @@ class HttpTrigger(BaseTrigger):
         headers = resolve_environment(self._kwargs["headers"])
         params = self._kwargs["params"]
         params = None if params is None else resolve_environment(params)
-        failures = 0
+        failures, said = 0, ""
         while True:
             answered = await self._ask(headers, params)
             found = self._judge(answered) if isinstance(answered, _HttpAnswer) else PollAnswer.FAILED
             if isinstance(found, TriggerEvent):
                 yield found
                 return
-            if found is PollAnswer.NOT_YET:
+            if found is PollAnswer.NOT_YET and isinstance(answered, _HttpAnswer):
                 failures = 0
+                if (why := self._explain(answered)) != said:
+                    said = why
+                    self.log.info("a polled URL does not answer as expected yet", url=self._shown_url, answer=why)
                 spread = 1 + _SPREAD * (2 * random.getrandbits(JITTER_BITS) / (1 << JITTER_BITS) - 1)
                 await asyncio.sleep(self._kwargs["poll_seconds"] * spread)
             else:
@@ -162,6 +169,16 @@ class HttpTrigger(BaseTrigger):
             return PollAnswer.NOT_YET
         payload = {"url": self._shown_url, "status": answered.status, "body": body}
         return TriggerEvent(payload, identity=self._build_identity(answered))
+
+    def _explain(self, answered: _HttpAnswer) -> str:
+        """Return why an answer is not what is waited for."""
+        if answered.status not in self._expected:
+            return f"status {answered.status}"
+        try:
+            msgspec.json.decode(answered.body)
+        except (ValueError, RecursionError):
+            return f"status {answered.status}, but its body is not JSON, so `where` cannot hold"
+        return f"status {answered.status}, but `where` does not hold"
 
     def _build_identity(self, answered: _HttpAnswer) -> str:
         given = self._kwargs
