@@ -124,7 +124,8 @@ class Writer:
         return [_Part(*part) for part in split_by_powers(first, last, shape.parameters)]
 
     def _is_full(self, shape: Shape, count: int) -> bool:
-        if count != self._full or count * shape.parameters > MAX_FULL_PARAMETERS:
+        # Behind a pooler it would be parsed each time.
+        if self._pooled or count != self._full or count * shape.parameters > MAX_FULL_PARAMETERS:
             return False
         if len(self._full_shapes) < MAX_FULL_SHAPES:
             self._full_shapes.add(shape)
