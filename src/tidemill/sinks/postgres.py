@@ -23,7 +23,14 @@ from tidemill.sinks.payloads import PostgresPayload
 from tidemill.sinks.postgres_codecs import set_codecs, writing_payloads
 from tidemill.sinks.postgres_connections import CONNECT_SECONDS, PoolerFoundError, open_pool
 from tidemill.sinks.postgres_values import convert_values, make_row_key, name_row
-from tidemill.sinks.postgres_writing import MAX_KNOWN_SHAPES, FailedError, Writer, is_passing
+from tidemill.sinks.postgres_writing import (
+    MAX_KNOWN_SHAPES,
+    FailedError,
+    Writer,
+    is_outdated,
+    is_passing,
+    may_be_outdated,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -237,6 +244,7 @@ class PostgresSink(Sink):
 
     async def _write_all(self, connection: asyncpg.Connection, rows: Sequence[Row], answers: Answers) -> None:
         todo: list[Sequence[int]] = [range(len(rows))]
+        reloaded = False
         while todo:
             indexes = answers.filter_sendable(todo.pop())
             if not indexes:
@@ -246,9 +254,27 @@ class PostgresSink(Sink):
             except FailedError as failed:
                 if is_passing(failed.error):
                     raise failed.error from None
-                todo += [indexes] if failed.stale else reversed(self._split_failed(rows, indexes, failed, answers))
+                first, last = failed.part or (0, len(indexes))
+                refused = _is_verdict(failed.error, indexes[first:last])
+                # Not before a row is refused: most batches that fail have a bad row, and reloading costs as much again.
+                if not reloaded and (is_outdated(failed.error) or (refused and may_be_outdated(failed.error))):
+                    reloaded = True
+                    await self._reload_types(connection, failed.error)
+                    todo.append(indexes)
+                else:
+                    todo += reversed(self._split_failed(rows, indexes, failed, answers))
             else:
                 answers.confirm(indexes)
+
+    async def _reload_types(self, connection: asyncpg.Connection, error: Exception) -> None:
+        """Forget what is known of types, on all connections, so that a migration refuses no row.
+
+        What fails again is the row's own fault.
+        """
+        self._writer.forget_types()
+        await connection.reload_schema_state()
+        if is_outdated(error) and self.pool is not None:
+            await self.pool.expire_connections()
 
     def _split_failed(
         self, rows: Sequence[Row], indexes: Sequence[int], failed: FailedError, answers: Answers
@@ -256,7 +282,7 @@ class PostgresSink(Sink):
         """Return what is to be done instead of a transaction that failed, in order; refuse what is at fault."""
         first, last = failed.part or (0, len(indexes))
         suspects = indexes[first:last]
-        if len(suspects) == 1 or _concerns_all(failed.error):
+        if _is_verdict(failed.error, suspects):
             for index in suspects:
                 answers.refuse(
                     index, Refusal(f"{name_row(rows[index])}: {self._describe(failed.error)}", retryable=False)
@@ -270,6 +296,11 @@ class PostgresSink(Sink):
         pool, self.pool = self.pool, None
         if pool is not None and not await close_within(CLOSE_SECONDS, pool.close()):
             pool.terminate()
+
+
+def _is_verdict(error: BaseException, suspects: Sequence[int]) -> bool:
+    """Tell whether an error refuses all these rows."""
+    return len(suspects) == 1 or _concerns_all(error)
 
 
 def _concerns_all(error: BaseException) -> bool:

@@ -36,8 +36,11 @@ MAX_FULL_SHAPES = 16
 #: the operating system, and logins that are being changed.
 _PASSING_CLASSES = frozenset({"08", "40", "53", "55", "57", "58", "28"})
 _PASSING = frozenset({"25006", "3D000"})
-#: What the server says when a column's type has changed since it was looked up.
-_OTHER_TYPE = "42804"
+#: What the server says of a value or a statement that fits the former type of a column: a data exception, another type
+#: than expected, no such operator, no such cast.
+_MISFIT_CLASS = "22"
+_MISFITS = frozenset({"42804", "42883", "42846"})
+_CHECK_VIOLATED = "23514"
 #: What the client raises for one statement; `OverflowError` for a number that is too large for any type of the server.
 _REFUSALS = (asyncpg.PostgresError, OverflowError)
 _CLIENT_ERRORS = (asyncpg.InterfaceError, asyncpg.InternalClientError)
@@ -45,17 +48,13 @@ _CONTAINERS = (dict, list, tuple)
 
 
 class FailedError(Exception):
-    """A part of a transaction failed: rows `first` up to `last`; None: its end did.
+    """A part of a transaction failed: rows `first` up to `last`; None: its end did."""
 
-    `stale` says that all of it may be tried again at once: what was known of the table was no longer true.
-    """
-
-    def __init__(self, part: tuple[int, int] | None, error: Exception, *, stale: bool = False) -> None:
+    def __init__(self, part: tuple[int, int] | None, error: Exception) -> None:
         """Keep which part it was."""
         super().__init__(str(error))
         self.part = part
         self.error = error
-        self.stale = stale
 
 
 class _Part(NamedTuple):
@@ -81,8 +80,10 @@ class Writer:
         self._full_shapes: set[Shape] = set()
         # None: one of the types cannot be sent as an array.
         self._types: dict[Shape, tuple[str, ...] | None] = {}
-        # Asked for within this call, so that what the server says now is true.
-        self._fresh: set[Shape] = set()
+
+    def forget_types(self) -> None:
+        """Ask for the types again."""
+        self._types.clear()
 
     async def write(self, connection: asyncpg.Connection, rows: Sequence[Row]) -> None:
         """Write rows, all or none of them.
@@ -90,7 +91,6 @@ class Writer:
         Raises:
             FailedError: None of them, and why.
         """
-        self._fresh.clear()
         async with contextlib.AsyncExitStack() as stack:
             if self._pooled:
                 await stack.enter_async_context(_open_transaction(connection))
@@ -118,7 +118,6 @@ class Writer:
             if len(self._types) >= MAX_KNOWN_SHAPES:
                 self._types.clear()
             types = self._types[shape] = tuple(kind.name for kind in kinds) if usable else None
-            self._fresh.add(shape)
         if types is not None and _has_flat_arrays(rows[first:last], types):
             return (_Part(first, last, types),)
         return [_Part(*part) for part in split_by_powers(first, last, shape.parameters)]
@@ -135,7 +134,8 @@ class Writer:
         first, last, types = part
         some = rows[first:last]
         shape = some[0].shape
-        if shape.operation is Operation.STATEMENT and last - first > 1:
+        if shape.operation is Operation.STATEMENT:
+            # What it returns is not looked at, and so cannot fail a row that has been written.
             await _try(connection, part[:2], connection.executemany(shape.sql, [row.values for row in some]))
         elif types is None:
             values = [value for row in some for value in row.values]
@@ -146,13 +146,7 @@ class Writer:
             except (TypeError, ValueError) as error:
                 # A json value that has no such form: which row has it is found as with all others.
                 raise FailedError(part[:2], error) from error
-            try:
-                await _try(connection, part[:2], connection.execute(build_array_statement(shape, types), *arrays))
-            except FailedError as failed:
-                if getattr(failed.error, "sqlstate", None) == _OTHER_TYPE and shape not in self._fresh:
-                    self._types.pop(shape, None)
-                    failed.stale = True
-                raise
+            await _try(connection, part[:2], connection.execute(build_array_statement(shape, types), *arrays))
 
 
 @contextlib.asynccontextmanager
@@ -220,3 +214,25 @@ def is_passing(error: BaseException) -> bool:
         return True
     state = getattr(error, "sqlstate", None) or ""
     return state[:2] in _PASSING_CLASSES or state in _PASSING
+
+
+def is_outdated(error: BaseException) -> bool:
+    """Tell whether a type that a statement was prepared for has been dropped, or a composite type has changed."""
+    if isinstance(error, asyncpg.OutdatedSchemaCacheError):
+        return True
+    # The same SQLSTATE reports every internal error. Such texts are not translated.
+    return isinstance(error, asyncpg.InternalServerError) and "cache lookup failed for type" in str(error)
+
+
+def may_be_outdated(error: BaseException) -> bool:
+    """Tell whether a row may be refused only because of what was known of its columns' types before a migration.
+
+    A type that was replaced may still exist under another name, with its values and constraints; and the client
+    refuses what its own knowledge of a type does not allow.
+    """
+    state = getattr(error, "sqlstate", None) or ""
+    if state[:2] == _MISFIT_CLASS or state in _MISFITS or is_outdated(error):
+        return True
+    if state == _CHECK_VIOLATED:
+        return bool(getattr(error, "data_type_name", None))  # of a domain
+    return not isinstance(error, asyncpg.PostgresError)
