@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from tidemill.config.executor_settings import RetryBackoffSettings
 from tidemill.config.kafka_names import check_brokers, check_topic_or_empty
@@ -33,6 +33,11 @@ class BreakerSettings(Section):
     )
 
 
+def _name_null(value: object) -> object:
+    # What YAML reads where null is written without quotes.
+    return "null" if value is None else value
+
+
 class DeliverySettings(Section):
     """How results are delivered to sinks that are slow or down, or refuse them."""
 
@@ -46,6 +51,14 @@ class DeliverySettings(Section):
     timeout_seconds: PositiveFloat = Field(
         60.0,
         description="A sink that does not answer a batch in this time has failed, unless it has a timeout of its own.",
+    )
+    non_finite: Annotated[
+        Literal["refuse", "null", "string"],
+        BeforeValidator(_name_null, json_schema_input_type=Literal["refuse", "null", "string"] | None),
+    ] = Field(
+        "refuse",
+        description="NaN and infinities in what is sent as JSON: refuse the payload, or write null or a string (NaN, "
+        "Infinity, -Infinity); pydantic models follow their ser_json_inf_nan.",
     )
     retry_backoff: DeliveryBackoffSettings = Field(
         default_factory=DeliveryBackoffSettings, description="How long a sink is not tried after a failure."

@@ -11,12 +11,15 @@ import base64
 import datetime
 import decimal
 import hashlib
+import json
 import math
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
+
+from tidemill.sinks.non_finite import is_model, read_dump
 
 #: The field with what JSON cannot express.
 TYPES_FIELD = "_types"
@@ -28,6 +31,13 @@ _JSON = "json"
 _SHOWN = "shown"
 #: Bytes inside of a pydantic model, which writes them as text.
 _UTF8 = "utf8"
+#: Floats that JSON has no form for, as Python names them. JSON sinks get these as such, too: what they do with them is
+#: their configuration's matter, and null would be another value.
+_NUMBERS = frozenset({"nan", "inf", "-inf"})
+#: Before such a number: it is in a pydantic model, and what the model writes for it is in the JSON.
+_IN_MODEL = "model "
+#: The same, and the model writes it as NaN or Infinity, which is not JSON.
+_CONSTANT = "constant "
 
 _TYPED: Mapping[str, type] = {
     "datetime": datetime.datetime,
@@ -115,24 +125,29 @@ def _encode_leniently(value: Any) -> Any:
         return _show(value)
 
 
-def _note_types(place: str, value: Any, types: dict[str, str], text: bool = False) -> None:
-    """Note what a JSON form does not tell; `text`: bytes are written as text and not as base64."""
-    if value is None or isinstance(value, (str, bool, int)):
+def _note_types(place: str, value: Any, types: dict[str, str], model: str = "") -> None:
+    """Note what a JSON form does not tell; `model`: what goes before numbers if the value is part of a model."""
+    if value is None or isinstance(value, (str, bool, int, msgspec.Raw)):
         return
-    dump = getattr(value, "model_dump", None)
-    if dump is not None:
-        _note_types(place, dump(), types, text=True)
+    if is_model(value):
+        _note_types(place, value.model_dump(), types, _IN_MODEL)
+        _note_types(place, read_dump(value), types, _CONSTANT)
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            _note_types(f"{place}/{_escape(str(key))}", item, types, text)
-    elif isinstance(value, (list, tuple)):
+            _note_types(f"{place}/{_escape(str(key))}", item, types, model)
+    elif isinstance(value, (list, tuple, set, frozenset)):
         for index, item in enumerate(value):
-            _note_types(f"{place}/{index}", item, types, text)
+            _note_types(f"{place}/{index}", item, types, model)
     elif isinstance(value, float):
         if not math.isfinite(value):
-            types[place] = str(value)
+            types[place] = f"{model}{value}"
     elif type(value) in _NAMES:
-        types[place] = _UTF8 if text and isinstance(value, bytes) else _NAMES[type(value)]
+        types[place] = _UTF8 if model and isinstance(value, bytes) else _NAMES[type(value)]
+    elif not model:
+        # Dataclasses, enumerations and the like.
+        plain = msgspec.to_builtins(value, builtin_types=_NAMES, enc_hook=lambda model: None)
+        if isinstance(plain, (dict, list, float)):
+            _note_types(place, plain, types)
 
 
 def restore_fields(payload: str, *, typed: bool) -> dict[str, Any]:
@@ -141,7 +156,7 @@ def restore_fields(payload: str, *, typed: bool) -> dict[str, Any]:
     Args:
         payload: From `encode_payload`.
         typed: Restore times, decimals and the like in `data` as such (for SQL and MongoDB), not as JSON has them; in
-            other fields (headers, say) they are always restored as such.
+            other fields (headers, say) they are always restored as such, as are NaN and infinities.
 
     Raises:
         PayloadLostError: The payload was too large for its letter, or has no JSON form.
@@ -159,9 +174,13 @@ def restore_fields(payload: str, *, typed: bool) -> dict[str, Any]:
             fields[name] = value if kind == _JSON or not _is_blob(value) else _restore_bytes(name, value)
         elif typed or name != _DATA:
             fields[name] = _convert(kind, value)
+        elif kind in _NUMBERS:
+            fields[name] = float(kind)
     for place, kind in types.items():
         if typed or place.partition("/")[0] != _DATA:
-            _convert_at(fields, place, kind)
+            _convert_at(fields, place, _convert, kind)
+        elif kind in _NUMBERS or kind.startswith(_CONSTANT):
+            _convert_at(fields, place, _convert_for_json, kind)
     return fields
 
 
@@ -172,14 +191,14 @@ def _restore_bytes(name: str, value: dict[str, Any]) -> bytes:
     return blob.to_bytes()
 
 
-def _convert_at(fields: dict[str, Any], place: str, kind: str) -> None:
+def _convert_at(fields: dict[str, Any], place: str, convert: Callable[[str, Any], Any], kind: str) -> None:
     parts = [part.replace("~1", "/").replace("~0", "~") for part in place.split("/")]
     inner: Any = fields
     try:
         for part in parts[:-1]:
             inner = inner[int(part) if isinstance(inner, list) else part]
         last: Any = int(parts[-1]) if isinstance(inner, list) else parts[-1]
-        inner[last] = _convert(kind, inner[last])
+        inner[last] = convert(kind, inner[last])
     except (KeyError, IndexError, TypeError, ValueError):
         raise PayloadLostError(f"its {place} is no longer a {kind}") from None
 
@@ -189,9 +208,17 @@ def _convert(kind: str, value: Any) -> Any:
         return str(value).encode()
     known = _TYPED.get(kind)
     try:
-        return float(kind) if known is None else msgspec.convert(value, known)
+        return float(kind.rpartition(" ")[2]) if known is None else msgspec.convert(value, known)
     except ValueError as error:  # msgspec's own error is one
         raise PayloadLostError(f"{value!r} is not a {kind}: {error}") from None
+
+
+def _convert_for_json(kind: str, value: Any) -> Any:
+    name, _, number = kind.rpartition(" ")
+    if not name:
+        return float(kind)
+    # As Python and pydantic write it.
+    return msgspec.Raw(json.dumps(float(number)).encode())
 
 
 def drop_body(payload: str) -> str:
@@ -239,10 +266,9 @@ def _encode_any(value: Any) -> Any:
 
 
 def _encode_model(value: Any) -> Any:
-    dump = getattr(value, "model_dump", None)
-    if dump is None:
+    if not is_model(value):
         raise TypeError(f"a {type(value).__name__} has no JSON form")
-    return dump(mode="json")
+    return read_dump(value)
 
 
 def _show(value: Any) -> str:

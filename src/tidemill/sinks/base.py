@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, cast
@@ -16,6 +17,7 @@ import msgspec
 
 from tidemill.config.sink_types import name_sink_section
 from tidemill.core.errors import RemoteError
+from tidemill.sinks.non_finite import NonFinite, describe_non_finite, has_non_finite, is_model, spell_non_finite
 
 #: What to do when the other side does not answer; the name of the setting follows.
 CHECK = "check that it is running and reachable, or correct"
@@ -78,6 +80,8 @@ class Sink(ABC):
     #: Whether payloads have an `idempotency_key`. Those without one get one before they are encoded, the same one if
     #: their messages are reprocessed.
     takes_idempotency_key: ClassVar[bool] = False
+    #: What NaN and infinities become in JSON: `delivery.non_finite`.
+    non_finite: NonFinite = "refuse"
 
     def __init__(self, name: str) -> None:
         """Keep the instance's name."""
@@ -87,6 +91,10 @@ class Sink(ABC):
     def place(self) -> str:
         """Where it is configured, for messages."""
         return f"{name_sink_section(self.type)}.{self.name}"
+
+    def to_json(self, data: Any) -> bytes:
+        """Encode a payload's `data` as JSON, as the configuration says; see `to_json`."""
+        return to_json(data, self.non_finite)
 
     @abstractmethod
     async def connect(self) -> None:
@@ -212,14 +220,29 @@ async def close_within(seconds: float, closing: Awaitable[object]) -> bool:
     return False
 
 
-def to_json(data: Any) -> bytes:
-    """Encode a payload's `data`: a pydantic model by its own JSON dump, bytes as they are, the rest as JSON."""
+def to_json(data: Any, non_finite: NonFinite = "refuse") -> bytes:
+    """Encode a payload's `data`: a pydantic model by its own JSON dump, bytes as they are, the rest as JSON.
+
+    Args:
+        data: The data.
+        non_finite: What to do with NaN and infinities outside of models: refuse them, or write null or text.
+
+    Raises:
+        TypeError: Something in it has no JSON form.
+        ValueError: The same, or a number is refused.
+    """
     if isinstance(data, (bytes, bytearray, memoryview)):
         return bytes(data)
     dump = getattr(data, "model_dump_json", None)
     if dump is not None:
         return dump().encode()  # type: ignore[no-any-return]
-    return _encode_json(data)
+    text = _encode_json(data)
+    # The encoder writes them as null: without one, nothing has to be walked through.
+    if non_finite == "null" or _find_null(text) is None or not has_non_finite(data):
+        return text
+    if non_finite == "refuse":
+        raise ValueError(describe_non_finite(data))
+    return _encode_json(spell_non_finite(data))
 
 
 def to_mapping(data: Any) -> Mapping[str, Any]:
@@ -252,10 +275,11 @@ def shorten(text: str, length: int = 200) -> str:
 
 def _dump_model(value: Any) -> Any:
     """Let msgspec encode pydantic models inside containers."""
-    dump = getattr(value, "model_dump", None)
-    if dump is None:
+    if not is_model(value):
         raise TypeError(f"data contains a value of type {type(value).__name__}, which JSON cannot represent")
-    return dump(mode="json")
+    return msgspec.Raw(value.model_dump_json().encode())
 
 
+# Twice as fast as `in`.
+_find_null = re.compile(b"null").search
 _encode_json = msgspec.json.Encoder(enc_hook=_dump_model).encode

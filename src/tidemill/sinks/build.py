@@ -33,6 +33,12 @@ def build_sinks(settings: Settings) -> dict[str, dict[str, Sink]]:
 
 def build_sink(settings: Settings, kind: str, name: str) -> Sink:
     """Return one configured sink; see `build_sinks`."""
+    sink = _build(settings, kind, name)
+    sink.non_finite = settings.delivery.non_finite
+    return sink
+
+
+def _build(settings: Settings, kind: str, name: str) -> Sink:
     if kind not in SINK_TYPES:
         return _build_custom(kind, name, settings.sinks.custom[kind][name])
     section = getattr(settings.sinks, kind)[name]

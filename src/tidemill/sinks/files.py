@@ -28,7 +28,7 @@ import structlog
 from tidemill.config.sink_settings import FilesystemSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError, WrongPlaceError
 from tidemill.sinks import file_replacement
-from tidemill.sinks.base import Encoded, Refusal, Sink, shorten, to_json
+from tidemill.sinks.base import Encoded, Refusal, Sink, shorten
 from tidemill.sinks.base_folder import BaseFolder, OutsideError, sync_folder
 from tidemill.sinks.payloads import FilePayload
 
@@ -126,11 +126,11 @@ class FilesystemSink(Sink):
         """
         path = self._known.get(payload.path) or self._check_path(payload.path)
         if payload.op == "replace":
-            text = payload.data.encode() if isinstance(payload.data, str) else to_json(payload.data)
+            text = payload.data.encode() if isinstance(payload.data, str) else self.to_json(payload.data)
             return Encoded(path, _Content(text), len(text))
         if payload.op != "append":
             raise ValueError(f"unknown op {payload.op!r:.50}; use append or replace")
-        line = to_json(payload.data)
+        line = self.to_json(payload.data)
         # Only bytes and a model's own dump can have one; JSON escapes it.
         if b"\n" in line:
             raise ValueError(

@@ -28,7 +28,7 @@ from tidemill.core.delivery.http_delivery import HttpVerdict, describe_body, jud
 from tidemill.core.delivery.http_request import build_headers, build_url, encode_form
 from tidemill.core.errors import ConfigError, RemoteError, describe_error
 from tidemill.core.retry import Backoff, GiveUp, decide
-from tidemill.sinks.base import CHECK, WAITS, Encoded, Refusal, Sink, close_within, shorten, to_json
+from tidemill.sinks.base import CHECK, WAITS, Encoded, Refusal, Sink, close_within, shorten
 from tidemill.sinks.payloads import HttpPayload
 
 CONNECT_SECONDS = 10.0
@@ -207,7 +207,7 @@ class HttpSink(Sink):
         if method == "GET":
             raise ValueError("a GET has no body: give query instead of data")
         if payload.body == "json":
-            return method, to_json(data), self._content_type
+            return method, self.to_json(data), self._content_type
         dump = getattr(data, "model_dump", None)
         content = data if isinstance(data, bytes) else encode_form(data if dump is None else dump(mode="json"))
         return method, content, "application/x-www-form-urlencoded"

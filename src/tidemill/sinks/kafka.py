@@ -26,7 +26,7 @@ from tidemill.runtime.producer import (
     make_producer_config,
     worth_retrying,
 )
-from tidemill.sinks.base import WAITS, Encoded, Refusal, Sink, to_json
+from tidemill.sinks.base import WAITS, Encoded, Refusal, Sink
 from tidemill.sinks.kafka_records import to_record_bytes, to_record_headers, to_record_partition, to_record_timestamp
 from tidemill.sinks.payloads import KafkaPayload
 
@@ -107,7 +107,7 @@ class KafkaSink(Sink):
             ValueError: A field has a value that a record cannot have.
         """
         key = to_record_bytes("key", payload.key)
-        value = None if payload.data is None else to_json(payload.data)
+        value = None if payload.data is None else self.to_json(payload.data)
         size = (len(key) if key else 0) + (len(value) if value else 0)
         if payload.headers == () and payload.partition is None and payload.timestamp is None:
             return Encoded(key, (key, value), size)

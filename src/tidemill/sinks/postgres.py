@@ -8,6 +8,7 @@ statement is decided by `core.delivery.sql_plan`.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -20,7 +21,7 @@ from tidemill.core.delivery.sql_plan import Operation, Row, Shape
 from tidemill.core.errors import ConfigError, RemoteError, describe_error
 from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, close_within, shorten, to_mapping
 from tidemill.sinks.payloads import PostgresPayload
-from tidemill.sinks.postgres_codecs import set_codecs, writing_payloads
+from tidemill.sinks.postgres_codecs import JsonCodec, set_codecs, writing_payloads
 from tidemill.sinks.postgres_connections import CONNECT_SECONDS, PoolerFoundError, open_pool
 from tidemill.sinks.postgres_values import convert_values, make_row_key, name_row
 from tidemill.sinks.postgres_writing import (
@@ -65,7 +66,8 @@ class PostgresSink(Sink):
         self._secrets = find_url_secrets(settings.dsn)
         # Shapes that were checked; forgotten together when there are too many.
         self._shapes: dict[Hashable, tuple[Shape, tuple[str, ...]]] = {}
-        self._writer = Writer(self.max_batch_count, pooled=False)
+        self._json = JsonCodec(self.to_json)
+        self._writer = Writer(self.max_batch_count, self._json, pooled=False)
         self._statements = {
             name: (Shape(Operation.STATEMENT, name, tuple(each.parameters), sql=each.sql), tuple(sorted(each.key)))
             for name, each in settings.statements.items()
@@ -83,7 +85,8 @@ class PostgresSink(Sink):
         where = redact_text(self._settings.dsn)
         try:
             sizes = {"min_size": self._settings.pool_min, "max_size": self._settings.pool_max}
-            pool, pooled = await open_pool(self._settings.dsn, **sizes, prepare=set_codecs)
+            prepare = functools.partial(set_codecs, json=self._json)
+            pool, pooled = await open_pool(self._settings.dsn, **sizes, prepare=prepare)
             async with contextlib.AsyncExitStack() as stack:
                 stack.callback(pool.terminate)
                 async with pool.acquire(timeout=CONNECT_SECONDS) as connection:
@@ -99,7 +102,7 @@ class PostgresSink(Sink):
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise RemoteError(f"{self.place}: {where}: {self._describe(error)}; {CHECK} dsn") from None
         self.pool = pool
-        self._writer = Writer(self.max_batch_count, pooled=pooled)
+        self._writer = Writer(self.max_batch_count, self._json, pooled=pooled)
 
     async def _check_statements(self, connection: asyncpg.Connection) -> None:
         """Let the server look at the statements of the configuration; their tables may be created later.

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from decimal import Decimal
 from typing import Any, Final
 
 import asyncpg
 import msgspec
-
-from tidemill.sinks.base import to_json
 
 _WRITES_PAYLOADS: Final = ContextVar("writes_payloads", default=False)
 #: The head of a numeric: how many groups of four digits, the exponent of the first, the sign, the digits shown after
@@ -35,13 +33,51 @@ MAX_WHOLE_DIGITS: Final = 131_072
 MAX_FRACTION_DIGITS: Final = 16_383
 
 
-async def set_codecs(connection: asyncpg.Connection) -> None:
+class JsonCodec:
+    """JSON text for values of json columns.
+
+    Args:
+        to_json: Encodes a value as JSON.
+    """
+
+    def __init__(self, to_json: Callable[[Any], bytes]) -> None:
+        self._to_json = to_json
+
+    def encode(self, value: Any) -> str:
+        """Return the text for a parameter of json."""
+        if _WRITES_PAYLOADS.get():
+            return self.encode_payload(value)
+        return value if isinstance(value, str) else self._to_json(value).decode()
+
+    def encode_payload(self, value: Any) -> str:
+        """Return the text for a value of a payload.
+
+        Raises:
+            TypeError: It has no JSON form.
+            ValueError: Bytes are not JSON, or there is a number that JSON has not.
+
+        Example:
+            >>> codec = JsonCodec(msgspec.json.encode)
+            >>> codec.encode_payload("null"), codec.encode_payload(b"null"), codec.encode_payload([1])
+            ('"null"', 'null', '[1]')
+        """
+        if isinstance(value, bytes):
+            try:
+                # Skips over the text: nothing is created, and numbers stay as long as they are.
+                msgspec.json.decode(value, type=msgspec.Raw)
+                return value.decode()
+            except ValueError as error:
+                raise ValueError(f"bytes for a json column must be JSON text: {error}") from None
+        return self._to_json(value).decode()
+
+
+async def set_codecs(connection: asyncpg.Connection, json: JsonCodec) -> None:
     """Prepare a new connection."""
     await connection.set_type_codec(
         "numeric", schema="pg_catalog", encoder=encode_numeric, decoder=decode_numeric, format="binary"
     )
     for kind in ("json", "jsonb"):
-        await connection.set_type_codec(kind, schema="pg_catalog", encoder=_encode_json, decoder=str)
+        await connection.set_type_codec(kind, schema="pg_catalog", encoder=json.encode, decoder=str)
 
 
 @contextlib.contextmanager
@@ -52,33 +88,6 @@ def writing_payloads() -> Iterator[None]:
         yield
     finally:
         _WRITES_PAYLOADS.reset(token)
-
-
-def _encode_json(value: Any) -> str:
-    if _WRITES_PAYLOADS.get():
-        return encode_payload_json(value)
-    return value if isinstance(value, str) else to_json(value).decode()
-
-
-def encode_payload_json(value: Any) -> str:
-    """Return the JSON text for a value of a payload.
-
-    Raises:
-        TypeError: It has no JSON form.
-        ValueError: Bytes are not JSON.
-
-    Example:
-        >>> encode_payload_json("null"), encode_payload_json(b"null"), encode_payload_json([1])
-        ('"null"', 'null', '[1]')
-    """
-    if isinstance(value, bytes):
-        try:
-            # Skips over the text: nothing is created, and numbers stay as long as they are.
-            msgspec.json.decode(value, type=msgspec.Raw)
-            return value.decode()
-        except ValueError as error:
-            raise ValueError(f"bytes for a json column must be JSON text: {error}") from None
-    return to_json(value).decode()
 
 
 def encode_numeric(value: Any) -> bytes:

@@ -17,6 +17,7 @@ from typing import Any
 from tidemill.config.redaction import redact
 from tidemill.core.delivery.sql_plan import Row
 from tidemill.sinks.base import shorten, to_json
+from tidemill.sinks.non_finite import is_model, read_dump
 
 #: Immutable, and known to the client as they are; text has to be checked in addition.
 _PLAIN = frozenset({type(None), bool, int, float, bytes})
@@ -84,7 +85,8 @@ def _convert_value(place: str, name: str, value: Any) -> tuple[Any, int, bool]:
         return value, 8, True
     if isinstance(value, (Mapping, list, tuple, set, frozenset)):
         # A json column gets it in this form: what has none must be found now.
-        size = len(to_json(list(value) if isinstance(value, (set, frozenset)) else value))
+        # An array of floats may have NaN, which json has not.
+        size = len(to_json(list(value) if isinstance(value, (set, frozenset)) else value, "null"))
         return _copy(value), size, True
     raise TypeError(f"{name!r} of {place} is of type {type(value).__name__}, which PostgreSQL cannot represent")
 
@@ -97,8 +99,7 @@ def _copy(value: Any) -> Any:
         return tuple(_copy(item) for item in value)
     if isinstance(value, (list, set, frozenset)):
         return [_copy(item) for item in value]
-    dump = getattr(value, "model_dump", None)
-    return value if dump is None else dump(mode="json")
+    return read_dump(value) if is_model(value) else value
 
 
 def make_row_key(table: str, identity: Sequence[str], source: Mapping[str, Any] | None) -> Hashable:

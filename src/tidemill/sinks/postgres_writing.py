@@ -24,7 +24,7 @@ from tidemill.core.delivery.sql_plan import (
     split_by_powers,
 )
 from tidemill.core.delivery.sql_plan import build_statement as build_statement
-from tidemill.sinks.postgres_codecs import encode_payload_json
+from tidemill.sinks.postgres_codecs import JsonCodec
 
 #: Shapes whose types are known; forgotten together when there are too many.
 MAX_KNOWN_SHAPES = 1_000
@@ -70,12 +70,14 @@ class Writer:
 
     Args:
         full: How many rows a full batch has.
+        json: Encodes what is sent to json columns as text.
         pooled: Whether connections lead to a pooler, so that only a transaction keeps a session of the server.
     """
 
-    def __init__(self, full: int, *, pooled: bool) -> None:
+    def __init__(self, full: int, json: JsonCodec, *, pooled: bool) -> None:
         """Know nothing yet."""
         self._full = full
+        self._json = json
         self._pooled = pooled
         self._full_shapes: set[Shape] = set()
         # None: one of the types cannot be sent as an array.
@@ -142,11 +144,20 @@ class Writer:
             await _try(connection, part[:2], connection.execute(build_statement(shape, last - first), *values))
         else:
             try:
-                arrays = _make_arrays(some, types)
+                arrays = self._make_arrays(some, types)
             except (TypeError, ValueError) as error:
                 # A json value that has no such form: which row has it is found as with all others.
                 raise FailedError(part[:2], error) from error
             await _try(connection, part[:2], connection.execute(build_array_statement(shape, types), *arrays))
+
+    def _make_arrays(self, rows: Sequence[Row], types: Sequence[str]) -> list[Sequence[Any]]:
+        """Return an array of values per parameter; for json columns of text."""
+        columns: list[Sequence[Any]] = list(zip(*[row.values for row in rows], strict=True))
+        encode = self._json.encode_payload
+        for index, kind in enumerate(types):
+            if kind in JSON_TYPES:
+                columns[index] = [None if value is None else encode(value) for value in columns[index]]
+        return columns
 
 
 @contextlib.asynccontextmanager
@@ -197,15 +208,6 @@ def _has_flat_arrays(rows: Sequence[Row], types: Sequence[str]) -> bool:
 
 def _is_nested(value: object) -> bool:
     return isinstance(value, _CONTAINERS) or type(value).__module__.startswith("asyncpg.")
-
-
-def _make_arrays(rows: Sequence[Row], types: Sequence[str]) -> list[Sequence[Any]]:
-    """Return an array of values per parameter; for json columns of text."""
-    columns: list[Sequence[Any]] = list(zip(*[row.values for row in rows], strict=True))
-    for index, kind in enumerate(types):
-        if kind in JSON_TYPES:
-            columns[index] = [None if value is None else encode_payload_json(value) for value in columns[index]]
-    return columns
 
 
 def is_passing(error: BaseException) -> bool:

@@ -112,7 +112,7 @@ class RedisSink(Sink):
         if not isinstance(payload.key, (str, bytes)) or not payload.key:
             raise ValueError(f"key must be a non-empty string or bytes, got {shorten(repr(payload.key))}")
         key = self._prefix + (payload.key.encode() if isinstance(payload.key, str) else payload.key)
-        command = build_command(payload, key, self._scripts)
+        command = build_command(payload, key, self._scripts, self.to_json)
         size = sum(len(each) for each in command)
         if size > MAX_VALUE_BYTES:
             raise ValueError(f"{size} bytes are more than Redis accepts ({MAX_VALUE_BYTES})")

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tidemill.sinks.base import shorten, to_json, to_mapping
+from tidemill.sinks.base import shorten, to_mapping
 from tidemill.sinks.payloads import RedisPayload
 
 #: Redis does not store longer values.
@@ -24,22 +24,25 @@ _WITH_TTL = (
 MAX_ARGUMENTS_WITH_TTL = 7_000
 
 Command = Sequence[bytes]
+#: Returns data as JSON.
+ToJson = Callable[[Any], bytes]
 
 
-def build_command(payload: RedisPayload, key: bytes, scripts: Mapping[str, bytes]) -> Command:
+def build_command(payload: RedisPayload, key: bytes, scripts: Mapping[str, bytes], to_json: ToJson) -> Command:
     """Return the command of a payload.
 
     Args:
         payload: What to do.
         key: The payload's key as the server knows it.
         scripts: The texts of the scripts by name.
+        to_json: Encodes what is sent as JSON.
 
     Raises:
         TypeError: `data` is not what the operation takes.
         ValueError: The operation or the script is not known, `data` is empty, or text cannot be encoded as UTF-8.
     """
     if payload.op == "script":
-        return _script(payload, key, scripts)
+        return _script(payload, key, scripts, to_json)
     if payload.script:
         raise ValueError(f"{payload.op} takes no script; op='script' runs one")
     if payload.op == "expire":
@@ -48,7 +51,7 @@ def build_command(payload: RedisPayload, key: bytes, scripts: Mapping[str, bytes
     if build is None:
         known = ", ".join([*_OPERATIONS, "expire", "script"])
         raise ValueError(f"unknown op {shorten(repr(payload.op))}; use one of {known}")
-    command = build(key, payload.data)
+    command = build(key, payload.data, to_json)
     return command if payload.ttl is None else _add_ttl(command, _to_milliseconds(payload.ttl))
 
 
@@ -84,7 +87,7 @@ def _expire(payload: RedisPayload, key: bytes) -> Command:
     return (b"PEXPIRE", key, _to_milliseconds(payload.ttl))
 
 
-def _script(payload: RedisPayload, key: bytes, scripts: Mapping[str, bytes]) -> Command:
+def _script(payload: RedisPayload, key: bytes, scripts: Mapping[str, bytes], to_json: ToJson) -> Command:
     text = scripts.get(payload.script) if isinstance(payload.script, str) else None
     if text is None:
         known = ", ".join(scripts) or "none"
@@ -96,13 +99,13 @@ def _script(payload: RedisPayload, key: bytes, scripts: Mapping[str, bytes]) -> 
         data = ()
     elif not isinstance(data, (list, tuple)):
         raise TypeError(f"a script takes a list of arguments, not {type(data).__name__}")
-    return (b"EVAL", text, b"1", key, *(_encode_value(each) for each in data))
+    return (b"EVAL", text, b"1", key, *(_encode_value(each, to_json) for each in data))
 
 
 # -- the operations ---------------------------------------------------------------------------------------------
 
 
-def _encode_value(value: Any) -> bytes:
+def _encode_value(value: Any, to_json: ToJson) -> bytes:
     """Encode text, bytes and numbers as they are, anything else as JSON."""
     if isinstance(value, bytes):
         return value
@@ -126,17 +129,17 @@ def _to_list(data: Any) -> Sequence[Any]:
     return elements
 
 
-def _set(key: bytes, data: Any) -> Command:
+def _set(key: bytes, data: Any, to_json: ToJson) -> Command:
     return (b"SET", key, to_json(data))
 
 
-def _delete(key: bytes, data: Any) -> Command:
+def _delete(key: bytes, data: Any, _: ToJson) -> Command:
     if data is not None:
         raise TypeError("delete takes no data")
     return (b"DEL", key)
 
 
-def _incrby(key: bytes, data: Any) -> Command:
+def _incrby(key: bytes, data: Any, _: ToJson) -> Command:
     if isinstance(data, bool) or not isinstance(data, int):
         raise TypeError(f"incrby takes a whole number, not {type(data).__name__}")
     if not -(1 << 63) <= data < 1 << 63:
@@ -144,7 +147,7 @@ def _incrby(key: bytes, data: Any) -> Command:
     return (b"INCRBY", key, b"%d" % data)
 
 
-def _incrbyfloat(key: bytes, data: Any) -> Command:
+def _incrbyfloat(key: bytes, data: Any, _: ToJson) -> Command:
     if isinstance(data, bool) or not isinstance(data, (int, float)):
         raise TypeError(f"incrbyfloat takes a number, not {type(data).__name__}")
     number = float(data)
@@ -153,31 +156,31 @@ def _incrbyfloat(key: bytes, data: Any) -> Command:
     return (b"INCRBYFLOAT", key, repr(number).encode())
 
 
-def _ltrim(key: bytes, data: Any) -> Command:
+def _ltrim(key: bytes, data: Any, _: ToJson) -> Command:
     places = data if isinstance(data, (list, tuple)) else ()
     if len(places) != 2 or not all(type(each) is int and -(1 << 63) <= each < 1 << 63 for each in places):
         raise TypeError("ltrim takes the first and the last index to keep, as two whole numbers")
     return (b"LTRIM", key, *(b"%d" % each for each in places))
 
 
-def _send_elements(command: bytes, key: bytes, data: Any) -> Command:
+def _send_elements(command: bytes, key: bytes, data: Any, to_json: ToJson) -> Command:
     return (command, key, *(to_json(each) for each in _to_list(data)))
 
 
-def _send_names(command: bytes, key: bytes, data: Any) -> Command:
+def _send_names(command: bytes, key: bytes, data: Any, _: ToJson) -> Command:
     return (command, key, *(_encode_name(each) for each in _to_list(data)))
 
 
-def _send_fields(command: Command, data: Any) -> Command:
+def _send_fields(command: Command, data: Any, to_json: ToJson) -> Command:
     fields: list[bytes] = []
     for name, value in to_mapping(data).items():
-        fields += (name.encode(), _encode_value(value))
+        fields += (name.encode(), _encode_value(value, to_json))
     if not fields:
         raise ValueError("data has no fields; give at least one")
     return (*command, *fields)
 
 
-def _zadd(key: bytes, data: Any) -> Command:
+def _zadd(key: bytes, data: Any, _: ToJson) -> Command:
     if not isinstance(data, Mapping) or not data:
         raise TypeError("zadd takes a dict of member and score")
     pairs: list[bytes] = []
@@ -188,15 +191,15 @@ def _zadd(key: bytes, data: Any) -> Command:
     return (b"ZADD", key, *pairs)
 
 
-def _stream(key: bytes, data: Any) -> Command:
-    return _send_fields((b"XADD", key, b"*"), data)
+def _stream(key: bytes, data: Any, to_json: ToJson) -> Command:
+    return _send_fields((b"XADD", key, b"*"), data, to_json)
 
 
-def _hset(key: bytes, data: Any) -> Command:
-    return _send_fields((b"HSET", key), data)
+def _hset(key: bytes, data: Any, to_json: ToJson) -> Command:
+    return _send_fields((b"HSET", key), data, to_json)
 
 
-_OPERATIONS: Mapping[str, Callable[[bytes, Any], Command]] = {
+_OPERATIONS: Mapping[str, Callable[[bytes, Any, ToJson], Command]] = {
     "set": _set,
     "delete": _delete,
     "incrby": _incrby,

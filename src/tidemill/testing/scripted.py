@@ -185,7 +185,7 @@ class ScriptedSink(Sink):
             return Encoded(ready.key, payload, ready.size_bytes)
         check_choices(payload)
         key = getattr(payload, "key", None) or getattr(payload, "path", None)
-        return Encoded(key, payload, len(to_json(payload.data)))
+        return Encoded(key, payload, len(to_json(payload.data, "null")))
 
     async def send(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
         """Keep payloads that are not refused."""
