@@ -36,8 +36,8 @@ from tidemill.runtime.codec import decode, encode
 log = logging.getLogger(__name__)
 
 _MICROSECONDS: Final = 1_000_000
-#: A longer error is cut; the log has all of it.
-MAX_ERROR: Final = 8_000
+#: A longer error is cut. It is masked later, and what is left of it shown to people is far shorter.
+_MAX_ERROR: Final = 1_000_000
 
 
 def run_attempt(dag: Any, claim: Claim, services: TaskServices) -> AttemptResult:
@@ -229,7 +229,7 @@ def _classify(error: BaseException, task: Any = None) -> Ending:
 def _shorten(text: str) -> str:
     """Return a text that every database accepts: without NUL, and not too long."""
     text = text.replace("\0", "\\x00")
-    return text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]}..."
+    return text if len(text) <= _MAX_ERROR else f"{text[:_MAX_ERROR]}..."
 
 
 def _skip_own_frames(error: BaseException) -> Any:

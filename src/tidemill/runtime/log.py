@@ -25,6 +25,7 @@ from typing import Any, Literal, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from tidemill.config.known_secrets import KnownSecrets
 from tidemill.config.redaction import redact_text
 from tidemill.config.settings import LoggingSettings
 from tidemill.core.errors import ConfigError, TidemillError
@@ -57,7 +58,12 @@ def choose_format(settings: LoggingSettings, stream: TextIO | None = None) -> Fo
 
 
 def configure(
-    settings: LoggingSettings, *, stream: TextIO | None = None, relayed: bool = False, **context: object
+    settings: LoggingSettings,
+    *,
+    stream: TextIO | None = None,
+    relayed: bool = False,
+    secrets: KnownSecrets | None = None,
+    **context: object,
 ) -> None:
     """Send all logs of this process to one place in one form; calling it again replaces the earlier configuration.
 
@@ -65,10 +71,11 @@ def configure(
         settings: Level and format.
         stream: Where lines go; None: standard error, as it is when a line is written.
         relayed: Log as JSON, whatever is configured, if a driver on this host reads the lines.
+        secrets: What this process knows, and no line may show; they may be added later.
         context: What every line carries: worker_id, consumer_group, engine ...; None values are left out.
     """
     form = "json" if relayed and os.environ.get(RELAY_VARIABLE) else choose_format(settings, stream)
-    chain = _make_chain(settings, form, stream, context)
+    chain = _make_chain(settings, form, stream, context, secrets or KnownSecrets())
     replace_writer(chain.writer)
     _RELAY.writer = chain.writer if form == "console" else None
     _configure_structlog(settings, chain)
@@ -95,7 +102,7 @@ def configured_for_people(settings: LoggingSettings) -> Iterator[None]:
         yield
         return
     form: Format = "json" if settings.format == "json" else "console"
-    chain = _make_chain(settings, form, None, {})
+    chain = _make_chain(settings, form, None, {}, KnownSecrets())
     _configure_structlog(settings, chain)
     try:
         yield
@@ -168,7 +175,11 @@ class _Chain:
 
 
 def _make_chain(
-    settings: LoggingSettings, form: Format, stream: TextIO | None, context: Mapping[str, object]
+    settings: LoggingSettings,
+    form: Format,
+    stream: TextIO | None,
+    context: Mapping[str, object],
+    secrets: KnownSecrets,
 ) -> _Chain:
     fixed = {"version": version(), **{key: value for key, value in context.items() if value is not None}}
     processors: list[Processor] = [
@@ -178,7 +189,7 @@ def _make_chain(
         _add_context(fixed),
         structlog.processors.StackInfoRenderer(),
         structlog.processors.format_exc_info,
-        _mask,
+        _mask_with(secrets),
         _first_keys_first,
     ]
     if form == "console":
@@ -383,11 +394,14 @@ def _add_context(fixed: dict[str, object]) -> Processor:
     return add
 
 
-def _mask(logger: WrappedLogger, method: str, event: EventDict) -> MutableMapping[str, Any]:
-    """Mask secrets, also inside messages and tracebacks; runs after those have become text."""
-    for key, value in event.items():
-        event[key] = mask_value(key, value)
-    return event
+def _mask_with(secrets: KnownSecrets) -> Processor:
+    def mask(logger: WrappedLogger, method: str, event: EventDict) -> MutableMapping[str, Any]:
+        """Mask secrets, also inside messages and tracebacks; runs after those have become text."""
+        for key, value in event.items():
+            event[key] = mask_value(key, secrets.mask_known(value) if isinstance(value, str) else value)
+        return event
+
+    return mask
 
 
 def _first_keys_first(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:

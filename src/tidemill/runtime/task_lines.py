@@ -33,6 +33,26 @@ class TaskLine(NamedTuple):
     text: str
 
 
+class WrittenLine(NamedTuple):
+    """An entry, or a piece of one, as a task process sends it.
+
+    Attributes:
+        time_us: As in `TaskLine`.
+        level: As in `TaskLine`.
+        source: As in `TaskLine`.
+        text: As in `TaskLine`.
+        stream: What tells the pieces of one entry from those of others; empty: this is all of it.
+        ended: Whether the entry ends with this piece.
+    """
+
+    time_us: int
+    level: str
+    source: str
+    text: str
+    stream: str = ""
+    ended: bool = False
+
+
 _decode = msgspec.json.Decoder(TaskLine).decode
 
 
@@ -52,3 +72,15 @@ def encode_line(time_us: int, level: str, source: str, text: str) -> bytes:
 def decode_lines(data: bytes) -> Iterator[TaskLine]:
     """Return the entries of what `encode_line` returned, in order."""
     return (_decode(line) for line in data.splitlines())
+
+
+def overwrite_lines(text: str) -> str:
+    r"""Return a text as a terminal shows it: what follows a carriage return takes the place of the line so far.
+
+    Example:
+        >>> overwrite_lines("\r 10%\r 20%\r\nnext")
+        ' 20%\nnext'
+    """
+    if "\r" not in text:
+        return text
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))

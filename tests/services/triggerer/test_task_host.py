@@ -14,6 +14,7 @@ from tests.services.triggerer.hosted import DID, UPSTREAMS, Upstream
 from tests.services.triggerer.task_store import TaskStore
 from tests.until import until
 
+from tidemill.config.known_secrets import KnownSecrets
 from tidemill.config.triggerer_settings import TriggererSettings
 from tidemill.services.triggerer import folder_code, task_source
 from tidemill.services.triggerer import host as host_module
@@ -32,7 +33,9 @@ class Triggerers:
 
     def start(self, capacity: int = 10_000) -> TaskHost:
         about = BeginService("triggerer", "t", "here", "boot", 1, (), capacity)
-        host = TaskHost(self.store, TriggererSettings(), about, folder_code.FolderCode(self.folder), 65_536)
+        host = TaskHost(
+            self.store, TriggererSettings(), about, folder_code.FolderCode(self.folder), 65_536, KnownSecrets()
+        )
         stop = asyncio.Event()
         self.running[host] = asyncio.create_task(host.run(stop)), stop
         return host
@@ -289,6 +292,39 @@ async def test_a_trigger_reads_variables_on_a_thread_and_is_told_so_where_it_wou
 
     assert one.payload[0] == "here"
     assert "asyncio.to_thread(Variable.get, 'place')" in one.payload[1]
+
+
+class Telling(BaseTrigger):
+    """Says a secret variable in pieces, and fails with it."""
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return "tests.services.triggerer.test_task_host.Telling", {}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        from tidemill.dags.variable import Variable
+
+        found = await asyncio.to_thread(Variable.get, "api_key")
+        print("it is", found[:6], sep="", end="", flush=True)
+        await asyncio.sleep(0.6)
+        print(found[6:])
+        raise ConnectionError("x" * 480 + found)
+        yield
+
+
+async def test_what_a_trigger_was_told_in_confidence_is_masked_in_its_log_and_its_error(triggerers):
+    from tidemill.services.triggerer.task_output import route_output
+
+    triggerers.store.variables["api_key"] = "T0psecretpw"
+    one = triggerers.store.defer("tests.services.triggerer.test_task_host.Telling")
+    with route_output():
+        triggerers.start()
+        await until(lambda: one.error and len(triggerers.store.lines(one)) > 2)
+
+    assert "x***" in one.error
+    assert "T0p" not in one.error
+    texts = [line.text for line in triggerers.store.lines(one)]
+    assert texts[:2] == ["it is", "***"]
+    assert "T0p" not in "".join(texts)
 
 
 async def test_triggers_with_one_key_share_a_stream_and_what_one_has_taken_is_acknowledged(triggerers):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tidemill.config.known_secrets import KnownSecrets
 from tidemill.core.errors import HandlerError
 from tidemill.services.triggerer.trigger_services import TriggerServices
 from tidemill.store.calls import ConnectionRecord, DeleteVariable, GetConnection, GetVariable, SetVariable
@@ -36,7 +37,7 @@ class Settings:
 
 
 async def test_a_thread_of_a_trigger_reads_and_sets_variables():
-    services = TriggerServices(Settings(), set())
+    services = TriggerServices(Settings(), KnownSecrets())
 
     assert await asyncio.to_thread(services.get_variable, "a") is None
     await asyncio.to_thread(services.set_variable, "a", "1")
@@ -45,18 +46,18 @@ async def test_a_thread_of_a_trigger_reads_and_sets_variables():
 
 
 async def test_a_connection_is_what_the_dags_read_and_its_password_is_kept_out_of_logs():
-    secrets: set[str] = set()
+    secrets = KnownSecrets()
     services = TriggerServices(Settings(), secrets)
 
     found = json.loads(await asyncio.to_thread(services.get_connection, "db") or "")
 
     assert (found["conn_type"], found["host"], found["port"], found["extra"]) == ("postgres", "there", 5432, '{"a": 1}')
-    assert secrets == {"p@ss"}
+    assert secrets.mask("it is p@ss") == "it is ***"
     assert await asyncio.to_thread(services.get_connection, "none") is None
 
 
 async def test_the_event_loop_does_not_wait_for_the_store_and_the_message_says_what_to_do():
-    services = TriggerServices(Settings(), set())
+    services = TriggerServices(Settings(), KnownSecrets())
 
     with pytest.raises(HandlerError, match=r"await asyncio\.to_thread\(Variable\.get, 'a'\)"):
         services.get_variable("a")
@@ -75,4 +76,4 @@ async def test_the_event_loop_does_not_wait_for_the_store_and_the_message_says_w
 )
 async def test_a_trigger_has_neither_xcoms_nor_state(name, given):
     with pytest.raises(HandlerError, match="put what it finds into its event"):
-        getattr(TriggerServices(Settings(), set()), name)(*given)
+        getattr(TriggerServices(Settings(), KnownSecrets()), name)(*given)

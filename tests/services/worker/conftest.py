@@ -9,6 +9,7 @@ import pytest
 from tests.services.worker.memory_store import MemoryStore
 from tests.until import until
 
+from tidemill.config.known_secrets import KnownSecrets
 from tidemill.core.tasks.worker_slots import Limits
 from tidemill.services.worker.preloads import PRELOADS
 from tidemill.services.worker.worker import Worker
@@ -55,7 +56,7 @@ async def start_worker(tmp_path: Path) -> AsyncIterator[StartWorker]:
         zygote = ZygoteClient(Setup(preload=PRELOADS))
         await zygote.start()
         store = MemoryStore()
-        worker = Worker(1, WorkerConfig(tmp_path, limits, **changes), store, store, zygote)
+        worker = Worker(1, WorkerConfig(tmp_path, limits, **changes), store, store, zygote, KnownSecrets())
         running = RunningWorker(tmp_path, store, worker, zygote)
         started.append(running)
         return running

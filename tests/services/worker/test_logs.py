@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
+from collections.abc import Sequence
 
 import pytest
 from tests.services.worker.conftest import RunningWorker
@@ -11,7 +12,8 @@ from tests.services.worker.memory_store import make_attempt
 from tests.services.worker.test_attempts import make, with_body
 from tests.until import until
 
-from tidemill.runtime.task_lines import TaskLine, decode_lines
+from tidemill.config.known_secrets import KnownSecrets
+from tidemill.runtime.task_lines import TaskLine, WrittenLine, decode_lines
 from tidemill.services.worker.log_budget import LogBudget
 from tidemill.services.worker.logs import PART_BASE, PART_BYTES, AttemptLog
 from tidemill.store.calls import ConnectionRecord, LogPart
@@ -25,8 +27,8 @@ def texts(parts: list[LogPart]) -> list[str]:
     return [line.text for line in read(parts)]
 
 
-def make_log(max_bytes: int = 1_000_000) -> AttemptLog:
-    return AttemptLog(5, 2, 7, max_bytes)
+def make_log(max_bytes: int = 1_000_000, secrets: Sequence[str] = ()) -> AttemptLog:
+    return AttemptLog(5, 2, 7, max_bytes, KnownSecrets(secrets))
 
 
 def test_entries_and_output_are_in_the_order_of_their_times() -> None:
@@ -96,8 +98,7 @@ def test_what_tidemill_says_of_an_attempt_is_kept_beyond_the_limit() -> None:
 
 
 def test_secrets_are_masked_also_over_lines() -> None:
-    log = make_log()
-    log.secrets.add("hunter2")
+    log = make_log(secrets=["hunter2"])
     log.add(TaskLine(1, "info", "stdout", "password=abc\nand hunter2"))
     log.add(TaskLine(2, "info", "stdout", "plain"))
     for line in ("-----BEGIN PRIVATE KEY-----", "MIIEvQ", "-----END PRIVATE KEY-----"):
@@ -105,6 +106,88 @@ def test_secrets_are_masked_also_over_lines() -> None:
     found = texts(log.finish(4))
     assert found[:2] == ["password=***\nand ***", "plain"]
     assert not any("MIIEvQ" in text for text in found)
+
+
+def put(log: AttemptLog, how: str, text: str) -> None:
+    """Write a piece of a line: to the descriptor, or as `print` does."""
+    if how == "descriptor":
+        log.add_output("stdout", text.encode(), 1)
+    else:
+        log.add_written(WrittenLine(1, "info", "stdout", text.removesuffix("\n"), "9.stdout", text.endswith("\n")))
+
+
+@pytest.mark.parametrize("how", ["descriptor", "print"])
+def test_a_secret_that_is_written_in_two_pieces_is_masked_and_only_its_beginning_waits(how: str) -> None:
+    log = make_log(secrets=["T0psecretpw"])
+    put(log, how, "pw T0psec")
+    assert texts(log.take(2)) == ["pw "]
+    assert not log.has_lines
+    assert log.take(3) == []
+    put(log, how, "ret")
+    assert log.take(4) == []
+    put(log, how, "pw\n")
+    put(log, how, "T0psec")
+    assert texts(log.take(5)) == ["***"]
+    assert texts(log.finish(6)) == ["T0psec"], "the end has come, and it is not the secret"
+
+
+@pytest.mark.parametrize("how", ["descriptor", "print"])
+@pytest.mark.parametrize("before", [16_384, 32_768, 65_536, 8_192])
+def test_a_secret_that_lies_over_the_end_of_a_piece_of_a_long_line_is_masked(how: str, before: int) -> None:
+    log = make_log(secrets=["T0psecretpw"])
+    text = "x" * (before - 6) + "T0psecretpw" + "é" * 30_000
+    for start in range(0, len(text), 16_384):
+        put(log, how, text[start : start + 16_384])
+    put(log, how, "\n")
+    found = texts(log.finish(2))
+    assert "".join(found) == text.replace("T0psecretpw", "***")
+    assert max(map(len, found)) == 16_384
+
+
+def test_a_long_line_that_was_shown_before_its_end_has_no_empty_line_after_it() -> None:
+    log = make_log()
+    log.add_output("stdout", b"x" * 20_000, 1)
+    assert [len(text) for text in texts(log.take(2))] == [16_384, 3_616]
+    log.add_output("stdout", b"\n\nnext\n", 3)
+    assert texts(log.finish(4)) == ["", "next"], "one empty line was written"
+
+
+def test_a_character_is_not_cut_where_the_output_was_read_in_two_pieces() -> None:
+    log = make_log()
+    data = ("x" + "ü" * 40_000).encode()
+    for start in range(0, len(data), 8_192):
+        log.add_output("stdout", data[start : start + 8_192], 1)
+        if start == 16_384:
+            early = texts(log.take(2))
+    assert "".join(early + texts(log.finish(3))) == "x" + "ü" * 40_000
+
+
+def test_a_secret_is_not_shown_where_the_middle_of_the_log_is_left_out() -> None:
+    log = make_log(2_000, secrets=["T0psecretpw"])
+    log.add_output("stdout", b"x" * 900 + b"T0psec", 1)
+    log.add_output("stdout", b"retpw" + b"y" * 3_000 + b"T0pse", 2)
+    log.add_output("stdout", b"cretpw" + b"z" * 800 + b"\n", 3)
+    text = "\n".join(texts(log.finish(4)))
+    assert "left out here" in text
+    assert "T0p" not in text
+    assert "cretpw" not in text
+    assert "***zzz" in text
+
+
+def test_streams_that_have_begun_are_bounded_and_none_is_lost() -> None:
+    log = make_log()
+    for number in range(200):
+        log.add_written(WrittenLine(number, "info", "stdout", f"begun {number}", f"{number}.stdout"))
+    assert texts(log.finish(9)) == [f"begun {number}" for number in range(200)]
+
+
+def test_an_entry_of_several_lines_that_is_too_long_is_cut_between_lines() -> None:
+    log = make_log()
+    line = "y" * 1_000
+    log.add(TaskLine(1, "error", "my.logger", "\n".join([line] * 20)))
+    found = texts(log.finish(2))
+    assert [text.count("\n") + 1 for text in found] == [16, 4]
+    assert set("\n".join(found).split("\n")) == {line}
 
 
 async def test_everything_that_a_task_writes_is_in_its_log(worker: RunningWorker) -> None:
@@ -172,11 +255,70 @@ async def test_passwords_of_connections_that_a_task_uses_are_masked(worker: Runn
     assert worker.store.text_of(1) == "it is ***"
 
 
+async def test_a_password_is_masked_however_a_task_writes_it(worker: RunningWorker) -> None:
+    worker.store.connections["db"] = ConnectionRecord("db", "postgres", password="T0psecretpw")
+    worker.write(
+        with_body("""
+p = Connection.get("db").password
+for n in (16384, 32768, 8192, 4096):
+    print("x" * (n - 6) + p)
+    logging.getLogger("mine").warning("x" * (n - 6) + p)
+    os.write(1, b"x" * (n - 6) + p.encode() + b"\\n")
+print("\\rprogress " + p[:6], end="", flush=True)
+print(p[6:])
+""").replace("import ctypes", "from tidemill.dags import Connection\nimport ctypes")
+    )
+    worker.store.queue(make_attempt(1, "run"))
+    await worker.report(1)
+    await until(lambda: worker.store.text_of(1).count("***") == 13, what="all is stored")
+    found = worker.store.text_of(1)
+    assert "T0p" not in found
+    assert "retpw" not in found
+    assert "" not in found.split("\n")
+
+
+async def test_a_password_that_a_module_keeps_is_masked_in_later_attempts_too(worker: RunningWorker) -> None:
+    worker.store.connections["db"] = ConnectionRecord("db", "postgres", password="T0psecretpw")
+    worker.write(
+        with_body(
+            "print('it is', cached())\nif ti.try_number == 3: raise OSError('cannot log in with ' + cached())"
+        ).replace(
+            "import ctypes",
+            "import functools\nfrom tidemill.dags import Connection\n"
+            "@functools.cache\ndef cached(): return Connection.get('db').password\nimport ctypes",
+        )
+    )
+    for number in (1, 2, 3):
+        worker.store.queue(make_attempt(number, "run", try_number=number))
+        result = (await worker.report(number)).result
+        await until(lambda number=number: worker.store.text_of(number, number), what="the log is stored")
+        assert worker.store.text_of(number, number).startswith("it is ***")
+        assert "T0p" not in worker.store.text_of(number, number)
+    assert result.error == "OSError: cannot log in with ***"  # type: ignore[union-attr]
+
+
+async def test_an_error_is_masked_before_it_is_cut(worker: RunningWorker) -> None:
+    worker.store.variables["api_key"] = "T0psecretpw"
+    await make(worker, "raise OSError('x' * 7980 + Variable.get('api_key') * 3)")
+    error = await worker.error(1)
+    assert len(error) < 8_010
+    assert error.endswith(("x******...", "x*********"))
+    assert "T0p" not in error
+
+
+async def test_what_is_stored_for_other_tasks_is_not_masked(worker: RunningWorker) -> None:
+    worker.store.variables["api_key"] = "T0psecretpw"
+    await make(worker, "ti.xcom_push('key', Variable.get('api_key'))\nreturn {'url': Variable.get('api_key')}")
+    report = await worker.report(1)
+    assert report.xcoms == (("return_value", '{"url":"T0psecretpw"}'),)
+    assert worker.store.xcoms == {"key": '"T0psecretpw"'}
+
+
 def test_the_attempts_of_a_try_share_its_limit_and_each_may_write_a_little() -> None:
     budget = LogBudget(200_000)
     kept = []
     for epoch in range(6):
-        log = budget.open_log(5, 1, epoch)
+        log = budget.open_log(5, 1, epoch, KnownSecrets())
         log.add_output("stdout", b"x" * 60_000 + b"\n", 1)
         log.add(TaskLine(2, "info", "stdout", f"the end of {epoch}"))
         parts = log.finish(3)
@@ -185,4 +327,4 @@ def test_the_attempts_of_a_try_share_its_limit_and_each_may_write_a_little() -> 
         budget.note_finished(log)
 
     assert kept == [60_000, 60_000, 0, 0, 0, 0], "only the end of what is too much for the rest is shown"
-    assert budget.open_log(5, 2, 9)._half == 100_000, "another try begins anew"
+    assert budget.open_log(5, 2, 9, KnownSecrets())._half == 100_000, "another try begins anew"

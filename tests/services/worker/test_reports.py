@@ -28,7 +28,7 @@ def tell_all(reports: Reports, bad: set[int]) -> dict[int, Report | CallbackRepo
 
 @pytest.mark.parametrize("bad", [set(), {0}, {3, 4}, {99}, set(range(100))])
 def test_what_cannot_be_stored_fails_alone_and_the_others_are_told(bad: set[int]) -> None:
-    reports = Reports()
+    reports = Reports(str)
     for number in range(100):
         reports.add(CallbackReport(number, None) if number % 5 == 4 else Report(number, 3, Success(), (("k", "1"),)))
 
@@ -47,7 +47,7 @@ def test_what_cannot_be_stored_fails_alone_and_the_others_are_told(bad: set[int]
 
 @pytest.mark.parametrize("report", [Report(1, 3, Success()), CallbackReport(1, None), None])
 def test_a_store_that_stores_nothing_at_all_is_an_error(report: Report | CallbackReport | None) -> None:
-    reports = Reports()
+    reports = Reports(str)
     if report is not None:
         reports.add(report)
         reports.take()

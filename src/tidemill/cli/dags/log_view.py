@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from tidemill.core.errors import ConfigError
-from tidemill.runtime.task_lines import TaskLine, decode_lines
+from tidemill.runtime.task_lines import TaskLine, decode_lines, overwrite_lines
 
 if TYPE_CHECKING:
     from tidemill.cli.dags.asking import Asker
@@ -60,15 +60,18 @@ def read_log(
 
 
 def format_log_line(line: TaskLine) -> str:
-    """Return an entry of a log as people read it; times are UTC.
+    r"""Return an entry of a log as people read it; times are UTC.
 
     Example:
         >>> format_log_line(TaskLine(1_500_000, "info", "stdout", "hello"))
         '00:00:01.500 hello'
+        >>> format_log_line(TaskLine(1_500_000, "info", "stdout", "\r 50%\r100%"))
+        '00:00:01.500 100%'
     """
     clock = datetime.fromtimestamp(line.time_us / 1e6, UTC).strftime("%H:%M:%S.%f")[:-3]
     level = "" if line.level in ("info", "debug") and line.source != "logging" else f"{line.level.upper()} "
-    text = "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in line.text)
+    text = overwrite_lines(line.text)
+    text = "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
     return f"{clock} {level}{text}"
 
 

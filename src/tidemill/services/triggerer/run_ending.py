@@ -95,30 +95,34 @@ def report_ending(
     return StateChange(number, token, _STATES[following.verdict], reason.value if reason is not None else None, error)
 
 
-def format_fault(fault: BaseException) -> str:
+def format_fault(fault: BaseException, mask: Callable[[str], str] = redact_text) -> str:
     """Return an error with its traceback, secrets masked; without it, if the message is meant to say everything.
 
     The text is what every encoder and database accepts, and has a bounded length.
+
+    Args:
+        fault: The error.
+        mask: Masks secrets in a text.
     """
     has_cause = fault.__cause__ is not None or (fault.__context__ is not None and not fault.__suppress_context__)
     is_whole = isinstance(fault, TidemillError) and not has_cause
     text = str(fault) if is_whole else "".join(traceback.format_exception(fault))
     text = escape_surrogates(text).replace("\0", "\\x00")
     if len(text) <= 2 * _MAX_ERROR:
-        return redact_text(text)
+        return mask(text)
     # Each part is masked with what surrounds it, so that no half of a secret is taken for something else.
-    head, tail = redact_text(text[: 2 * _MAX_ERROR])[:_MAX_ERROR], redact_text(text[-2 * _MAX_ERROR :])[-_MAX_ERROR:]
+    head, tail = mask(text[: 2 * _MAX_ERROR])[:_MAX_ERROR], mask(text[-2 * _MAX_ERROR :])[-_MAX_ERROR:]
     return f"{head}\n... {len(text) - 2 * _MAX_ERROR:,} characters are left out ...\n{tail}"
 
 
-def explain_fault(fault: BaseException) -> str:
+def explain_fault(fault: BaseException, mask: Callable[[str], str] = redact_text) -> str:
     """Return an error as `format_fault` does, and what happened in its last line, which lists of tasks show."""
     described = describe_error(fault)
     own = described.partition(": ")[2].strip() or described
     said = own if isinstance(fault, TidemillError) else f"the trigger raised {described}"
-    said = redact_text(said.replace("\0", "\\x00")).splitlines()[0][:_MAX_SAID].rstrip(": ")
+    said = mask(said.replace("\0", "\\x00")).splitlines()[0][:_MAX_SAID].rstrip(": ")
     try:
-        text = format_fault(fault).strip()
+        text = format_fault(fault, mask).strip()
     except Exception:  # its own `__str__` may raise, and its task must not wait for ever
         return said
     return text if text and "\n" not in text else f"{text}\n\n{said}".lstrip()

@@ -20,6 +20,7 @@ from typing import Any
 
 import structlog
 
+from tidemill.config.known_secrets import KnownSecrets
 from tidemill.config.triggerer_settings import TriggererSettings
 from tidemill.core.errors import RemoteError, TidemillError
 from tidemill.core.tasks.inputs import Channel
@@ -59,6 +60,7 @@ class TaskHost:
         about: What it says of itself when it begins a service: queues and capacity, too.
         code: The folder that the classes of triggers may be in.
         log_bytes: How much of each trigger's log is kept.
+        secrets: Where what triggers were given is noted, for this process to mask it.
         clock: Seconds, monotonic.
         on_stuck: Called on a thread when the loop is blocked for ever: with the service, the trigger that blocks it
             (None: it is not known), and where that stands; None: nobody watches.
@@ -75,6 +77,7 @@ class TaskHost:
         about: BeginService,
         code: FolderCode,
         log_bytes: int,
+        secrets: KnownSecrets,
         clock: Callable[[], float] = time.monotonic,
         on_stuck: Callable[[int, ClaimedTrigger | None, str], None] | None = None,
         grace_seconds: float = 5.0,
@@ -82,7 +85,7 @@ class TaskHost:
         self._grace_seconds = grace_seconds
         self._calls, self._settings, self._about, self._code = calls, settings, about, code
         self._on_stuck = on_stuck
-        self._clock, self._log_bytes = clock, log_bytes
+        self._clock, self._log_bytes, self._secrets = clock, log_bytes, secrets
         self.host: TriggerHost[TaskRun] | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -119,7 +122,7 @@ class TaskHost:
             stopping: Done when it is to stop.
             trial_seconds: For how long it runs only what is reserved for it; None: it runs everything.
         """
-        secrets: set[str] = set()
+        secrets = self._secrets
         logs = TaskLogs(self._calls, self._log_bytes, secrets)
         about, is_trial = self._about, trial_seconds is not None
         source = TaskSource(
@@ -137,7 +140,9 @@ class TaskHost:
         host.book.is_started = True
         log.info("the triggerer runs the triggers of tasks", service=service)
         answers = TriggerServices(self._calls, secrets)
-        turns = _Turns(source, host, self._calls.doorbell, self._code, lambda: serving(answers), self._clock)
+        turns = _Turns(
+            source, host, self._calls.doorbell, self._code, lambda: serving(answers), secrets.mask, self._clock
+        )
         works = [turns.run(), source.beat(), _wait(source.ended)]
         if trial_seconds is not None:
             works.append(source.wait_over(trial_seconds))
@@ -188,6 +193,7 @@ class _Turns:
         bell: Doorbell,
         code: FolderCode,
         serve: Callable[[], AbstractContextManager[None]],
+        mask: Callable[[str], str],
         clock: Callable[[], float],
     ) -> None:
         self._source, self._host, self._bell, self._code, self._clock = source, host, bell, code, clock
@@ -200,6 +206,7 @@ class _Turns:
             note_ended=self._note_ended,
             open_log=source.open_log,
             serve=serve,
+            mask=mask,
         )
         self._runs: dict[ClaimKey, TaskRun] = {}
         self._starting: set[asyncio.Task[None]] = set()

@@ -15,7 +15,8 @@ from collections.abc import Iterable
 
 import structlog
 
-from tidemill.runtime.task_lines import TaskLine
+from tidemill.config.known_secrets import KnownSecrets
+from tidemill.runtime.task_lines import TaskLine, WrittenLine
 from tidemill.services.worker.logs import AttemptLog
 from tidemill.store.calls import AppendLog, ClaimedTrigger, LogPart
 from tidemill.store.database import Caller
@@ -43,13 +44,18 @@ class TaskLog:
         """Start without lines."""
         self._logs = logs
         self._lock = threading.Lock()  # triggers may write from threads
-        self._log = AttemptLog(claim.task, claim.try_number, claim.epoch, logs.max_bytes)
-        self._log.secrets = logs.secrets
+        self._log = AttemptLog(claim.task, claim.try_number, claim.epoch, logs.max_bytes, logs.secrets)
 
     def write(self, level: str, text: str) -> None:
         """Add an entry; see `LineSink`."""
         with self._lock:
             self._log.add(TaskLine(_now_us(), level, "trigger", text))
+        self._logs.note_written(self)
+
+    def write_piece(self, level: str, text: str, stream: str, *, ended: bool) -> None:
+        """Add a piece of an entry; see `LineSink`."""
+        with self._lock:
+            self._log.add_written(WrittenLine(_now_us(), level, "trigger", text, stream, ended))
         self._logs.note_written(self)
 
     def take_parts(self) -> list[LogPart]:
@@ -70,14 +76,14 @@ class TaskLogs:
     Args:
         calls: The store.
         max_bytes: How much of each trigger's log is kept.
-        secrets: Values that must not appear, such as the passwords of connections that triggers asked for.
+        secrets: What must not appear, such as the passwords of connections that triggers asked for.
 
     Attributes:
         max_bytes: How much of each trigger's log is kept.
-        secrets: Values that must not appear.
+        secrets: What must not appear.
     """
 
-    def __init__(self, calls: Caller, max_bytes: int, secrets: set[str]) -> None:
+    def __init__(self, calls: Caller, max_bytes: int, secrets: KnownSecrets) -> None:
         """Store nothing yet."""
         self.max_bytes, self.secrets = max_bytes, secrets
         self._calls = calls

@@ -27,6 +27,9 @@ class LineSink(Protocol):
     def write(self, level: str, text: str) -> None:
         """Add an entry; a text of several lines stays one entry. Never raises, and may be called by any thread."""
 
+    def write_piece(self, level: str, text: str, stream: str, *, ended: bool) -> None:
+        """Add a piece of an entry. `stream`: tells it from others; `ended`: whether the entry ends with it."""
+
 
 #: The log of the task whose trigger's code runs.
 SINK: ContextVar[LineSink | None] = ContextVar("tidemill_task_log", default=None)
@@ -90,9 +93,10 @@ class SinkStream(io.TextIOBase):
     """
 
     def __init__(self, stream: TextIO, level: str) -> None:
-        """Hold nothing back yet."""
         self._stream, self._level = stream, level
         self._begun: ContextVar[str] = ContextVar("tidemill_begun_line", default="")
+        #: Whether a piece of the line has been written.
+        self._is_open: ContextVar[bool] = ContextVar("tidemill_open_line", default=False)
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -118,18 +122,22 @@ class SinkStream(io.TextIOBase):
             return self._stream.write(text)
         *lines, begun = (self._begun.get() + text).split("\n")
         self._begun.set(begun)
+        if lines and self._is_open.get():
+            self._is_open.set(False)
+            sink.write_piece(self._level, lines.pop(0), self._level, ended=True)
         for line in lines:
             sink.write(self._level, line)
         return len(text)
 
     def flush(self) -> None:
-        """Write the begun line."""
+        """Write what the line has so far."""
         sink = SINK.get()
         if sink is None:
             self._stream.flush()
         elif begun := self._begun.get():
             self._begun.set("")
-            sink.write(self._level, begun)
+            self._is_open.set(True)
+            sink.write_piece(self._level, begun, self._level, ended=False)
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from typing import cast
 
 import structlog
 
+from tidemill.config.known_secrets import KnownSecrets
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import TidemillError
@@ -64,11 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = load_settings(given.config)
         name = find_worker_name(settings)
         # Said in so many words: what triggers write to `sys.stderr` goes to the logs of their tasks.
-        configure(settings.logging, stream=sys.stderr, relayed=True, worker_id=name)
+        secrets = KnownSecrets()
+        configure(settings.logging, stream=sys.stderr, relayed=True, secrets=secrets, worker_id=name)
         with route_output():
             trial = None if given.service is None else (given.service, given.seconds)
             loop = cast(TriggerLoop, runner.get_loop())
-            loop.run_to_end(_run(settings, given.address, name, Path(given.folder), signals, trial))
+            loop.run_to_end(_run(settings, given.address, name, Path(given.folder), signals, secrets, trial))
     except TidemillError as error:
         code = find_exit_code(error)
         print(error, file=sys.stderr)
@@ -80,7 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _run(
-    settings: Settings, address: str, name: str, folder: Path, signals: Signals, trial: tuple[int, float] | None
+    settings: Settings,
+    address: str,
+    name: str,
+    folder: Path,
+    signals: Signals,
+    secrets: KnownSecrets,
+    trial: tuple[int, float] | None,
 ) -> None:
     signals.attach()
     loop = asyncio.get_running_loop()
@@ -96,7 +104,9 @@ async def _run(
             end_stuck(Path(address), service, claim, stack, limit_seconds)
 
         grace_seconds, code = settings.worker.term_grace_seconds, FolderCode(folder)
-        host = TaskHost(store, settings.triggerer, about, code, log_bytes, on_stuck=end, grace_seconds=grace_seconds)
+        host = TaskHost(
+            store, settings.triggerer, about, code, log_bytes, secrets, on_stuck=end, grace_seconds=grace_seconds
+        )
         await (host.run(signals.stop) if trial is None else host.try_out(*trial, signals.stop))
     finally:
         await store.close()

@@ -75,6 +75,7 @@ class TaskRunServices:
         note_ended: Called when a run has ended, and cleaned up.
         open_log: Returns the log of the task of a claim.
         serve: Lets variables and connections be read in the block.
+        mask: Masks secrets in a text, those that triggers were given among them.
     """
 
     manager: SharedStreamManager
@@ -85,6 +86,7 @@ class TaskRunServices:
     note_ended: Callable[[ClaimKey, TaskEnd], None]
     open_log: Callable[[ClaimedTrigger], TaskLog]
     serve: Callable[[], AbstractContextManager[None]]
+    mask: Callable[[str], str]
 
 
 class TaskRun:
@@ -292,7 +294,9 @@ class TaskRun:
         self._trigger = None
         self._stream.end_run()
         if end is TaskEnd.FAILED:
-            error = explain_fault(_cut_frames(self._fault or TriggerError("the trigger ended without an event")))
+            error = explain_fault(
+                _cut_frames(self._fault or TriggerError("the trigger ended without an event")), self._services.mask
+            )
             self._log.write("error", f"the trigger failed: {error}")
             log.error("the trigger of a task failed", trigger=self.name, classpath=self.claim.classpath, error=error)
             self._services.report_failure(self.claim, error)

@@ -10,7 +10,9 @@ import asyncio
 import json
 from typing import NoReturn, TypeVar
 
+from tidemill.config.known_secrets import KnownSecrets
 from tidemill.core.errors import HandlerError, RemoteError
+from tidemill.services.worker.asked_secrets import find_secrets
 from tidemill.store.calls import Call, DeleteVariable, GetConnection, GetVariable, SetVariable
 from tidemill.store.database import Caller
 
@@ -25,10 +27,10 @@ class TriggerServices:
 
     Args:
         calls: The store; asked on the running loop.
-        secrets: Passwords of connections are added, because logs must not show them.
+        secrets: Passwords of connections and secret variables are added, because nobody may be shown them.
     """
 
-    def __init__(self, calls: Caller, secrets: set[str]) -> None:
+    def __init__(self, calls: Caller, secrets: KnownSecrets) -> None:
         """Ask nothing yet."""
         self._secrets = secrets
         self._calls = calls
@@ -51,8 +53,6 @@ class TriggerServices:
         found = self._ask(GetConnection(conn_id), f"Connection.get, {conn_id!r}")
         if found is None:
             return None
-        if found.password:
-            self._secrets.add(found.password)
         fields = {name: getattr(found, name) for name in ("host", "schema", "login", "password", "port", "extra")}
         return json.dumps({"conn_type": found.kind, "description": found.description} | fields)
 
@@ -107,9 +107,14 @@ class TriggerServices:
                 f"use `await asyncio.to_thread({what})`"
             )
         try:
-            return asyncio.run_coroutine_threadsafe(self._calls.call(request), self._loop).result(ANSWER_SECONDS)
+            return asyncio.run_coroutine_threadsafe(self._call(request), self._loop).result(ANSWER_SECONDS)
         except TimeoutError:
             raise RemoteError(f"the store has not answered for {ANSWER_SECONDS:g} s") from None
+
+    async def _call(self, request: Call[A]) -> A:
+        answer = await self._calls.call(request)
+        self._secrets.add(find_secrets(request, answer))
+        return answer
 
 
 def _refuse(what: str) -> NoReturn:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from tidemill.config.known_secrets import KnownSecrets
 from tidemill.services.worker.logs import AttemptLog
 
 #: What an attempt may write at least.
@@ -27,10 +28,10 @@ class LogBudget:
         self._max_bytes = max_bytes
         self._written: OrderedDict[tuple[int, int], int] = OrderedDict()
 
-    def open_log(self, task: int, try_number: int, epoch: int) -> AttemptLog:
+    def open_log(self, task: int, try_number: int, epoch: int, secrets: KnownSecrets) -> AttemptLog:
         """Return the log of a new attempt, with what is left for its try."""
         left = self._max_bytes - self._written.get((task, try_number), 0)
-        return AttemptLog(task, try_number, epoch, max(left, min(LEAST_BYTES, self._max_bytes)))
+        return AttemptLog(task, try_number, epoch, max(left, min(LEAST_BYTES, self._max_bytes)), secrets)
 
     def note_finished(self, log: AttemptLog) -> None:
         """Count what an attempt has written."""

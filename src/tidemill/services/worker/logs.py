@@ -1,31 +1,49 @@
 """The log of one attempt, as its worker collects it: entries of Python, and what is written to standard output.
 
-Invariants: the entries of a part are in the order in which they were written; secrets are masked before anything
-leaves this module; beyond the limit the beginning and the end stay, and the log says what is missing. The parts of a
-try are numbered from the epoch of the attempt, so that those of a later attempt of the try follow.
+Invariants: the entries of a part are in the order in which they were written; secrets are masked before text is cut,
+and before anything leaves this module; beyond the limit the beginning and the end stay, and the log says what is
+missing. The parts of a try are numbered from the epoch of the attempt, so that those of a later attempt of the try
+follow.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections import deque
+from collections.abc import Iterator
 from itertools import groupby, islice
+from typing import NamedTuple
 
 import msgspec
 
-from tidemill.config.redaction import mask_secrets
+from tidemill.config.known_secrets import KnownSecrets
+from tidemill.config.redaction import MASK
 from tidemill.core.wording import format_count
-from tidemill.runtime.task_lines import STREAM_LEVELS, TaskLine, encode_line
+from tidemill.runtime.task_lines import STREAM_LEVELS, TaskLine, WrittenLine, encode_line
+from tidemill.services.worker.open_entry import OpenEntry
 from tidemill.store.worker_calls import LogPart
 
 #: The most bytes of lines in a part.
 PART_BYTES = 64 * 1024
 #: Parts are numbered from the epoch of the attempt times this.
 PART_BASE = 1 << 20
-#: A longer line of standard output is cut.
-_MAX_LINE_BYTES = 16_384
+#: A longer entry is cut.
+_MAX_CHARS = 16_384
 #: What an entry costs beside its text.
 _ENTRY_BYTES = 40
+#: The most streams whose last line has begun: a child process that printed has its own.
+_MAX_STREAMS = 64
+
+
+class _Chunk(NamedTuple):
+    """A piece of an entry, or bytes of a stream, that nobody has looked into; otherwise as `WrittenLine`."""
+
+    time_us: int
+    level: str
+    source: str
+    data: str | bytes
+    stream: str
+    ended: bool = False
 
 
 class AttemptLog:
@@ -36,24 +54,25 @@ class AttemptLog:
         try_number: Which try.
         epoch: The epoch of the attempt.
         max_bytes: How much is kept: half of it from the beginning, half from the end.
+        secrets: What must not appear, such as the passwords of connections that tasks of its file asked for.
     """
 
-    def __init__(self, task: int, try_number: int, epoch: int, max_bytes: int) -> None:
-        """Start without entries."""
+    def __init__(self, task: int, try_number: int, epoch: int, max_bytes: int, secrets: KnownSecrets) -> None:
         self._task, self._try_number = task, try_number
         self._number = epoch * PART_BASE
         self._half = max_bytes // 2
+        self._secrets = secrets
         self._head_bytes = 0
         self._lines: list[TaskLine] = []
-        self._begun = dict.fromkeys(STREAM_LEVELS, b"")
-        #: What came after the first half: entries, and chunks of standard output that nobody has looked into.
-        self._tail: deque[TaskLine | tuple[int, str, bytes]] = deque()
+        self._streams: dict[str, OpenEntry] = {}
+        #: What came after the first half.
+        self._tail: deque[TaskLine | _Chunk] = deque()
         self._tail_bytes = 0
         self._left_out = 0
+        #: The end of what was left out of each stream: a secret may begin there.
+        self._gaps: dict[str, str | bytes] = {}
         self._is_full = False
         self._said: list[tuple[str, str]] = []
-        #: Values that must not appear, such as the passwords of connections that the attempt asked for.
-        self.secrets: set[str] = set()
 
     @property
     def name(self) -> tuple[int, int]:
@@ -68,7 +87,7 @@ class AttemptLog:
     @property
     def has_lines(self) -> bool:
         """Whether there is something to store."""
-        return bool(self._lines) or any(self._begun.values())
+        return bool(self._lines) or any(stream.is_fresh for stream in self._streams.values())
 
     def add(self, line: TaskLine) -> None:
         """Add an entry."""
@@ -84,47 +103,60 @@ class AttemptLog:
 
     def add_output(self, source: str, chunk: bytes, now_us: int) -> None:
         """Add what was written to `stdout` or `stderr` itself."""
-        if not self._fits(len(chunk) + _ENTRY_BYTES * (1 + chunk.count(b"\n")), now_us):
-            self._add_tail((now_us, source, chunk), len(chunk))
-            return
-        *whole, begun = (self._begun[source] + chunk).split(b"\n")
-        if len(begun) >= _MAX_LINE_BYTES:
-            whole.append(begun)
-            begun = b""
-        self._begun[source] = begun
-        for line in whole:
-            self._add_bytes(source, line, now_us)
+        self._add_chunk(_Chunk(now_us, STREAM_LEVELS[source], source, chunk, source))
+
+    def add_written(self, line: WrittenLine) -> None:
+        """Add an entry, or a piece of one."""
+        if line.stream:
+            self._add_chunk(_Chunk(*line))
+        else:
+            self.add(TaskLine(*line[:4]))
 
     def take(self, now_us: int) -> list[LogPart]:
         """Return what has come since the last call as parts."""
-        for source, begun in self._begun.items():
-            if begun:
-                self._begun[source] = b""
-                self._add_bytes(source, begun, now_us)
+        for stream in self._streams.values():
+            if stream.is_fresh:
+                self._lines += stream.take()
         lines, self._lines = self._lines, []
         return self._build(lines)
 
     def finish(self, now_us: int) -> list[LogPart]:
         """Return the rest; the last part says that it is the last."""
-        parts = self.take(now_us)
         if self._is_full:
-            first_us = self._tail[0][0] if self._tail else now_us
-            if self._left_out:
-                text = f"{format_count(self._left_out, 'byte')} are left out here (logs.max_bytes_per_try)"
-                self._lines.append(TaskLine(first_us, "warning", "tidemill", text))
-            for entry in self._tail:
-                if isinstance(entry, TaskLine):
-                    self._lines.append(entry)
-                else:
-                    time_us, source, chunk = entry
-                    *whole, self._begun[source] = (self._begun[source] + chunk).split(b"\n")
-                    for line in whole:
-                        self._add_bytes(source, line, time_us)
-            self._tail.clear()
-            parts += self.take(now_us)
+            self._finish_tail(now_us)
+        for stream in self._streams.values():
+            self._lines += stream.finish()
+        parts = self.take(now_us)
         if self._said:
             parts += self._build([TaskLine(now_us, level, "tidemill", text) for level, text in self._said])
         return [*parts[:-1], _as_last(parts[-1])] if parts else []
+
+    # -- streams ---------------------------------------------------------------------------------------------------
+
+    def _add_chunk(self, chunk: _Chunk) -> None:
+        data = chunk.data
+        entries = 1 if isinstance(data, str) else 1 + data.count(b"\n")
+        if self._fits(len(data) + _ENTRY_BYTES * entries, chunk.time_us):
+            self._feed(chunk)
+        else:
+            self._add_tail(chunk, len(data))
+
+    def _feed(self, chunk: _Chunk) -> None:
+        stream = self._find_stream(chunk)
+        if isinstance(chunk.data, bytes):
+            self._lines += stream.add_lines(stream.decode(chunk.data), chunk.time_us)
+            return
+        stream.add(chunk.data, chunk.time_us)
+        if chunk.ended:
+            self._lines += stream.finish()
+            del self._streams[chunk.stream]
+
+    def _find_stream(self, chunk: _Chunk) -> OpenEntry:
+        if (stream := self._streams.get(chunk.stream)) is None:
+            if len(self._streams) >= _MAX_STREAMS:
+                self._lines += self._streams.pop(next(iter(self._streams))).finish()
+            stream = self._streams[chunk.stream] = OpenEntry(chunk.level, chunk.source, self._secrets)
+        return stream
 
     # -- the limit -------------------------------------------------------------------------------------------------
 
@@ -143,21 +175,63 @@ class AttemptLog:
         self._lines.append(TaskLine(now_us, "warning", "tidemill", text))
         return False
 
-    def _add_tail(self, entry: TaskLine | tuple[int, str, bytes], size: int) -> None:
+    def _add_tail(self, entry: TaskLine | _Chunk, size: int) -> None:
         self._tail.append(entry)
         self._tail_bytes += size
         while self._tail_bytes > self._half and self._tail:
             gone = self._tail.popleft()
-            lost = len(gone.text) + _ENTRY_BYTES if isinstance(gone, TaskLine) else len(gone[2])
+            lost = len(gone.text) + _ENTRY_BYTES if isinstance(gone, TaskLine) else len(gone.data)
             self._tail_bytes -= lost
             self._left_out += lost
+            if isinstance(gone, _Chunk):
+                self._leave_out(gone)
+
+    def _leave_out(self, gone: _Chunk) -> None:
+        """Remember what may be half of a secret; the other half must not be shown."""
+        if not (chars := self._secrets.max_chars):
+            return
+        stream = self._streams.get(gone.stream)
+        if stream is not None and stream.holds_secret and gone.stream not in self._gaps:
+            self._feed(gone)  # the first half ends in a secret, or in what only looks like the beginning of one
+            if gone.ended or stream.holds_secret:
+                return
+        if gone.ended:
+            self._gaps.pop(gone.stream, None)
+            return
+        size = chars if isinstance(gone.data, str) else 4 * chars
+        begun = self._gaps.get(gone.stream, gone.data[:0])
+        self._gaps[gone.stream] = (begun + gone.data)[-size:]  # type: ignore[operator]
+
+    def _finish_tail(self, now_us: int) -> None:
+        first_us = self._tail[0].time_us if self._tail else now_us
+        if self._left_out:
+            text = f"{format_count(self._left_out, 'byte')} are left out here (logs.max_bytes_per_try)"
+            self._lines.append(TaskLine(first_us, "warning", "tidemill", text))
+        for entry in self._tail:
+            if isinstance(entry, TaskLine):
+                self._lines.append(entry)
+            else:
+                self._feed(self._follow_gap(entry))
+        self._tail.clear()
+
+    def _follow_gap(self, chunk: _Chunk) -> _Chunk:
+        """Return the first piece of a stream after what was left out without the second half of a secret."""
+        if (gap := self._gaps.pop(chunk.stream, None)) is None:
+            return chunk
+        stream = self._find_stream(chunk)
+        self._lines += stream.finish()
+        if isinstance(gap, bytes):
+            text = stream.decode(bytes(chunk.data))  # type: ignore[arg-type]
+            return chunk._replace(data=self._hide_rest(gap.decode("utf-8", "replace"), text).encode())
+        return chunk._replace(data=self._hide_rest(gap, str(chunk.data)))
+
+    def _hide_rest(self, before: str, text: str) -> str:
+        """Return a text without the second half of a secret that begins before it."""
+        whole = before + text
+        end = self._secrets.find_end(whole, len(before))
+        return text if end == len(before) else MASK + whole[end:]
 
     # -- parts -----------------------------------------------------------------------------------------------------
-
-    def _add_bytes(self, source: str, line: bytes, time_us: int) -> None:
-        for start in range(0, max(1, len(line)), _MAX_LINE_BYTES):
-            text = line[start : start + _MAX_LINE_BYTES].decode("utf-8", "backslashreplace").removesuffix("\r")
-            self._lines.append(TaskLine(time_us, STREAM_LEVELS[source], source, text))
 
     def _build(self, lines: list[TaskLine]) -> list[LogPart]:
         # Python's entries have the time at which they were written, others that at which they were read.
@@ -165,7 +239,7 @@ class AttemptLog:
         parts: list[LogPart] = []
         begun: list[bytes] = []
         size = first_us = 0
-        for line in self._mask(lines):
+        for line in _cut(self._mask(lines)):
             data = encode_line(*line)
             if begun and size + len(data) > PART_BYTES:
                 parts.append(self._make_part(begun, first_us))
@@ -184,7 +258,7 @@ class AttemptLog:
         for _, group in groupby(lines, key=lambda line: line.source):
             same = list(group)
             joined = "\n".join(line.text for line in same)
-            text = mask_secrets(joined, self.secrets)
+            text = self._secrets.mask(joined)
             if text == joined:
                 masked += same
             elif text.count("\n") == joined.count("\n"):
@@ -200,6 +274,17 @@ class AttemptLog:
         number, self._number = self._number, self._number + 1
         data = zlib.compress(b"".join(lines), 1)
         return LogPart(self._task, self._try_number, number, first_us, data, len(lines))
+
+
+def _cut(lines: list[TaskLine]) -> Iterator[TaskLine]:
+    """Return long entries in pieces; those of several lines are cut between lines if they can be."""
+    for line in lines:
+        text = line.text
+        while len(text) > _MAX_CHARS:
+            cut = text.rfind("\n", _MAX_CHARS // 2, _MAX_CHARS)
+            yield line._replace(text=text[: cut if cut > 0 else _MAX_CHARS])
+            text = text[cut + 1 if cut > 0 else _MAX_CHARS :]
+        yield line._replace(text=text) if text is not line.text else line
 
 
 def _as_last(part: LogPart) -> LogPart:

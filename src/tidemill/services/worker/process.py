@@ -20,6 +20,7 @@ from pathlib import Path
 
 import structlog
 
+from tidemill.config.known_secrets import KnownSecrets
 from tidemill.config.loading import load_settings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError, TidemillError, describe_error
@@ -60,9 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = load_settings(given.config)
         name = find_worker_name(settings)
-        configure(settings.logging, stream=sys.stderr, relayed=True, worker_id=name)
+        secrets = KnownSecrets()
+        configure(settings.logging, stream=sys.stderr, relayed=True, secrets=secrets, worker_id=name)
         folder = Path(given.folder or settings.dags.folder).resolve()
-        asyncio.run(_run(settings, Path(given.address), folder, name, signals))
+        asyncio.run(_run(settings, Path(given.address), folder, name, signals, secrets))
     except TidemillError as error:
         code = find_exit_code(error)
         print(error, file=sys.stderr)
@@ -80,7 +82,9 @@ def read_config(settings: Settings, folder: Path) -> WorkerConfig:
     return WorkerConfig(folder, limits, tuple(worker.queues), settings.logs.max_bytes_per_try, settings.logging.level)
 
 
-async def _run(settings: Settings, address: Path, folder: Path, name: str, signals: Signals) -> None:
+async def _run(
+    settings: Settings, address: Path, folder: Path, name: str, signals: Signals, secrets: KnownSecrets
+) -> None:
     # Its zygote and that one's warden end everything else.
     watch_parent(lambda: log.warning("the process that started this worker is gone; the worker ends"), 0.0)
     signals.attach()
@@ -97,7 +101,7 @@ async def _run(settings: Settings, address: Path, folder: Path, name: str, signa
             return
         service = begun.result()
         log.info("the worker is ready", folder=str(folder), concurrency=config.limits.concurrency)
-        worker = Worker(service, config, store, store.doorbell, zygote)
+        worker = Worker(service, config, store, store.doorbell, zygote, secrets)
         await _serve(worker, settings.worker.drain_timeout_seconds, config.limits.grace_seconds, signals.stop)
         try:
             await asyncio.wait_for(store.call(EndService(service)), _LAST_SECONDS)

@@ -6,6 +6,8 @@ becomes the failure of its own attempt.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import structlog
 
 from tidemill.core.errors import describe_error
@@ -18,10 +20,14 @@ _MOST = 64
 
 
 class Reports:
-    """The reports that the store does not have yet."""
+    """The reports that the store does not have yet.
 
-    def __init__(self) -> None:
-        """Start without any."""
+    Args:
+        mask: Masks secrets: what a database says of a report may quote it.
+    """
+
+    def __init__(self, mask: Callable[[str], str]) -> None:
+        self._mask = mask
         self._waiting: list[Report | CallbackReport] = []
         self._taken: list[Report | CallbackReport] = []
         # How many of the first ones are told alone: one of them cannot be stored.
@@ -63,7 +69,7 @@ class Reports:
             self._alone = len(taken)
             self._waiting[:0] = taken
             return
-        said = Failure(f"how it ended cannot be stored: {describe_error(error)}")
+        said = Failure(self._mask(f"how it ended cannot be stored: {describe_error(error)}"))
         match taken:
             case [Report(result=result) as report] if result != said:
                 log.error("how an attempt ended cannot be stored; it fails", task=report.task, error=str(error))

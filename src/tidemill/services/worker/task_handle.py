@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from tidemill.runtime.task_lines import TaskLine
+from tidemill.runtime.task_lines import WrittenLine
 from tidemill.services.worker.logs import AttemptLog
 from tidemill.services.worker.messages import (
     TASK_TARGET,
@@ -41,7 +41,7 @@ _DRAIN_CHUNKS = 16
 #: How long a process that has closed its connection may take to end.
 _CLOSED_SECONDS = 1.0
 
-_decode_line = msgspec.msgpack.Decoder(TaskLine).decode
+_decode_line = msgspec.msgpack.Decoder(WrittenLine).decode
 
 
 class Listener(Protocol):
@@ -236,7 +236,7 @@ class TaskHandle:
                 break
             if self.log is not None:
                 with contextlib.suppress(msgspec.MsgspecError):
-                    self.log.add(_decode_line(packet))
+                    self.log.add_written(_decode_line(packet))
         self._note_written(had)
 
     def _read_output(self, source: str) -> int:

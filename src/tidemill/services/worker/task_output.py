@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import io
+import itertools
 import logging
 import os
 import socket
@@ -23,7 +24,7 @@ import msgspec
 
 from tidemill.runtime.task_lines import STREAM_LEVELS
 
-#: The most characters of one entry; a longer text becomes several.
+#: The most characters of one packet; a longer text is sent in pieces, which the worker puts together.
 _MAX_CHARS = 16_384
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -34,30 +35,48 @@ class Lines:
     """Sends entries to the worker."""
 
     def __init__(self, connection: socket.socket) -> None:
-        """Send nothing yet."""
         self._connection = connection
+        self._numbers = itertools.count()
 
     def write(self, level: str, source: str, text: str, time_us: int = 0) -> None:
         """Send an entry; waits if the worker does not keep up."""
         time_us = time_us or time.time_ns() // 1000
-        for start in range(0, max(1, len(text)), _MAX_CHARS):
-            part = text[start : start + _MAX_CHARS]
-            try:
-                packet = _encode((time_us, level, source, part))
-            except UnicodeEncodeError:  # what is not Unicode text, such as the name of a file
-                packet = _encode((time_us, level, source, part.encode("utf-8", "backslashreplace").decode()))
-            # A worker that is gone ends this process soon; and what closed the socket is reported after the attempt.
-            with contextlib.suppress(OSError):
-                self._connection.sendall(packet)
+        if len(text) <= _MAX_CHARS:
+            self._send((time_us, level, source, text))
+            return
+        # Other threads write meanwhile, and processes that the task forked.
+        stream = f"{os.getpid()}.{next(self._numbers)}"
+        pieces = range(0, len(text), _MAX_CHARS)
+        for start in pieces:
+            self._send((time_us, level, source, text[start : start + _MAX_CHARS], stream, start == pieces[-1]))
+
+    def write_piece(self, level: str, source: str, text: str, *, ended: bool) -> None:
+        """Send a piece of a line. `ended`: whether the line ends with it."""
+        stream = f"{os.getpid()}.{source}"
+        time_us = time.time_ns() // 1000
+        for start in range(0, len(text), _MAX_CHARS):
+            self._send((time_us, level, source, text[start : start + _MAX_CHARS], stream))
+        if ended:
+            self._send((time_us, level, source, "", stream, True))
+
+    def _send(self, entry: tuple[Any, ...]) -> None:
+        try:
+            packet = _encode(entry)
+        except UnicodeEncodeError:  # what is not Unicode text, such as the name of a file
+            packet = _encode((*entry[:3], entry[3].encode("utf-8", "backslashreplace").decode(), *entry[4:]))
+        # A worker that is gone ends this process soon; and what closed the socket is reported after the attempt.
+        with contextlib.suppress(OSError):
+            self._connection.sendall(packet)
 
 
 class PrintStream(io.TextIOBase):
     """Takes the place of `sys.stdout` or `sys.stderr`."""
 
     def __init__(self, lines: Lines, source: str, level: str, fd: int) -> None:
-        """Hold nothing back yet."""
         self._lines, self._source, self._level, self._fd = lines, source, level, fd
         self._begun = ""
+        #: Whether a piece of the line has been sent.
+        self._is_open = False
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -91,15 +110,19 @@ class PrintStream(io.TextIOBase):
             return len(text)
         *lines, begun = (self._begun + text).split("\n")
         self._begun = begun
+        if self._is_open:
+            self._is_open = False
+            self._lines.write_piece(self._level, self._source, lines.pop(0), ended=True)
         for line in lines:
             self._lines.write(self._level, self._source, line)
         return len(text)
 
     def flush(self) -> None:
-        """Send the line that has begun."""
+        """Send what the line has so far."""
         if self._begun:
             begun, self._begun = self._begun, ""
-            self._lines.write(self._level, self._source, begun)
+            self._is_open = True
+            self._lines.write_piece(self._level, self._source, begun, ended=False)
 
 
 class LineHandler(logging.Handler):

@@ -20,6 +20,7 @@ from typing import Any
 
 import structlog
 
+from tidemill.config.known_secrets import KnownSecrets
 from tidemill.core.errors import InvariantError, RemoteError, TidemillError, describe_error
 from tidemill.core.tasks.worker_slots import (
     Attempt,
@@ -35,6 +36,7 @@ from tidemill.core.tasks.worker_slots import (
 )
 from tidemill.services.worker.asked_secrets import find_secrets
 from tidemill.services.worker.endings import explain_end
+from tidemill.services.worker.file_secrets import FileSecrets
 from tidemill.services.worker.log_budget import LogBudget
 from tidemill.services.worker.log_store import LogStore
 from tidemill.services.worker.logs import AttemptLog
@@ -102,9 +104,18 @@ class Worker:
         calls: The store.
         bell: What tells of new work.
         zygote: What forks task processes; started, and closed by the caller.
+        secrets: Gets what tasks are given, and the log of this process must not show.
     """
 
-    def __init__(self, service: int, config: WorkerConfig, calls: Calls, bell: Bell, zygote: ZygoteClient) -> None:
+    def __init__(
+        self,
+        service: int,
+        config: WorkerConfig,
+        calls: Calls,
+        bell: Bell,
+        zygote: ZygoteClient,
+        secrets: KnownSecrets,
+    ) -> None:
         self._service, self._config = service, config
         self._calls, self._bell, self._zygote = calls, bell, zygote
         self._loop = asyncio.get_running_loop()
@@ -114,7 +125,8 @@ class Worker:
         #: What the last process that has imported a DAG file has read: the next one will probably read the same.
         self._read: dict[str, tuple[str, ...]] = {}
         self._running: dict[tuple[int, int], _Running] = {}
-        self._reports = Reports()
+        self._secrets = FileSecrets(secrets)
+        self._reports = Reports(secrets.mask)
         self._budget = LogBudget(config.max_log_bytes)
         self._logs = LogStore(calls, lambda: [each.log for each in self._running.values()])
         self._request = 0
@@ -253,7 +265,7 @@ class Worker:
             if handle.task.file == claim.file and not self._is_fresh(handle):
                 self._do(self._slots.note_stale(handle.number, now))
         try_number = 0 if claim.callback is not None else claim.try_number
-        attempt_log = self._budget.open_log(claim.task, try_number, epoch)
+        attempt_log = self._budget.open_log(claim.task, try_number, epoch, self._secrets.find(claim.file))
         self._running[key] = _Running(claim, attempt_log, now)
         self._do(self._slots.claim(Attempt(key, claim.file, None if timeout is None else now + timeout), now))
 
@@ -324,8 +336,7 @@ class Worker:
             log.exception("a call of a task failed", call=type(call).__name__)
             handle.tell(NotAnswered(ask.number, describe_error(error)))
         else:
-            if handle.log is not None:
-                handle.log.secrets |= find_secrets(call, value)
+            self._secrets.add(handle.task.file, find_secrets(call, value))
             handle.tell(Answered(ask.number, encode_answer(value)))
 
     def on_written(self) -> None:
@@ -370,6 +381,8 @@ class Worker:
 
     def _report(self, attempt: Attempt, result: Result | None, finished: Finished | None) -> None:
         running = self._running.pop(attempt.key)
+        if isinstance(result, Failure):
+            result = self._secrets.mask_failure(attempt.file, result)
         parts = running.log.finish(time.time_ns() // 1000)
         self._budget.note_finished(running.log)
         self._wake.set()

@@ -69,7 +69,9 @@
       time.title = new Date(row.at * 1000).toISOString();
       const source = document.createElement("i");
       source.textContent = row.source;
-      line.append(time, " ", source, " ", row.text, "\n");
+      // As a terminal shows progress bars: what follows a carriage return takes the place of the line so far.
+      const text = row.text.split("\n").map((each) => each.replace(/\r+$/, "").replace(/^.*\r/, "")).join("\n");
+      line.append(time, " ", source, " ", text, "\n");
       part.append(line);
     }
     log.append(part);

@@ -1,0 +1,55 @@
+"""What the tasks of each DAG file were given: it is masked in all texts of the tasks of that file.
+
+A process may hold what an earlier attempt was given, in a module or in what it was forked from; so secrets belong to
+the file, and are kept as long as the worker runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from tidemill.config.known_secrets import KnownSecrets
+from tidemill.store.worker_calls import Failure
+
+#: A longer error is cut; the log has all of it.
+MAX_ERROR = 8_000
+
+
+class FileSecrets:
+    """The secrets of all files of a worker.
+
+    Args:
+        process: Gets all of them, for the log of the worker itself.
+    """
+
+    def __init__(self, process: KnownSecrets) -> None:
+        self._process = process
+        self._files: dict[str, KnownSecrets] = {}
+
+    def find(self, file: str) -> KnownSecrets:
+        """Return those of a file."""
+        if (known := self._files.get(file)) is None:
+            known = self._files[file] = KnownSecrets()
+        return known
+
+    def add(self, file: str, secrets: Iterable[str]) -> None:
+        """Note what a task of a file was given."""
+        if secrets := tuple(secrets):
+            self.find(file).add(secrets)
+            self._process.add(secrets)
+
+    def mask_failure(self, file: str, failure: Failure) -> Failure:
+        """Return a failure with everything masked that it says."""
+        known = self.find(file)
+        texts = {
+            name: _shorten(known.mask(text))
+            for name, text in msgspec.structs.asdict(failure).items()
+            if isinstance(text, str)
+        }
+        return msgspec.structs.replace(failure, **texts)
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]}..."
