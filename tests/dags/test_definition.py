@@ -4,7 +4,7 @@ import io
 import struct
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -458,3 +458,55 @@ def test_priorities_are_the_sums_that_the_weight_rules_say(
         total = sum(found.get_task(name).priority_weight for name in relatives)
         assert one.priority == operator.priority_weight + total
         assert one.upstream == tuple(sorted(operator.upstream_task_ids))
+
+
+class Length(timedelta):
+    """A duration that does not divide as a timedelta does; that of pendulum raises, too."""
+
+    def __floordiv__(self, other: Any) -> Any:
+        raise AttributeError("_to_microseconds")
+
+
+class Moment(datetime):
+    def __sub__(self, other: Any) -> Any:
+        raise AttributeError("not this way")
+
+
+def test_times_of_other_libraries_are_what_they_stand_for() -> None:
+    start = Moment(2026, 1, 1, tzinfo=ZoneInfo("Europe/Vienna"))
+    with DAG("d", schedule="@daily", start_date=start, end_date=Moment(2027, 1, 1), dagrun_timeout=Length(2)) as found:
+        EmptyOperator(task_id="t", retry_delay=Length(seconds=2), execution_timeout=Length(1))
+    structure = build_structure(found)
+    assert structure.schedule.zone == "Europe/Vienna"
+    assert structure.schedule.start_us == datetime(2025, 12, 31, 23, tzinfo=UTC).timestamp() * 1_000_000
+    assert (structure.run_timeout_us, structure.tasks[0].retry_delay_us) == (172_800_000_000, 2_000_000)
+    with DAG("e", schedule=Length(hours=1)) as found:
+        pass
+    assert build_structure(found).schedule.interval_us == 3_600_000_000
+
+
+def test_a_start_date_of_a_zone_that_has_no_name_is_refused_by_name() -> None:
+    class Local(tzinfo):
+        def utcoffset(self, moment: datetime | None) -> timedelta | None:
+            return None if moment is None else timedelta(hours=1)
+
+    with pytest.raises(DagError, match=r"DAG 'd': start_date cannot be read: the time zone .* has no name"):
+        DAG("d", schedule="@daily", start_date=datetime(2026, 1, 1, tzinfo=Local()))
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [
+        ("retry_delay", "soon", "task 't': retry_delay must be a timedelta or a number of seconds, got 'soon'"),
+        ("retries", "3", r"DAG 'd': an attribute .* has a wrong value: ValidationError: Expected `int`, got `str`"),
+        ("template_fields", None, "DAG 'd': an attribute of it, or of a task, .* TypeError"),
+    ],
+)
+def test_an_attribute_that_a_file_sets_to_a_wrong_value_later_is_its_own_error(
+    attribute: str, value: Any, message: str
+) -> None:
+    with DAG("d") as found:
+        operator = EmptyOperator(task_id="t")
+    setattr(operator, attribute, value)
+    with pytest.raises(DagError, match=message):
+        serialize_dag(found)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
+from tidemill.core.plain_times import make_plain_duration
 from tidemill.dags.exceptions import DagError
 
 #: Ids are parts of addresses, where `.` and `..` have a meaning, and words of commands, where `-x` has.
@@ -81,7 +82,7 @@ def check_duration(owner: str, name: str, value: object, *, zero: bool = False) 
     if isinstance(value, bool) or not isinstance(value, timedelta | int | float):
         raise DagError(f"{owner}: {name} must be a timedelta or a number of seconds, got {value!r}")
     try:
-        duration = value if isinstance(value, timedelta) else timedelta(seconds=value)
+        duration = make_plain_duration(value if isinstance(value, timedelta) else timedelta(seconds=value))
     except (OverflowError, ValueError):
         raise DagError(f"{owner}: {name} is {value} seconds; at most 100 years are allowed") from None
     if duration < timedelta() or (not duration and not zero):

@@ -12,12 +12,14 @@ from typing import Any, Final
 
 import msgspec
 
+from tidemill.core.errors import describe_error
 from tidemill.core.tasks.structure import DagStructure, ParamStructure, ScheduleStructure, TaskStructure
+from tidemill.dags.arguments import check_duration
 from tidemill.dags.exceptions import DagError
 from tidemill.dags.order import sort_tasks
 from tidemill.dags.params import Param
 from tidemill.runtime.codec import encode_sorted
-from tidemill.runtime.structures import write_structure
+from tidemill.runtime.structures import read_structure, write_structure
 
 #: A larger structure is refused: it is read whenever something is decided about the DAG.
 MAX_BYTES: Final = 4 << 20
@@ -30,9 +32,18 @@ def serialize_dag(dag: Any) -> bytes:
     """Return the structure of a DAG as JSON.
 
     Raises:
-        DagError: It is larger than 4 MiB, or a param cannot be written down.
+        DagError: It is larger than 4 MiB, or a param, or an attribute that was changed, cannot be written down.
     """
-    text = write_structure(build_structure(dag))
+    try:
+        text = write_structure(build_structure(dag))
+        read_structure(text)
+    except DagError:
+        raise
+    except (AttributeError, TypeError, ValueError) as error:
+        raise DagError(
+            f"DAG {dag.dag_id!r}: an attribute of it, or of a task, that was changed after it was created has a wrong "
+            f"value: {describe_error(error)}"
+        ) from error
     if len(text) > MAX_BYTES:
         raise DagError(
             f"DAG {dag.dag_id!r} has {len(dag.task_dict)} tasks and takes {len(text):,} bytes as JSON; at most "
@@ -60,7 +71,7 @@ def build_structure(dag: Any) -> DagStructure:
         groups={key: dag.groups[key].label for key in sorted(dag.groups)},
         max_active_runs=dag.max_active_runs,
         max_active_tasks=dag.max_active_tasks,
-        run_timeout_us=_microseconds(dag.dagrun_timeout),
+        run_timeout_us=_read_us(dag, "dagrun_timeout"),
         fail_fast=dag.fail_fast,
         callbacks=_list_callbacks(dag, _DAG_CALLBACKS),
     )
@@ -88,10 +99,10 @@ def _build_task(task: Any, priority: int, scope: set[str]) -> TaskStructure:
         pool_slots=task.pool_slots,
         priority=priority,
         retries=task.retries,
-        retry_delay_us=task.retry_delay // _MICROSECOND,
+        retry_delay_us=_read_us(task, "retry_delay") or 0,
         exponential=task.retry_exponential_backoff,
-        max_retry_delay_us=task.max_retry_delay // _MICROSECOND,
-        execution_timeout_us=_microseconds(task.execution_timeout),
+        max_retry_delay_us=_read_us(task, "max_retry_delay") or 0,
+        execution_timeout_us=_read_us(task, "execution_timeout"),
         soft_fail=task.soft_fail or task.never_fail,
         depends_on_past=task.depends_on_past,
         wait_for_downstream=task.wait_for_downstream,
@@ -110,7 +121,7 @@ def _build_schedule(dag: Any) -> ScheduleStructure:
         kind=found.kind,
         cron=found.cron,
         zone=found.zone,
-        interval_us=_microseconds(found.interval),
+        interval_us=None if found.interval is None else found.interval // _MICROSECOND,
         start_us=_moment(found.start),
         end_us=_moment(found.end),
         catchup=dag.catchup,
@@ -130,8 +141,11 @@ def _list_callbacks(owner: Any, names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in names if getattr(owner, f"{name}_callback"))
 
 
-def _microseconds(duration: timedelta | None) -> int | None:
-    return None if duration is None else duration // _MICROSECOND
+def _read_us(owner: Any, name: str) -> int | None:
+    """Return a duration, which the file may have changed since it was checked, in microseconds."""
+    value = getattr(owner, name)
+    label = f"task {owner.task_id!r}" if hasattr(owner, "task_id") else f"DAG {owner.dag_id!r}"
+    return None if value is None else check_duration(label, name, value, zero=True) // _MICROSECOND
 
 
 def _moment(moment: datetime | None) -> int | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from tidemill.core.plain_times import UnknownZoneError, make_plain_moment
 from tidemill.core.tasks.timetable import PRESETS, InvalidScheduleError, check_cron
 from tidemill.dags.arguments import check_duration, suggest
 from tidemill.dags.exceptions import DagError
@@ -65,14 +66,17 @@ def _read_date(owner: str, name: str, value: object) -> datetime | None:
     if not isinstance(value, datetime):
         raise DagError(f"{owner}: {name} must be a datetime, got {value!r}; write datetime(2026, 1, 31)")
     try:
+        value = make_plain_moment(value)
         moment = value.replace(tzinfo=UTC) if value.utcoffset() is None else value.astimezone(UTC)
+    except UnknownZoneError as error:
+        raise DagError(f"{owner}: {name} cannot be read: {error}") from None
     except OverflowError:
         raise DagError(f"{owner}: {name} {value.isoformat()} is outside the years 1 to 9999 in UTC") from None
     return moment
 
 
 def _find_zone(owner: str, start_date: object) -> str:
-    zone = start_date.tzinfo if isinstance(start_date, datetime) else None
+    zone = make_plain_moment(start_date).tzinfo if isinstance(start_date, datetime) else None
     if zone is None or zone == UTC:
         return "UTC"
     if isinstance(zone, ZoneInfo) and zone.key:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from tidemill.core.plain_times import make_plain_duration, make_plain_moment
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 
 #: The longest sleep before the clock is read again.
@@ -78,7 +79,7 @@ class TimeDeltaTrigger(DateTimeTrigger):
         if isinstance(delta, bool) or not isinstance(delta, timedelta | int | float):
             raise TypeError(f"delta must be a timedelta or a number of seconds, got {type(delta).__name__}")
         try:
-            span = delta if isinstance(delta, timedelta) else timedelta(seconds=delta)
+            span = make_plain_duration(delta if isinstance(delta, timedelta) else timedelta(seconds=delta))
             moment = _now() + span
         except (OverflowError, ValueError) as error:
             raise ValueError(f"delta {delta} ends outside the years 1 to 9999; give a shorter time") from error
@@ -100,4 +101,4 @@ def _parse_moment(moment: object) -> datetime:
             f"moment {moment.isoformat()} has no time zone, so it would mean different moments on different hosts; add "
             f"one, for example {moment.isoformat()}+00:00"
         )
-    return moment.astimezone(UTC)
+    return make_plain_moment(moment).astimezone(UTC)

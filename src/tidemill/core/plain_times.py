@@ -1,0 +1,70 @@
+"""Turns what libraries derive from datetime and timedelta (pendulum, pandas, pytz's zones) into what Python has.
+
+Their classes override arithmetic, fields and text. Invariant: the same moment, wall clock, zone and length, of exactly
+the types `datetime`, `timedelta`, and `ZoneInfo` or `timezone`.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from zoneinfo import ZoneInfo
+
+
+class UnknownZoneError(ValueError):
+    """A time zone that has no name by which its rules are found."""
+
+
+def make_plain_duration(value: timedelta) -> timedelta:
+    """Return the same length of time as a timedelta.
+
+    Example:
+        >>> make_plain_duration(timedelta(days=-1, seconds=5))
+        datetime.timedelta(days=-1, seconds=5)
+    """
+    # Not the attributes: a subclass may count the seconds of a negative length otherwise.
+    fields = (timedelta.days, timedelta.seconds, timedelta.microseconds)
+    return timedelta(*(field.__get__(value) for field in fields))  # type: ignore[attr-defined]
+
+
+def make_plain_moment(value: datetime) -> datetime:
+    """Return the same moment as a datetime, its zone as `find_zone` finds it.
+
+    Raises:
+        UnknownZoneError: Its zone has no name.
+    """
+    zone = None if value.tzinfo is None else find_zone(value.tzinfo)
+    clock = (value.year, value.month, value.day, value.hour, value.minute, value.second, value.microsecond)
+    plain = datetime(*clock, tzinfo=zone, fold=value.fold)
+    if isinstance(value.tzinfo, ZoneInfo) or plain.utcoffset() == value.utcoffset():
+        return plain
+    # Of a clock time that comes twice, pytz tells the later one by another zone.
+    other = plain.replace(fold=1 - plain.fold)
+    return other if other.utcoffset() == value.utcoffset() else plain
+
+
+def find_zone(zone: tzinfo) -> tzinfo:
+    """Return a zone of any library as a `ZoneInfo` of its `key`, `zone` or `name`, or as a `timezone`.
+
+    Raises:
+        UnknownZoneError: It has no name that is known, and no fixed offset.
+
+    Example:
+        >>> find_zone(ZoneInfo("Europe/Vienna"))
+        zoneinfo.ZoneInfo(key='Europe/Vienna')
+    """
+    if type(zone) in (ZoneInfo, timezone):
+        return zone
+    for attribute in ("key", "zone", "name"):
+        name = getattr(zone, attribute, None)
+        if isinstance(name, str) and name:
+            try:
+                return UTC if name == "UTC" else ZoneInfo(name)
+            except (ValueError, OSError, KeyError):  # it is not known; OSError: the name of a folder
+                continue
+    offset = zone.utcoffset(None)
+    if offset is None:
+        raise UnknownZoneError(
+            f"the time zone {zone!r} has no name by which its rules are found; use "
+            "zoneinfo.ZoneInfo('Europe/Vienna'), for example"
+        )
+    return timezone(make_plain_duration(offset)) if offset else UTC
