@@ -23,7 +23,7 @@ def make_plain_duration(value: timedelta) -> timedelta:
     """
     # Not the attributes: a subclass may count the seconds of a negative length otherwise.
     fields = (timedelta.days, timedelta.seconds, timedelta.microseconds)
-    return timedelta(*(field.__get__(value) for field in fields))  # type: ignore[attr-defined]
+    return timedelta(*(field.__get__(value) for field in fields))
 
 
 def make_plain_moment(value: datetime) -> datetime:
