@@ -23,8 +23,9 @@ from typing import Any
 from tidemill.services.worker.logs import AttemptLog
 from tidemill.services.worker.messages import Ask, Finished, Loaded, Run, Task
 from tidemill.services.worker.preloads import PRELOADS
-from tidemill.services.worker.task_handle import TaskHandle
+from tidemill.services.worker.task_handle import FindLink, TaskHandle
 from tidemill.services.zygote.client import ZygoteClient
+from tidemill.services.zygote.link import ForkLink
 from tidemill.services.zygote.messages import Exited, Setup
 from tidemill.store.worker_calls import ClaimedAttempt
 
@@ -99,10 +100,17 @@ async def run_one(handle: TaskHandle, listener: Listener, begun: int) -> tuple[f
     return (int(finished.xcoms[0][1]) - begun) / 1e6, (ended - begun) / 1e6
 
 
+def find_link(zygote: ZygoteClient) -> FindLink:
+    async def find() -> tuple[ForkLink, None]:
+        return zygote.link, None
+
+    return find
+
+
 async def fresh(zygote: ZygoteClient, folder: str) -> tuple[float, float]:
     listener = Listener()
     begun = time.monotonic_ns()
-    handle = TaskHandle(1, Task(folder, "d.py"), zygote, listener)
+    handle = TaskHandle(1, Task(folder, "d.py"), find_link(zygote), listener)
     handle.start()
     found = await run_one(handle, listener, begun)
     handle.leave()
@@ -128,7 +136,7 @@ async def measure_cpu(folder: str, tasks: int) -> float:
     ticks = read_ticks(zygote.pid or 0)
     for _ in range(max(1, tasks // 100)):
         listener = Listener()
-        handle = TaskHandle(1, Task(folder, "d.py"), zygote, listener)
+        handle = TaskHandle(1, Task(folder, "d.py"), find_link(zygote), listener)
         handle.start()
         for _ in range(100):
             await run_one(handle, listener, 0)
@@ -157,7 +165,7 @@ async def main() -> None:
         await fresh(zygote, folder)
         show("fresh process to execute", [(await fresh(zygote, folder))[0] for _ in range(given.tasks)])
         listener = Listener()
-        handle = TaskHandle(1, Task(folder, "d.py"), zygote, listener)
+        handle = TaskHandle(1, Task(folder, "d.py"), find_link(zygote), listener)
         handle.start()
         await run_one(handle, listener, 0)
         times = [await run_one(handle, listener, time.monotonic_ns()) for _ in range(given.tasks)]

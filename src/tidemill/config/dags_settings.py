@@ -18,6 +18,12 @@ class DagsSettings(Section):
         description="How long reading a DAG file may take; then its process is killed, and the file is an error. An "
         "attempt of a task fails if importing its file takes twice as long.",
     )
+    reparse_seconds: PositiveFloat = Field(
+        60.0,
+        description="How often a DAG file is read again though it has not changed: what it reads elsewhere may have. "
+        "Reading takes at most a tenth of a core; where that is not enough, it happens less often. Workers import "
+        "files again as often.",
+    )
     paused_at_creation: bool = Field(
         False, description="Whether a new DAG is paused: then it does not run by itself until it is unpaused."
     )

@@ -21,8 +21,14 @@ class WorkerSettings(Section):
         description="Modules that are imported once, before task processes are forked: those that take long to import. "
         "They may not start threads, nor open connections.",
     )
+    reuse_processes: list[NonEmpty] = Field(
+        default_factory=list,
+        description="The DAGs whose tasks share processes, which is faster: ids, or patterns such as `etl_*`. What a "
+        "task leaves in its process, such as a global variable, is there for the next one. Otherwise each attempt has "
+        "a process of its own.",
+    )
     recycle_after_tasks: PositiveInt = Field(
-        100, description="A task process is replaced after this many tasks, since their code may leak memory."
+        100, description="A process that tasks share is replaced after this many, since their code may leak memory."
     )
     term_grace_seconds: NonNegativeFloat = Field(
         5.0, description="How long a task that is ended may take to clean up; then its processes are killed."

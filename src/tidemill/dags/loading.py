@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -20,6 +21,7 @@ from types import MappingProxyType, ModuleType
 
 from tidemill.dags.definition import DAG
 from tidemill.dags.exceptions import DagError
+from tidemill.dags.opened_files import OpenedFiles, Signature
 from tidemill.dags.scope import DAG_MODULE, collect_dags
 
 
@@ -31,10 +33,13 @@ class LoadedFile:
         dags: By id.
         modules: The files below the folder that it imported, relative to it, with the SHA-256 of their contents; the
             file itself is among them.
+        opened: What else it read while it was imported, by its path below the folder, or absolute, with how that
+            looked then.
     """
 
     dags: dict[str, DAG]
     modules: dict[str, str]
+    opened: dict[str, Signature]
 
     @property
     def digest(self) -> str:
@@ -51,12 +56,22 @@ class ImportedFiles:
     Attributes:
         folder: The folder.
         digests: The SHA-256 of each of them, by path.
+        opened: What else is read meanwhile.
     """
 
     def __init__(self, folder: Path) -> None:
         """Hash nothing yet."""
         self.folder = str(folder)
         self.digests: dict[str, str] = {}
+        self.opened = OpenedFiles()
+
+    def list_opened(self, modules: Collection[str]) -> dict[str, Signature]:
+        """Return what was read beside modules, with how it looked: by its path below the folder, else absolute."""
+        found = {self._shorten(path): signature for path, signature in self.opened.list_signatures().items()}
+        return {name: signature for name, signature in found.items() if name not in modules}
+
+    def _shorten(self, path: str) -> str:
+        return path.removeprefix(f"{self.folder}/")
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
         """Hash a module that is about to be imported; others say where it is."""
@@ -88,7 +103,7 @@ def load_file(path: Path | str, folder: Path | str, imported: ImportedFiles | No
         DagError: Two DAGs of the file have the same id, or one is wrong.
         Exception: Whatever the file raises; also `SystemExit`.
     """
-    path, folder = Path(path).resolve(), Path(folder).resolve()
+    path, folder = locate_file(Path(path), Path(folder))
     imported = imported or ImportedFiles(folder)
     source = path.read_bytes()
     imported.note(str(path), source)
@@ -102,7 +117,7 @@ def load_file(path: Path | str, folder: Path | str, imported: ImportedFiles | No
         sys.path.insert(0, str(folder))
     sys.meta_path.insert(0, imported)
     try:
-        with collect_dags() as opened:
+        with collect_dags() as opened, imported.opened.watch():
             exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - the user's file
     finally:
         with contextlib.suppress(ValueError):  # the file may have changed the list
@@ -111,7 +126,21 @@ def load_file(path: Path | str, folder: Path | str, imported: ImportedFiles | No
         sys.path[:] = before if str(folder) in before else [str(folder), *before]
         sys.dont_write_bytecode = wrote
     found = [*opened, *(value for value in vars(module).values() if isinstance(value, DAG))]
-    return LoadedFile(_check_dags(found, path), find_imports(path, folder, imported.digests))
+    modules = find_imports(path, folder, imported.digests)
+    return LoadedFile(_check_dags(found, path), modules, imported.list_opened(modules))
+
+
+def locate_file(path: Path, folder: Path) -> tuple[Path, Path]:
+    """Return a DAG file and its folder, as one import sees them.
+
+    The folder is where its link points to now, and the file is below it, also if a link leads to the file: a folder
+    that another process replaces meanwhile (git-sync) is not half the old and half the new one.
+    """
+    given, resolved = Path(os.path.abspath(path)), folder.resolve()  # noqa: PTH100 - links stay
+    for base in (Path(os.path.abspath(folder)), resolved):  # noqa: PTH100
+        if given.is_relative_to(base):
+            return resolved / given.relative_to(base), resolved
+    return given, resolved
 
 
 def combine_digests(modules: dict[str, str]) -> str:
@@ -146,7 +175,7 @@ def find_imports(path: Path, folder: Path, known: Mapping[str, str] = MappingPro
         folder: The folder.
         known: The hashes that `ImportedFiles` has kept, by path; others are computed.
     """
-    path, folder = path.resolve(), folder.resolve()
+    path, folder = locate_file(path, folder)
     name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name
     found = {name: known.get(str(path)) or digest_file(path)}
     for name, module in list(sys.modules.items()):

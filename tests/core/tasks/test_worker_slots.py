@@ -17,11 +17,55 @@ from tidemill.core.tasks.worker_slots import (
     WorkerSlots,
 )
 
-LIMITS = Limits(concurrency=3, recycle_after=5, grace_seconds=5.0, idle_seconds=60.0, import_seconds=40.0)
-A1, A2, B1 = Attempt((1, 1), "a.py"), Attempt((2, 1), "a.py"), Attempt((3, 1), "b.py")
+LIMITS = Limits(
+    concurrency=3, recycle_after=5, grace_seconds=5.0, idle_seconds=60.0, import_seconds=40.0, idle_processes=4
+)
+A1, A2, B1 = (
+    Attempt((1, 1), "a.py", None, True),
+    Attempt((2, 1), "a.py", None, True),
+    Attempt((3, 1), "b.py", None, True),
+)
+#: Attempts that want a process of their own.
+OWN1, OWN2 = Attempt((4, 1), "a.py"), Attempt((5, 1), "a.py")
 
 
-def test_an_attempt_gets_a_new_process_and_the_next_of_its_file_the_same_one():
+def test_each_attempt_gets_a_process_that_has_run_nothing_and_one_is_started_ahead():
+    slots = WorkerSlots(LIMITS)
+    assert slots.claim(OWN1, 0.0) == [StartProcess(1, "a.py"), RunAttempt(1, OWN1), StartProcess(2, "a.py")]
+    slots.note_loaded(1)
+    assert slots.note_ended(1, 1.0, clean=True) == [Retire(1)]
+    assert slots.claim(OWN2, 1.0) == [RunAttempt(2, OWN2), StartProcess(3, "a.py")]
+    assert slots.note_ended(2, 2.0, clean=False) == [Retire(2)]
+
+
+def test_a_process_that_has_run_something_is_not_given_an_attempt_that_wants_its_own():
+    slots = WorkerSlots(LIMITS)
+    slots.claim(A1, 0.0)
+    assert slots.note_ended(1, 1.0, clean=True) == []
+    assert slots.claim(OWN1, 1.0) == [StartProcess(2, "a.py"), RunAttempt(2, OWN1), StartProcess(3, "a.py")]
+    # One that reuses takes the process that is warm, and leaves the one that was started ahead.
+    assert slots.claim(A2, 1.0) == [RunAttempt(1, A2)]
+    assert slots.note_ended(2, 2.0, clean=True) == [Retire(2)]
+
+
+def test_processes_that_were_started_ahead_for_many_files_leave_beyond_the_limit():
+    slots = WorkerSlots(Limits(concurrency=8, idle_processes=1))
+    slots.claim(OWN1, 0.0)
+    assert slots.claim(Attempt((9, 1), "b.py"), 1.0) == [
+        StartProcess(3, "b.py"),
+        RunAttempt(3, Attempt((9, 1), "b.py")),
+        StartProcess(4, "b.py"),
+        Retire(2),
+    ]
+
+
+def test_nothing_is_started_ahead_by_a_worker_that_drains():
+    slots = WorkerSlots(LIMITS)
+    slots.drain(0.0)
+    assert slots.claim(OWN1, 0.0) == [StartProcess(1, "a.py"), RunAttempt(1, OWN1)]
+
+
+def test_an_attempt_gets_a_new_process_and_the_next_that_reuses_processes_of_its_file_the_same_one():
     slots = WorkerSlots(LIMITS)
     assert slots.claim(A1, 0.0) == [StartProcess(1, "a.py"), RunAttempt(1, A1)]
     slots.note_loaded(1)
@@ -65,7 +109,7 @@ def test_no_successor_is_started_where_another_process_is_ready():
 
 def test_an_attempt_that_takes_too_long_is_interrupted_and_its_process_killed_after_the_grace():
     slots = WorkerSlots(LIMITS)
-    slots.claim(Attempt((1, 1), "a.py", deadline=10.0), 0.0)
+    slots.claim(Attempt((1, 1), "a.py", 10.0, True), 0.0)
     slots.note_loaded(1)
     assert slots.next_due == 10.0
     assert slots.tick(9.0) == []
@@ -74,12 +118,12 @@ def test_an_attempt_that_takes_too_long_is_interrupted_and_its_process_killed_af
     assert slots.end((1, 1), 11.0) == []
     assert slots.tick(15.0) == [Kill(1)]
     assert slots.next_due is None
-    assert slots.note_exited(1) == [Died(Attempt((1, 1), "a.py", 10.0), Why.TIMEOUT)]
+    assert slots.note_exited(1) == [Died(Attempt((1, 1), "a.py", 10.0, True), Why.TIMEOUT)]
 
 
 def test_an_attempt_that_ends_within_the_grace_has_a_result_and_its_process_leaves():
     slots = WorkerSlots(LIMITS)
-    slots.claim(Attempt((1, 1), "a.py", deadline=10.0), 0.0)
+    slots.claim(Attempt((1, 1), "a.py", 10.0, True), 0.0)
     slots.tick(10.0)
     assert slots.note_ended(1, 11.0, clean=True) == [StartProcess(2, "a.py"), Retire(1)]
     assert slots.note_exited(1) == []
@@ -123,8 +167,8 @@ def test_a_process_whose_file_has_changed_leaves_once_it_has_nothing_to_do():
     assert slots.note_stale(1, 1.0) == []
 
 
-def test_only_as_many_processes_without_work_are_kept_as_attempts_may_run():
-    slots = WorkerSlots(Limits(concurrency=1))
+def test_only_a_few_processes_without_work_are_kept():
+    slots = WorkerSlots(Limits(concurrency=1, idle_processes=1))
     slots.claim(A1, 0.0)
     slots.note_ended(1, 1.0, clean=True)
     slots.claim(B1, 2.0)
@@ -166,6 +210,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.alive: dict[int, Attempt | None] = {}
         self.files: dict[int, str] = {}
         self.told: dict[int, float] = {}
+        #: Whether the attempts that a process has run reuse it.
+        self.shared: dict[int, bool] = {}
         self.claimed: set[tuple[int, int]] = set()
         self.ended: set[tuple[int, int]] = set()
 
@@ -179,6 +225,9 @@ class AnyOrder(RuleBasedStateMachine):
                     assert self.alive[process] is None
                     assert process not in self.told
                     assert self.files[process] == attempt.file
+                    assert self.shared.get(process) is not False, "a process that ran one attempt gets no other"
+                    assert process not in self.shared or attempt.reuses
+                    self.shared[process] = attempt.reuses
                     self.alive[process] = attempt
                 case Interrupt(process) | Retire(process):
                     self.told.setdefault(process, self.now)
@@ -196,11 +245,13 @@ class AnyOrder(RuleBasedStateMachine):
         self.told.pop(process, None)
         self.do(self.slots.note_exited(process))
 
-    @rule(file=st.sampled_from(["a.py", "b.py", "c.py"]), seconds=st.none() | st.floats(0.0, 20.0))
-    def claim(self, file: str, seconds: float | None) -> None:
+    @rule(
+        file=st.sampled_from(["a.py", "b.py", "c.py"]), seconds=st.none() | st.floats(0.0, 20.0), reuses=st.booleans()
+    )
+    def claim(self, file: str, seconds: float | None, reuses: bool) -> None:
         if self.slots.capacity:
             self.number += 1
-            attempt = Attempt((self.number, 1), file, None if seconds is None else self.now + seconds)
+            attempt = Attempt((self.number, 1), file, None if seconds is None else self.now + seconds, reuses)
             self.claimed.add(attempt.key)
             self.do(self.slots.claim(attempt, self.now))
 
@@ -266,7 +317,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def few_are_kept(self) -> None:
         idle = [number for number, attempt in self.alive.items() if attempt is None and number not in self.told]
-        assert len(idle) <= 2 * LIMITS.concurrency
+        assert len(idle) <= LIMITS.idle_processes + LIMITS.concurrency
 
 
 TestAnyOrder = AnyOrder.TestCase

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
@@ -21,6 +22,39 @@ with DAG("d", schedule=None) as dag:
     def run(ti=None):
         BODY
     run()
+"""
+
+
+#: Changes what another task of the file would find in its process, and returns what it has found itself.
+LEAVES_STATE = """
+import decimal, signal, socket, sys
+SEEN = []
+
+class Query:
+    template_fields = ("sql",)
+    def __init__(self, sql):
+        self.sql = sql
+
+class Leaves(BaseOperator):
+    template_fields = ("query",)
+    def __init__(self, *, steps, query, **kwargs):
+        super().__init__(**kwargs)
+        self.steps, self.query = steps, query
+    def execute(self, context):
+        SEEN.append(1)
+        self.steps.append(1)
+        found = [
+            len(SEEN), len(self.steps), self.query.sql, socket.getdefaulttimeout(), decimal.getcontext().prec,
+            "/nowhere" in sys.path, signal.getitimer(signal.ITIMER_REAL)[0],
+        ]
+        socket.setdefaulttimeout(0.001)
+        decimal.getcontext().prec = 3
+        sys.path.append("/nowhere")
+        signal.alarm(600)
+        return found
+
+with DAG("d", schedule=None):
+    Leaves(task_id="leaves", steps=[], query=Query("{{ ti.task_id }} {{ ti.try_number }}"))
 """
 
 
@@ -163,7 +197,16 @@ async def test_a_child_that_the_task_forks_does_not_report(worker: RunningWorker
     assert (await worker.report(1)).xcoms == (("return_value", '"parent"'),)
 
 
-async def test_a_process_that_is_not_as_before_is_not_used_again(worker: RunningWorker) -> None:
+async def test_an_attempt_finds_nothing_that_another_one_left_in_its_process(worker: RunningWorker) -> None:
+    worker.write(LEAVES_STATE)
+    for number in range(1, 5):
+        worker.store.queue(make_attempt(number, "leaves", try_number=number))
+        found = json.loads((await worker.report(number)).xcoms[0][1])
+        assert found == [1, 1, f"leaves {number}", None, 28, False, 0.0]
+
+
+async def test_a_process_that_is_not_as_before_is_not_used_again(start_worker: StartWorker) -> None:
+    worker = await start_worker(reuse_processes=("d",))
     bodies = [
         "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
         "os.chdir('/')",
@@ -171,6 +214,11 @@ async def test_a_process_that_is_not_as_before_is_not_used_again(worker: Running
         "signal.signal(signal.SIGUSR1, signal.SIG_IGN)",
         "os.umask(0o77)",
         "os.close(1)",
+        "signal.alarm(600)",
+        "import socket; socket.setdefaulttimeout(0.001)",
+        "import decimal; decimal.getcontext().prec = 3",
+        "import sys; sys.path.append('/nowhere')",
+        "import locale; locale.setlocale(locale.LC_ALL, 'C')",
     ]
     pid = "os.getppid() and os.getpid()"
     for number, body in enumerate(bodies):
@@ -180,10 +228,10 @@ async def test_a_process_that_is_not_as_before_is_not_used_again(worker: Running
         assert (await worker.report(2 * number + 2)).xcoms != first, body
 
 
-async def test_attempts_of_a_file_run_in_the_same_process_until_it_is_recycled(start_worker) -> None:  # type: ignore[no-untyped-def]
-    from tidemill.core.tasks.worker_slots import Limits
-
-    worker = await start_worker(Limits(concurrency=1, recycle_after=10))
+async def test_attempts_of_a_dag_that_reuses_processes_share_one_until_it_is_recycled(
+    start_worker: StartWorker,
+) -> None:
+    worker = await start_worker(Limits(concurrency=1, recycle_after=10), reuse_processes=("other", "d*"))
     worker.write(with_body("return os.getpid()"))
     worker.store.queue(*(make_attempt(number, "run") for number in range(1, 31)))
     pids = [(await worker.report(number)).xcoms for number in range(1, 31)]
@@ -265,7 +313,7 @@ async def test_an_attempt_whose_task_has_moved_on_is_ended_without_a_report(work
     worker.write(KILLABLE.replace("CODE", "print('begun', flush=True); time.sleep(60)"))
     worker.store.queue(make_attempt(1, "run"))
     await until(lambda: "begun" in worker.store.text_of(1), what="it has begun")
-    (pid,) = worker.worker.pids
+    pid, *_ = worker.worker.pids
     worker.store.end(1)
     await until(lambda: not worker.worker.running, what="it is ended")
     await until(lambda: "on_kill was called" in worker.store.text_of(1), what="on_kill was called")

@@ -1,13 +1,15 @@
 """Which process of a worker runs which attempt, when a process is replaced, and when it is ended.
 
-A process imports one file, and runs attempts of it one after another. An attempt gets a process that has its file and
-nothing to do, or else a new one. Times are seconds of one monotonic clock.
+A process imports one file, and runs one attempt of it. While it does, the next process of the file is started, so that
+the next attempt finds one ready. Attempts that say so (`reuses`) share a process one after another instead, because
+that is faster. Times are seconds of one monotonic clock.
 
 Invariants:
 - An attempt runs in one process, and a process runs one attempt at a time.
+- An attempt that does not reuse processes gets one that has run nothing, and it runs nothing afterwards.
 - An attempt that was claimed ends once: its process reported a result (`ended`), or `Died` says why there is none.
 - A process that is to leave, or was interrupted, is killed when the grace is over, whatever it does.
-- At most `concurrency` attempts run, and at most as many processes are kept that have nothing to do.
+- At most `concurrency` attempts run, and at most `idle_processes` are kept that have nothing to do.
 """
 
 from __future__ import annotations
@@ -36,11 +38,19 @@ class Why(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What is to be run. `deadline`: when it has taken too long; None: never."""
+    """What is to be run.
+
+    Attributes:
+        key: The task and its epoch.
+        file: What its process has to import.
+        deadline: When it has taken too long; None: never.
+        reuses: Whether its process may have run such attempts before, and may run others afterwards.
+    """
 
     key: Key
     file: str
     deadline: float | None = None
+    reuses: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +59,11 @@ class Limits:
 
     Attributes:
         concurrency: How many attempts it runs at once.
-        recycle_after: After this many attempts a process is replaced.
+        recycle_after: After this many attempts that reuse it a process is replaced.
         grace_seconds: Between the request to end and the kill.
         idle_seconds: How long a process without work is kept.
         import_seconds: How long the import of a file may take.
+        idle_processes: How many processes without work are kept.
     """
 
     concurrency: int = 8
@@ -60,6 +71,7 @@ class Limits:
     grace_seconds: float = 5.0
     idle_seconds: float = 60.0
     import_seconds: float = 60.0
+    idle_processes: int = 32
 
 
 # Effects, to be carried out in order.
@@ -144,6 +156,10 @@ class _Process:
     def is_idle(self) -> bool:
         return self.attempt is None and not self.leaving
 
+    def suits(self, attempt: Attempt) -> bool:
+        """Tell whether it can run an attempt; one that is idle after a run has run those that reuse it only."""
+        return self.is_idle and self.file == attempt.file and (attempt.reuses or not self.runs)
+
 
 class WorkerSlots:
     """The processes of a worker and their attempts."""
@@ -186,12 +202,10 @@ class WorkerSlots:
 
     def claim(self, attempt: Attempt, now: float) -> list[Effect]:
         """Find a process for an attempt: the one that had one last, since its memory is warm."""
-        idle = [
-            number for number, process in self._processes.items() if process.is_idle and process.file == attempt.file
-        ]
-        if not idle:
+        suitable = [number for number, process in self._processes.items() if process.suits(attempt)]
+        if not suitable:
             return [*self._start(attempt.file, now), *self._give(self._started, attempt, now)]
-        number = max(idle, key=lambda number: (self._processes[number].loaded, self._processes[number].since))
+        number = max(suitable, key=self._rank)
         return self._give(number, attempt, now)
 
     def note_loaded(self, number: int) -> None:
@@ -212,8 +226,9 @@ class WorkerSlots:
             return []
         done = replace(process, attempt=None, since=now, kill_at=None)
         self._processes[number] = done
-        if process.why is not Why.CRASH or not clean or done.runs >= self._limits.recycle_after:
-            return [*self._relieve(number, now), *self._retire(number, now)]
+        is_used_up = not process.attempt.reuses or done.runs >= self._limits.recycle_after
+        if process.why is not Why.CRASH or not clean or is_used_up:
+            return [*self._relieve(number, process.attempt, now), *self._retire(number, now)]
         return self._retire_surplus(now)
 
     def note_stale(self, number: int, now: float) -> list[Effect]:
@@ -286,6 +301,10 @@ class WorkerSlots:
             times.append(process.attempt.deadline)
         return min(times, default=None)
 
+    def _rank(self, number: int) -> tuple[bool, bool, float]:
+        process = self._processes[number]
+        return process.loaded, process.runs > 0, process.since
+
     def _start(self, file: str, now: float) -> list[Effect]:
         self._started += 1
         self._processes[self._started] = _Process(file, now)
@@ -299,17 +318,18 @@ class WorkerSlots:
         self._processes[number] = given
         effects: list[Effect] = [RunAttempt(number, attempt)]
         # Some attempts before its last one, so that the successor has imported the file by then.
-        if given.runs >= self._limits.recycle_after - self._limits.recycle_after // 10:
-            effects += self._relieve(number, now)
-        return effects
+        last = self._limits.recycle_after if attempt.reuses else 1
+        if given.runs >= last - last // 10:
+            effects += self._relieve(number, attempt, now)
+        return [*effects, *self._retire_surplus(now)]
 
-    def _relieve(self, number: int, now: float) -> list[Effect]:
-        """Start the successor of a process that is about to leave, unless another process has its file ready."""
+    def _relieve(self, number: int, last: Attempt, now: float) -> list[Effect]:
+        """Start the successor of a process that is about to leave, unless another one can run what is like its last."""
         process = self._processes[number]
         if process.relieved or self._draining:
             return []
         self._processes[number] = replace(process, relieved=True)
-        if any(other.is_idle and other.file == process.file for at, other in self._processes.items() if at != number):
+        if any(other.suits(last) for at, other in self._processes.items() if at != number):
             return []
         return self._start(process.file, now)
 
@@ -321,7 +341,7 @@ class WorkerSlots:
     def _retire_surplus(self, now: float) -> list[Effect]:
         """Let the processes leave that have had nothing to do for longest, beyond what is kept."""
         idle = sorted((process.since, number) for number, process in self._processes.items() if process.is_idle)
-        surplus = len(idle) if self._draining else len(idle) - self._limits.concurrency
+        surplus = len(idle) if self._draining else len(idle) - self._limits.idle_processes
         return [effect for _, number in idle[: max(0, surplus)] for effect in self._retire(number, now)]
 
     def _interrupt(self, number: int, why: Why, now: float) -> list[Effect]:

@@ -75,9 +75,19 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """The file is imported. `files`: what was read, below the folder of DAGs, with what tells that it has changed."""
+    """The file is imported.
+
+    Attributes:
+        files: What was read, by its path below the folder of DAGs or absolute, with how it looked.
+        at: When the import began, by the monotonic clock.
+        cpu_seconds: What it cost.
+        broken: Whether it raised an error, which the next attempt may not find.
+    """
 
     files: dict[str, tuple[int, ...]]
+    at: float
+    cpu_seconds: float = 0.0
+    broken: bool = False
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):

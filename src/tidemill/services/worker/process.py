@@ -79,7 +79,15 @@ def read_config(settings: Settings, folder: Path) -> WorkerConfig:
     limits = Limits(
         worker.concurrency, worker.recycle_after_tasks, worker.term_grace_seconds, import_seconds=import_seconds
     )
-    return WorkerConfig(folder, limits, tuple(worker.queues), settings.logs.max_bytes_per_try, settings.logging.level)
+    return WorkerConfig(
+        folder,
+        limits,
+        tuple(worker.queues),
+        settings.logs.max_bytes_per_try,
+        settings.logging.level,
+        tuple(worker.reuse_processes),
+        settings.dags.reparse_seconds,
+    )
 
 
 async def _run(

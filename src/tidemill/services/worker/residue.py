@@ -1,4 +1,6 @@
-"""What an attempt leaves behind in its process: an attempt after it must find the process as the one before it did.
+"""What an attempt leaves behind in its process. Where attempts share one, the next must find it as the one before did.
+
+What Python objects hold is not compared: a global variable or the attributes of an operator stay as they are.
 
 Invariant: looking changes nothing but that children which have ended are reaped.
 """
@@ -6,8 +8,11 @@ Invariant: looking changes nothing but that children which have ended are reaped
 from __future__ import annotations
 
 import contextlib
+import decimal
+import locale
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -20,6 +25,7 @@ from tidemill.services.worker.task_output import list_standard
 #: How long children that are ending may take.
 _ENDING_SECONDS = 0.3
 _MAX_NAMED = 3
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
 
@@ -33,6 +39,8 @@ class ProcessState:
     handlers: list[object]
     umask: int
     standard: list[tuple[int, int]]
+    timers: bool
+    settings: tuple[object, ...]
 
 
 def take_state() -> ProcessState:
@@ -50,6 +58,21 @@ def take_state() -> ProcessState:
         [signal.getsignal(number) for number in _SIGNALS],
         umask,
         list_standard(),
+        any(signal.getitimer(kind)[0] for kind in _TIMERS),
+        _list_settings(),
+    )
+
+
+def _list_settings() -> tuple[object, ...]:
+    """Return what modules keep for the whole process, and tasks change now and then."""
+    context = decimal.getcontext()
+    numbers = (context.prec, context.rounding, context.Emin, context.Emax, context.capitals, context.clamp)
+    return (
+        socket.getdefaulttimeout(),
+        (*numbers, *context.traps.values()),
+        tuple(sys.path),
+        locale.setlocale(locale.LC_ALL),
+        sys.getrecursionlimit(),
     )
 
 
@@ -63,6 +86,8 @@ def find_changes(before: ProcessState) -> tuple[str, ...]:
         "handlers of signals changed": now.handlers != before.handlers,
         "the umask changed": now.umask != before.umask,
         "standard input or output was closed or replaced": now.standard != before.standard,
+        "an alarm is set": now.timers,
+        "a setting of Python changed": now.settings != before.settings,
     }
     return tuple(text for text, changed in changes.items() if changed)
 

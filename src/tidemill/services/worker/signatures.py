@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Final
+
+from tidemill.dags.opened_files import Signature, sign_file
+
+#: Of a file of which nobody knows whether it was read as it is now: it counts as changed.
+UNCERTAIN: Final[Signature] = (0,)
 
 
-def sign_file(file: Path) -> tuple[int, ...]:
-    """Return the time of its last change, in nanoseconds since the epoch, and more; empty if it cannot be read."""
-    try:
-        stat = file.stat()
-    except OSError:
-        return ()
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino, stat.st_ctime_ns
+def sign_files(folder: Path, names: Iterable[str]) -> dict[str, Signature]:
+    """Return what `sign_file` says of files, by their paths below a folder, or absolute ones."""
+    return {name: sign_file(os.path.join(folder, name)) for name in names}  # noqa: PTH118 - for each attempt
 
 
-def sign_files(folder: Path, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """Return what `sign_file` says of files, by their paths below a folder."""
-    return {name: sign_file(folder / name) for name in names}
-
-
-def is_unchanged(folder: Path, files: Mapping[str, tuple[int, ...]]) -> bool:
-    """Tell whether files are what was read; what `sign_file` said of them is given by their paths below the folder."""
-    return all(sign and sign_file(folder / name) == sign for name, sign in files.items())
+def is_unchanged(folder: Path, files: Mapping[str, Signature]) -> bool:
+    """Tell whether files are what was read, as `sign_files` has found them."""
+    return all(sign_file(os.path.join(folder, name)) == sign for name, sign in files.items())  # noqa: PTH118

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import msgspec
@@ -44,6 +46,10 @@ _CLOSED_SECONDS = 1.0
 _decode_line = msgspec.msgpack.Decoder(WrittenLine).decode
 
 
+#: Returns what forks a process, and what that has imported, once that is known.
+FindLink = Callable[[], Awaitable[tuple[ForkLink, Loaded | None]]]
+
+
 class Listener(Protocol):
     """What hears of task processes; the worker."""
 
@@ -69,25 +75,26 @@ class TaskHandle:
     Args:
         number: Its number in `core.tasks.worker_slots`.
         task: What it is for.
-        zygote: What forks it.
+        find_link: Returns what forks it, once that is known.
         listener: What hears of it.
     """
 
-    def __init__(self, number: int, task: Task, zygote: ForkLink, listener: Listener) -> None:
+    def __init__(self, number: int, task: Task, find_link: FindLink, listener: Listener) -> None:
         """Start nothing yet."""
         self.number = number
         self.task = task
         self.process: ForkedProcess | None = None
         self.log: AttemptLog | None = None
-        #: What its file, and what that imports, looked like; None: it is not imported yet.
-        self.files: dict[str, tuple[int, ...]] | None = None
+        #: What was said of the import of its file; None: it is not imported yet.
+        self.loaded: Loaded | None = None
         #: What its file looked like before it was started.
         self.began_with: dict[str, tuple[int, ...]] = {}
         #: The attempt that it still has to clean up after, because its task has moved on: task and epoch.
         self.replaced: tuple[int, int] | None = None
         #: It closed its connection without leave.
         self.broke_off = False
-        self._zygote = zygote
+        self._find_link = find_link
+        self._link: ForkLink | None = None
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._frames = Frames()
@@ -137,19 +144,25 @@ class TaskHandle:
             os.set_blocking(fd, False)
             self._loop.add_reader(fd, self._read_output, source)
         self._starting = self._loop.create_task(self._fork(theirs), name=f"start of task process {self.number}")
+        self._starting.add_done_callback(lambda starting: self._note_started(starting, theirs))
 
     async def _fork(self, theirs: list[int]) -> None:
         try:
-            process = await self._zygote.fork(TASK_TARGET, msgspec.msgpack.encode(self.task), theirs)
+            self._link, self.loaded = await self._find_link()
+            link = self._link
+            process = await link.fork(TASK_TARGET, msgspec.msgpack.encode(self.task), theirs)
         except (ZygoteError, OSError):
             self._end(None)
             return
-        finally:
-            _close_all(theirs)
         self.process = process
         process.ended.add_done_callback(lambda ended: self._end(None if process.lost else ended.result()))
         for number, group in self._wanted:
-            self._zygote.signal(process, number, group=group)
+            link.signal(process, number, group=group)
+
+    def _note_started(self, starting: asyncio.Task[None], theirs: list[int]) -> None:
+        _close_all(theirs)
+        if starting.cancelled():
+            self._end(None)
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
@@ -166,10 +179,12 @@ class TaskHandle:
 
     def signal(self, number: int, *, group: bool = False) -> None:
         """Send a signal to it, or to its group; to one that is being started, as soon as it is there."""
-        if self.process is None:
-            self._wanted.append((number, group))
+        if self.process is not None and self._link is not None:
+            self._link.signal(self.process, number, group=group)
+        elif number == signal.SIGKILL and self._link is None and self._starting is not None:
+            self._starting.cancel()  # what is to fork it imports the file, which may take any time
         else:
-            self._zygote.signal(self.process, number, group=group)
+            self._wanted.append((number, group))
 
     def _flush(self) -> None:
         if self._worker is None or not self._unsent:
@@ -203,7 +218,7 @@ class TaskHandle:
         for word in words:
             match word:
                 case Loaded():
-                    self.files = word.files
+                    self.loaded = word
                     self._listener.on_loaded(self, word)
                 case Ask():
                     self._listener.on_ask(self, word)
@@ -218,7 +233,7 @@ class TaskHandle:
     def _break_off(self) -> None:
         if not self._ended:
             self.broke_off = True
-            self.signal(9, group=True)
+            self.signal(signal.SIGKILL, group=True)
 
     def _read_lines(self) -> None:
         if self._lines is None:

@@ -18,6 +18,7 @@ import select
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -28,6 +29,7 @@ import msgspec
 from tidemill.core.errors import TidemillError, describe_error, escape_surrogates
 from tidemill.dags.exceptions import TaskTimeout
 from tidemill.dags.loading import LoadedFile, digest_file, load_file
+from tidemill.dags.opened_files import sign_file
 from tidemill.dags.results import (
     AttemptDeferred,
     AttemptFailed,
@@ -53,7 +55,7 @@ from tidemill.services.worker.messages import (
     frame,
 )
 from tidemill.services.worker.residue import find_changes, find_children_left, take_state
-from tidemill.services.worker.signatures import sign_file
+from tidemill.services.worker.signatures import UNCERTAIN
 from tidemill.services.worker.stream_key import write_key
 from tidemill.services.worker.task_output import Lines, TaskOutput
 from tidemill.services.worker.task_services import StoreServices
@@ -83,10 +85,10 @@ class WorkerGoneError(Exception):
 
 
 class ReadFile(NamedTuple):
-    """A DAG file that is imported. `files`: see `Loaded`."""
+    """A DAG file that is imported, and what the worker is told of that."""
 
     loaded: LoadedFile
-    files: dict[str, tuple[int, ...]]
+    told: Loaded
 
 
 def read_file(folder: Path, file: str) -> ReadFile:
@@ -95,13 +97,14 @@ def read_file(folder: Path, file: str) -> ReadFile:
     Raises:
         Exception: Whatever the file raises; also `SystemExit`.
     """
+    at, cpu = time.monotonic(), time.process_time()
     files = {file: sign_file(folder / file)}
     loaded = load_file(folder / file, folder)
     for name, digest in loaded.modules.items():
         sign = sign_file(folder / name)
         # One that was saved while it was imported may be another one than was read.
-        files.setdefault(name, sign if digest_file(folder / name) == digest else ())
-    return ReadFile(loaded, files)
+        files.setdefault(name, sign if digest_file(folder / name) == digest else UNCERTAIN)
+    return ReadFile(loaded, Loaded({**loaded.opened, **files}, at, time.process_time() - cpu))
 
 
 class TaskProcess:
@@ -126,7 +129,7 @@ class TaskProcess:
         self._lock = threading.RLock()
         self._number = 0
         self._loaded: LoadedFile | None = None
-        self._broken: Result | None = None
+        self._broken: BaseException | None = None
         #: What is to be raised, and whether it may be raised anywhere.
         self._interruption: TaskTimeout | None = None
         self._armed = False
@@ -152,17 +155,18 @@ class TaskProcess:
     def _load(self) -> None:
         """Import the file; a process whose file cannot be imported fails the attempt that it gets."""
         folder, file = Path(self._task.folder), self._task.file
-        files = {file: sign_file(folder / file)}
+        told = Loaded({file: sign_file(folder / file)}, time.monotonic(), broken=True)
         try:
             with self._interruptible():
                 read = self._read or read_file(folder, file)
-            self._loaded, files = read.loaded, read.files
+            self._loaded, told = read.loaded, read.told
         except BaseException as error:  # whatever the file raises, `SystemExit` too
-            self._broken = self._explain_import(error)
+            self._broken = error
         self._output.flush()
-        self._tell(Loaded(files))
+        self._tell(told)
 
     def _explain_import(self, error: BaseException) -> Result:
+        """Say why the attempt fails; the log of an attempt begins only when it is given to this process."""
         if isinstance(error, FileNotFoundError) and not (Path(self._task.folder) / self._task.file).exists():
             return Failure(f"the DAG file {self._task.file} no longer exists")
         log.error("%s cannot be imported", self._task.file, exc_info=error)
@@ -172,7 +176,9 @@ class TaskProcess:
 
     def _run(self, attempt: ClaimedAttempt) -> Finished:
         if self._broken is not None:
-            return Finished(self._broken, changed=("its file cannot be imported",))
+            failure = self._explain_import(self._broken)
+            self._output.flush()
+            return Finished(failure, changed=("its file cannot be imported",))
         before = take_state()
         self._output.attach()
         finished = self._make_attempt(attempt)

@@ -20,10 +20,8 @@ from tidemill.services.worker.messages import TASK_TARGET, Task
 from tidemill.services.worker.residue import list_unshareable
 from tidemill.services.worker.task_process import ReadFile, read_file
 from tidemill.services.worker.task_process import main as be_task_process
+from tidemill.services.zygote.messages import Started, encode
 from tidemill.services.zygote.program import Zygote
-
-#: Its exit code if there is no template.
-REFUSED = 3
 
 
 def main(request: bytes, fds: list[int]) -> int:
@@ -43,9 +41,10 @@ def main(request: bytes, fds: list[int]) -> int:
     before = list_unshareable()
     read = read_file(Path(task.folder), task.file)
     if list_unshareable() != before:
-        return REFUSED
+        owner.sendall(encode(Started()))  # without what it has read: it forks nothing
+        return 0
     target = functools.partial(_run, read)
-    Zygote(owner, None, {TASK_TARGET: target}, msgspec.msgpack.encode(read.files)).run()
+    Zygote(owner, None, {TASK_TARGET: target}, msgspec.msgpack.encode(read.told)).run()
     return 0
 
 

@@ -1,23 +1,28 @@
 """The templates of a worker: which files have one, and what forks the next task process of a file.
 
-A file gets a template with the second process that it needs. Invariants: a process is forked from a template only while
-all files that this has read are as it has read them; a template ends after the processes that it forked, which end with
-it; whatever happens to templates, the zygote forks what they do not.
+A file gets a template with the first process that it needs, which waits until the template has imported the file: so
+the file is imported once, however many attempts begin together. Invariants: a process is forked from a template only
+while all files that this has read are as it has read them, and not much longer than `dags.reparse_seconds`; a template
+ends after the processes that it forked, which end with it; whatever happens to templates, the zygote forks what they
+do not.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 import structlog
 
-from tidemill.services.worker.messages import Task
-from tidemill.services.worker.signatures import is_unchanged, sign_file
+from tidemill.core.tasks.rereading import find_interval
+from tidemill.dags.opened_files import Signature, sign_file
+from tidemill.services.worker.messages import Loaded, Task
+from tidemill.services.worker.signatures import is_unchanged
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.link import ForkedProcess, ForkLink, ZygoteError
 from tidemill.services.zygote.messages import Setup, Started
@@ -25,24 +30,35 @@ from tidemill.services.zygote.messages import Setup, Started
 log = structlog.get_logger(__name__)
 
 _TARGET = "tidemill.services.worker.template:main"
-#: How many files have one at a time.
-MAX_TEMPLATES = 4
+#: How many files have one at a time; that of a small file takes 5 MB of its own.
+MAX_TEMPLATES = 32
 #: How long one is kept that forks nothing.
 IDLE_SECONDS = 60.0
 _LOOK_SECONDS = 1.0
+#: How many templates are tried for a process: a file may be saved while it is imported.
+_ATTEMPTS = 2
 #: How many files are remembered that have no template.
 _MAX_REMEMBERED = 1000
 
 
 @dataclass(eq=False, slots=True)
 class _Template:
-    """A template. `files`: what it has read; None: it is not ready. `used`: when it was last needed."""
+    """A template.
 
-    sign: tuple[int, ...]
+    Attributes:
+        sign: How its file looked when it was started.
+        used: When it was last needed.
+        loaded: What it has read; None: it is not ready.
+        known: Set once it is ready, or will never be.
+    """
+
+    sign: Signature
+    started: float
     used: float
     link: ForkLink | None = None
     process: ForkedProcess | None = None
-    files: dict[str, tuple[int, ...]] | None = None
+    loaded: Loaded | None = None
+    known: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Templates:
@@ -51,36 +67,42 @@ class Templates:
     Args:
         zygote: Forks them, and what they do not.
         folder: The folder of DAGs.
-        import_seconds: How long the import of a file may take.
+        import_seconds: How long a task process may take to import its file, waiting for its template included.
+        reparse_seconds: How long what was imported is used, unless importing takes long.
     """
 
-    def __init__(self, zygote: ZygoteClient, folder: Path, import_seconds: float) -> None:
+    def __init__(
+        self, zygote: ZygoteClient, folder: Path, import_seconds: float, reparse_seconds: float = math.inf
+    ) -> None:
         """Have none yet."""
-        self._zygote, self._folder, self._import_seconds = zygote, folder, import_seconds
+        self._zygote, self._folder = zygote, folder
+        # The time that is left is for importing the file without a template.
+        self._import_seconds = import_seconds / 2
+        self._reparse_seconds = reparse_seconds
         self._loop = asyncio.get_running_loop()
         self._templates: dict[str, _Template] = {}
         self._leaving: list[_Template] = []
-        #: Files that one process was needed for, or that cannot have a template, as they were then.
-        self._seen: dict[str, tuple[int, ...]] = {}
-        self._refused: dict[str, tuple[int, ...]] = {}
+        #: Files that have no template as they were then, and until when that is known.
+        self._refused: dict[str, tuple[Signature, float]] = {}
         self._starting: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def find(self, task: Task) -> ForkLink:
-        """Return what forks the next process of a file."""
-        sign, now = sign_file(self._folder / task.file), self._loop.time()
-        template = self._templates.get(task.file)
-        if template is not None and not self._is_fresh(template, sign):
-            self._leave(task.file)
-            template = None
-        if template is None:
-            if self._seen.get(task.file) == sign and sign and self._refused.get(task.file) != sign:
-                self._start(task, _Template(sign, now))
-            self._remember(self._seen, task.file, sign)
-            return self._zygote.link
-        template.used = now
-        ready = template.link is not None and template.files is not None
-        return template.link if ready and template.link is not None else self._zygote.link
+    async def find(self, task: Task) -> tuple[ForkLink, Loaded | None]:
+        """Return what forks the next process of a file, and what that has read; waits while it imports the file."""
+        for _ in range(_ATTEMPTS):
+            if (template := self._choose(task)) is None:
+                break
+            await template.known.wait()
+            if template.link is None or template.loaded is None:
+                break
+            if self.is_current(template.loaded):
+                return template.link, template.loaded
+        return self._zygote.link, None
+
+    def is_current(self, loaded: Loaded) -> bool:
+        """Tell whether what was imported is what an import would find now, as far as anybody can know."""
+        interval = find_interval(self._reparse_seconds, loaded.cpu_seconds)
+        return self._loop.time() < loaded.at + interval and is_unchanged(self._folder, loaded.files)
 
     def close(self) -> None:
         """End all templates, and all that they have forked."""
@@ -94,15 +116,24 @@ class Templates:
             self._end(template)
         self._leaving.clear()
 
-    def _is_fresh(self, template: _Template, sign: tuple[int, ...]) -> bool:
-        return template.sign == sign and (template.files is None or is_unchanged(self._folder, template.files))
+    def _choose(self, task: Task) -> _Template | None:
+        """Return the template of a file, which may be starting; None: it cannot have one."""
+        sign, now = sign_file(self._folder / task.file), self._loop.time()
+        template = self._templates.get(task.file)
+        if template is not None and not self._is_fresh(template, sign):
+            self._leave(task.file)
+            template = None
+        if template is None:
+            refused, until = self._refused.get(task.file, ((), 0.0))
+            if not sign or (refused == sign and now < until):
+                return None
+            template = _Template(sign, now, now)
+            self._start(task, template)
+        template.used = now
+        return template
 
-    @staticmethod
-    def _remember(signs: dict[str, tuple[int, ...]], file: str, sign: tuple[int, ...]) -> None:
-        signs.pop(file, None)
-        signs[file] = sign
-        if len(signs) > _MAX_REMEMBERED:
-            del signs[next(iter(signs))]
+    def _is_fresh(self, template: _Template, sign: Signature) -> bool:
+        return template.sign == sign and (template.loaded is None or self.is_current(template.loaded))
 
     # -- their lives -----------------------------------------------------------------------------------------------
 
@@ -118,12 +149,10 @@ class Templates:
 
     async def _fork(self, task: Task, template: _Template) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-        def note_started(started: Started) -> None:
-            template.files = msgspec.msgpack.decode(started.about, type=dict[str, tuple[int, ...]])
-
         template.link = ForkLink(
-            note_started, lambda: self._note_gone(task.file, template), lambda: self._kill_stuck(task.file, template)
+            lambda started: self._note_started(task.file, template, started),
+            lambda: self._note_gone(task.file, template),
+            lambda: self._kill_stuck(task.file, template),
         )
         template.link.attach(ours, Setup())
         try:
@@ -134,9 +163,18 @@ class Templates:
         finally:
             theirs.close()
 
+    def _note_started(self, file: str, template: _Template, started: Started) -> None:
+        if started.about:
+            template.loaded = msgspec.msgpack.decode(started.about, type=Loaded)
+            template.known.set()
+        else:  # what the file keeps cannot be shared, which stays so until it is changed
+            self._refuse(file, template, math.inf)
+
     def _note_gone(self, file: str, template: _Template) -> None:
-        if template.files is None:
-            self._refuse(file, template)
+        if template.loaded is None and not template.known.is_set():
+            # It could not import the file, say, which may be different soon.
+            taken = self._loop.time() - template.started
+            self._refuse(file, template, self._loop.time() + find_interval(self._reparse_seconds, taken))
         if self._templates.get(file) is template:
             del self._templates[file]
 
@@ -146,20 +184,28 @@ class Templates:
         if template.process is not None:
             self._zygote.signal(template.process, signal.SIGKILL, group=True)
 
-    def _refuse(self, file: str, template: _Template) -> None:
+    def _refuse(self, file: str, template: _Template, until: float) -> None:
         log.debug("a file has no template; each task process imports it", file=file)
-        self._remember(self._refused, file, template.sign)
+        self._refused.pop(file, None)
+        self._refused[file] = template.sign, until
+        if len(self._refused) > _MAX_REMEMBERED:
+            del self._refused[next(iter(self._refused))]
+        template.known.set()
 
     def _leave(self, file: str) -> None:
-        self._leaving.append(self._templates.pop(file))
+        template = self._templates.pop(file)
+        template.known.set()
+        self._leaving.append(template)
 
     def _look(self) -> None:
         """End what is no longer needed."""
         self._timer, now = None, self._loop.time()
         for file, template in list(self._templates.items()):
-            if now - template.used > (self._import_seconds if template.files is None else IDLE_SECONDS):
-                if template.files is None:
-                    self._refuse(file, template)
+            if template.loaded is None:
+                if now - template.started > self._import_seconds:
+                    self._refuse(file, template, now + find_interval(self._reparse_seconds, self._import_seconds))
+                    self._leave(file)
+            elif now - template.used > IDLE_SECONDS or not self.is_current(template.loaded):
                 self._leave(file)
         for template in list(self._leaving):
             if template.link is None or not template.link.is_busy:
@@ -171,5 +217,5 @@ class Templates:
     def _end(self, template: _Template) -> None:
         if template.link is not None:
             template.link.lose()
-        if template.process is not None and template.files is None:  # it may hang
+        if template.process is not None and template.loaded is None:  # it may hang
             self._zygote.signal(template.process, signal.SIGKILL, group=True)

@@ -16,6 +16,7 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
@@ -51,7 +52,7 @@ from tidemill.services.worker.messages import (
     encode_answer,
 )
 from tidemill.services.worker.reports import Reports
-from tidemill.services.worker.signatures import is_unchanged, sign_files
+from tidemill.services.worker.signatures import sign_files
 from tidemill.services.worker.store_link import SCAN_SECONDS, beat, call_unfenced, listen
 from tidemill.services.worker.task_handle import TaskHandle
 from tidemill.services.worker.templates import Templates
@@ -120,7 +121,7 @@ class Worker:
         self._calls, self._bell, self._zygote = calls, bell, zygote
         self._loop = asyncio.get_running_loop()
         self._slots = WorkerSlots(config.limits)
-        self._templates = Templates(zygote, config.folder, config.limits.import_seconds)
+        self._templates = Templates(zygote, config.folder, config.limits.import_seconds, config.reparse_seconds)
         self._handles: dict[int, TaskHandle] = {}
         #: What the last process that has imported a DAG file has read: the next one will probably read the same.
         self._read: dict[str, tuple[str, ...]] = {}
@@ -267,13 +268,15 @@ class Worker:
         try_number = 0 if claim.callback is not None else claim.try_number
         attempt_log = self._budget.open_log(claim.task, try_number, epoch, self._secrets.find(claim.file))
         self._running[key] = _Running(claim, attempt_log, now)
-        self._do(self._slots.claim(Attempt(key, claim.file, None if timeout is None else now + timeout), now))
+        deadline = None if timeout is None else now + timeout
+        self._do(self._slots.claim(Attempt(key, claim.file, deadline, self._config.reuses(claim.dag_id)), now))
 
     def _is_fresh(self, handle: TaskHandle) -> bool:
-        """Tell whether the files of a process are what it has read."""
-        if handle.files is None:  # it reads them now, or has not begun
+        """Tell whether the files of a process are what it has read, not too long ago."""
+        loaded = handle.loaded
+        if loaded is None:  # it reads them now, or has not begun
             return handle.began_with == sign_files(self._config.folder, handle.began_with)
-        return is_unchanged(self._config.folder, handle.files)
+        return self._templates.is_current(loaded) and not loaded.broken
 
     def _do(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
@@ -296,7 +299,7 @@ class Worker:
 
     def _start(self, number: int, file: str) -> None:
         task = Task(str(self._config.folder), file, self._config.log_level)
-        handle = self._handles[number] = TaskHandle(number, task, self._templates.find(task), self)
+        handle = self._handles[number] = TaskHandle(number, task, partial(self._templates.find, task), self)
         handle.began_with = sign_files(self._config.folder, self._read.get(file, (file,)))
         try:
             handle.start()
