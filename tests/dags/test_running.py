@@ -577,6 +577,32 @@ def test_a_wrong_template_fails_the_attempt_by_name(value: str, message: str) ->
     assert ending.error.startswith(message)
 
 
+class Query:
+    template_fields = ("sql", "parts")
+
+    def __init__(self, sql: str, parts: list[Any], kept: list[Any]) -> None:
+        self.sql, self.parts, self.kept = sql, parts, kept
+
+
+def test_nested_objects_are_copied_where_they_are_rendered_and_nothing_else_is() -> None:
+    kept: list[Any] = []
+    inner = Query("{{ ti.try_number }}", [], kept)
+    plain = Query("select", None, kept)  # type: ignore[arg-type]
+    outer = Query("{{ ti.try_number }} of", [inner, plain], kept)
+    with DAG("d") as dag:
+        Call(task_id="call", value=outer, function=lambda self, context: found.append(self.value))
+    found: list[Query] = []
+    for number in (1, 2):
+        assert attempt(dag, "call", try_number=number).ending == AttemptSucceeded()
+        rendered = found.pop()
+        assert rendered is not outer
+        assert rendered.sql == f"{number} of"
+        assert rendered.parts[0].sql == str(number)
+        assert rendered.parts[1] is plain
+        assert rendered.kept is rendered.parts[0].kept is kept
+    assert (outer.sql, outer.parts, inner.sql) == ("{{ ti.try_number }} of", [inner, plain], "{{ ti.try_number }}")
+
+
 def test_templates_use_what_the_dag_defines() -> None:
     with DAG(
         "d", user_defined_macros={"twice": lambda x: 2 * x}, user_defined_filters={"up": str.upper},

@@ -92,7 +92,9 @@ def _render(dag: Any, task: Any, context: Context) -> None:
         ValueError: One of them cannot be rendered.
     """
     try:
-        render_fields(task, task.template_fields, Renderer(build_environment(dag), context, task.template_ext))
+        renderer = Renderer(build_environment(dag), context, task.template_ext)
+        for field, value in render_fields(task, task.template_fields, renderer).items():
+            setattr(task, field, value)
     except RecursionError:  # its traceback would be thousands of lines
         raise ValueError("a template field contains itself, or is nested too deeply") from None
 

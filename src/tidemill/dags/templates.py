@@ -6,6 +6,7 @@ both. A text without a mark of a template is not touched.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -101,7 +102,7 @@ class Renderer:
             return {self.render(key): self.render(item) for key, item in value.items()}
         fields = getattr(value, "template_fields", ())
         if fields and not isinstance(value, type):
-            render_fields(value, fields, self)
+            return render_copy(value, fields, self)
         return value
 
     def _render_text(self, text: str) -> Any:
@@ -112,12 +113,28 @@ class Renderer:
         return self._environment.from_string(text).render(self._context, **{_CONTEXT: self._context})
 
 
-def render_fields(owner: Any, fields: Sequence[str], renderer: Renderer) -> None:
-    """Render attributes in place.
+def render_copy(owner: Any, fields: Sequence[str], renderer: Renderer) -> Any:
+    """Return a shallow copy of an object with its fields rendered; the object itself if nothing in them is a template.
 
     Raises:
         ValueError: One of them cannot be rendered; the message names it, and the cause is chained.
     """
+    rendered = render_fields(owner, fields, renderer)
+    if not rendered:
+        return owner
+    changed = copy.copy(owner)
+    for field, value in rendered.items():
+        setattr(changed, field, value)
+    return changed
+
+
+def render_fields(owner: Any, fields: Sequence[str], renderer: Renderer) -> dict[str, Any]:
+    """Return the attributes that are different once they are rendered.
+
+    Raises:
+        ValueError: One of them cannot be rendered; the message names it, and the cause is chained.
+    """
+    found = {}
     for field in fields:
         value = getattr(owner, field)
         try:
@@ -127,7 +144,8 @@ def render_fields(owner: Any, fields: Sequence[str], renderer: Renderer) -> None
         except jinja2.TemplateError as error:
             raise ValueError(f"the template field {field!r} cannot be rendered: {error.message}") from error
         if rendered is not value:
-            setattr(owner, field, rendered)
+            found[field] = rendered
+    return found
 
 
 def _format(pattern: str) -> Any:
