@@ -287,6 +287,13 @@ def test_what_py4j_logs_of_an_ended_jvm_is_left_out_since_it_raises_the_same(str
     assert [line["event"] for line in lines(stream)] == [f"/lib/other.py {level}" for level in (20, 40)]
 
 
+def test_what_a_pool_logs_of_connections_that_it_opens_ahead_is_left_out(stream: io.StringIO) -> None:
+    configure(LoggingSettings(), stream=stream)
+    for name in ("asyncpg.pool", "asyncpg.other"):
+        logging.getLogger(name).warning("from %s", name)
+    assert [line["event"] for line in lines(stream)] == ["from asyncpg.other"]
+
+
 @pytest.mark.parametrize(("form", "is_json"), [("auto", False), ("console", False), ("json", True)])
 def test_on_a_terminal_logs_are_for_people_unless_json_is_configured(
     form: Any, is_json: bool, monkeypatch: pytest.MonkeyPatch

@@ -11,10 +11,13 @@ import asyncpg
 import pytest
 from tests.faults import FaultyProxy
 from tests.pgbouncer import VERSIONS, PgBouncer
-from tests.sinks.test_postgres_sink import TestPostgresContract, make_sink, run
+from tests.sinks import test_postgres_sink
+from tests.sinks.test_postgres_sink import make_sink, run
 from tests.store.server import PostgresServer
 
 from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.sinks import postgres as postgres_sink
+from tidemill.sinks import postgres_connections
 from tidemill.sinks.payloads import PostgresPayload
 from tidemill.sinks.postgres_connections import PoolerFoundError
 from tidemill.testing.contract import deliver, deliver_at_last
@@ -88,7 +91,7 @@ async def test_statement_mode_is_refused_by_name(pooler: Start, database: str, v
 
 
 @pytest.mark.long
-class TestContractBehindAPooler(TestPostgresContract):
+class TestContractBehindAPooler(test_postgres_sink.TestPostgresContract):
     @pytest.fixture(autouse=True)
     def _pooler(
         self, pooler: Start, postgres: PostgresServer, proxy: Callable[[int], FaultyProxy], tmp_path: Any
@@ -192,4 +195,43 @@ async def test_a_pooler_that_comes_in_between_later_is_noticed(
         with pytest.raises(RemoteError) as caught:
             await deliver(sink, rows("a", 1, 1))
     assert isinstance(caught.value.__cause__, PoolerFoundError)
+    await sink.close()
+
+
+async def test_a_pooler_whose_server_does_not_answer_is_given_up_in_time(
+    pooler: Start, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_connections, "CONNECT_SECONDS", 0.5)
+    behind = pooler("transaction", default_pool_size=1)
+    holder = await asyncpg.connect(behind.url(database), statement_cache_size=0)
+    await holder.execute("BEGIN")  # has the only connection to the server
+
+    sink = make_sink(behind.url(database))
+    async with asyncio.timeout(10):
+        with pytest.raises(RemoteError) as caught:
+            await sink.connect()
+    assert caught.value.retryable
+    await holder.close()
+    await sink.connect()
+    await sink.close()
+
+
+async def test_a_frozen_pooler_takes_no_connection_of_the_pool_for_ever(
+    pooler: Start, postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await run(postgres.url(database), "CREATE TABLE a (n int, who text)")
+    behind = pooler("transaction")
+    sink = make_sink(behind.url(database))
+    await sink.connect()
+    for module in (postgres_connections, postgres_sink):
+        monkeypatch.setattr(module, "CONNECT_SECONDS", 0.5)
+    behind.freeze()
+    for n in range(4):  # more than the pool has connections
+        with pytest.raises((RemoteError, TimeoutError)):
+            async with asyncio.timeout(1):
+                await deliver(sink, rows("a", n, 1))
+    behind.thaw()
+    await deliver_at_last(sink, rows("a", 0, 10))
+    found = await run(postgres.url(database), "SELECT DISTINCT n FROM a ORDER BY n")
+    assert [row[0] for row in found] == list(range(10))
     await sink.close()

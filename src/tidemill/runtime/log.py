@@ -222,8 +222,9 @@ def _has_colors(stream: TextIO | None) -> bool:
 
 def _of_interest(record: logging.LogRecord) -> bool:
     # py4j logs through the root logger, with a traceback, whatever it then raises or returns to its caller: a JVM that
-    # was ended during a call is not news.
-    return record.name != "root" or "py4j" not in record.pathname
+    # was ended during a call is not news. asyncpg's pool logs each connection that it fails to open ahead,
+    # while the caller that needs one gets the error.
+    return (record.name != "root" or "py4j" not in record.pathname) and record.name != "asyncpg.pool"
 
 
 _DIGITS = re.compile(r"\d+")

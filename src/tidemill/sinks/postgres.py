@@ -224,7 +224,10 @@ class PostgresSink(Sink):
                     await self._write_all(connection, [item.body for item in batch], answers)
         except (PoolerFoundError, ConfigError) as error:
             raise RemoteError(f"{self.place}: {error}") from error
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+        except asyncpg.InternalClientError as error:
+            # The server ended the connection between two statements, and the client lost count of its answers.
+            return answers.collect(RemoteError(f"{self.place}: the connection broke: {self._describe(error)}"))
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             return answers.collect(RemoteError(f"{self.place}: {self._describe(error)}"))
         return answers.collect()
 
@@ -233,7 +236,13 @@ class PostgresSink(Sink):
         pool = self.pool
         if pool is None:
             raise RemoteError(f"{self.place} is not connected")
-        connection = await pool.acquire(timeout=CONNECT_SECONDS)
+        try:
+            connection = await pool.acquire(timeout=CONNECT_SECONDS)
+        except TimeoutError:
+            raise RemoteError(
+                f"{self.place}: no connection within {CONNECT_SECONDS:g} s: the server does not answer, "
+                "or hooks hold all connections (pool_max)"
+            ) from None
         try:
             yield connection
         except BaseException:

@@ -9,8 +9,10 @@ pooler, because it would be that of any client.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn
 
 import asyncpg
@@ -96,8 +98,13 @@ async def open_pool(
     """
 
     async def prepare_direct(connection: asyncpg.Connection) -> None:
-        await _check_direct(connection)
-        await prepare(connection)
+        async with _first_transaction(connection):
+            await _check_direct(connection)
+            await prepare(connection)
+
+    async def prepare_pooled(connection: asyncpg.Connection) -> None:
+        async with _first_transaction(connection):
+            await prepare(connection)
 
     async def keep_session(connection: asyncpg.Connection) -> None:
         """Reset nothing."""
@@ -109,7 +116,7 @@ async def open_pool(
         return await _open(asyncpg.create_pool(dsn, **sizes, **kept, init=prepare_direct)), False
     except PoolerFoundError:
         pooled = {"connection_class": PooledConnection, "statement_cache_size": 0, "reset": keep_session}
-        return await _open(asyncpg.create_pool(dsn, **sizes, **pooled, init=prepare)), True
+        return await _open(asyncpg.create_pool(dsn, **sizes, **pooled, init=prepare_pooled)), True
 
 
 class PoolerFoundError(RemoteError):
@@ -124,17 +131,26 @@ async def _open(pool: asyncpg.Pool) -> asyncpg.Pool:
         raise
 
 
-async def _check_direct(connection: asyncpg.Connection) -> None:
-    """Compare the session's process id with that of the start: a pooler sends one of its own."""
+@contextlib.asynccontextmanager
+async def _first_transaction(connection: asyncpg.Connection) -> AsyncIterator[None]:
+    """Give up a new connection that does not answer: the pool would wait for it without an end, and have one less."""
     try:
-        async with connection.transaction():
-            statement = await connection.prepare("SELECT pg_backend_pid()", name="")
-            found = await statement.fetchval()
-    except asyncpg.PostgresError as error:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            await connection.execute("BEGIN")
+            yield
+            await connection.execute("COMMIT")
+    except BaseException as error:
+        # Neither rolled back nor closed, because both would wait for the server.
+        connection.terminate()
         if is_statement_mode(error):
             raise ConfigError(STATEMENT_MODE) from None
         raise
-    if found != connection.get_server_pid():
+
+
+async def _check_direct(connection: asyncpg.Connection) -> None:
+    """Compare the session's process id with that of the start: a pooler sends one of its own."""
+    statement = await connection.prepare("SELECT pg_backend_pid()", name="")
+    if await statement.fetchval() != connection.get_server_pid():
         raise PoolerFoundError("a pooler is in front of the server since its start; start this pipeline again, too")
 
 
