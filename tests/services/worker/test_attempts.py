@@ -12,6 +12,7 @@ from tests.services.worker.memory_store import make_attempt
 from tests.until import until
 
 from tidemill.core.tasks.worker_slots import Limits
+from tidemill.runtime.processes import is_running
 from tidemill.store.calls import Deferral, Loss, ResumeWith, Skip, Success
 
 #: A DAG whose tasks do what their names say.
@@ -179,8 +180,6 @@ async def test_what_a_task_does_to_its_process_is_its_own_failure(worker: Runnin
         ("ctypes.string_at(0)", "crashed (SIGSEGV)"),
         ("f = lambda: f()\nf()", "RecursionError"),
         ("os.closerange(3, 100); time.sleep(60)", "closed the connection"),
-        ("subprocess.Popen(['sleep', '600'])", "left 1 process that it had started: sleep 600"),
-        ("subprocess.Popen(['setsid', 'sleep', '600'], env={'PATH': os.environ['PATH']}); time.sleep(0.1)", "left 1"),
         ("return object()", "the returned value"),
         ("return 'x' * 1_100_000", "at most 1,048,576 are stored"),
         ("raise ValueError('\\udcff')", "ValueError: \\udcff"),
@@ -190,6 +189,49 @@ async def test_what_a_task_does_to_its_process_is_its_own_failure(worker: Runnin
         assert said in await worker.error(2 * number + 1), body
         await make(worker, "return os.getpid()", 2 * number + 2)
         assert isinstance((await worker.report(2 * number + 2)).result, Success), body
+
+
+LEFT = [
+    ("p = subprocess.Popen(['sleep', '600'])\nreturn p.pid", "sleep 600 ("),
+    # What detaches itself, as gpg-agent, `git gc --auto` and ssh's ControlPersist do.
+    (
+        "subprocess.run(['bash', '-c', 'setsid sleep 600 >/dev/null 2>&1 </dev/null & echo $! > pid'], check=True)\n"
+        "return int(open('pid').read())",
+        "sleep 600 (",
+    ),
+    (
+        "global POOL\nfrom concurrent.futures import ProcessPoolExecutor\nPOOL = ProcessPoolExecutor(1)\n"
+        "return POOL.submit(os.getpid).result()",
+        "a fork of the task's own process (",
+    ),
+    (
+        "global POOL\nimport multiprocessing\nPOOL = multiprocessing.get_context('fork').Pool(1)\n"
+        "return POOL.apply(os.getpid)",
+        "a fork of the task's own process (",
+    ),
+    (
+        "import signal\np = subprocess.Popen(['sh', '-c', 'trap \"\" TERM; echo; sleep 600'], stdout=subprocess.PIPE)\n"
+        "p.stdout.readline()\nreturn p.pid",
+        "sh -c",
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "name"), LEFT, ids=["child", "daemon", "executor", "pool", "stubborn"])
+@pytest.mark.parametrize("reuse_processes", [(), ("*",)], ids=["own", "reused"])
+async def test_processes_that_a_task_leaves_are_ended_and_named_and_its_result_stands(
+    start_worker: StartWorker, reuse_processes: tuple[str, ...], body: str, name: str
+) -> None:
+    worker = await start_worker(reuse_processes=reuse_processes)
+    await make(worker, f"os.chdir({str(worker.folder)!r})\n{body}")
+    report = await worker.report(1)
+    assert isinstance(report.result, Success), report
+    await until(lambda: not is_running(int(report.xcoms[0][1])), what="what it left has ended")
+    said = await until(lambda: worker.store.text_of(1))
+    assert "the task left 1 process that it had started: " in said
+    assert name in said
+    await make(worker, "return 'next'", 2)
+    assert isinstance((await worker.report(2)).result, Success)
 
 
 async def test_a_child_that_the_task_forks_does_not_report(worker: RunningWorker) -> None:

@@ -51,9 +51,10 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True, tag=True):
-    """Run an attempt."""
+    """Run an attempt. `reuses`: the process may run others afterwards, and compares what the attempt leaves in it."""
 
     attempt: ClaimedAttempt
+    reuses: bool = False
 
 
 class Answered(msgspec.Struct, frozen=True, tag=True):

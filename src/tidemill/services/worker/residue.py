@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tidemill.core.wording import format_count
@@ -103,16 +104,37 @@ def list_unshareable() -> tuple[object, ...]:
     )
 
 
-def find_children_left() -> str:
-    """Wait for children that are ending, and return which are left, for people; empty: none."""
+def end_children() -> str:
+    """Wait for children that are ending, ask the others to end, and return which these were, for people; empty: none.
+
+    What goes on all the same is killed when this process ends.
+    """
+    left = _wait_for(_list_running)
+    if not left:
+        return ""
+    names = [_name(pid) for pid in left[:_MAX_NAMED]]
+    more = f" and {len(left) - _MAX_NAMED} more" if len(left) > _MAX_NAMED else ""
+    for pid in left:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGTERM)
+    # Not for those that take their places: a pool replaces its processes.
+    _wait_for(lambda: [pid for pid in _list_running() if pid in left])
+    return f"{format_count(len(left), 'process')} that it had started: {', '.join(names)}{more}"
+
+
+def _wait_for(list_running: Callable[[], list[int]]) -> list[int]:
+    """Wait until there are no processes, but not for long; return those that are left."""
     deadline = time.monotonic() + _ENDING_SECONDS
-    while left := _list_running():
-        if time.monotonic() > deadline:
-            names = ", ".join(f"{read_command(pid)[:100].strip() or '?'} ({pid})" for pid in left[:_MAX_NAMED])
-            more = f" and {len(left) - _MAX_NAMED} more" if len(left) > _MAX_NAMED else ""
-            return f"{format_count(len(left), 'process')} that it had started: {names}{more}"
+    while (left := list_running()) and time.monotonic() < deadline:
         time.sleep(0.005)
-    return ""
+    return left
+
+
+def _name(pid: int) -> str:
+    command = read_command(pid)
+    if command == read_command(os.getpid()):
+        return f"a fork of the task's own process ({pid})"
+    return f"{command[:100].strip() or '?'} ({pid})"
 
 
 def _list_running() -> list[int]:

@@ -54,7 +54,7 @@ from tidemill.services.worker.messages import (
     decode_order,
     frame,
 )
-from tidemill.services.worker.residue import find_changes, find_children_left, take_state
+from tidemill.services.worker.residue import end_children, find_changes, take_state
 from tidemill.services.worker.signatures import UNCERTAIN
 from tidemill.services.worker.stream_key import write_key
 from tidemill.services.worker.task_output import Lines, TaskOutput
@@ -143,8 +143,8 @@ class TaskProcess:
             self._load()
             while True:
                 match decode_order(self._receive()):
-                    case Run(attempt):
-                        self._tell(self._run(attempt))
+                    case Run(attempt, reuses):
+                        self._tell(self._run(attempt, reuses))
                     case Leave():
                         return 0
         except WorkerGoneError:
@@ -174,21 +174,20 @@ class TaskProcess:
 
     # -- an attempt ------------------------------------------------------------------------------------------------
 
-    def _run(self, attempt: ClaimedAttempt) -> Finished:
+    def _run(self, attempt: ClaimedAttempt, reuses: bool) -> Finished:
         if self._broken is not None:
             failure = self._explain_import(self._broken)
             self._output.flush()
             return Finished(failure, changed=("its file cannot be imported",))
-        before = take_state()
+        before = take_state() if reuses else None
         self._output.attach()
         finished = self._make_attempt(attempt)
         if os.getpid() != self._pid:
             os._exit(1)  # a child that the user's code forked has come back here
-        changed = find_changes(before)
-        if left := find_children_left():
-            changed = (*changed, "processes are left")
-            if not isinstance(finished.result, Failure | None):
-                finished = Finished(Failure(f"the task left {left}; wait for them, or end them, before it returns"))
+        changed = () if before is None else find_changes(before)
+        if ended := end_children():
+            changed = (*changed, "processes were left")
+            log.warning("the task left %s; tidemill ends them. Wait for them, or end them, before it returns", ended)
         self._output.flush()
         if finished.result is None or isinstance(finished.result, Failure):
             changed = (*changed, "the attempt failed")

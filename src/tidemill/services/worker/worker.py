@@ -286,7 +286,7 @@ class Worker:
                 case RunAttempt(number, attempt):
                     if (handle := self._handles.get(number)) is not None:
                         handle.log = self._running[attempt.key].log
-                        handle.tell(Run(self._running[attempt.key].claim))
+                        handle.tell(Run(self._running[attempt.key].claim, attempt.reuses))
                 case Interrupt(number, why):
                     self._handles[number].signal(_TIMEOUT_SIGNAL if why is Why.TIMEOUT else _END_SIGNAL)
                 case Retire(number):
