@@ -681,3 +681,22 @@ def test_the_story_of_each_message_of_a_letter_has_it_once(tmp_path: Path) -> No
         (story,) = Reader(tmp_path).trace(TOPIC, 0, offset).stories
         assert [row.event.offset for row in story.events] == [offset]
         assert story.is_dead_lettered
+
+
+def test_the_story_of_a_message_has_no_events_of_others_whose_tasks_have_the_same_id(tmp_path: Path) -> None:
+    rows = [message(offset, consumed_at=START, resolved_at=START + 1_000) for offset in (1, 2, 3, 4)]
+    events = [
+        RecordedEvent(START + 500, EventKind.TASK_FAILED, TOPIC, 0, offset, "run", text=f"of {offset}")
+        for offset in (1, 2, 3)
+    ]
+    with RecordWriter(DebugSettings(db_dir=str(tmp_path)), "g", "w") as writer:
+        writer.put_rows("e1", 0, 1, RowTable.MESSAGES, messages(*rows))
+        times = {"queued_at": START + 1, "started_at": START + 2, "ended_at": START + 600}
+        ran = [task("run", offsets, **times) for offsets in ([1], [2], [3, 4])]
+        writer.put_rows("e1", 0, 2, RowTable.TASKS, tasks(*ran))
+        writer.put_events("e1", 0, 3, events)
+        wait_until(lambda: writer.statistics.rows == 7)
+    for offset, texts in ((1, ["of 1"]), (2, ["of 2"]), (3, ["of 3"]), (4, ["of 3"])):
+        traced = Reader(tmp_path).trace(TOPIC, 0, offset)
+        (story,) = traced.stories
+        assert [row.event.text for row in (*story.events, *traced.events)] == texts

@@ -125,6 +125,7 @@ def record(folder: Path) -> int:
             REFUSED,
             sink="sinks.postgres.db",
             text=f"value too long {SCRIPT}",
+            data={"letter_id": "letter-4"},
         )
     )
     events.append(RecordedEvent(last, EventKind.ACTION, text="release", data={"by": "ann"}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import html
+import json
 import math
 import re
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.letters import letter
+from tests.letters import letter, write
 from tests.web.recordings import write_letters
 from tests.web.scripted_pipeline import SCRIPT, ScriptedPipeline
 from tests.web.serving import connect, log_in
@@ -88,6 +89,32 @@ async def test_a_letter_has_everything_in_it_as_text(pipeline: ScriptedPipeline)
     assert SCRIPT not in page + pages
     assert page.count(html.escape(SCRIPT)) >= 4
     assert missing.status_code == 404
+
+
+SECRETS = {
+    "value": '{"card": {"password": "hunter2a"}, "n": 1}',
+    "payload": '{"data": {"api_key": "hunter2b"}, "topic": "out"}',
+    "header": ("authorization", "hunter2c"),
+    "text": "postgres://me:hunter2d@host/db",
+}
+
+
+async def test_secrets_in_letters_are_masked_as_on_the_pages_of_messages(tmp_path: Path) -> None:
+    sent = letter(1, letter_id="with", original_payloads=[SECRETS["payload"]])
+    other = letter(2, letter_id="text")
+    name, value = SECRETS["header"]
+    sent.sources[0].value, sent.sources[0].headers = SECRETS["value"], [(name, value), ("plain", "shown")]
+    other.sources[0].value = SECRETS["text"]
+    write(tmp_path, [sent, other])
+    async with log_in(ScriptedPipeline({"dlq": {"path": str(tmp_path)}})) as client:
+        answers = [await client.get(f"{api}/letters/{each}") for api in ("/api/v1", "") for each in ("with", "text")]
+
+    assert "hunter2" not in "".join(answer.text for answer in answers)
+    found = answers[0].json()
+    assert json.loads(found["sources"][0]["value"]) == {"card": {"password": "***"}, "n": 1}
+    assert found["sources"][0]["headers"] == [["authorization", "***"], ["plain", "shown"]]
+    assert json.loads(found["payloads"][0])["topic"] == "out"
+    assert answers[1].json()["sources"][0]["value"] == "postgres://***@host/db"
 
 
 @pytest.mark.parametrize("query", ["kind=nothing", "since=soon", "limit=0", f"id={'x' * 100}"])

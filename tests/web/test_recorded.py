@@ -380,6 +380,7 @@ async def test_a_message_whose_only_payload_was_dead_lettered_does_not_look_done
     assert found[FAILED] == ("failed", False)
     assert found[REFUSED - 1] == ("done", False)
     assert story["stories"][0]["message"]["dead_lettered"] is True
+    assert 'href="/letters/letter-4"' in page, "the page of a message leads to its letter"
     assert listed.count('<span class="chip bad">dead-lettered</span>') == 1
     assert page.count('<span class="chip bad">dead-lettered</span>') == 2
     assert '<span class="chip good">done</span>' not in page

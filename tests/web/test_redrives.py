@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import re
 import threading
@@ -14,7 +15,8 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from tests.deadletters.redrive.test_folder import Place
+from tests.deadletters.redrive.test_folder import Place, delivery
+from tests.letters import write
 from tests.until import until, wait_until
 from tests.web.scripted_pipeline import SCRIPT, ScriptedPipeline
 from tests.web.serving import connect, log_in
@@ -22,7 +24,7 @@ from tests.web.test_access import TOKEN, with_accounts
 
 from tidemill.core.deadletters.redrive import Criteria, Target
 from tidemill.deadletters.redrive.run import Redrive, RedriveOrder
-from tidemill.web.letters import redrive_desk
+from tidemill.web.letters import letter_box, redrive_desk
 from tidemill.web.letters.letter_box import LetterBox
 from tidemill.web.letters.redrive_desk import RedriveDesk, RedriveState
 from tidemill.web.letters.section import build_section
@@ -69,6 +71,29 @@ async def ended(client: httpx.AsyncClient, redrive_id: str) -> dict[str, Any]:
     while (report := (await client.get(f"/api/v1/redrives/{redrive_id}")).json())["ended_at"] is None:
         await until(lambda: True)
     return dict(report)
+
+
+async def test_a_letter_that_was_sent_again_says_so_and_its_command_reaches_it(
+    place: Place, pipeline: ScriptedPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(letter_box, "HISTORY_SECONDS", 0.0)
+    write(place.letters, [delivery(number, letter_id=f"l-{number}") for number in (0, 1)])
+    async with log_in(pipeline) as client:
+        before = (await client.get("/api/v1/letters/l-0")).json()
+        await asyncio.to_thread(place.redrive, criteria=Criteria(ids=("l-0",)))
+        after = (await client.get("/api/v1/letters/l-0")).json()
+        rows = (await client.get("/api/v1/letters")).json()["rows"]
+        page, pages = (await client.get("/letters/l-0")).text, (await client.get("/letters")).text
+        form = (await client.get("/redrives?letter=l-0&restart=true")).text
+
+    assert (before["redriven"], before["commands"]["deliver again"].count("--restart")) == ([], 0)
+    assert [each["to"] for each in after["redriven"]] == ["sink"]
+    assert after["commands"]["deliver again"] == "tidemill dlq redrive --id l-0 --restart --to sink"
+    assert {row["letter_id"]: len(row["redriven"]) for row in rows} == {"l-0": 1, "l-1": 0}
+    assert "tidemill dlq redrive --id l-0 --restart" in page
+    assert "letter=l-0&restart=true" in html.unescape(page)
+    assert pages.count(">redriven ") == 1
+    assert 'name="restart" checked' in form
 
 
 async def test_what_a_dry_run_has_counted_is_sent_once_it_is_confirmed(

@@ -6,7 +6,6 @@ Invariant: what users and programs put into letters never reaches a terminal as 
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -14,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tidemill.core.wording import format_count
-from tidemill.deadletters.letter import HISTORY_HEADER, Letter, LetterSource, read_history_header
+from tidemill.deadletters.letter import HISTORY_HEADER, LetterSource, read_history_header
 from tidemill.deadletters.payloads import Blob
 from tidemill.deadletters.reader import Found, show_bytes
 from tidemill.deadletters.redrive.history import Redriven
+from tidemill.deadletters.suggestions import suggest_commands
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -144,7 +144,8 @@ def describe_letter(found: Found, config: str = "", sent: Sequence[Redriven] = (
         lines += _describe_source(source)
     if letter.sources_dropped:
         lines.append(f"{'messages':<11} and {letter.sources_dropped} more, whose positions did not fit into the letter")
-    lines += ["", *_suggest_commands(letter, config, again=bool(sent), max_redrives=max_redrives)]
+    commands = suggest_commands(letter, config, again=bool(sent), max_redrives=max_redrives)
+    lines += ["", *(f"{what}:  {command}" for what, command in commands.items())]
     return "\n".join(lines)
 
 
@@ -189,19 +190,6 @@ def _shorten(text: str) -> str:
 
 def _indent(text: str) -> str:
     return plain(text.rstrip("\n"), lines=True).replace("\n", "\n" + " " * 12)
-
-
-def _suggest_commands(letter: Letter, config: str, *, again: bool, max_redrives: int) -> list[str]:
-    command = f"tidemill dlq redrive {f'{shlex.quote(config)} ' if config else ''}--id {letter.letter_id}"
-    # A redrive continues after the letters it has sent: it reaches this one again only from the beginning.
-    command += " --restart" if again else ""
-    lines = []
-    if letter.sources:
-        allowed = f" --max-redrives {letter.redrives + 1}" if letter.redrives >= max_redrives else ""
-        lines.append(f"process again:  {command}{allowed}")
-    if letter.sink_name and letter.original_payloads:
-        lines.append(f"deliver again:  {command} --to sink")
-    return lines
 
 
 def encode_stats(stats: LetterStats) -> str:

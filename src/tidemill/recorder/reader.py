@@ -249,7 +249,7 @@ class Reader:
         stores = self._list_stores(RunFilter(recording=recording))
         rows = list(events.rows)
         if tasks.rows:
-            rows += self._find_task_events(stores, topic, partition, offset, [task.task_id for task in tasks.rows])
+            rows += self._find_task_events(stores, topic, partition, offset, tasks.rows)
             rows = _drop_same_letters(rows)
 
         bounded = [store for store in stores if self._names.find(store).bounded] if messages.rows else []
@@ -265,12 +265,25 @@ class Reader:
         )
 
     def _find_task_events(
-        self, stores: Sequence[SegmentStore], topic: str, partition: int, offset: int, task_ids: Sequence[str]
+        self, stores: Sequence[SegmentStore], topic: str, partition: int, offset: int, tasks: Sequence[TaskRow]
     ) -> list[EventRow]:
-        """Return the events of some tasks, except those that name the message."""
-        query = EventQuery(topic=topic, partition=partition, task_ids=tuple(dict.fromkeys(task_ids)))
-        found = event_search.search_events(stores, query, None, 1_000, [])
-        return [each.row for each in found if each.row.event.offset != offset]
+        """Return the events of a message's tasks that name another message, the first one of the task."""
+        messages: dict[tuple[str, str], set[int]] = {}
+        for task in tasks:
+            messages.setdefault((task.recording, task.task_id), set()).update(task.offsets)
+        ids = tuple(dict.fromkeys(task.task_id for task in tasks))
+        query = EventQuery(topic=topic, partition=partition, task_ids=ids)
+        rows = (each.row for each in event_search.search_events(stores, query, None, 1_000, []))
+        # Handlers may give the tasks of all messages one id.
+        return [
+            row
+            for row in rows
+            if row.event.offset != offset
+            and (
+                row.event.offset is None
+                or row.event.offset in messages.get((row.recording, row.event.task_id or ""), ())
+            )
+        ]
 
     def find_span(self) -> tuple[int | None, int | None]:
         """Return the times of the oldest and the newest message that are kept."""

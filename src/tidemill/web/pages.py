@@ -47,6 +47,7 @@ class Pages:
         )
         self._templates.filters |= FILTERS
         self._templates.globals |= {"about": about, "url": self.url, "static": self._link_static, "prefix": prefix}
+        self._templates.globals["has_page"] = self._has_page
         self._templates.globals["value_topic"] = lambda: self.value_topic
         self._templates.globals["probe_topic"] = lambda: self.probe_topic
 
@@ -57,6 +58,9 @@ class Pages:
     def url(self, path: str) -> str:
         """Return a path of ours as browsers see it."""
         return f"{self.prefix}{path}"
+
+    def _has_page(self, path: str) -> bool:
+        return any(link.path == path for link in self.links)
 
     def _link_static(self, name: str) -> str:
         # Its digest is in the address, so that a browser can keep it for good.

@@ -150,7 +150,7 @@ def _read_groups(settings: Settings, partitions: Iterable[int]) -> RedriveHistor
 def _list_saved(client: AdminClient, topic: str, partitions: list[int]) -> Iterator[Any]:
     listed = client.list_consumer_groups(request_timeout=CALL_SECONDS).result(CALL_SECONDS + 1.0)
     if listed.errors:
-        raise listed.errors[0]
+        raise ck.KafkaException(listed.errors[0])
     groups = [each.group_id for each in listed.valid if each.group_id.startswith(REDRIVE_PREFIX)]
     for first in range(0, len(groups), _AT_ONCE):
         answers = [

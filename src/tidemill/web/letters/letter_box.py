@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
+import structlog
 
 from tidemill.config.settings import Settings
 from tidemill.core.deadletters.redrive import Criteria
@@ -24,10 +26,13 @@ from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.deadletters.backwards import find_newest_first, restrict
 from tidemill.deadletters.opening import Letters, open_letters
 from tidemill.deadletters.reader import Found, LetterReader, Reached
+from tidemill.deadletters.redrive.history import RedriveHistory, Redriven, read_history
 from tidemill.deadletters.search import Ranges
-from tidemill.web.letters.models import Letter, LetterPage, WholeLetter, describe_letter, describe_whole
+from tidemill.web.letters.models import LetterPage, WholeLetter, describe_letter, describe_whole
 from tidemill.web.problems import Problem
 from tidemill.web.workers import is_over
+
+log = structlog.get_logger(__name__)
 
 #: After this long a list is answered with what is certain, and how to go on.
 SLICE_SECONDS = 0.6
@@ -35,6 +40,9 @@ SLICE_SECONDS = 0.6
 SEARCH_SECONDS = 15.0
 #: How long a search waits for another one.
 WAIT_SECONDS = 4.0
+#: How long what was sent again is remembered; and after that time it is tried again where it cannot be looked up.
+HISTORY_SECONDS = 2.0
+REFUSED_SECONDS = 10.0
 #: More in one answer would be a long answer, and much to keep.
 MAX_ROWS = 500
 #: A longer one does not fit into a request: then a search cannot be continued.
@@ -116,6 +124,8 @@ class LetterBox:
         self._search_seconds = search_seconds
         self._wait_seconds = wait_seconds
         self._one_at_a_time = threading.Lock()
+        self._history: RedriveHistory | None = None
+        self._read_again_at = -math.inf
 
     def find(self, criteria: Criteria, limit: int, cursor: Cursor | None = None) -> LetterPage:
         """Return the newest letters that match, the newest first.
@@ -132,11 +142,17 @@ class LetterBox:
             criteria = replace(criteria, since=cursor.since, until=cursor.until)
 
         def search(box: Letters) -> LetterPage:
+            sent = self._find_history(box)
             ends_at = time.monotonic() + self._slice_seconds
             ranges = box.find_ranges()
             wanted = ranges if cursor is None else restrict(ranges, _check_rest(cursor, box, ranges))
             found = find_newest_first(
-                _Bounded(box), wanted, criteria, min(limit, MAX_ROWS), _describe, lambda: time.monotonic() >= ends_at
+                _Bounded(box),
+                wanted,
+                criteria,
+                min(limit, MAX_ROWS),
+                lambda one: describe_letter(one, sent(one)),
+                lambda: time.monotonic() >= ends_at,
             )
             total = sum(end - low for low, end in ranges.values())
             left = sum(end - ranges[number][0] for number, end in found.rest.items())
@@ -164,13 +180,19 @@ class LetterBox:
         """
 
         def search(box: Letters) -> WholeLetter:
+            sent, allowed = self._find_history(box), self._settings.dlq.max_redrives
             ends_at = time.monotonic() + self._search_seconds
             ranges = box.find_ranges()
             for place in (_narrow(ranges, at), ranges):
                 wanted = place
                 while wanted:
                     found = find_newest_first(
-                        _Bounded(box), wanted, Criteria(ids=(letter_id,)), MAX_ROWS, _describe_whole, lambda: True
+                        _Bounded(box),
+                        wanted,
+                        Criteria(ids=(letter_id,)),
+                        MAX_ROWS,
+                        lambda one: describe_whole(one, sent(one), allowed),
+                        lambda: True,
                     )
                     whole = next((row for row in found.rows if row.letter_id == letter_id), None)
                     if whole is not None:
@@ -182,6 +204,20 @@ class LetterBox:
             raise Problem(404, f"no letter {letter_id!r} in {box.place}")
 
         return self._ask(search)
+
+    def _find_history(self, box: Letters) -> Callable[[Found], list[Redriven] | None]:
+        """Return a function that returns when and where to a letter was sent again; None: that is not known."""
+        if time.monotonic() >= self._read_again_at:
+            pause = HISTORY_SECONDS
+            try:
+                self._history = read_history(self._settings, box)
+            except RemoteError as error:
+                # Listing groups takes a permission of its own; letters can be read without it.
+                log.warning("the pages of dead letters cannot say which were sent again", error=str(error))
+                self._history, pause = None, REFUSED_SECONDS
+            self._read_again_at = time.monotonic() + pause
+        history = self._history
+        return (lambda found: None) if history is None else history.list_redriven
 
     def _ask(self, search: Callable[[Letters], AnswerT]) -> AnswerT:
         if not self._one_at_a_time.acquire(timeout=self._wait_seconds):
@@ -195,16 +231,6 @@ class LetterBox:
             raise Problem(503, str(error)) from error
         finally:
             self._one_at_a_time.release()
-
-
-def _describe(found: Found) -> Letter:
-    assert found.letter is not None
-    return describe_letter(found, found.letter)
-
-
-def _describe_whole(found: Found) -> WholeLetter:
-    assert found.letter is not None
-    return describe_whole(found, found.letter)
 
 
 def _narrow(ranges: Ranges, at: tuple[int, int] | None) -> dict[int, tuple[int, int]]:

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, Field
 
-from tidemill.deadletters.letter import Letter as StoredLetter
 from tidemill.deadletters.letter import LetterSource
 from tidemill.deadletters.payloads import Blob
 from tidemill.deadletters.reader import Found, show_bytes
+from tidemill.deadletters.redrive.history import Redriven as PastRedriven
+from tidemill.deadletters.suggestions import suggest_commands
+from tidemill.web.values.shown_bytes import mask_text
+
+
+class Redriven(BaseModel):
+    """That a letter was sent again."""
+
+    at: float
+    to: str = Field(description="source, sink, or a topic.")
 
 
 class Source(BaseModel):
-    """A message that a letter is about; keys and values are text where they are UTF-8, else base64."""
+    """A message that a letter is about; keys and values are text where they are UTF-8, else base64.
+
+    Secrets are masked where their keys or their form show that they are some.
+    """
 
     topic: str
     partition: int
@@ -35,6 +48,9 @@ class Letter(BaseModel):
     task_id: str | None
     attempts: int
     redrives: int = Field(description="How often its message was dead-lettered and sent again before.")
+    redriven: list[Redriven] | None = Field(
+        description="When and where to it was sent again, the oldest first; null: that cannot be looked up."
+    )
     place: str = Field(description="Where the letter is.")
     at: str = Field(description="The same as partition:offset, or file:row.")
     messages: list[str] = Field(description="topic:partition:offset of the messages that it is about.")
@@ -47,9 +63,10 @@ class WholeLetter(Letter):
     args: list[str]
     exit_code: int | None
     stderr: str
-    payloads: list[str]
+    payloads: list[str] = Field(description="As JSON, secrets masked.")
     sources: list[Source]
     sources_dropped: int
+    commands: dict[str, str] = Field(description="The commands that send it again, by what they do.")
 
 
 class LetterPage(BaseModel):
@@ -64,25 +81,36 @@ class LetterPage(BaseModel):
     place: str
 
 
-def describe_letter(found: Found, letter: StoredLetter) -> Letter:
+def describe_letter(found: Found, redriven: Sequence[PastRedriven] | None) -> Letter:
     """Return a letter without messages and payloads."""
-    return Letter(**_describe(found, letter))
+    return Letter(**_describe(found, redriven))
 
 
-def describe_whole(found: Found, letter: StoredLetter) -> WholeLetter:
-    """Return a letter with everything in it."""
+def describe_whole(found: Found, redriven: Sequence[PastRedriven] | None, max_redrives: int) -> WholeLetter:
+    """Return a letter with everything in it.
+
+    Args:
+        found: The letter.
+        redriven: When and where to it was sent again; None: that cannot be looked up.
+        max_redrives: How often a message is sent again unless a command says otherwise.
+    """
+    letter = found.letter
+    assert letter is not None
     return WholeLetter(
-        **_describe(found, letter),
+        **_describe(found, redriven),
         args=letter.args,
         exit_code=letter.exit_code,
         stderr=letter.stderr,
-        payloads=letter.original_payloads,
+        payloads=[mask_text(payload) for payload in letter.original_payloads],
         sources=[_describe_source(source) for source in letter.sources],
         sources_dropped=letter.sources_dropped,
+        commands=suggest_commands(letter, "", again=bool(redriven), max_redrives=max_redrives),
     )
 
 
-def _describe(found: Found, letter: StoredLetter) -> dict[str, Any]:
+def _describe(found: Found, redriven: Sequence[PastRedriven] | None) -> dict[str, Any]:
+    letter = found.letter
+    assert letter is not None
     where = (
         f"row {found.offset} of {found.file}" if found.file else f"partition {found.partition}, offset {found.offset}"
     )
@@ -95,6 +123,7 @@ def _describe(found: Found, letter: StoredLetter) -> dict[str, Any]:
         "task_id": letter.task_id,
         "attempts": letter.attempt_count,
         "redrives": letter.redrives,
+        "redriven": None if redriven is None else [Redriven(at=each.at, to=each.to) for each in redriven],
         "place": where,
         "at": f"{found.partition}:{found.offset}",
         "messages": [f"{source.topic}:{source.partition}:{source.offset}" for source in letter.sources],
@@ -109,13 +138,14 @@ def _describe_source(source: LetterSource) -> Source:
         offset=source.offset,
         key=_show(source.key),
         value=_show(source.value),
-        headers=[(name, _show(value)) for name, value in source.headers],
+        headers=[(name, _show(value, name)) for name, value in source.headers],
         headers_error=source.headers_error,
     )
 
 
-def _show(value: str | Blob | None) -> str | None:
+def _show(value: str | Blob | None, name: str = "") -> str | None:
     """Return a text, also where nothing but the size of bytes is left."""
     if isinstance(value, Blob) and value.dropped:
         return f"({value.length:,} bytes were dropped)" if value.length is not None else "(dropped)"
-    return show_bytes(value)
+    text = show_bytes(value)
+    return None if text is None else mask_text(text, name)

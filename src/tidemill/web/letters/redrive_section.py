@@ -72,6 +72,7 @@ def _build_pages(desk: RedriveDesk, settings: Settings, pages: Pages) -> Routes:
         request: Request,
         criteria: Filters,
         ids: Annotated[list[str] | None, Query(alias="letter", max_length=MAX_IDS, description="Ticked.")] = None,
+        restart: Annotated[bool, Query(description="Also what the same redrive has sent before.")] = False,
     ) -> Response:
         given = describe_criteria(criteria)
         given["ids"] = [*given.get("ids", ()), *(ids or ())][:MAX_IDS]
@@ -83,6 +84,7 @@ def _build_pages(desk: RedriveDesk, settings: Settings, pages: Pages) -> Routes:
         except Problem as error:
             problem = error.text
         values: dict[str, Any] = {"fields": fields, "kinds": _KINDS, "past": past, "problem": problem}
+        values["restart"] = restart
         values |= describe_here()
         return pages.answer(request, "letters/redrives.html", **values)
 

@@ -7,12 +7,13 @@ recognised, by their keys in JSON and by their form in texts, as everywhere else
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from tidemill.config.redaction import redact, redact_text
+from tidemill.config.redaction import MASK, is_secret, redact, redact_text
 from tidemill.core.errors import escape_surrogates
 
 MAX_BYTES = 1024 * 1024
@@ -56,6 +57,23 @@ def show(data: bytes | None, name: str = "") -> Shown:
     masked = pretty if pretty is not None else redact_text(text)
     masked = redact({name: masked})[name] if name else masked
     return Shown(kind=kind, text=escape_surrogates(str(masked)), size_bytes=len(data), is_cut=is_cut)
+
+
+def mask_text(text: str, name: str = "") -> str:
+    """Return a text with the secrets in it masked as `show` masks them; one without secrets stays as it is.
+
+    Example:
+        >>> mask_text('{"n":1}'), mask_text('{"password":"x","n":1}'), mask_text("hunter2", "authorization")
+        ('{"n":1}', '{"password": "***", "n": 1}', '***')
+    """
+    if name and is_secret(name) and text:
+        return MASK
+    if text.lstrip()[:1] in ("{", "["):
+        with contextlib.suppress(ValueError, RecursionError):
+            given = {"": json.loads(text)}
+            masked = redact(given)
+            return text if masked == given else json.dumps(masked[""], ensure_ascii=False)
+    return redact_text(text)
 
 
 def _decode(data: bytes, *, is_whole: bool) -> str | None:

@@ -1,0 +1,28 @@
+"""Which commands send a letter again."""
+
+from __future__ import annotations
+
+import shlex
+
+from tidemill.deadletters.letter import Letter
+
+
+def suggest_commands(letter: Letter, config: str, *, again: bool, max_redrives: int) -> dict[str, str]:
+    """Return commands, by what they do.
+
+    Args:
+        letter: The letter.
+        config: The configuration file that they name; empty: none.
+        again: Whether it was sent again already.
+        max_redrives: How often a message is sent again unless the command says otherwise.
+    """
+    command = f"tidemill dlq redrive {f'{shlex.quote(config)} ' if config else ''}--id {letter.letter_id}"
+    # A redrive continues after the letters it has sent: it reaches this one again only from the beginning.
+    command += " --restart" if again else ""
+    commands = {}
+    if letter.sources:
+        allowed = f" --max-redrives {letter.redrives + 1}" if letter.redrives >= max_redrives else ""
+        commands["process again"] = f"{command}{allowed}"
+    if letter.sink_name and letter.original_payloads:
+        commands["deliver again"] = f"{command} --to sink"
+    return commands
