@@ -14,6 +14,9 @@ from tidemill.store.tables import Id, metadata
 
 #: Which tasks hold slots of their pools, and count against limits; queries use it as text, as the index is written.
 HOLDS_SLOTS = "state IN ('queued', 'running', 'ending')"
+IS_DEFERRED = "state = 'deferred'"
+#: As `queries.task_rows.is_resumed` tells from the rank.
+IS_RESUMED = "state = 'scheduled' AND rank < -549755813888"
 
 
 def _partial(name: str, *columns: Column[object], where: str) -> None:
@@ -101,8 +104,11 @@ dag_run = Table(
     UniqueConstraint("dag", "request", name="uq_dag_run_request"),
 )
 
-_partial("ix_dag_run_queued", dag_run.c.dag, dag_run.c.id, where="state = 'queued'")
-_partial("ix_dag_run_running", dag_run.c.dag, where="state = 'running'")
+Index("ix_dag_run_dag", dag_run.c.dag, dag_run.c.id)
+# With the state, so that SQLite takes them and not the one above, which has all runs.
+_partial("ix_dag_run_failed", dag_run.c.dag, dag_run.c.state, dag_run.c.id, where="state = 'failed'")
+_partial("ix_dag_run_queued", dag_run.c.dag, dag_run.c.state, dag_run.c.id, where="state = 'queued'")
+_partial("ix_dag_run_running", dag_run.c.dag, dag_run.c.state, dag_run.c.id, where="state = 'running'")
 _partial("ix_dag_run_stop", dag_run.c.id, where="stop IS NOT NULL")
 _partial("ix_dag_run_deadline", dag_run.c.deadline_us, where="deadline_us IS NOT NULL AND state = 'running'")
 
@@ -153,7 +159,9 @@ _WAITING = (task_instance.c.rank, task_instance.c.since_us, task_instance.c.id)
 _partial("ix_task_scheduled", task_instance.c.pool, *_WAITING, where="state = 'scheduled'")
 _partial("ix_task_queued", task_instance.c.queue, *_WAITING, where="state = 'queued'")
 _partial("ix_task_slots", task_instance.c.pool, where=HOLDS_SLOTS)
-_partial("ix_task_deferred", task_instance.c.dag, task_instance.c.pool, where="state = 'deferred'")
+_partial("ix_task_deferred", task_instance.c.dag, task_instance.c.task_id, where=IS_DEFERRED)
+_partial("ix_task_deferred_pool", task_instance.c.pool, where=IS_DEFERRED)
+_partial("ix_task_resumed", task_instance.c.dag, task_instance.c.task_id, where=IS_RESUMED)
 _partial("ix_task_session", task_instance.c.session_id, where="session_id IS NOT NULL")
 _partial("ix_task_due", task_instance.c.next_due_us, where="next_due_us IS NOT NULL")
 _partial("ix_task_pending", task_instance.c.run, task_instance.c.id, where="pending = 1")

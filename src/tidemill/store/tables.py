@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 #: The revision that this program reads and writes; the last one in `migrations/versions`.
-HEAD = "0004"
+HEAD = "0005"
 #: Not alembic's default name: the database may be shared with another program that uses alembic.
 VERSION_TABLE = "tidemill_version"
 
@@ -59,7 +59,7 @@ service = Table(
 
 Index(
     "ix_service_live",
-    service.c.kind,
+    service.c.id,
     postgresql_where=service.c.ended_us.is_(None),
     sqlite_where=service.c.ended_us.is_(None),
 )

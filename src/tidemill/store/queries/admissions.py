@@ -7,11 +7,12 @@ DAGs that have limits; tasks that another transaction has locked are passed over
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
+    CompoundSelect,
     Connection,
     Select,
     and_,
@@ -22,14 +23,15 @@ from sqlalchemy import (
     select,
     text,
     tuple_,
+    union_all,
 )
 
 from tidemill.core.tasks.admission import Active, Candidate, Limits, admit
 from tidemill.core.tasks.inputs import Admit
 from tidemill.core.tasks.task_row import TaskState
-from tidemill.store.batches import find_dialect
+from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.context import CallContext
-from tidemill.store.dag_tables import HOLDS_SLOTS, dag, dag_version, pool, task_instance
+from tidemill.store.dag_tables import HOLDS_SLOTS, IS_DEFERRED, IS_RESUMED, dag, dag_version, pool, task_instance
 from tidemill.store.queries.board import Board
 from tidemill.store.queries.cursors import IDS, SKIPPED, build_id_rows
 from tidemill.store.queries.isolation import work_on_runs
@@ -45,6 +47,9 @@ from tidemill.store.statements import Statement
 
 _TASK = task_instance.c
 _SCHEDULED = TaskState.SCHEDULED.value
+#: The states whose tasks count towards limits.
+ACTIVE = (HOLDS_SLOTS, IS_DEFERRED, IS_RESUMED)
+_LIMITED = RowSet("limited", dag=int, task_id=str)
 #: How many pages of candidates a turn looks at per pool, beyond which those that wait for limits hide the others.
 _PAGES = 20
 
@@ -153,7 +158,7 @@ def _slots(dialect: str) -> Select[Any]:
 
 @Statement
 def _deferred_slots(dialect: str) -> Select[Any]:
-    holds = and_(_TASK.pool == bindparam("pool"), text("state = 'deferred'"))
+    holds = and_(_TASK.pool == bindparam("pool"), text(IS_DEFERRED))
     return select(func.coalesce(func.sum(_TASK.pool_slots), 0)).where(holds)
 
 
@@ -187,7 +192,7 @@ def _admit_page(
 ) -> tuple[int, int]:
     """Admit tasks of one page; return how many slots that took, and how many tasks there were."""
     limits = _find_limits(connection, rows)
-    active = _count_active(connection, limits) if limits else Active()
+    active = _count_active(connection, limits)
     candidates = [
         Candidate(
             row.id,
@@ -238,21 +243,41 @@ def _versions(dialect: str) -> Select[Any]:
     )
 
 
-def _count_active(connection: Connection, dags: Iterable[int]) -> Active:
-    """Count what holds slots, is deferred, or waits resumed."""
-    mine = _TASK.dag.in_(sorted(dags))
-    resumed = and_(_TASK.state == _SCHEDULED, _TASK.rank < compute_rank(0, resumed=True) >> 1)
-    counts = Counter[tuple[int, int, str]]()
-    for state in (text(HOLDS_SLOTS), _TASK.state == TaskState.DEFERRED.value, resumed):
-        statement = select(_TASK.dag, _TASK.run, _TASK.task_id, func.count()).where(and_(mine, state))
-        for number, run, task, count in connection.execute(statement.group_by(_TASK.dag, _TASK.run, _TASK.task_id)):
-            counts[number, run, task] += count
+def _count_active(connection: Connection, limits: Mapping[int, Limits]) -> Active:
+    """Count what holds slots, is deferred, or waits resumed, as far as limits ask for it."""
     per_dag, per_task, per_run = Counter[int](), Counter[tuple[int, str]](), Counter[tuple[int, str]]()
-    for (number, run, task), count in counts.items():
-        per_dag[number] += count
-        per_task[number, task] += count
-        per_run[run, task] += count
+    whole = [number for number, one in limits.items() if one.per_dag is not None]
+    single = [
+        (number, name)
+        for number, one in sorted(limits.items())
+        if one.per_dag is None
+        for name in sorted({*one.per_task, *one.per_task_and_run})
+    ]
+    dialect = find_dialect(connection)
+    found: list[tuple[int, int, str]] = []
+    if whole:
+        found += _active_of_dags.fetch(connection, IDS.build_parameters(dialect, build_id_rows(whole)))
+    if single:
+        found += _active_of_tasks.fetch(connection, _LIMITED.build_parameters(dialect, single))
+    for number, run, task in found:
+        per_dag[number] += 1
+        per_task[number, task] += 1
+        per_run[run, task] += 1
     return Active(per_dag, per_task, per_run)
+
+
+@Statement
+def _active_of_dags(dialect: str) -> CompoundSelect[Any]:
+    mine = _TASK.dag.in_(select(IDS.build_source(dialect).c.id))
+    return union_all(*[select(_TASK.dag, _TASK.run, _TASK.task_id).where(and_(mine, text(one))) for one in ACTIVE])
+
+
+@Statement
+def _active_of_tasks(dialect: str) -> CompoundSelect[Any]:
+    given = _LIMITED.build_source(dialect)
+    same = and_(_TASK.dag == given.c.dag, _TASK.task_id == given.c.task_id)
+    names = (_TASK.dag, _TASK.run, _TASK.task_id)
+    return union_all(*[select(*names).join(given, same).where(text(one)) for one in ACTIVE])
 
 
 def find_unknown_pools(connection: Connection) -> list[str]:

@@ -9,7 +9,8 @@ from sqlalchemy import Connection, Select, and_, or_, select
 
 from tidemill.store.call import CallRefusedError, Listed, RefusalKind
 from tidemill.store.calls import MAX_XCOM_BYTES, GetXCom, XComRecord
-from tidemill.store.dag_tables import dag, dag_run, task_instance, xcom
+from tidemill.store.dag_tables import dag_run, task_instance, xcom
+from tidemill.store.queries.runs import select_dag
 
 _RUN, _TASK, _XCOM = dag_run.c, task_instance.c, xcom.c
 
@@ -70,7 +71,7 @@ def _find_run(connection: Connection, request: GetXCom) -> Any:
     if request.dag_id is None:
         statement = statement.where(_RUN.dag == own.dag)
     else:
-        statement = statement.join(dag, dag.c.id == _RUN.dag).where(dag.c.dag_id == request.dag_id)
+        statement = statement.where(_RUN.dag == select_dag(request.dag_id))
     if request.run_id is not None:
         return connection.execute(statement.where(_RUN.run_id == request.run_id)).first()
     if own.logical_us is not None:

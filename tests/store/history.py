@@ -1,0 +1,164 @@
+"""A long history in a store, and what each statement of the store costs beside it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, Table, event, func, select, text
+
+from tidemill.store import statements
+from tidemill.store.batches import find_dialect
+from tidemill.store.dag_tables import (
+    dag_run,
+    task_callback,
+    task_instance,
+    task_journal,
+    task_log,
+    task_state,
+    xcom,
+)
+from tidemill.store.database import Database
+from tidemill.store.tables import service, trigger, trigger_cursor, trigger_event
+
+#: Numbers of copies are far above those of what is copied, and of what comes later.
+_FIRST = 1_000_000
+#: How many copies one transaction makes.
+_PART = 500
+#: Tables that grow with each run, and the columns by which their rows refer to others.
+GROWING: dict[Table, dict[str, Table]] = {
+    dag_run: {"id": dag_run},
+    task_instance: {"id": task_instance, "run": dag_run},
+    task_journal: {"task": task_instance},
+    xcom: {"task": task_instance},
+    task_state: {"task": task_instance},
+    task_log: {"task": task_instance},
+    task_callback: {"id": task_callback, "run": dag_run, "task": task_instance},
+    trigger: {"id": trigger, "task_id": task_instance},
+    trigger_cursor: {"trigger_id": trigger},
+    trigger_event: {"id": trigger_event, "trigger_id": trigger},
+    service: {"id": service},
+}
+#: Progress is counted in this many steps of SQLite's virtual machine.
+_STEPS = 20
+
+
+async def copy_history(database: Database, times: int) -> None:
+    """Copy all that is in the growing tables this many times; everything there has ended."""
+    sizes = await database.write(lambda connection: {table: _find_size(connection, table) for table in GROWING})
+    for first in range(1, times + 1, _PART):
+        last = min(first + _PART, times + 1) - 1
+        await database.write(lambda connection, first=first, last=last: _copy_part(connection, sizes, first, last))  # type: ignore[misc]
+    await database.write(_finish)
+
+
+def _copy_part(connection: Connection, sizes: dict[Table, int], first: int, last: int) -> None:
+    copies = f"WITH RECURSIVE c(i) AS (SELECT {first} UNION ALL SELECT i + 1 FROM c WHERE i < {last})"
+    for table, refers in GROWING.items():
+        names = [column.name for column in table.columns]
+        listed = ", ".join(f'"{name}"' for name in names)
+        values = ", ".join(_copy_column(table, name, refers, sizes) for name in names)
+        old = f't."{next(iter(refers))}" < {_FIRST}'
+        said = f'INSERT INTO "{table.name}" ({listed}) {copies} SELECT {values} FROM "{table.name}" t, c WHERE {old}'
+        connection.execute(text(said))
+
+
+def _finish(connection: Connection) -> None:
+    if find_dialect(connection) == "postgresql":
+        for table in GROWING:
+            _set_sequence(connection, table)
+        connection.execute(text("ANALYZE"))
+
+
+def _find_size(connection: Connection, table: Table) -> int:
+    column = next(iter(table.primary_key.columns))
+    return int(connection.execute(select(func.coalesce(func.max(column), 0))).scalar_one()) + 1
+
+
+def _copy_column(table: Table, name: str, refers: dict[str, Table], sizes: dict[Table, int]) -> str:
+    if name in refers:
+        return f't."{name}" + {_FIRST} + c.i * {sizes[refers[name]]}'
+    if table is dag_run and name == "run_id":
+        return "t.run_id || '-' || c.i"
+    if table is dag_run and name == "logical_us":
+        return "t.logical_us - c.i * CAST(1000000 AS BIGINT)"
+    if table is dag_run and name == "request":
+        return "NULL"
+    return f't."{name}"'
+
+
+def _set_sequence(connection: Connection, table: Table) -> None:
+    if "id" in table.c:
+        name = connection.execute(text(f"SELECT pg_get_serial_sequence('{table.name}', 'id')")).scalar_one()
+        connection.execute(text(f"SELECT setval('{name}', (SELECT max(id) FROM {table.name}))"))
+
+
+class Costs:
+    """What statements cost, by their text.
+
+    Attributes:
+        steps: The most steps that SQLite took for one.
+        scans: Those that read a growing table from one end to the other, with their plans.
+        total: All steps.
+    """
+
+    def __init__(self) -> None:
+        self.steps: Counter[str] = Counter()
+        self.sums: Counter[str] = Counter()
+        self.scans: dict[str, str] = {}
+        self.total = 0
+        self._current, self._count = "", 0
+
+    def note_progress(self) -> int:
+        self._count += _STEPS
+        return 0
+
+    def begin(self, said: str) -> None:
+        self.end()
+        self._current = said
+
+    def end(self) -> None:
+        self.steps[self._current] = max(self.steps[self._current], self._count)
+        self.total += self._count
+        self.sums[self._current] += self._count
+        self._count = 0
+
+
+@contextmanager
+def watch_costs(patch: pytest.MonkeyPatch) -> Iterator[Costs]:
+    """Watch all statements within the block, those that are compiled once included."""
+    costs = Costs()
+    execute_text: Callable[..., Any] = statements.execute_text
+
+    def execute(connection: Connection, said: str, values: Any = ()) -> Any:
+        _note(costs, connection.connection, find_dialect(connection), said, values)
+        return execute_text(connection, said, values)
+
+    def before(connection: Connection, cursor: Any, said: str, values: Any, context: Any, many: bool) -> None:
+        if not many:
+            _note(costs, connection.connection, find_dialect(connection), said, values)
+
+    patch.setattr(statements, "execute_text", execute)
+    event.listen(Engine, "before_cursor_execute", before)
+    try:
+        yield costs
+    finally:
+        costs.end()
+        event.remove(Engine, "before_cursor_execute", before)
+        patch.setattr(statements, "execute_text", execute_text)
+
+
+def _note(costs: Costs, connection: Any, dialect: str, said: str, values: Any) -> None:
+    if dialect == "sqlite":
+        connection.driver_connection.set_progress_handler(costs.note_progress, _STEPS)
+        costs.begin(said)
+    elif said.lstrip().upper().startswith(("SELECT", "INSERT", "UPDATE", "DELETE", "WITH")):
+        cursor = connection.cursor()
+        cursor.execute(f"EXPLAIN {said}", values)
+        plan = "\n".join(row[0] for row in cursor.fetchall())
+        cursor.close()
+        if any(f"Seq Scan on {table.name} " in plan or f'Seq Scan on "{table.name}" ' in plan for table in GROWING):
+            costs.scans[said] = plan
