@@ -5,8 +5,9 @@ An engine that is killed cannot end its children. Its warden outlives it: this f
 on its standard input (or of the engine's process, should a fork of it hold the pipe), then ends every process that
 carries the engine's id, whatever shares their groups, and the processes below them.
 
-A process carries the id in the environment it was started with. What a zygote forks carries it in a resource limit, too
-(`carry_number`): a program that clears its environment, has a session of its own and lost its parents is still found.
+A process carries the id in the environment it was started with. Below a zygote or a triggerer it carries it in a
+resource limit, too (`carry_number`): a program that clears its environment, has a session of its own and lost its
+parents is still found.
 
 Invariants: only small modules of the standard library are imported here (no pathlib, no contextlib), so that a
 warden stays at some 9 MB; it keeps no descriptor of the engine beside the pipe and does not carry an engine's id
@@ -29,7 +30,7 @@ ENGINE_ID_VARIABLE = "TIDEMILL_ENGINE_ID"
 #: RLIMIT_LOCKS: Linux has not enforced it since 2.4.25, but processes inherit it, and hardly any program changes it.
 _NUMBER_LIMIT = 10
 _NUMBER_LINE = b"Max file locks"
-#: The bits of a number: the process that the owner's name begins with, the rest of that name, and one zygote.
+#: The bits of a number: the process that the owner's name begins with, the rest of that name, and the tree.
 _OWNER_BITS = _OWN_BITS = 20
 #: Seconds between two scans of /proc, and how many in a row must find nothing: an engine may have died while a
 #: child was between fork and exec, and then it carries the id only a moment later.
@@ -137,7 +138,7 @@ def _program() -> list[str]:
 
 
 def number_owner(owner: str) -> range:
-    """Return the numbers of all zygotes of an owner: PID or PID-NAME, as their ids have it after `zygote-`."""
+    """Return the numbers of all trees of an owner: PID or PID-NAME, as their ids have it after `tree-`."""
     pid, _, name = owner.partition("-")
     first = int(pid) << _OWNER_BITS + _OWN_BITS
     if not name:
@@ -146,11 +147,11 @@ def number_owner(owner: str) -> range:
     return range(first, first + (1 << _OWN_BITS))
 
 
-def number_zygote(zygote_id: str) -> int:
-    """Return the number of a zygote with the id `zygote-OWNER-NAME`; 0: it is an engine's id, which has none."""
-    kind, _, rest = zygote_id.partition("-")
+def number_tree(tree_id: str) -> int:
+    """Return the number of a tree with the id `tree-OWNER-NAME`; 0: it is an engine's id, which has none."""
+    kind, _, rest = tree_id.partition("-")
     owner, _, own = rest.rpartition("-")
-    return number_owner(owner).start | _hash(own, _OWN_BITS) if kind == "zygote" else 0
+    return number_owner(owner).start | _hash(own, _OWN_BITS) if kind == "tree" else 0
 
 
 def _hash(text: str, bits: int) -> int:
@@ -179,7 +180,7 @@ def read_number(pid: int) -> int:
 
 def marked(engine_id: str) -> list[int]:
     """Return the processes that carry this engine's id."""
-    mark, number = b"%s=%s\0" % (ENGINE_ID_VARIABLE.encode(), engine_id.encode()), number_zygote(engine_id)
+    mark, number = b"%s=%s\0" % (ENGINE_ID_VARIABLE.encode(), engine_id.encode()), number_tree(engine_id)
     return find_carriers(mark, range(number, number + 1) if number else range(0))
 
 
@@ -188,7 +189,8 @@ def find_carriers(mark: bytes, numbers: range) -> list[int]:
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
-            if numbers and read_number(int(name)) in numbers:
+            # One that has ended shows its limits until it is reaped, which may be never.
+            if numbers and read_number(int(name)) in numbers and _read_parent(int(name)) is not None:
                 found.append(int(name))
                 continue
             try:

@@ -118,7 +118,7 @@ async def test_a_host_of_a_list_of_triggers_on_the_same_server_stays(shared):
 
 
 async def test_what_a_dead_dev_left_behind_has_ended_before_its_tasks_are_free(database):
-    mark = {ENGINE_ID_VARIABLE: f"zygote-{NOBODY}-abc-def"}
+    mark = {ENGINE_ID_VARIABLE: f"tree-{NOBODY}-abc-def"}
     # Started by it, without the mark and outside its group.
     code = (
         "import subprocess; print(subprocess.Popen(['sleep', '600'], env={}, start_new_session=True).pid, flush=True)"

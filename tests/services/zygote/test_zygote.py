@@ -16,7 +16,7 @@ import pytest
 from tests.until import until, wait_until
 
 from tidemill.runtime.processes import find_children, find_marked, is_running, read_environment
-from tidemill.runtime.warden import ENGINE_ID_VARIABLE
+from tidemill.runtime.warden import ENGINE_ID_VARIABLE, marked
 from tidemill.services.zygote import client as client_module
 from tidemill.services.zygote import link
 from tidemill.services.zygote.client import ZygoteClient
@@ -340,3 +340,19 @@ def test_nothing_outlives_an_owner_that_is_killed() -> None:
         killed_at = time.monotonic()
     wait_until(lambda: not any(map(is_running, pids)) and not find_marked(mark), what="all of it is gone")
     assert time.monotonic() - killed_at < 5.0
+
+
+def test_what_has_ended_and_was_not_reaped_is_not_found_by_its_number() -> None:
+    code = "from tidemill.runtime.warden import *; carry_number(number_tree('tree-1-a')); print('carries', flush=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{code}; input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "carries\n"
+        assert marked("tree-1-a") == [process.pid]
+        process.stdin.write("\n")
+        process.stdin.flush()
+        wait_until(lambda: not is_running(process.pid), what="it has ended")
+        assert marked("tree-1-a") == []
+        process.wait()

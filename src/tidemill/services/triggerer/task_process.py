@@ -4,7 +4,8 @@ It reaches the store by named calls over a Unix socket, and has no connection to
 are given up, and run by the next one. It ends with its parent, too, which holds the other end of its standard input.
 With `--service` it runs what is reserved for that one, for a while: triggers that may have ended an earlier process.
 
-Invariants: it outlives a store that is away or was started again; no trigger fails because of its end.
+Invariants: it outlives a store that is away or was started again; no trigger fails because of its end; programs that
+triggers started end with it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from tidemill.runtime.service_signals import Signals
 from tidemill.services.parent import watch_parent
 from tidemill.services.triggerer.folder_code import FolderCode
 from tidemill.services.triggerer.leaving import end_anyway
+from tidemill.services.triggerer.left_processes import end_left_processes
 from tidemill.services.triggerer.stuck_watch import end_stuck
 from tidemill.services.triggerer.task_host import TaskHost
 from tidemill.services.triggerer.task_output import route_output
@@ -43,7 +45,7 @@ from tidemill.store.remote import RemoteStore
 log = structlog.get_logger(__name__)
 
 #: How long triggers may take to clean up once the parent is gone, and nothing can be stored.
-_ORPHAN_SECONDS = 5.0
+_ORPHAN_SECONDS = 3.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -107,7 +109,8 @@ async def _run(
         host = TaskHost(
             store, settings.triggerer, about, code, log_bytes, secrets, on_stuck=end, grace_seconds=grace_seconds
         )
-        await (host.run(signals.stop) if trial is None else host.try_out(*trial, signals.stop))
+        with end_left_processes():
+            await (host.run(signals.stop) if trial is None else host.try_out(*trial, signals.stop))
     finally:
         await store.close()
     log.info("the triggerer has ended")

@@ -49,8 +49,8 @@ def clean_environment(environ: Mapping[str, str], mark: str) -> dict[str, str]:
 
 
 def build_mark(environ: Mapping[str, str]) -> str:
-    """Return what a new zygote and all that it forks carry in their environment; another one for each zygote."""
-    return f"zygote-{environ.get(OWNER_VARIABLE) or os.getpid()}-{secrets.token_hex(8)}"
+    """Return what a new zygote, or a triggerer, and all that it starts carry; another one each time."""
+    return f"tree-{environ.get(OWNER_VARIABLE) or os.getpid()}-{secrets.token_hex(8)}"
 
 
 class ZygoteClient:

@@ -48,7 +48,7 @@ def end_forked(owner: str) -> None:
 
 
 def _find_forked(owner: str) -> list[int]:
-    return find_carriers(f"{ENGINE_ID_VARIABLE}=zygote-{owner}-".encode(), number_owner(owner))
+    return find_carriers(f"{ENGINE_ID_VARIABLE}=tree-{owner}-".encode(), number_owner(owner))
 
 
 def _kill(pid: int) -> None:

@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NoReturn
 
-from tidemill.runtime.warden import ENGINE_ID_VARIABLE, Warden, carry_number, number_zygote
+from tidemill.runtime.warden import ENGINE_ID_VARIABLE, Warden, carry_number, number_tree
 from tidemill.services.zygote.messages import (
     MAX_DESCRIPTORS,
     MAX_PACKET_BYTES,
@@ -296,5 +296,5 @@ def main() -> None:
     os.close(null)
     gc.disable()
     mark = os.environ[ENGINE_ID_VARIABLE]
-    carry_number(number_zygote(mark))
+    carry_number(number_tree(mark))
     Zygote(owner, Warden(mark)).run()
