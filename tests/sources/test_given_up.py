@@ -10,6 +10,7 @@ import confluent_kafka as ck
 import pytest
 from tests.sources.test_kafka import Events, carry_out
 from tests.sources.test_transactional_producer import Moving, Producer, error
+from tests.sources.topic_ids import ScriptedIds
 
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.settings import Settings
@@ -65,7 +66,7 @@ class Side:
     def open(self) -> None:
         producer = TransactionalProducer(KafkaSettings(), "id", {}, [])
         producer.open(lambda: False)
-        self.source = KafkaSource(Settings(), "x", producer)
+        self.source = KafkaSource(Settings(), "x", producer, ScriptedIds())
         self.source._consumer, self.source._events = self.member, self.events  # type: ignore[assignment]
         self.source._loop = asyncio.get_running_loop()
 

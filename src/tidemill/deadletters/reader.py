@@ -30,6 +30,7 @@ from tidemill.runtime.kafka_client import (
     make_client_config,
     scrub,
 )
+from tidemill.runtime.topic_ids import TopicIds
 
 #: Brokers that send nothing for this long although there are letters left are considered unreachable.
 SILENCE_SECONDS = 30.0
@@ -135,6 +136,10 @@ class LetterReader:
             }
         except ck.KafkaException as error:
             raise self._make_error(error) from None
+
+    def find_topic_id(self) -> str | None:
+        """Return the id of the topic, None if it is not known; it changes when the topic is created again."""
+        return TopicIds(self._config, self.topic).ask(CALL_SECONDS)
 
     def find_offsets_at(self, seconds: float, ranges: Mapping[int, tuple[int, int]]) -> dict[int, int]:
         """Return where to start to find every letter that was written at a time or later."""

@@ -155,6 +155,7 @@ class EngineProgress(msgspec.Struct):
         hooks: How long calls of the handler's hooks took, by hook.
         loop_lags: How late the event loop was, four times per `executor.block_seconds`.
         consumer_errors: Errors that Kafka's client reported.
+        recreated_partitions: Partitions read from their beginning because their topic had been created again.
         flow: Per "topic/partition", the messages that were taken, committed, and given up uncommitted.
         heads: Per "topic/partition", the message that holds it; those without work are not in it.
     """
@@ -203,6 +204,7 @@ class EngineProgress(msgspec.Struct):
     hooks: dict[str, Durations] = {}
     loop_lags: Durations = msgspec.field(default_factory=Durations)
     consumer_errors: int = 0
+    recreated_partitions: int = 0
     flow: dict[str, Flow] = {}
     heads: dict[str, PartitionHead] = {}
 

@@ -108,11 +108,13 @@ class SourceStatistics(msgspec.Struct, frozen=True):
         lag: The end of each partition minus what is committed of it, where that is known; another mapping whenever
             the source has looked again.
         errors: Errors that the client reported.
+        recreated: How often a partition was read from its beginning because its topic had been created again.
     """
 
     gap: int
     lag: Mapping[TopicPartition, int]
     errors: int = 0
+    recreated: int = 0
 
 
 class SourceEvents(Protocol):

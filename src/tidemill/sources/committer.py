@@ -10,11 +10,12 @@ Invariant: the result of each commit that is sent is reported, unless the answer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import confluent_kafka as ck
 
 from tidemill.sources.base import TopicPartition
+from tidemill.sources.commit_positions import CommitPositions
 
 #: Receives the result of a commit; without an error it is in effect.
 Ended = Callable[[dict[TopicPartition, int], ck.KafkaError | None], None]
@@ -25,15 +26,14 @@ class Committer:
 
     Args:
         ended: Called with what was committed and how it went.
-        notes: Texts to keep beside offsets; read at each commit.
+        positions: Says what is committed for offsets.
     """
 
-    def __init__(self, ended: Ended, notes: Mapping[TopicPartition, str]) -> None:
+    def __init__(self, ended: Ended, positions: CommitPositions) -> None:
         """Start with nothing in flight."""
         self._ended = ended
-        self._notes = notes
+        self._positions = positions
         self._in_flight: dict[TopicPartition, int] | None = None
-        self._takes_notes = True
 
     def forget(self, partition: TopicPartition) -> None:
         """Leave a partition out of repeated commits."""
@@ -45,8 +45,14 @@ class Committer:
         if self._in_flight is not None or not waiting:
             return
         offsets = _take_all(waiting)
+        dropped = {tp: offsets.pop(tp) for tp in self._positions.replaced & offsets.keys()}
+        if dropped:
+            self._ended(dropped, None)
+        if not offsets:
+            return
+        positions = self._positions.make(offsets)
         try:
-            consumer.commit(offsets=self._make_positions(offsets), asynchronous=True)
+            consumer.commit(offsets=positions, asynchronous=True)
             self._in_flight = offsets
         except ck.KafkaException as error:
             self._ended(offsets, error.args[0])
@@ -66,7 +72,10 @@ class Committer:
         self._in_flight = None
         if not waiting:
             return
-        positions = self._make_positions(waiting)
+        positions = self._positions.make(waiting)
+        if not positions:
+            self._ended(_take_all(waiting), None)
+            return
         try:
             consumer.committed(positions[:1], timeout=seconds)
         except ck.KafkaException:
@@ -87,12 +96,8 @@ class Committer:
     ) -> None:
         failed = error or next((p.error for p in partitions if p.error is not None), None)
         if failed is not None and failed.code() == ck.KafkaError.OFFSET_METADATA_TOO_LARGE:
-            self._takes_notes = False
+            self._positions.refused()
         self._ended(offsets, failed)
-
-    def _make_positions(self, offsets: Mapping[TopicPartition, int]) -> list[ck.TopicPartition]:
-        notes = self._notes if self._takes_notes else {}
-        return [ck.TopicPartition(*tp, offset, notes.get(tp, "")) for tp, offset in offsets.items()]
 
 
 def _take_all(waiting: dict[TopicPartition, int]) -> dict[TopicPartition, int]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import confluent_kafka as ck
 import structlog
 
 from tidemill.runtime.log import throttle
+from tidemill.sources.base import TopicPartition
 from tidemill.sources.buffer import Buffer
 
 log = structlog.get_logger(__name__)
@@ -66,3 +67,15 @@ def count_deleted(
                 gap=gap,
             )
     return deleted
+
+
+def examine_holes(consumer: ck.Consumer, buffers: Mapping[TopicPartition, Buffer]) -> int:
+    """Return how many messages were deleted in the jumps that were not examined yet."""
+    found = 0
+    for (topic, partition), buffer in list(buffers.items()):
+        if buffer.holes:
+            deleted = count_deleted(consumer, topic, partition, buffer.holes, 1.0)
+            if deleted is not None:
+                buffer.holes = []
+                found += deleted
+    return found

@@ -7,6 +7,8 @@ partition paused at the broker's side, because a pause discards everything that 
 A partition can go and come back while the loop is busy, so a buffer stands for one ownership: the engine pulls from,
 and commits for, only the ownership that it knows of; calls for an earlier one have no effect.
 
+A topic that is deleted and created again is another one: what was fetched is finished, then it is read from its start.
+
 Membership is static (`group.instance.id`), cooperative-sticky, in the classic protocol. A member fenced by another
 keeps fetching until it finds out, so `_FATAL` and FENCED_INSTANCE_ID end the engine.
 """
@@ -18,7 +20,7 @@ import concurrent.futures
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import confluent_kafka as ck
@@ -26,17 +28,20 @@ import structlog
 
 from tidemill.config.settings import REVOKE_MARGIN_SECONDS, Settings
 from tidemill.runtime.kafka_client import LibraryLog
-from tidemill.runtime.messages import SourceMessage, list_sizes
+from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.record_headers import read_headers
+from tidemill.runtime.topic_ids import TopicIds
 from tidemill.sources.base import CommitStatus, Fatal, Records, SourceEvents, SourceStatistics, TopicPartition
 from tidemill.sources.broker_watch import BrokerWatch
-from tidemill.sources.buffer import Buffer
+from tidemill.sources.buffer import Buffer, ToldBuffers
+from tidemill.sources.commit_positions import list_partitions
 from tidemill.sources.flow_control import FlowControl
-from tidemill.sources.gaps import count_deleted, note_jump
-from tidemill.sources.lag import LagWatch
+from tidemill.sources.gaps import examine_holes, note_jump
+from tidemill.sources.lag import LagWatch, read_cached_end
 from tidemill.sources.membership import leave_group, make_consumer_config
 from tidemill.sources.pending_commits import PendingCommits
 from tidemill.sources.place import read_member_id
+from tidemill.sources.topic_watch import Start, TopicWatch, open_topic_ids
 from tidemill.sources.transactional_producer import TransactionalProducer
 
 log = structlog.get_logger(__name__)
@@ -59,9 +64,16 @@ class KafkaSource:
         settings: The pipeline's settings.
         instance_id: The member's static id, `<group>.<worker>.<slot>`.
         producer: Commits offsets together with records, if that is wanted.
+        topic_ids: Knows the id of the topic, instead of the brokers.
     """
 
-    def __init__(self, settings: Settings, instance_id: str, producer: TransactionalProducer | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        instance_id: str,
+        producer: TransactionalProducer | None = None,
+        topic_ids: TopicIds | None = None,
+    ) -> None:
         """Connect nothing; `start` does."""
         self._topic = settings.kafka.source_topic
         self._max_poll = settings.kafka.max_poll_records
@@ -69,8 +81,7 @@ class KafkaSource:
         self._config = make_consumer_config(settings, instance_id)
         # Of the partitions that are ours; only the thread touches it.
         self._buffers: dict[TopicPartition, Buffer] = {}
-        # Of those that the engine knows of; only the loop touches it.
-        self._told: dict[TopicPartition, Buffer] = {}
+        self._told = ToldBuffers()
         self._commands: deque[Callable[[], None]] = deque()
         self._notes: dict[TopicPartition, str] = {}
         self._noted: dict[TopicPartition, str] = {}
@@ -80,10 +91,11 @@ class KafkaSource:
         self._brokers = BrokerWatch(self._topic, self._config["bootstrap.servers"], self._on_fatal)
         self._lag = LagWatch()
         self._flow = FlowControl(self._buffers, settings.executor.max_queued_bytes)
+        self._watch = TopicWatch(topic_ids or open_topic_ids(settings.kafka), self._notes)
         self._pending = PendingCommits(
             self._buffers,
             self._lag,
-            self._notes,
+            self._watch.positions,
             producer,
             on_answer=self._brokers.on_answer,
             on_committed=self._on_committed,
@@ -106,23 +118,15 @@ class KafkaSource:
 
     def pull(self, partition: TopicPartition, limit: int) -> list[SourceMessage]:
         """Take messages out of the partition's buffer."""
-        buffer = self._told.get(partition)
-        if buffer is None:
-            return []
-        messages = buffer.messages
-        taken = [messages.popleft() for _ in range(min(limit, len(messages)))]
-        buffer.pulled_bytes += sum(list_sizes(taken))
-        return taken
+        return self._told.pull(partition, limit)
 
     def buffered(self, partition: TopicPartition) -> int:
         """Return how many messages of the partition can be pulled."""
-        buffer = self._told.get(partition)
-        return len(buffer.messages) if buffer is not None else 0
+        return self._told.count(partition)
 
     def peek(self, partition: TopicPartition) -> SourceMessage | None:
         """Return the next message of the partition that can be pulled."""
-        buffer = self._told.get(partition)
-        return buffer.messages[0] if buffer is not None and buffer.messages else None
+        return self._told.peek(partition)
 
     def commit(self, offsets: Mapping[TopicPartition, int], records: Records | None = None) -> None:
         """Hand offsets to the thread; those not yet sent are replaced by later ones."""
@@ -143,7 +147,7 @@ class KafkaSource:
 
     def statistics(self) -> SourceStatistics:
         """Return what the brokers had deleted, and the lag of owned partitions for which they have answered."""
-        return SourceStatistics(self._gap, self._lag.lag, self._brokers.errors)
+        return SourceStatistics(self._gap, self._lag.lag, self._brokers.errors, self._watch.recreated)
 
     def describe_stall(self) -> str | None:
         """Say why nothing comes, while the brokers are unreachable."""
@@ -202,7 +206,10 @@ class KafkaSource:
         )
         while self._leave is None and not self._dead:
             self._fetch()
+            self._check_topic()
+            self._begin_anew()
             self._work_off()
+            self._pending.send(self._consumer)
             self._flow.regulate(self._consumer, fetching=self._fetching)
             if time.monotonic() >= self._next_check:
                 self._check()
@@ -211,7 +218,6 @@ class KafkaSource:
     def _work_off(self) -> None:
         while self._commands:
             self._commands.popleft()()
-        self._pending.send(self._consumer)
 
     def _finish(self, *, leave: bool) -> None:
         self._fetching = False
@@ -250,10 +256,12 @@ class KafkaSource:
             if record.partition() != partition or record.topic() != topic:
                 topic, partition = record.topic(), record.partition()
                 buffer = buffers.get((topic, partition))
-            if buffer is None or not self._fetching:
+            if buffer is None or not self._fetching or buffer.closed_at is not None:
                 continue  # given up meanwhile, or stopping: its next owner reads it again
             if offset != buffer.expected:
-                if offset < buffer.expected <= self._find_end(topic, partition):
+                if offset < buffer.expected and self._is_replaced(topic, partition):
+                    continue
+                if offset < buffer.expected <= read_cached_end(self._consumer, (topic, partition)):
                     continue  # fetched twice
                 note_jump(buffer, offset)
             buffer.expected = offset + 1
@@ -288,65 +296,68 @@ class KafkaSource:
     def _on_committed(self, offsets: dict[TopicPartition, int], status: CommitStatus) -> None:
         self._tell(self._events.on_committed, offsets, status)
 
-    def _find_end(self, topic: str, partition: int) -> int:
-        """Return the end of the partition as the last fetch saw it; a recreated topic ends earlier."""
-        try:
-            return int(self._consumer.get_watermark_offsets(ck.TopicPartition(topic, partition), cached=True)[1])
-        except ck.KafkaException:
-            return -1
-
     def _check(self) -> None:
         """Refresh the lag and the gaps; while the brokers are unreachable, find out whether they are back."""
         self._next_check = time.monotonic() + CHECK_SECONDS
         self._lag.look(self._consumer, self._flow.full, time.monotonic(), may_ask=self._brokers.trouble is None)
-        for (topic, partition), buffer in list(self._buffers.items()):
-            if buffer.holes:
-                deleted = count_deleted(self._consumer, topic, partition, buffer.holes, 1.0)
-                if deleted is not None:
-                    buffer.holes = []
-                    self._gap += deleted
+        self._gap += examine_holes(self._consumer, self._buffers)
         self._brokers.look(self._consumer)
 
     # -- the group --------------------------------------------------------------------------------------------
 
     def _on_assign(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
-        committed: dict[TopicPartition, int] = {}
-        member = read_member_id(consumer.consumer_group_metadata())
-        self._pending.end_before(consumer, _list_partitions(partitions))
-        for position in partitions:
-            self._noted.pop((position.topic, position.partition), None)
-        if partitions:
-            try:
-                for position in consumer.committed(partitions, timeout=10.0):
-                    committed[position.topic, position.partition] = position.offset if position.error is None else -1
-                    self._noted[position.topic, position.partition] = position.metadata or ""
-            except ck.KafkaException as error:
-                log.warning("committed offsets are not known; gaps cannot be told", error=str(error))
-        buffers = {tp: Buffer(tp, committed.get(tp, -1), member) for tp in _list_partitions(partitions)}
-        self._buffers.update(buffers)
-        consumer.incremental_assign(partitions)
-        if partitions:
-            # librdkafka keeps a pause over a revoke: what was full when it went would never be read again.
-            consumer.resume(partitions)
-        self._lag.assigned({tp: committed.get(tp, -1) for tp in buffers})
+        self._pending.end_before(consumer, list_partitions(partitions))
+        self._begin(consumer, self._watch.find_starts(consumer, partitions))
         self._next_check = 0.0  # the lag is to be known at once
         self._joined = True
+
+    def _begin(self, consumer: ck.Consumer, starts: Mapping[TopicPartition, Start]) -> None:
+        """Take partitions on, and tell the engine."""
+        member = read_member_id(consumer.consumer_group_metadata())
+        buffers = {tp: Buffer(tp, start.offset, member) for tp, start in starts.items()}
+        self._buffers.update(buffers)
+        self._noted.update({tp: start.note for tp, start in starts.items()})
+        positions = [start.make_position(tp) for tp, start in starts.items()]
+        consumer.incremental_assign(positions)
+        if positions:
+            # librdkafka keeps a pause over a revoke: what was full when it went would never be read again.
+            consumer.resume(positions)
+        self._lag.assigned({tp: start.offset for tp, start in starts.items()})
         self._tell(self._tell_assigned, buffers)
 
+    def _check_topic(self, *, at_once: bool = False) -> None:
+        for tp in self._watch.close_replaced(self._consumer, self._buffers, at_once=at_once):
+            self._lag.forget(tp)
+
+    def _is_replaced(self, topic: str, partition: int) -> bool:
+        self._check_topic(at_once=True)
+        return self._buffers[topic, partition].closed_at is not None
+
+    def _begin_anew(self) -> None:
+        """Read a new topic once what was fetched of the old one is done, or the time of a revoke is over."""
+        ended = self._watch.find_ended(self._buffers, self._revoke_seconds)
+        if ended and self._leave is None:
+            self._hand_back(self._consumer, ended)
+            self._consumer.incremental_unassign([ck.TopicPartition(*tp) for tp in ended])
+            self._begin(self._consumer, self._watch.restart(ended))
+
     def _on_revoke(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
-        owned = [tp for tp in _list_partitions(partitions) if tp in self._buffers]
+        owned = [tp for tp in list_partitions(partitions) if tp in self._buffers]
         member = read_member_id(consumer.consumer_group_metadata())
         if any(self._buffers[tp].member not in (None, member) for tp in owned):
             # It was expelled and has joined again: they belong to another member already.
             self._on_lost(consumer, partitions)
             consumer.incremental_unassign(partitions)
             return
+        self._hand_back(consumer, owned)
+        consumer.incremental_unassign(partitions)
+
+    def _hand_back(self, consumer: ck.Consumer, owned: list[TopicPartition]) -> None:
         for tp in owned:
             self._buffers[tp].messages = deque()  # not cleared: the loop may be taking from it
         if owned and self._leave is None and not self._dead:
             self._finish_work(consumer, owned)
         self._forget(owned)
-        consumer.incremental_unassign(partitions)
 
     def _finish_work(self, consumer: ck.Consumer, owned: list[TopicPartition]) -> None:
         """Let the engine finish what runs of revoked partitions; commit for all meanwhile, without a poll."""
@@ -370,12 +381,11 @@ class KafkaSource:
             self._pending.send_last(lambda: self._work_off_now(consumer), offsets, deadline)
 
     def _work_off_now(self, consumer: ck.Consumer) -> None:
-        while self._commands:
-            self._commands.popleft()()
+        self._work_off()
         self._pending.send_now(consumer)
 
     def _on_lost(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
-        lost = _list_partitions(partitions)
+        lost = list_partitions(partitions)
         self._forget(lost)
         self._tell(self._tell_lost, lost)
 
@@ -385,9 +395,6 @@ class KafkaSource:
             self._pending.forget(tp)
             self._lag.forget(tp)
             self._flow.forget(tp)
+            self._watch.forget(tp)
         self._pending.give_up(self._consumer, partitions)
         self._pending.forget_open(partitions)
-
-
-def _list_partitions(partitions: Sequence[ck.TopicPartition]) -> list[TopicPartition]:
-    return [(p.topic, p.partition) for p in partitions]

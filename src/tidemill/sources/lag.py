@@ -63,7 +63,7 @@ class LagWatch:
         """
         held = set(paused)
         for partition in self._positions:
-            high = _read_cached_end(consumer, partition)
+            high = read_cached_end(consumer, partition)
             if high >= 0:
                 self._ends[partition] = max(high, self._ends.get(partition, 0)) if partition in held else high
         if may_ask:
@@ -84,7 +84,8 @@ class LagWatch:
         self._positions |= _ask_offsets(consumer, _EARLIEST, unstarted)
 
 
-def _read_cached_end(consumer: ck.Consumer, partition: TopicPartition) -> int:
+def read_cached_end(consumer: ck.Consumer, partition: TopicPartition) -> int:
+    """Return the end of a partition as the last fetch saw it; negative: not known."""
     try:
         return int(consumer.get_watermark_offsets(ck.TopicPartition(*partition), cached=True)[1])
     except ck.KafkaException:

@@ -16,6 +16,7 @@ from tidemill.core.delivery.transaction import End
 from tidemill.runtime.log import throttle
 from tidemill.sources.base import CommitStatus, Fatal, Outgoing, Records, TopicPartition
 from tidemill.sources.buffer import Buffer
+from tidemill.sources.commit_positions import CommitPositions
 from tidemill.sources.committer import Committer
 from tidemill.sources.lag import LagWatch
 from tidemill.sources.transactional_producer import TransactionalProducer
@@ -49,7 +50,7 @@ class PendingCommits:
     Args:
         buffers: Of the owned partitions.
         lag: Notified of what is committed.
-        notes: Texts to keep beside offsets; read at each commit.
+        positions: Says what is committed for offsets.
         producer: Commits offsets together with records, if that is wanted.
         on_answer: Called when brokers have accepted a commit without a transaction.
         on_committed: Called when a commit has ended.
@@ -60,7 +61,7 @@ class PendingCommits:
         self,
         buffers: Mapping[TopicPartition, Buffer],
         lag: LagWatch,
-        notes: Mapping[TopicPartition, str],
+        positions: CommitPositions,
         producer: TransactionalProducer | None,
         *,
         on_answer: Callable[[], None],
@@ -77,7 +78,8 @@ class PendingCommits:
         self._over = False
         self._to_commit: dict[TopicPartition, int] = {}
         self._to_send: dict[TopicPartition, Sequence[Outgoing]] = {}
-        self._committer = Committer(self._on_commit_ended, notes)
+        self._committer = Committer(self._on_commit_ended, positions)
+        self._positions = positions
         self._commit_error: ck.KafkaError | None = None
 
     @property
@@ -131,7 +133,7 @@ class PendingCommits:
         """
         for tp, buffer, offset in offsets:
             if buffer is not None and self._buffers.get(tp) is buffer:
-                self._to_commit[tp] = offset
+                self._to_commit[tp] = buffer.settled = offset
                 self._to_send[tp] = records.get(tp, ())
 
     def send(self, consumer: ck.Consumer) -> None:
@@ -154,7 +156,8 @@ class PendingCommits:
             offsets, self._to_commit = self._to_commit, {}
             records, self._to_send = self._to_send, {}
             members = frozenset(self._buffers[tp].member for tp in offsets if tp in self._buffers)
-            producer.begin(offsets, [record for each in records.values() for record in each], members)
+            outgoing = [record for each in records.values() for record in each]
+            producer.begin(offsets, outgoing, members, self._positions.make)
         ended = producer.step(consumer)
         if ended is not None:
             self._tell_transacted(*ended)

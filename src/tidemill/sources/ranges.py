@@ -2,7 +2,8 @@
 
 Invariants: no message outside the ranges is handed over, and each inside at most once, in order per partition; a range
 is at its end when a message at or behind its end, or the partition's own end, was seen, so that offsets without a
-message (compaction, transactions) never keep it waiting; what the broker had deleted is counted as a gap.
+message (compaction, transactions) never keep it waiting; what the broker had deleted is counted as a gap; a range is
+never at its end if it was read from another topic of the same name than it was planned for.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import structlog
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.core.errors import RemoteError
 from tidemill.core.ranges import OffsetRange
+from tidemill.core.topic_identity import is_replaced
 from tidemill.runtime.kafka_client import LibraryLog, make_client_config
 from tidemill.runtime.log import throttle
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.record_headers import read_headers
 from tidemill.sources.gaps import count_deleted
+from tidemill.sources.topic_watch import ASK_SECONDS, open_topic_ids
 
 log = structlog.get_logger(__name__)
 
@@ -75,12 +78,15 @@ class RangeReader:
     Args:
         kafka: The `kafka` section.
         ranges: What to read.
+        topic_id: The id of the topic that they were planned for; None: not known.
     """
 
-    def __init__(self, kafka: KafkaSettings, ranges: Sequence[OffsetRange]) -> None:
+    def __init__(self, kafka: KafkaSettings, ranges: Sequence[OffsetRange], topic_id: str | None = None) -> None:
         """Connect nothing; `open` does."""
         self._topic = kafka.source_topic
         self._config = make_reader_config(kafka)
+        self._topic_id = topic_id
+        self._ids = open_topic_ids(kafka)
         self._open = {part.partition: _Progress(part) for part in ranges if part.size > 0}
         self._finished: list[tuple[int, _Progress]] = []
         self._gap = 0
@@ -118,6 +124,7 @@ class RangeReader:
         """
         assert self._consumer is not None
         if not self._open:
+            self._compare(self._ids.ask(ASK_SECONDS) if self._topic_id is not None else None)
             self._count_gaps()
             return None
         messages: list[SourceMessage] = []
@@ -160,11 +167,7 @@ class RangeReader:
         """Advance to a record; tell whether it belongs to the range."""
         if offset < progress.expected:
             if offset < progress.start:
-                raise RemoteError(
-                    f"{self._topic}/{partition} begins again at offset {offset}, before {progress.start}: the topic "
-                    "was recreated since the ranges were planned; start over, with another folder for the outcomes",
-                    retryable=False,
-                )
+                raise self._make_recreated(f"/{partition} begins again at offset {offset}, before {progress.start}: it")
             return False  # fetched twice
         if offset > progress.expected:
             progress.holes.append((progress.expected, min(offset, progress.end)))
@@ -189,7 +192,16 @@ class RangeReader:
 
     # -- what goes wrong --------------------------------------------------------------------------------------
 
+    def _make_recreated(self, text: str) -> RemoteError:
+        advice = "was recreated since the ranges were planned; start over, with another folder for the outcomes"
+        return RemoteError(f"topic {self._topic!r}{text} {advice}", retryable=False)
+
+    def _compare(self, topic_id: str | None) -> None:
+        if is_replaced(self._topic_id, topic_id):
+            raise self._make_recreated("")
+
     def _check(self) -> None:
+        self._compare(self._ids.look() if self._topic_id is not None else None)
         if any(progress.holes for _, progress in self._read_so_far()):
             self._count_gaps()
         if self._stalled is not None and self._consumer is not None:

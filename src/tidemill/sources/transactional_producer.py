@@ -67,6 +67,10 @@ REPEATED_SECONDS = 0.35
 _REPEATABLE = frozenset({Call.OFFSETS, Call.COMMIT, Call.ABORT})
 
 
+def _make_positions(offsets: Mapping[TopicPartition, int]) -> list[ck.TopicPartition]:
+    return [ck.TopicPartition(*tp, offset) for tp, offset in offsets.items()]
+
+
 class TransactionalProducer:
     """One producer and its open transaction.
 
@@ -141,6 +145,7 @@ class TransactionalProducer:
         offsets: dict[TopicPartition, int],
         records: list[Outgoing],
         members: Collection[bytes | None] = (),
+        make_positions: Callable[[Mapping[TopicPartition, int]], list[ck.TopicPartition]] = _make_positions,
     ) -> None:
         """Begin a transaction; `step` carries it out.
 
@@ -148,7 +153,9 @@ class TransactionalProducer:
             offsets: What is committed.
             records: What goes out with it.
             members: The member ids that its partitions were assigned to; None: not known.
+            make_positions: Returns what is committed for offsets, when they are handed over.
         """
+        self._make_positions = make_positions
         self._members = members
         self._transaction = Transaction(offsets)
         self._records.begin(records)
@@ -273,7 +280,9 @@ class TransactionalProducer:
         if self._handing is None:
             assert self._transaction is not None
             offsets = self._transaction.offsets
-            positions = [ck.TopicPartition(topic, n, offset) for (topic, n), offset in offsets.items()]
+            positions = self._make_positions(offsets)
+            if not positions:
+                return TransactionAnswer.DONE
             # A longer limit than ours: the client's own would end in an abort that leaves the epoch as it is.
             call = partial(self._producer.send_offsets_to_transaction, positions, self._place, TRANSACTION_SECONDS)
             self._handing = BackgroundCall("tidemill-offsets", call)

@@ -93,6 +93,7 @@ _COUNTED = (
     "loop_blocks",
     "timeouts",
     "consumer_errors",
+    "recreated_partitions",
 )
 _SINK_COUNTS = (
     "delivered_count",

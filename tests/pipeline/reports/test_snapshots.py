@@ -36,7 +36,7 @@ class Part:
 
 def make_parts(**other: Any) -> Any:
     parts: dict[str, Any] = {
-        "source": Part(SourceStatistics(gap=1, lag={("t", 0): 2}, errors=35)),
+        "source": Part(SourceStatistics(gap=1, lag={("t", 0): 2}, errors=35, recreated=39)),
         "partitions": Part(PartitionStatistics(names=["t/0"], paused=["t/0"], tasks_held_back=3, size_bytes=34)),
         "pool": Part(PoolStatistics(4, 5, 6, 27, 28, Durations([29], 30.0), Durations([36]), Durations([37]))),
         "outbox": Part(OutboxStatistics(delivered=7, skipped=8, sinks={"sinks.kafka.out": SinkStats(7)})),
@@ -77,6 +77,7 @@ def test_a_snapshot_has_every_number_of_every_part() -> None:
         hooks={"arrange": Durations([38])},
         loop_lags=Durations([39]),
         consumer_errors=35,
+        recreated_partitions=39,
         flow={"t/0": (31, 32, 33)},
         tasks_done=22,
         tasks_failed=23,

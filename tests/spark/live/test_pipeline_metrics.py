@@ -49,6 +49,7 @@ BUSY = EngineProgress(
     batches=Durations([6] * 15, 93.0),
     heads={"t/1": PartitionHead(3, 990.0, 940.0, "task", "task a has been running for 10 s", 12)},
     consumer_errors=94,
+    recreated_partitions=89,
     flow={"t/0": (40, 30, 4), "t/7": (5, 3, 2)},
     stalled={"partition t/1": "offset 3", "kafka": "no broker"},
     cache_hits=7,
@@ -90,6 +91,7 @@ def test_each_metric_has_the_number_of_the_progress() -> None:
     assert (of("spawn_seconds_count"), of("spawn_seconds_sum")) == (45, 97.0)
     assert of("handler_duration_seconds_count", "arrange") == 60
     assert (of("loop_lag_seconds_count"), of("consumer_errors_total")) == (75, 94)
+    assert of("recreated_partitions_total") == 89
     assert of("executor_timeouts_total") == 2
     assert (of("executor_pool_active"), of("task_retries_total")) == (2, 4)
     assert found["tidemill_offset_lag"] == {("0", "t/0"): 5}
@@ -165,6 +167,7 @@ AGREEMENTS = {
     "tidemill_loop_lag_seconds_count": lambda total: sum(total.loop_lags.counts),
     "tidemill_handler_duration_seconds_count": lambda total: sum(sum(hook.counts) for hook in total.hooks.values()),
     "tidemill_consumer_errors_total": lambda total: total.consumer_errors,
+    "tidemill_recreated_partitions_total": lambda total: total.recreated_partitions,
     "tidemill_executor_timeouts_total": lambda total: total.timeouts,
     "tidemill_task_retries_total": lambda total: total.tasks_retried,
     "tidemill_dead_letters_total": lambda total: sum(total.letter_kinds.values()),

@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import confluent_kafka as ck
+import structlog
 
 from tidemill.config.settings import Settings
 from tidemill.core.deadletters.redrive import REDRIVE_PREFIX, Criteria, identify_redrive
 from tidemill.core.errors import ConfigError, FencedError, RemoteError
+from tidemill.core.topic_identity import add_mark, is_replaced, split_mark
 from tidemill.deadletters.opening import Letters
 from tidemill.deadletters.reader import LetterReader
 from tidemill.deadletters.redrive.producer import (
@@ -30,6 +32,8 @@ from tidemill.deadletters.redrive.producer import (
 )
 from tidemill.runtime.kafka_client import BackgroundCall
 from tidemill.runtime.producer import make_producer_config, worth_retrying
+
+log = structlog.get_logger(__name__)
 
 #: librdkafka ignores the time limit of the call that saves positions, and waits forever if the group's coordinator
 #: went away: after this long its producer is replaced.
@@ -132,11 +136,24 @@ class KafkaCursor(RedriveProducer):
         self._note = note
         self._producer: ck.Producer
         self._opened = False
+        self._topic_id: str | None = None
         self._may_be_repeated = False
 
     def read(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, str]]:
-        """Return the committed offsets of the group and their metadata; see `RedriveCursor.read`."""
-        return self._letters.read_committed(ranges)
+        """Return the committed offsets of the group and their notes; see `RedriveCursor.read`.
+
+        Those of an earlier topic of the same name are left out.
+        """
+        self._topic_id = self._letters.find_topic_id()
+        saved, found = {}, self._letters.read_committed(ranges)
+        for number, (at, text) in found.items():
+            topic_id, note = split_mark(text)
+            if not is_replaced(topic_id, self._topic_id):
+                saved[number] = (at, note)
+        if len(saved) < len(found):
+            text = "the dead-letter topic was deleted and created again: the redrive starts over"
+            log.warning(text, topic=self._letters.topic)
+        return saved
 
     def _make_own(self) -> ck.Producer:
         milliseconds = int(TRANSACTION_SECONDS * 1000)
@@ -221,7 +238,10 @@ class KafkaCursor(RedriveProducer):
 
     def _save(self, positions: Mapping[int, int]) -> None:
         topic, note = self._letters.topic, self._note
-        offsets = [ck.TopicPartition(topic, number, at, note(number, at)) for number, at in positions.items()]
+        offsets = [
+            ck.TopicPartition(topic, number, at, add_mark(self._topic_id, note(number, at)))
+            for number, at in positions.items()
+        ]
         producer, metadata = self._producer, self._letters.get_group_metadata()
         call = BackgroundCall(
             "tidemill-cursor", lambda: producer.send_offsets_to_transaction(offsets, metadata, CALL_SECONDS)

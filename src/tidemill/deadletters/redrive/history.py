@@ -18,6 +18,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.deadletters.redrive import REDRIVE_PREFIX, Criteria
 from tidemill.core.deadletters.redrive_record import RedriveRecord, decode_record
 from tidemill.core.errors import RemoteError
+from tidemill.core.topic_identity import is_replaced, split_mark
 from tidemill.deadletters.opening import Letters
 from tidemill.deadletters.reader import Found, LetterReader, extract_facts
 from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, describe_client_error, make_client_config, scrub
@@ -113,7 +114,7 @@ def read_history(settings: Settings, letters: Letters) -> RedriveHistory:
         RemoteError: The brokers do not answer, or do not let us see consumer groups.
     """
     if isinstance(letters, LetterReader):
-        return _read_groups(settings, letters.find_ranges())
+        return _read_groups(settings, letters.find_ranges(), letters.find_topic_id())
     return _read_journals(letters)
 
 
@@ -131,15 +132,16 @@ def _read_journals(letters: FolderReader) -> RedriveHistory:
     return RedriveHistory(records)
 
 
-def _read_groups(settings: Settings, partitions: Iterable[int]) -> RedriveHistory:
+def _read_groups(settings: Settings, partitions: Iterable[int], topic_id: str | None) -> RedriveHistory:
     config = make_client_config(settings.kafka, settings.dlq_brokers, {})
     quiet: dict[str, Any] = {**config, "error_cb": lambda error: None}
     client = AdminClient(quiet, logger=LibraryLog())
     records: dict[int, list[RedriveRecord]] = {}
     try:
         for saved in _list_saved(client, settings.dlq_topic, list(partitions)):
-            record = decode_record(saved.metadata or "") if saved.offset >= 0 else None
-            if record is not None:
+            of_topic, note = split_mark(saved.metadata or "")
+            record = decode_record(note) if saved.offset >= 0 else None
+            if record is not None and not is_replaced(of_topic, topic_id):
                 records.setdefault(saved.partition, []).append(record)
     except (ck.KafkaException, TimeoutError) as error:
         text = scrub(describe_client_error(error), config) or "no answer"

@@ -174,6 +174,7 @@ class Snapshots:
             hooks=services.hooks,
             loop_lags=services.loop_lags,
             consumer_errors=source.errors,
+            recreated_partitions=source.recreated,
             tasks_done=counters.tasks_done,
             tasks_failed=counters.tasks_failed,
             delivered=outbox.delivered,

@@ -223,7 +223,7 @@ class Backfill:
                 self._folder.tidy()
                 left = self._folder.find_left(plan)
                 log.info("resuming the backfill", left=sum(piece.size for piece in left), total=plan.total)
-                check_still_there(settings, left)
+                check_still_there(settings, left, plan.topic_id)
             self.gap = plan.deleted
             size = self._choose_size(settings)(plan.total)
             with letter_run(settings, self._folder.path) as letters:
@@ -298,11 +298,11 @@ class Backfill:
         settings, folder = todo.settings, str(self._folder.path)
         log_context, folders = self._foreground.log_context, list_own_folders()
         job = EngineJob(0, 0, todo.worker, address, settings, todo.packed, log_context, import_path=folders)
-        job = todo.letters.of(job)
+        job, topic_id = todo.letters.of(job), todo.plan.topic_id
 
         def work(parts: Iterator[tuple[int, Chunk]]) -> Iterator[bytes]:
             for index, chunk in parts:
-                yield run_ranges(job.of_part(index), folder, chunk)
+                yield run_ranges(job.of_part(index), folder, chunk, topic_id)
 
         parts = list(enumerate(todo.parts))
         collected: list[bytes] = context.parallelize(parts, len(parts)).mapPartitions(work).collect()

@@ -34,9 +34,11 @@ from tidemill.core.ranges import (
     parse_position,
     split,
 )
+from tidemill.core.topic_identity import is_replaced
 from tidemill.pipeline.reports.outcomes import find_finished_ranges
 from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, describe_client_error
 from tidemill.sources.ranges import make_reader_config
+from tidemill.sources.topic_watch import open_topic_ids
 
 log = structlog.get_logger(__name__)
 
@@ -54,6 +56,7 @@ class Plan(msgspec.Struct, frozen=True):
         pieces: The ranges to process, in order.
         deleted: How many of the requested offsets the broker had deleted by then.
         made_at: When, ISO 8601, UTC.
+        topic_id: The topic's id then; None: not known.
         version: Of this format.
     """
 
@@ -63,6 +66,7 @@ class Plan(msgspec.Struct, frozen=True):
     pieces: list[OffsetRange]
     deleted: int
     made_at: str
+    topic_id: str | None = None
     version: int = PLAN_VERSION
 
     @property
@@ -220,12 +224,18 @@ def _resolve(
             return {at.partition: at.offset if at.offset >= 0 else edges[at.partition][1] for at in found}
 
 
-def check_still_there(settings: Settings, left: list[OffsetRange]) -> None:
+def check_still_there(settings: Settings, left: list[OffsetRange], topic_id: str | None = None) -> None:
     """Refuse to resume over a topic that was recreated.
 
     Raises:
-        RemoteError: The topic ends before the planned ranges, or the brokers do not answer.
+        RemoteError: It was, or ends before the planned ranges, or the brokers do not answer.
     """
+    if is_replaced(topic_id, open_topic_ids(settings.kafka).ask(CALL_SECONDS)):
+        raise RemoteError(
+            f"topic {settings.kafka.source_topic!r} was recreated since the ranges were planned; start over, with "
+            "another folder for the outcomes",
+            retryable=False,
+        )
     ends = {span.range.partition: span.range.end for span in look_up(settings, Edge.EARLIEST, Edge.LATEST)}
     for piece in left:
         if ends.get(piece.partition, -1) < piece.end:
@@ -252,6 +262,8 @@ def make_plan(settings: Settings, start: str, end: str, choose_size: Callable[[i
         whole: Whether no partition is split.
     """
     topic = settings.kafka.source_topic
+    # First: a topic that is recreated meanwhile is noticed when the ranges are read.
+    topic_id = open_topic_ids(settings.kafka).ask(CALL_SECONDS)
     spans = look_up(settings, parse_position(start, "the start (--from)"), parse_position(end, "the end (--to)"))
     for span in spans:
         where = f"{topic}/{span.range.partition}"
@@ -263,4 +275,4 @@ def make_plan(settings: Settings, start: str, end: str, choose_size: Callable[[i
             log.info("the partition ends before the requested end", partition=where, missing=span.beyond)
     ranges = [span.range for span in spans if span.range.size]
     pieces = sorted(ranges) if whole else split(ranges, choose_size(sum(part.size for part in ranges)))
-    return Plan(topic, start, end, pieces, sum(span.deleted for span in spans), format_now())
+    return Plan(topic, start, end, pieces, sum(span.deleted for span in spans), format_now(), topic_id)

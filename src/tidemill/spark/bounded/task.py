@@ -127,17 +127,18 @@ def _open_letters(
     return FileDeadLetters(LettersPlace(path, job.run, folder, job.outcomes_id), identity.engine_id, partitions)
 
 
-def run_ranges(job: EngineJob, folder: str, chunk: Chunk) -> bytes:
+def run_ranges(job: EngineJob, folder: str, chunk: Chunk, topic_id: str | None = None) -> bytes:
     """Run one engine over ranges of the source topic; see `run_bounded`.
 
     Args:
         job: What the driver sent.
         folder: Where outcomes appear.
         chunk: The ranges.
+        topic_id: The id of the topic that they were planned for; None: not known.
     """
 
     def make(settings: Settings, identity: Identity) -> tuple[BoundedSource, Outcomes]:
-        source = BoundedSource(RangeReader(settings.kafka, chunk), settings.executor.max_queued_bytes)
+        source = BoundedSource(RangeReader(settings.kafka, chunk, topic_id), settings.executor.max_queued_bytes)
         ranges = {(settings.kafka.source_topic, part.partition): part for part in chunk}
         letters, history = _open_letters(job, folder, identity, ranges), build_history(settings, identity)
         return source, Outcomes(Path(folder), identity, history, ranges=ranges, letters=letters)

@@ -206,6 +206,10 @@ ENGINE_METRICS: tuple[tuple[Definition, Read], ...] = (
         _histogram("loop_lags"),
     ),
     (_counter("consumer_errors_total", "Errors that Kafka's client reported."), _count("consumer_errors")),
+    (
+        _counter("recreated_partitions_total", "Partitions read from the beginning: their topic was created again."),
+        _count("recreated_partitions"),
+    ),
     (_counter("executor_timeouts_total", "Attempts that were ended because they took too long."), _count("timeouts")),
     (_gauge_of("executor_pool_active", "Tasks that run now."), _gauge("tasks_running")),
     (

@@ -1,0 +1,156 @@
+"""Whether a topic is still the one that its partitions were assigned from; on the consumer's thread only.
+
+Its id is asked for at every assignment, after every jump back, and at each look in between; `core.topic_identity`
+compares.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import confluent_kafka as ck
+import structlog
+
+from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.core.topic_identity import TopicIdentity, split_mark
+from tidemill.runtime.kafka_client import make_client_config
+from tidemill.runtime.topic_ids import TopicIds
+from tidemill.sources.base import TopicPartition, name_partitions
+from tidemill.sources.buffer import Buffer
+from tidemill.sources.commit_positions import CommitPositions
+
+log = structlog.get_logger(__name__)
+
+#: How long an assignment waits for committed offsets.
+COMMITTED_SECONDS = 10.0
+#: An assignment, and a jump back, wait this long for the topic's id.
+ASK_SECONDS = 5.0
+#: After an answer, another jump back does not ask again for this long.
+ASK_AGAIN_SECONDS = 1.0
+
+
+def open_topic_ids(kafka: KafkaSettings) -> TopicIds:
+    """Return what asks for the id of the source topic."""
+    return TopicIds(make_client_config(kafka, kafka.brokers, {}), kafka.source_topic)
+
+
+class Start(NamedTuple):
+    """Where a partition begins.
+
+    Attributes:
+        offset: The committed offset; negative: there is none, or it is of a topic of the same name that is gone.
+        note: The note beside it.
+        replaced: Whether it is of another topic, so that the partition is read from its beginning.
+    """
+
+    offset: int
+    note: str = ""
+    replaced: bool = False
+
+    def make_position(self, partition: TopicPartition) -> ck.TopicPartition:
+        """Return what the client is told: it looks up a committed offset by itself."""
+        return ck.TopicPartition(*partition, ck.OFFSET_BEGINNING if self.replaced else ck.OFFSET_INVALID)
+
+
+class TopicWatch:
+    """The identity of one topic.
+
+    Args:
+        ids: Asks for its id.
+        notes: Texts to keep beside offsets.
+
+    Attributes:
+        positions: What is committed.
+        recreated: How often a partition was read from its beginning because its topic had been created again.
+    """
+
+    def __init__(self, ids: TopicIds, notes: Mapping[TopicPartition, str]) -> None:
+        """Ask nothing yet."""
+        self._ids = ids
+        self._identity: TopicIdentity[TopicPartition] = TopicIdentity()
+        self.positions = CommitPositions(self._identity, notes)
+        self.recreated = 0
+        self._now: str | None = None
+        self._ask_at = 0.0
+
+    def find_starts(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> dict[TopicPartition, Start]:
+        """Return where partitions begin that are assigned now."""
+        if not partitions:
+            return {}
+        committed = partitions
+        try:
+            committed = consumer.committed(partitions, timeout=COMMITTED_SECONDS)
+        except ck.KafkaException as error:
+            log.warning("committed offsets are not known; gaps cannot be told", error=str(error))
+        self._now, starts = self._ids.ask(ASK_SECONDS), {}
+        for position in committed:
+            tp = (position.topic, position.partition)
+            marked, note = split_mark(position.metadata or "")
+            known = position.error is None and position.offset >= 0
+            same = self._identity.assign(tp, marked if known else None, self._now)
+            offset = position.offset if position.error is None else -1
+            starts[tp] = Start(offset, note) if same else Start(-1, replaced=True)
+        self._say_replaced([tp for tp, start in starts.items() if start.replaced])
+        return starts
+
+    def forget(self, partition: TopicPartition) -> None:
+        """Watch a partition no longer."""
+        self._identity.forget(partition)
+        self.positions.replaced.discard(partition)
+
+    def close_replaced(
+        self, consumer: ck.Consumer, buffers: Mapping[TopicPartition, Buffer], *, at_once: bool
+    ) -> list[TopicPartition]:
+        """Fetch no more of partitions whose topic was deleted and created again; return these, each once.
+
+        Args:
+            consumer: Whose partitions they are.
+            buffers: Of all its partitions.
+            at_once: Whether to wait for the topic's id, unless there was an answer a moment ago.
+        """
+        if not at_once:
+            now = self._ids.look()
+        elif time.monotonic() >= self._ask_at:
+            now = self._ids.ask(ASK_SECONDS)
+            self._ask_at = time.monotonic() + ASK_AGAIN_SECONDS
+        else:
+            return []
+        replaced = [tp for tp in self._identity.find_replaced(now) if tp not in self.positions.replaced]
+        if replaced:
+            self._now = now
+            self.positions.replaced.update(replaced)
+            for tp in replaced:
+                buffers[tp].closed_at = time.monotonic()
+            consumer.pause([ck.TopicPartition(*tp) for tp in replaced])
+            self._say_replaced(replaced)
+        return replaced
+
+    def find_ended(self, buffers: Mapping[TopicPartition, Buffer], seconds: float) -> list[TopicPartition]:
+        """Return the partitions of which everything that was fetched is done.
+
+        Args:
+            buffers: Of all partitions.
+            seconds: What was pulled may take this long.
+        """
+        due = time.monotonic() - seconds
+        return [
+            tp
+            for tp in self.positions.replaced
+            if (buffer := buffers[tp]).is_settled or (not buffer.messages and (buffer.closed_at or 0.0) < due)
+        ]
+
+    def restart(self, replaced: Sequence[TopicPartition]) -> dict[TopicPartition, Start]:
+        """Return where partitions begin that `find_ended` returned: as those of the new topic."""
+        for tp in replaced:
+            self._identity.assign(tp, None, self._now)
+        return {tp: Start(-1, replaced=True) for tp in replaced}
+
+    def _say_replaced(self, partitions: Sequence[TopicPartition]) -> None:
+        if partitions:
+            self.recreated += len(partitions)
+            log.warning(
+                "the topic was deleted and created again: it is read from its beginning, once what was fetched is done",
+                partitions=name_partitions(partitions),
+            )
