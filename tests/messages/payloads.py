@@ -94,6 +94,7 @@ PAYLOADS: dict[str, tuple[Any, ...]] = {
     ),
     "http": (
         HttpPayload(data={"n": object()}),
+        HttpPayload(data={"rates": [1.5, float("inf")]}),
         HttpPayload(data={"n": 1}, method="FETCH"),
         HttpPayload(data={"n": 1}, method="GET"),
         HttpPayload(data={"n": 1}, path="../x"),

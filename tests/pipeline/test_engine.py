@@ -249,11 +249,8 @@ async def test_arrange_that_raises_for_one_of_a_hundred_dead_letters_that_one(ri
     await run.committed(100)
     assert Poisoned.done == set(range(100)) - {37}
     (letter,) = run.letters.letters
-    assert (letter.kind, letter.sources[0].offset, letter.error) == (
-        "arrange",
-        37,
-        "ValueError: cannot take 37",
-    )
+    assert (letter.kind, letter.sources[0].offset) == ("arrange", 37)
+    assert letter.error.startswith("ValueError: cannot take 37 (tests/pipeline/test_engine.py:")
 
 
 @pytest.mark.parametrize("returned", [None, ["task"], 7])

@@ -290,3 +290,54 @@ async def test_what_a_hook_raises_for_every_message_is_logged_once(rig, hook) ->
         await run.committed(20)
     assert len(run.letters.letters) == 20
     assert len([line for line in lines if "raised" in line["event"]]) == 1
+
+
+# -- where an error came from -------------------------------------------------------------------------------------
+
+
+def _take(message: SourceMessage) -> Any:
+    raise KeyError("total")
+
+
+class Arranging(Handler[Any, Any]):
+    async def arrange(self, messages: Any, pending: Any) -> list[ExecutorTask]:
+        return [_take(each) for each in messages if each.offset == 1]
+
+
+class Transforming(Handler[Any, Any]):
+    async def transform(self, messages: Any) -> Any:
+        return [_take(each) if each.offset == 1 else None for each in messages]
+
+
+class Completing(Handler[Any, Any]):
+    async def arrange(self, messages: Any, pending: Any) -> list[ExecutorTask]:
+        return []
+
+    async def on_message_complete(self, group: Any) -> Any:
+        return _take(group.source_message) if group.source_message.offset == 1 else None
+
+
+class Reading(Completing):
+    def deserialize_message(self, message: SourceMessage) -> Any:
+        return _take(message) if message.offset == 1 else None
+
+    async def on_message_complete(self, group: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("handler", "kind"),
+    [(Arranging, "arrange"), (Transforming, "transform"), (Completing, "hook"), (Reading, "parse")],
+)
+async def test_an_error_of_a_handler_is_told_with_its_line_and_logged_with_its_traceback(
+    rig: Any, handler: type[Handler[Any, Any]], kind: str
+) -> None:
+    with structlog.testing.capture_logs() as lines:
+        run = rig(handler(), [message(offset) for offset in range(4)])
+        await run.committed(4)
+    (letter,) = run.letters.letters
+    line = _take.__code__.co_firstlineno + 1
+    assert letter.kind == kind
+    assert letter.error.endswith(f"KeyError: 'total' (tests/pipeline/test_failures.py:{line} in _take)")
+    logged = [entry["exc_info"] for entry in lines if "exc_info" in entry]
+    assert [type(error) for error in logged] == ([] if kind == "parse" else [KeyError])

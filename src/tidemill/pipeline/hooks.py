@@ -21,6 +21,7 @@ from tidemill.runtime.durations import Durations
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import kind_of, throttle
 from tidemill.runtime.messages import Place
+from tidemill.runtime.user_code import explain_error
 
 #: A burst of hooks gives the loop a turn after this many jobs, or after this time.
 BURST = 64
@@ -207,9 +208,9 @@ def check_returned(check: Callable[..., T], *arguments: Any) -> T:
 
 def log_hook_error(log: Any, hook: str, error: Exception, event: str = "a hook raised", **details: object) -> str:
     """Log what a hook raised, and return it in words."""
-    text = describe_error(error)
-    throttle(log, LOG_SECONDS, about=(hook, kind_of(text))).warning(event, hook=hook, exc_info=error, **details)
-    return f"{hook}: {text}"
+    about = (hook, kind_of(describe_error(error)))
+    throttle(log, LOG_SECONDS, about=about).warning(event, hook=hook, exc_info=error, **details)
+    return f"{hook}: {explain_error(error)}"
 
 
 def _wake_one(waiters: deque[asyncio.Future[None]]) -> bool:

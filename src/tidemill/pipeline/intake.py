@@ -24,6 +24,7 @@ from tidemill.pipeline.reports.snapshots import PartitionStatistics
 from tidemill.pipeline.windows.waiting_window import WaitingWindow
 from tidemill.runtime.messages import SourceMessage, list_sizes, set_field
 from tidemill.runtime.record_headers import check_headers
+from tidemill.runtime.user_code import explain_error
 from tidemill.sources.base import Source, TopicPartition
 
 
@@ -346,10 +347,9 @@ class Intake:
         """Dead-letter a message that cannot be read, or a tombstone; it takes no further part."""
         context, (message, entry) = self._context, opened
         if error is None:
-            text = "the handler does not accept tombstones"
-            intake.owned.reject(message, entry, LetterKind.TOMBSTONE, text)
+            intake.owned.reject(message, entry, LetterKind.TOMBSTONE, "the handler does not accept tombstones")
         elif context.brake is None:
-            intake.owned.reject(message, entry, LetterKind.PARSE, describe_error(error))
+            intake.owned.reject(message, entry, LetterKind.PARSE, explain_error(error))
         else:  # in a window of its own it keeps its place, whether it is dead-lettered or held
             self._close_window(intake, intake.windowing.flush())
             now, again = self._loop.time(), intake.arrange_again

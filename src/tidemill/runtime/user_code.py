@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
+
+from tidemill.core.errors import describe_error
+from tidemill.runtime.tracebacks import CodePlaces
 
 _OWN = str(Path(__file__).parents[1]) + "/"
 #: Below tidemill's folder, but written like a user's code.
@@ -17,6 +22,40 @@ def locate_error(error: BaseException) -> str:
         return f"{error.filename}:{error.lineno}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+
+
+def explain_error(error: BaseException) -> str:
+    """Return what a hook raised, with the innermost place in the user's own code if the error came from there.
+
+    Like `ValueError: no number (handler.py:12 in arrange)`; never raises.
+    """
+    place = _find_own_place(error) or (_find_own_place(error.__cause__) if error.__cause__ is not None else "")
+    return f"{describe_error(error)} ({place})" if place else describe_error(error)
+
+
+def _find_own_place(error: BaseException) -> str:
+    places = _know_places()
+    found = [frame for frame in _list_frames(error) if _is_users(frame[0])]
+    own = [frame for frame in found if places.is_users(frame[0])]
+    if not found:
+        return ""
+    # A handler may be installed like a library: then the hook itself comes first.
+    file, line, name = own[-1] if own else found[0]
+    return f"{places.shorten(file)}:{line} in {name}"
+
+
+def _list_frames(error: BaseException) -> Iterator[tuple[str, int, str]]:
+    """Yield file, line and function, the outermost first; no source is read."""
+    entry = error.__traceback__
+    while entry is not None:
+        code = entry.tb_frame.f_code
+        yield code.co_filename, entry.tb_lineno, code.co_name
+        entry = entry.tb_next
+
+
+@functools.cache
+def _know_places() -> CodePlaces:
+    return CodePlaces()
 
 
 def locate_class(cls: type) -> str:

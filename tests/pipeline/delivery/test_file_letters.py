@@ -107,7 +107,8 @@ async def test_letters_of_a_part_are_in_one_file_that_its_outcomes_name_and_no_b
     rows = pq.read_table(path).to_pylist()
     first = rows[0]
     told = decode_letter(first["letter"].encode())
-    assert (first["kind"], first["error"]) == ("arrange", "ValueError: not this one")
+    assert first["kind"] == "arrange"
+    assert first["error"].startswith("ValueError: not this one (tests/pipeline/")
     assert (first["topic"], first["partition"], first["offset"]) == (TOPIC, 0, 3)
     assert first["letter_id"] == told.letter_id
     assert first["written_at"].isoformat(timespec="milliseconds") == told.timestamp

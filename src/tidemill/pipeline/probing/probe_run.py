@@ -43,6 +43,7 @@ from tidemill.pipeline.windows.transform import RefusedResultError, call_transfo
 from tidemill.pipeline.windows.window import WindowRun
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.messages import SourceMessage, place_of, set_field
+from tidemill.runtime.user_code import explain_error
 from tidemill.sources.base import TopicPartition
 
 log = structlog.get_logger(__name__)
@@ -181,7 +182,7 @@ class ProbeRun:
             returned = await call_hook(hook, context.hooks.calls, "arrange", place_of, [message])
             tasks = check_returned(check_tasks, "arrange", returned)
         except Exception as error:
-            partition.reject(message, entry, LetterKind.ARRANGE, describe_error(error))
+            partition.reject(message, entry, LetterKind.ARRANGE, explain_error(error))
             return
         if partition.closed:
             return
@@ -197,7 +198,7 @@ class ProbeRun:
         try:
             result = await call_transform(self._context, [message])
         except Exception as error:
-            text = describe_error(error.error if isinstance(error, RefusedResultError) else error)
+            text = explain_error(error.error if isinstance(error, RefusedResultError) else error)
             partition.reject(message, entry, LetterKind.TRANSFORM, text, list_refused(error))
             return
         if not partition.closed:
@@ -214,11 +215,10 @@ class ProbeRun:
         try:
             set_field(message, "payload", context.handler.deserialize_message(message))
         except BaseException as error:  # whatever it raises concerns this message alone
-            text = describe_error(error)
             if context.settings.kafka.on_parse_error == "pass":
-                set_field(message, "parse_error", text)
+                set_field(message, "parse_error", describe_error(error))
                 return True
-            partition.reject(message, entry, LetterKind.PARSE, text)
+            partition.reject(message, entry, LetterKind.PARSE, explain_error(error))
             return False
         return True
 

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, Protocol
 
-from tidemill.core.errors import describe_error, escape_surrogates
+from tidemill.core.errors import escape_surrogates
 from tidemill.core.retry import Retry, decide
 from tidemill.deadletters.letter import LetterKind, summarize_stderr
 from tidemill.pipeline.brake import Case
@@ -24,6 +24,7 @@ from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.pipeline.windows.hooked import Hooked
 from tidemill.runtime.log import kind_of, throttle
 from tidemill.runtime.messages import Place, SourceMessage
+from tidemill.runtime.user_code import explain_error
 
 
 class FailingWindow(Protocol):
@@ -120,7 +121,7 @@ def handle_hook_failure(window: FailingWindow, hook: str, error: Exception, of: 
 
     again = functools.partial(context.hooks.submit, window.collect, of)
     cause = f"{hook}: {type(error).__name__}"
-    write_or_hold(context, cause, describe_error(error), _make_case(window, of, again, write))
+    write_or_hold(context, cause, explain_error(error), _make_case(window, of, again, write))
 
 
 def write_or_hold(context: EngineContext, cause: str, text: str, case: Case) -> None:

@@ -28,6 +28,7 @@ from tidemill.pipeline.windows.window import WindowRun
 from tidemill.runtime.log import kind_of, throttle
 from tidemill.runtime.messages import SourceMessage, place_of, set_field
 from tidemill.runtime.record_headers import check_headers
+from tidemill.runtime.user_code import explain_error
 from tidemill.sources.base import TopicPartition
 
 
@@ -170,9 +171,8 @@ class WaitingWindow:
         refused = list_refused(error)
         if isinstance(error, RefusedResultError):
             error = error.error
-        text = describe_error(error)
-        throttle(self._context.log, LOG_SECONDS, about=kind_of(text)).warning(
-            f"{kind.value} raised", message=self._describe(), error=text, partition=self._partition.name
+        throttle(self._context.log, LOG_SECONDS, about=kind_of(describe_error(error))).warning(
+            f"{kind.value} raised", message=self._describe(), partition=self._partition.name, exc_info=error
         )
         self._refuse(kind, error, refused)
 
@@ -186,7 +186,7 @@ class WaitingWindow:
 
     def _refuse(self, kind: LetterKind, error: BaseException, refused: object = None) -> None:
         """Dead-letter or hold the only message: it gets no task."""
-        context, partition, text = self._context, self._partition, describe_error(error)
+        context, partition, text = self._context, self._partition, explain_error(error)
         message, entry, order = self.messages[0], self._entries[0], self._partition.order
         if self._causes is None:
             self._causes = {}

@@ -1,0 +1,84 @@
+"""Where in a user's code an error came from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidemill.core.errors import HandlerError
+from tidemill.runtime import user_code
+from tidemill.runtime.tracebacks import CodePlaces
+from tidemill.runtime.user_code import explain_error
+
+HERE = "tests/runtime/test_user_code.py"
+
+
+def _own(text: str) -> Any:
+    return json.loads(text)
+
+
+def caught(call: Any) -> BaseException:
+    try:
+        call()
+    except BaseException as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+@pytest.fixture(autouse=True)
+def _places(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = str(Path(__file__).parents[2])
+    monkeypatch.setattr(user_code, "_know_places", lambda: CodePlaces(here=root))
+
+
+def test_an_error_is_told_with_the_innermost_line_of_the_users_own() -> None:
+    text = explain_error(caught(lambda: _own("{")))
+    line = _own.__code__.co_firstlineno + 1
+    assert text.startswith("JSONDecodeError: ")
+    assert text.endswith(f" ({HERE}:{line} in _own)")
+
+
+def test_what_tidemill_made_of_it_is_looked_through() -> None:
+    def fail() -> None:
+        try:
+            raise SystemExit(3)
+        except SystemExit as error:
+            raise HandlerError("the hook called sys.exit(3)") from error
+
+    wrapped = caught(fail)
+    wrapped.__traceback__ = None
+    assert explain_error(wrapped).startswith(f"HandlerError: the hook called sys.exit(3) ({HERE}:")
+
+
+def test_without_a_line_of_the_users_own_there_is_only_the_text() -> None:
+    assert explain_error(ValueError("no")) == "ValueError: no"
+    assert explain_error(caught(lambda: CodePlaces(1, 2, 3, 4))).startswith("TypeError: ")  # type: ignore[call-arg, arg-type]
+    bare = ValueError("no")
+    bare.__cause__ = KeyError("x")
+    assert explain_error(bare) == "ValueError: no"
+
+
+def test_a_handler_that_is_installed_like_a_library_is_told_by_the_hook() -> None:
+    scope: dict[str, Any] = {"json": json}
+    source = "def arrange(text):\n    return json.loads(text)\n"
+    exec(compile(source, "/x/site-packages/mine/handler.py", "exec"), scope)
+    error = caught(lambda: scope["arrange"]("{"))
+    # Without the frames of this file, which would be the user's own.
+    while error.__traceback__ is not None and error.__traceback__.tb_frame.f_code.co_filename == __file__:
+        error.__traceback__ = error.__traceback__.tb_next
+    assert explain_error(error).endswith("(/x/site-packages/mine/handler.py:2 in arrange)")
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def test_an_error_whose_text_cannot_be_read_has_its_place() -> None:
+    def fail() -> None:
+        raise Mute
+
+    assert explain_error(caught(fail)).startswith(f"Mute: its text cannot be read ({HERE}:")
