@@ -23,6 +23,11 @@ class Resume:
 class Callback:
     name: str
     error: str | None = None
+    ended_us: int = LOGICAL_US + 9_000_000
+    run_state: str = "running"
+    run_ended_us: int | None = None
+    started_us: int | None = LOGICAL_US + 6_000_000
+    origin: str | None = None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import traceback
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -734,7 +735,8 @@ def test_callbacks_get_the_context_and_the_error() -> None:
     seen: list[Any] = []
 
     def note(context: Any) -> None:
-        seen.append((context["task"].task_id, context.get("exception"), context["ti"].try_number))
+        found = context.get("exception")
+        seen.append((context["task"].task_id, None if found is None else str(found), context["ti"].try_number))
 
     with DAG("d", on_failure_callback=lambda context: seen.append((context["reason"], context["run_id"]))) as dag:
         Call(task_id="t", on_failure_callback=[raising(ValueError("x")), note], on_execute_callback=note, value=1)
@@ -746,6 +748,36 @@ def test_callbacks_get_the_context_and_the_error() -> None:
     assert attempt(dag, "", callback=Callback("on_failure", "boom")).ending == AttemptSucceeded()
     assert seen.pop() == ("boom", "run")
     assert attempt(dag, "t", callback=Callback("on_success")).ending == AttemptSucceeded()
+
+
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        ("on_success", "success"),
+        ("on_failure", "failed"),
+        ("on_retry", "up_for_retry"),
+        ("on_skipped", "skipped"),
+    ],
+)
+def test_callbacks_see_what_the_task_and_the_run_have_become(name: str, state: str) -> None:
+    seen: list[Any] = []
+    with DAG("d", on_failure_callback=seen.append) as dag:
+        Call(task_id="t", **{f"{name}_callback": seen.append}, function=raising(KeyError("x")))
+    failed = attempt(dag, "t").ending
+    assert isinstance(failed, AttemptFailed)
+    error = None if name in ("on_success", "on_skipped") else failed.error
+    attempt(dag, "t", callback=Callback(name, error, origin=failed.origin))
+    context = seen.pop()
+    ti = context["ti"]
+    assert (ti.state, ti.duration, context["dag_run"].state) == (state, 3.0, "running")
+    assert (ti.end_date - context["logical_date"]).total_seconds() == 9
+    if error is not None:
+        assert isinstance(context["exception"], KeyError)
+        assert "KeyError: 'x'" in "".join(traceback.format_exception(context["exception"]))
+    ended_us = LOGICAL_US + 7_000_000
+    attempt(dag, "", callback=Callback("on_failure", "tasks failed: t", run_state="failed", run_ended_us=ended_us))
+    run = seen.pop()["dag_run"]
+    assert (run.state, (run.end_date - run.logical_date).total_seconds()) == ("failed", 7)
 
 
 def test_an_execute_callback_that_raises_stops_nothing_and_is_not_called_at_a_resume() -> None:

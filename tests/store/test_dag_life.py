@@ -13,6 +13,7 @@ from tidemill.core.tasks.inputs import Channel
 from tidemill.core.tasks.structure import DagStructure
 from tidemill.store.call import CallRefusedError, RefusalKind
 from tidemill.store.calls import (
+    CallbackReport,
     CancelRun,
     ClaimTriggers,
     ClearTasks,
@@ -23,6 +24,7 @@ from tidemill.store.calls import (
     FiredEvent,
     GetXCom,
     HeldTriggers,
+    ListCallbacks,
     ListPools,
     ListXComs,
     LogPart,
@@ -31,6 +33,7 @@ from tidemill.store.calls import (
     OutcomeKind,
     PauseDag,
     PushXCom,
+    ReadCallbackLog,
     ReadLog,
     Report,
     ResumeWith,
@@ -45,6 +48,7 @@ from tidemill.store.calls import (
     WorkerTurn,
 )
 from tidemill.store.database import Database
+from tidemill.store.worker_calls import PART_BASE
 
 
 @pytest.fixture
@@ -436,6 +440,51 @@ async def test_a_callback_runs_after_the_state_is_stored_and_again_if_its_worker
     player.worker = await player.begin_service("worker")
     again = await player.claim()
     assert [one.callback for one in again] == [one.callback for one in claimed]
+
+
+async def test_a_callback_is_told_what_its_task_and_run_became_and_where_it_was_raised(
+    player: Player,
+) -> None:
+    run = await player.create(
+        dag(task("a", retries=1, callbacks=("on_failure", "on_retry")), callbacks=("on_failure",))
+    )
+    await player.report(await player.claim_one(), Failure("broken", origin="[1]"))
+    (retried,) = [one.callback for one in await player.claim() if one.callback]
+    assert retried is not None
+    assert (retried.name, retried.origin, retried.run_state) == ("on_retry", "[1]", "running")
+    assert retried.started_us is not None
+    assert retried.started_us <= retried.ended_us
+    await player.store.call(MarkTasks(run.dag_id, run.run_id, ("a",), "failed", "tester"))
+    ended = await player.run(run)
+    callbacks = {one.task_id: one.callback for one in await player.claim() if one.callback}
+    of_task, of_run = callbacks["a"], callbacks[""]
+    assert of_task is not None
+    assert of_run is not None
+    assert (of_task.name, of_task.origin, of_task.run_state) == ("on_failure", None, "failed")
+    assert (of_run.run_state, of_run.run_ended_us, of_run.started_us) == ("failed", ended.ended_us, None)
+
+
+async def test_the_callbacks_of_a_run_and_those_of_tasks_that_failed_are_listed_with_their_logs(player: Player) -> None:
+    run = await player.create(dag(task("a", callbacks=("on_success",)), callbacks=("on_success",)))
+    await player.report(await player.claim_one(), Success())
+    claimed = {one.task_id: one for one in await player.claim() if one.callback}
+    of_task, of_run = claimed["a"].callback, claimed[""].callback
+    assert of_task is not None
+    assert of_run is not None
+    part = LogPart(0, 0, of_run.id * PART_BASE, 5, b"said", 1, last=True)
+    others = LogPart(0, 0, (of_run.id + 1) * PART_BASE, 5, b"of another", 1, last=True)
+    ends = (CallbackReport(of_run.id, "the chat is down", log_end=part), CallbackReport(of_task.id, log_end=others))
+    await player.turn(callbacks=ends)
+
+    listed = await player.store.call(ListCallbacks(run.dag_id, run.run_id))
+    assert [(one.id, one.task_id, one.state, one.error) for one in listed.rows] == [
+        (of_run.id, None, "failed", "the chat is down")
+    ]
+    log = await player.store.call(ReadCallbackLog(run.dag_id, run.run_id, of_run.id))
+    assert [one.data for one in log.rows] == [b"said"]
+    for number in (of_task.id, of_run.id + 99):
+        with pytest.raises(CallRefusedError, match="has no callback"):
+            await player.store.call(ReadCallbackLog(run.dag_id, run.run_id, number))
 
 
 async def test_the_log_of_a_try_is_read_in_order_and_a_part_is_stored_once(player: Player) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from types import SimpleNamespace
@@ -24,6 +24,13 @@ from tidemill.dags.variable import VariableAccessor
 from tidemill.dags.xcom_arg import RETURN_VALUE
 from tidemill.runtime.codec import decode, encode
 
+#: What a task has become when its callback runs.
+_STATES: Final = {
+    "on_success": "success",
+    "on_failure": "failed",
+    "on_retry": "up_for_retry",
+    "on_skipped": "skipped",
+}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -69,7 +76,8 @@ class TaskInstance:
         map_index: -1: it is not mapped.
         try_number: Which try it is, from 1.
         max_tries: How many retries follow the first try.
-        start_date: When this attempt began.
+        state: `running`; in a callback what the task has become.
+        start_date: When this attempt began; in a callback, when the try did.
         end_date: None: it has not ended.
         hostname: The machine that it runs on.
         dag_run: The run.
@@ -91,6 +99,10 @@ class TaskInstance:
         self.state = "running"
         self.start_date = datetime.now(UTC)
         self.end_date: datetime | None = None
+        if claim.callback is not None:
+            self.state = _STATES.get(claim.callback.name, self.state)
+            self.end_date = _moment(claim.callback.ended_us)
+            self.start_date = _moment(claim.callback.started_us) or self.end_date or self.start_date
         self.dag_run = dag_run
         self.logical_date = dag_run.logical_date
         self.fencing_token = claim.epoch
@@ -98,6 +110,11 @@ class TaskInstance:
         self.skipped: set[str] = set()
         self.skips_all = False
         self._services = services
+
+    @property
+    def duration(self) -> float | None:
+        """How many seconds it took; None: it has not ended."""
+        return None if self.end_date is None else (self.end_date - self.start_date).total_seconds()
 
     def xcom_push(self, key: str, value: Any) -> None:
         """Keep a value for other tasks, at once.
@@ -233,6 +250,9 @@ def build_context(task: Any, dag: Any, claim: Claim, services: TaskServices, par
     begun = _EPOCH + timedelta(microseconds=claim.run_started_us)
     conf = decode(claim.conf)
     run = DagRun(claim.dag_id, claim.run_id, claim.run_kind, logical, start, end, begun, logical or begun, conf or {})
+    callback = claim.callback
+    if callback is not None:
+        run = replace(run, state=callback.run_state, end_date=_moment(callback.run_ended_us))
     instance = TaskInstance(task, claim, services, run, params)
     context: dict[str, Any] = {
         "conn": ConnectionAccessor(),

@@ -18,10 +18,12 @@ class AttemptFailed:
     Attributes:
         error: What happened, in a line, for people; the traceback is in the log.
         may_retry: Whether the retries of the task apply.
+        origin: The class and the places of the exception, for callbacks; None: there was none.
     """
 
     error: str
     may_retry: bool = True
+    origin: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

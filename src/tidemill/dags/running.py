@@ -16,6 +16,7 @@ from tidemill.core.errors import describe_error, escape_surrogates
 from tidemill.dags.arguments import check_duration, check_text
 from tidemill.dags.context import build_context
 from tidemill.dags.current import running
+from tidemill.dags.exception_text import rebuild_exception, write_origin
 from tidemill.dags.exceptions import DagError, TaskDeferred, TaskFailed, TaskSkipped, TaskTimeout
 from tidemill.dags.lazy_context import Context
 from tidemill.dags.params import wrap_params
@@ -225,7 +226,7 @@ def _classify(error: BaseException, task: Any = None) -> Ending:
     log.error("the attempt failed: %s", describe_error(error), exc_info=(type(error), shown, shown.__traceback__))
     if isinstance(error, SystemExit):
         return AttemptFailed(_shorten(f"the task called sys.exit({error.code!r})"))
-    return AttemptFailed(_shorten(describe_error(error)), may_retry=not isinstance(error, TaskFailed))
+    return AttemptFailed(_shorten(describe_error(error)), not isinstance(error, TaskFailed), write_origin(shown))
 
 
 def _shorten(text: str) -> str:
@@ -251,8 +252,14 @@ def kill(task: Any) -> None:
         log.exception("on_kill of task %r failed", task.task_id)
 
 
+def _explain_callback(callback: CallbackClaim) -> dict[str, Any]:
+    """Return what the context of a callback says of what happened."""
+    error = callback.error
+    return {"exception": None if error is None else rebuild_exception(error, callback.origin), "reason": error}
+
+
 def _run_callbacks(task: Any, callback: CallbackClaim, context: Context) -> AttemptResult:
-    context = context.extend({"exception": callback.error, "reason": callback.error})
+    context = context.extend(_explain_callback(callback))
     failed = _call_all(getattr(task, f"{callback.name}_callback", ()), context, callback.name)
     return AttemptResult(AttemptFailed(failed, may_retry=False) if failed else AttemptSucceeded())
 
@@ -260,7 +267,7 @@ def _run_callbacks(task: Any, callback: CallbackClaim, context: Context) -> Atte
 def _run_dag_callback(dag: Any, claim: Claim, callback: CallbackClaim, services: TaskServices) -> AttemptResult:
     """Run a callback of the run as a whole, which no task is behind."""
     context = build_context(None, dag, claim, services, _merge_params(dag, None, claim))
-    context = context.extend({"exception": callback.error, "reason": callback.error})
+    context = context.extend(_explain_callback(callback))
     with running(None, context, services):
         failed = _call_all(getattr(dag, f"{callback.name}_callback", ()), context, callback.name)
     return AttemptResult(AttemptFailed(failed, may_retry=False) if failed else AttemptSucceeded())

@@ -21,12 +21,22 @@ class ResumeClaim(Protocol):
 
 
 class CallbackClaim(Protocol):
-    """Which callback is to be run; `error`: what made the task or the run fail."""
+    """Which callback is to be run; `store.calls.ClaimedCallback` says what each field means."""
 
     @property
     def name(self) -> str: ...
     @property
     def error(self) -> str | None: ...
+    @property
+    def origin(self) -> str | None: ...
+    @property
+    def started_us(self) -> int | None: ...
+    @property
+    def ended_us(self) -> int: ...
+    @property
+    def run_state(self) -> str: ...
+    @property
+    def run_ended_us(self) -> int | None: ...
 
 
 class Claim(Protocol):

@@ -302,8 +302,8 @@ class _Test:
 
 def _convert(result: AttemptResult) -> Result:
     match result.ending:
-        case AttemptFailed(error=error, may_retry=may_retry):
-            return Failure(error, may_retry)
+        case AttemptFailed(error=error, may_retry=may_retry, origin=origin):
+            return Failure(error, may_retry, origin)
         case AttemptSkipped():
             return Skip()
         case AttemptDeferred() as ending:

@@ -16,6 +16,7 @@ from tidemill.store import calls
 from tidemill.store.call import Call
 from tidemill.store.context import CallContext
 from tidemill.store.queries import (
+    callbacks,
     dags,
     new_runs,
     people,
@@ -101,6 +102,8 @@ FUNCTIONS: dict[type[Call[Any]], Function] = {
     calls.ListTasks: lambda c, r, x: people.list_tasks(c, r),
     calls.TaskHistory: lambda c, r, x: people.list_history(c, r),
     calls.ReadLog: lambda c, r, x: people.read_task_log(c, r),
+    calls.ListCallbacks: lambda c, r, x: callbacks.list_callbacks(c, r),
+    calls.ReadCallbackLog: lambda c, r, x: callbacks.read_callback_log(c, r),
     calls.ListXComs: lambda c, r, x: people.list_task_xcoms(c, r),
     calls.ClearTasks: people.clear_tasks,
     calls.MarkTasks: people.mark_tasks,

@@ -13,6 +13,7 @@ from tidemill.store.call import (
     Listed,
     RefusalKind,
 )
+from tidemill.store.callback_calls import CallbackRecord, ListCallbacks, ReadCallbackLog
 from tidemill.store.people_calls import (
     CancelRun,
     ClearTasks,
@@ -126,6 +127,7 @@ __all__ = [
     "BeginService",
     "Call",
     "CallRefusedError",
+    "CallbackRecord",
     "CallbackReport",
     "CancelRun",
     "ClaimTriggers",
@@ -161,6 +163,7 @@ __all__ = [
     "GetXCom",
     "HeldTriggers",
     "HistoryRecord",
+    "ListCallbacks",
     "ListConnections",
     "ListDags",
     "ListFiles",
@@ -183,6 +186,7 @@ __all__ = [
     "PauseDag",
     "PoolRecord",
     "PushXCom",
+    "ReadCallbackLog",
     "ReadLog",
     "RefusalKind",
     "ReleaseTriggers",

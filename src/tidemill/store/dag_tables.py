@@ -181,7 +181,8 @@ task_journal = Table(
     sqlite_with_rowid=False,
 )
 
-#: One row per callback of a user that is due, runs, or has ended. `task`: NULL, that of a run as a whole.
+#: One row per callback of a user that is due, runs, or has ended. `task`: NULL, that of a run as a whole. `started_us`:
+#: when the try began that it is about; `origin`: the class and the places of the exception that `cause` tells of.
 task_callback = Table(
     "task_callback",
     metadata,
@@ -199,6 +200,9 @@ task_callback = Table(
     Column("error", Text),
     Column("created_us", BigInteger, nullable=False),
     Column("ended_us", BigInteger),
+    Column("started_us", BigInteger),
+    Column("origin", Text),
+    Index("ix_task_callback_run", "run", "id"),
 )
 
 _partial("ix_task_callback_due", task_callback.c.queue, task_callback.c.id, where="state = 'due'")

@@ -28,6 +28,8 @@ READS: frozenset[type[Call[Any]]] = frozenset(
         calls.ListVariables,
         calls.ListXComs,
         calls.ReadLog,
+        calls.ListCallbacks,
+        calls.ReadCallbackLog,
         calls.TaskHistory,
         calls.WatchRuns,
     }

@@ -7,6 +7,7 @@ are UTC microseconds since the epoch; values of users are texts of `runtime.code
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 import msgspec
 
@@ -24,6 +25,10 @@ class OutcomeKind(enum.StrEnum):
     ALREADY = "already"
     FENCED = "fenced"
     REFUSED = "refused"
+
+
+#: The parts of a log are numbered from the epoch of the attempt, or the number of the callback, times this.
+PART_BASE: Final = 1 << 20
 
 
 class LogPart(msgspec.Struct, frozen=True):
@@ -53,10 +58,17 @@ class Success(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failure(msgspec.Struct, frozen=True, tag=True):
-    """The attempt failed. `error`: what happened, for people. `may_retry`: whether its retries apply."""
+    """The attempt failed.
+
+    Attributes:
+        error: What happened, for people.
+        may_retry: Whether its retries apply.
+        origin: The class and the places of the exception, for callbacks; None: there was none.
+    """
 
     error: str
     may_retry: bool = True
+    origin: str | None = None
 
 
 class Skip(msgspec.Struct, frozen=True, tag=True):
@@ -148,11 +160,21 @@ class ClaimedCallback(msgspec.Struct, frozen=True):
         id: Its number, for `CallbackReport`.
         name: `on_success`, `on_failure`, `on_retry` or `on_skipped`.
         error: What made the task or the run fail.
+        ended_us: When the task, or the run, became what the callback is for.
+        run_state: The state of the run.
+        run_ended_us: When the run ended; None: it has not.
+        started_us: When the try began; None: it is a callback of the run, or it never did.
+        origin: The class and the places of the exception; None: there was none.
     """
 
     id: int
     name: str
     error: str | None
+    ended_us: int
+    run_state: str
+    run_ended_us: int | None = None
+    started_us: int | None = None
+    origin: str | None = None
 
 
 class ClaimedAttempt(msgspec.Struct, frozen=True):

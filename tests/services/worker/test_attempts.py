@@ -373,8 +373,8 @@ async def test_callbacks_run_in_attempts_of_their_own(worker: RunningWorker) -> 
         + "with DAG('d', schedule=None):\n"
         + "    EmptyOperator(task_id='run', on_failure_callback=told, on_success_callback=wrong)\n"
     )
-    worker.store.queue(make_attempt(1, "run", callback=ClaimedCallback(7, "on_failure", "boom")))
-    worker.store.queue(make_attempt(1, "run", callback=ClaimedCallback(8, "on_success", None)))
+    worker.store.queue(make_attempt(1, "run", callback=ClaimedCallback(7, "on_failure", "boom", 1, "failed")))
+    worker.store.queue(make_attempt(1, "run", callback=ClaimedCallback(8, "on_success", None, 1, "failed")))
     await until(lambda: len(worker.store.callbacks) == 2, what="both have ended")
     assert worker.store.callbacks[7].error is None
     assert "oh" in (worker.store.callbacks[8].error or "")
@@ -396,7 +396,7 @@ async def test_a_callback_is_told_what_only_attempts_can_do(worker: RunningWorke
         + "with DAG('d', schedule=None):\n"
         + "    EmptyOperator(task_id='run', on_failure_callback=told)\n"
     )
-    worker.store.queue(make_attempt(1, "run", callback=ClaimedCallback(7, "on_failure", "boom")))
+    worker.store.queue(make_attempt(1, "run", callback=ClaimedCallback(7, "on_failure", "boom", 1, "failed")))
     await until(lambda: 7 in worker.store.callbacks, what="it has ended")
     assert f"a callback cannot {what}: its task has ended; do it in the task" in (worker.store.callbacks[7].error or "")
 

@@ -15,8 +15,9 @@ from tests.until import until
 from tidemill.config.known_secrets import KnownSecrets
 from tidemill.runtime.task_lines import TaskLine, WrittenLine, decode_lines
 from tidemill.services.worker.log_budget import LogBudget
-from tidemill.services.worker.logs import PART_BASE, PART_BYTES, AttemptLog
+from tidemill.services.worker.logs import PART_BYTES, AttemptLog
 from tidemill.store.calls import ConnectionRecord, LogPart
+from tidemill.store.worker_calls import PART_BASE
 
 
 def read(parts: list[LogPart]) -> list[TaskLine]:

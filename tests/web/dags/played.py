@@ -19,8 +19,19 @@ from tidemill.core.tasks.structure import ParamStructure, ScheduleStructure
 from tidemill.runtime.task_lines import encode_line
 from tidemill.services.dev.web_ui import WatchedDags
 from tidemill.store.call import Call
-from tidemill.store.calls import AppendLog, ClaimedAttempt, Deferral, Failure, LogPart, Report, StoreFile, Success
+from tidemill.store.calls import (
+    AppendLog,
+    CallbackReport,
+    ClaimedAttempt,
+    Deferral,
+    Failure,
+    LogPart,
+    Report,
+    StoreFile,
+    Success,
+)
 from tidemill.store.sqlite import SqliteDatabase, open_sqlite
+from tidemill.store.worker_calls import PART_BASE
 
 T = TypeVar("T")
 DAG = "orders"
@@ -92,6 +103,24 @@ class PlayedStore:
         data = b"".join(encode_line(1_700_000_000_000_000 + n, "info", "stdout", text) for n, text in enumerate(texts))
         part = LogPart(attempt.task, attempt.try_number, 0, 0, zlib.compress(data), len(texts))
         await self.database.call(AppendLog((part,)))
+
+    def fail_callback(self, dag_id: str) -> int:
+        """Let a run of a DAG end whose callback writes a line and fails; return the number of the callback."""
+        return self.wait(self._fail_callback(dag_id))
+
+    async def _fail_callback(self, dag_id: str) -> int:
+        player = self.player
+        await player.create(dag(task("only"), id=dag_id, callbacks=("on_success",)), run_id=RUN)
+        await player.report(await player.claim_one(), Success())
+        (claimed,) = await player.claim()
+        assert claimed.callback is not None
+        number = claimed.callback.id
+        data = zlib.compress(encode_line(1_700_000_000_000_000, "info", "stdout", f"sending {SCRIPT}"))
+        log_end = LogPart(0, 0, number * PART_BASE, 0, data, 1, last=True)
+        await player.turn(
+            callbacks=(CallbackReport(number, f"ConnectionError: the chat is down {SCRIPT}", False, log_end),)
+        )
+        return number
 
     def append_log(self, task_number: int, number: int, text: str) -> None:
         line = encode_line(1_700_000_001_000_000, "error", "stderr", text)

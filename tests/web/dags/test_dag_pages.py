@@ -161,6 +161,25 @@ async def _find_run(store: PlayedStore):  # type: ignore[no-untyped-def]
     return await store.database.call(GetRun(DAG, RUN))
 
 
+async def test_a_callback_of_a_run_that_failed_is_shown_with_what_it_wrote(store: PlayedStore) -> None:
+    number = store.fail_callback("told")
+    base = "/dags/told/runs/first%20run"
+    async with log_in(store) as client:
+        page = (await client.get(base)).text
+        listed = (await client.get(f"/api/v1{base}/callbacks")).json()["rows"]
+        log = (await client.get(f"/api/v1{base}/callbacks/{number}/log")).json()
+        other = await client.get(f"/api/v1{base}/callbacks/{number + 1}/log")
+
+    assert "ConnectionError: the chat is down" in page
+    assert "sending &lt;script" in page
+    assert SCRIPT not in page
+    assert [(one["id"], one["task_id"], one["name"], one["state"]) for one in listed] == [
+        (number, None, "on_success", "failed")
+    ]
+    assert [line["text"] for line in log["rows"]] == [f"sending {SCRIPT}"]
+    assert other.status_code == 404
+
+
 async def test_a_run_is_created_once_for_a_repeated_request(store: PlayedStore) -> None:
     order = {"conf": {"size": 5}, "logical_date": "2026-05-01T12:00:00Z", "request": "one"}
     async with log_in(store) as client:

@@ -59,6 +59,14 @@ def read_log(
             return lines, after
 
 
+def read_callback_log(store: Asker, run: RunRecord, callback: int) -> list[TaskLine]:
+    """Return the lines that a callback of a run as a whole has written."""
+    from tidemill.store.callback_calls import ReadCallbackLog
+
+    pages = store.ask_pages(lambda after: ReadCallbackLog(run.dag_id, run.run_id, callback, after))
+    return [line for page in pages for part in page for line in decode_lines(zlib.decompress(part.data))]
+
+
 def format_log_line(line: TaskLine) -> str:
     r"""Return an entry of a log as people read it; times are UTC.
 

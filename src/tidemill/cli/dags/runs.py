@@ -1,4 +1,4 @@
-"""`tidemill runs list | show | cancel`: the runs of DAGs."""
+"""`tidemill runs list | show | callbacks | cancel`: the runs of DAGs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tidemill.cli.help import App
 from tidemill.cli.reporting import reporting
 
 if TYPE_CHECKING:
+    from tidemill.store.callback_calls import CallbackRecord
     from tidemill.store.people_calls import RunRecord, TaskRecord
 
 app = App(help="Look at the runs of DAGs, and cancel them.")
@@ -49,10 +50,13 @@ def show(dag: DagId, run: Run = None, config: Config = None, folder: Folder = No
     """Show a run with its tasks, and what each waits for."""
     with reporting():
         from tidemill.cli.dags.views import (
+            CALLBACK_COLUMNS,
             RUN_COLUMNS,
             TASK_COLUMNS,
+            build_callback_row,
             build_run_row,
             build_task_row,
+            encode_callback,
             encode_run,
             encode_task,
             show_rows,
@@ -66,9 +70,11 @@ def show(dag: DagId, run: Run = None, config: Config = None, folder: Folder = No
             pages = store.ask_pages(lambda after: ListTasks(dag, found.run_id, after=after))
             tasks = [task for page in pages for task in page]
             waits = describe_waits(store, found, tasks)
+            called = list_callbacks(store, found)
             if as_json:
                 shown = [{**encode_task(task), "waits_for": waits.get(task.id)} for task in tasks]
-                typer.echo(json.dumps({**encode_run(found), "tasks": shown}))
+                callbacks = [encode_callback(one) for one in called]
+                typer.echo(json.dumps({**encode_run(found), "tasks": shown, "callbacks": callbacks}))
                 return
             show_rows([[found]], RUN_COLUMNS, build_run_row, encode_run, as_json=False, nothing="")
             typer.echo()
@@ -79,6 +85,37 @@ def show(dag: DagId, run: Run = None, config: Config = None, folder: Folder = No
                 return (*row, "; ".join(text for text in (waits.get(task.id), error) if text))
 
             show_rows([tasks], columns, build_row, encode_task, as_json=False, nothing="no tasks")
+            if called:
+                typer.echo()
+                show_rows([called], CALLBACK_COLUMNS, build_callback_row, encode_callback, as_json=False, nothing="")
+
+
+@app.command()
+def callbacks(
+    dag: DagId, run: Run = None, config: Config = None, folder: Folder = None, as_json: AsJson = False
+) -> None:
+    """Show what the callbacks of a run wrote, and how they ended; of those of tasks, only which have failed."""
+    with reporting():
+        from tidemill.cli.dags.log_view import encode_log_line, format_log_line, read_callback_log
+        from tidemill.cli.dags.views import build_callback_row, encode_callback
+
+        with asking(config, folder) as store:
+            found = find_run(store, dag, run)
+            called = list_callbacks(store, found)
+            for one in called:
+                lines = read_callback_log(store, found, one.id) if one.task_id is None else []
+                if as_json:
+                    said = [json.loads(encode_log_line(line)) for line in lines]
+                    typer.echo(json.dumps({**encode_callback(one), "log": said}))
+                    continue
+                name, of, state, _, error = build_callback_row(one)
+                typer.echo(f"--- {name} of {of}: {state}{f': {error}' if error else ''}")
+                for line in lines:
+                    typer.echo(format_log_line(line))
+                if one.task_id is not None:
+                    typer.echo(f"its log: tidemill tasks logs {dag} {one.task_id} --run {found.run_id} --try 0")
+            if not called and not as_json:
+                typer.echo("no callbacks of the run, and none of a task that has failed")
 
 
 @app.command()
@@ -97,6 +134,14 @@ def cancel(dag: DagId, run: Run = None, config: Config = None, folder: Folder = 
             typer.echo(f"{dag} {found.run_id} had ended already: {found.state}")
         else:
             typer.echo(f"{dag} {found.run_id} is cancelled")
+
+
+def list_callbacks(store: Asker, run: RunRecord) -> list[CallbackRecord]:
+    """Return the callbacks of a run, and those of its tasks that have failed."""
+    from tidemill.store.callback_calls import ListCallbacks
+
+    pages = store.ask_pages(lambda after: ListCallbacks(run.dag_id, run.run_id, after))
+    return [one for page in pages for one in page]
 
 
 def find_run(store: Asker, dag: str, run: str | None) -> RunRecord:

@@ -14,6 +14,7 @@ from tidemill.cli.tables import Column, find_width, format_age, format_table
 from tidemill.cli.triggers_view import find_last_words
 
 if TYPE_CHECKING:
+    from tidemill.store.callback_calls import CallbackRecord
     from tidemill.store.people_calls import DagRecord, HistoryRecord, RunRecord, TaskRecord, XComRecord
 
 T = TypeVar("T")
@@ -45,6 +46,13 @@ TASK_COLUMNS = (
     Column("SINCE", right=True),
     Column("OPERATOR", optional=True, cut=True),
     Column("POOL", optional=True),
+    Column("ERROR", detail=True),
+)
+CALLBACK_COLUMNS = (
+    Column("CALLBACK"),
+    Column("OF", cut=True),
+    Column("STATE"),
+    Column("SINCE", right=True),
     Column("ERROR", detail=True),
 )
 HISTORY_COLUMNS = (
@@ -220,6 +228,32 @@ def build_task_row(task: TaskRecord) -> tuple[str, ...]:
         task.operator,
         task.pool,
         shorten(find_last_words(task.error or "")),
+    )
+
+
+def encode_callback(callback: CallbackRecord) -> dict[str, Any]:
+    """Return a callback of a run as a document."""
+    return {
+        "id": callback.id,
+        "callback": callback.name,
+        "task": callback.task_id,
+        "map_index": callback.map_index,
+        "state": callback.state,
+        "due": format_time(callback.created_us),
+        "ended": format_time(callback.ended_us),
+        "error": callback.error,
+    }
+
+
+def build_callback_row(callback: CallbackRecord) -> tuple[str, ...]:
+    """Return a callback of a run as a row of a table."""
+    index = f"[{callback.map_index}]" if callback.map_index >= 0 else ""
+    return (
+        callback.name,
+        "the run" if callback.task_id is None else f"{callback.task_id}{index}",
+        callback.state,
+        format_age(time.time() - (callback.ended_us or callback.created_us) / 1e6),
+        shorten(find_last_words(callback.error or "")),
     )
 
 

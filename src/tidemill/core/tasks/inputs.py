@@ -88,6 +88,7 @@ class Failed:
         may_retry: Whether the retries of the task apply.
         bits: 32 random bits, for the delay before a retry.
         request: Identifies the report.
+        origin: The class and the places of the exception, for callbacks; None: there was none.
     """
 
     epoch: int
@@ -95,6 +96,7 @@ class Failed:
     may_retry: bool = True
     bits: int = 0
     request: str = ""
+    origin: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,24 @@
-"""What is said of an attempt whose process ended without a result."""
+"""What is said of an attempt whose process ended without a result, and of a callback."""
 
 from __future__ import annotations
 
 import signal
 
+import structlog
+
 from tidemill.core.tasks.worker_slots import Limits, Why
 from tidemill.services.zygote.messages import Exited
-from tidemill.store.worker_calls import Failure, Loss, Result
+from tidemill.store.worker_calls import (
+    CallbackReport,
+    ClaimedAttempt,
+    ClaimedCallback,
+    Failure,
+    LogPart,
+    Loss,
+    Result,
+)
+
+log = structlog.get_logger(__name__)
 
 #: What the kernel sends to a program that does something impossible.
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
@@ -44,6 +56,19 @@ def explain_end(
             )
         case Why.CRASH:
             return Loss() if exited is None else Failure(_explain_status(exited.status, broke_off))
+
+
+def report_callback(
+    claim: ClaimedAttempt, callback: ClaimedCallback, result: Result, log_end: LogPart | None
+) -> CallbackReport:
+    """Return what to report of a callback that has ended, and log that it failed."""
+    error = result.error if isinstance(result, Failure) else None
+    if error is not None:
+        where = {"task": claim.task_id} if claim.task_id else {}
+        log.warning(
+            "a callback failed", dag=claim.dag_id, run=claim.run_id, **where, callback=callback.name, error=error
+        )
+    return CallbackReport(callback.id, error, isinstance(result, Loss), log_end)
 
 
 def _explain_status(status: int, broke_off: bool) -> str:

@@ -21,12 +21,10 @@ from tidemill.config.redaction import MASK
 from tidemill.core.wording import format_count
 from tidemill.runtime.task_lines import STREAM_LEVELS, TaskLine, WrittenLine, encode_line
 from tidemill.services.worker.open_entry import OpenEntry
-from tidemill.store.worker_calls import LogPart
+from tidemill.store.worker_calls import PART_BASE, LogPart
 
 #: The most bytes of lines in a part.
 PART_BYTES = 64 * 1024
-#: Parts are numbered from the epoch of the attempt times this.
-PART_BASE = 1 << 20
 #: A longer entry is cut.
 _MAX_CHARS = 16_384
 #: What an entry costs beside its text.

@@ -304,8 +304,8 @@ def _translate(ending: Ending) -> Result:
     match ending:
         case AttemptSucceeded():
             return Success()
-        case AttemptFailed(error, may_retry):
-            return Failure(escape_surrogates(error), may_retry)
+        case AttemptFailed(error, may_retry, origin):
+            return Failure(escape_surrogates(error), may_retry, origin)
         case AttemptSkipped():
             return Skip()
         case AttemptDeferred():

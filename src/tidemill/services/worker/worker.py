@@ -36,7 +36,7 @@ from tidemill.core.tasks.worker_slots import (
     WorkerSlots,
 )
 from tidemill.services.worker.asked_secrets import find_secrets
-from tidemill.services.worker.endings import explain_end
+from tidemill.services.worker.endings import explain_end, report_callback
 from tidemill.services.worker.file_secrets import FileSecrets
 from tidemill.services.worker.log_budget import LogBudget
 from tidemill.services.worker.log_store import LogStore
@@ -63,7 +63,6 @@ from tidemill.store.database import Calls
 from tidemill.store.doorbell import Bell
 from tidemill.store.remote import call_patiently
 from tidemill.store.worker_calls import (
-    CallbackReport,
     ClaimedAttempt,
     Failure,
     LogPart,
@@ -398,8 +397,7 @@ class Worker:
             self._short = True
         claim = running.claim
         if claim.callback is not None:
-            error = result.error if isinstance(result, Failure) else None
-            self._reports.add(CallbackReport(claim.callback.id, error, isinstance(result, Loss), log_end))
+            self._reports.add(report_callback(claim, claim.callback, result, log_end))
             return
         said = finished or Finished(result)
         self._reports.add(

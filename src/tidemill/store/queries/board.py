@@ -200,7 +200,7 @@ class Board:
         for effect in answer.effects:
             if isinstance(effect, RunCallback) and effect.error is not None:
                 error = effect.error
-            self._keep(entry, effect, before.epoch)
+            self._keep(entry, effect, before.epoch, given.origin if isinstance(given, Failed) else None)
         if after.state is TaskState.NONE or after.state is TaskState.RUNNING or after.outcome is Outcome.SUCCESS:
             entry.error = None
         elif after.ending is not None:
@@ -218,7 +218,7 @@ class Board:
         deferred = [(entry.id, entry.row.epoch) for entry in entries if entry.row.state is TaskState.DEFERRED]
         return find_triggerers(self.connection, deferred)
 
-    def _keep(self, entry: TaskEntry, effect: Effect, epoch: int) -> None:
+    def _keep(self, entry: TaskEntry, effect: Effect, epoch: int, origin: str | None) -> None:
         effects = self._effects
         match effect:
             case Ring(channel=channel):
@@ -237,8 +237,10 @@ class Board:
             case RunCallback(callback=callback, error=error):
                 structure = entry.plan.structure
                 if callback.value in structure.callbacks:
-                    one = Callback(entry.run.id, entry.id, entry.row.epoch, callback.value, error, structure.queue)
-                    effects.callbacks.append(one)
+                    name, queue = callback.value, structure.queue
+                    effects.callbacks.append(
+                        Callback(entry.run.id, entry.id, entry.row.epoch, name, error, queue, entry.started_us, origin)
+                    )
             case _:
                 pass  # a worker learns which attempts to end from what it holds
 

@@ -49,6 +49,8 @@ from tidemill.store.statements import Statement
 log = structlog.get_logger(__name__)
 
 _TASK, _CALLBACK = task_instance.c, task_callback.c
+#: What a run has become when its callback is due.
+_RUN_STATES = {"on_success": "success", "on_failure": "failed"}
 #: How often a claim looks for other tasks in place of those that cannot be run.
 _LOOKS = 20
 
@@ -218,6 +220,8 @@ class _RunValues(NamedTuple):
     interval_end_us: int | None
     created_us: int
     started_us: int | None
+    state: str
+    ended_us: int | None
 
 
 class _Run(NamedTuple):
@@ -265,7 +269,11 @@ def _build_attempt(entry: TaskEntry, run: _Run, context: CallContext) -> Claimed
 
 
 def _build_callback(row: Row[Any], entry: TaskEntry | None, run: _Run) -> ClaimedAttempt:
-    return _build(entry, run, None, None, ClaimedCallback(row.id, row.name, row.cause), row)
+    state, ended_us = run.row.state, run.row.ended_us
+    if row.task is None:  # it may go on by now
+        state, ended_us = _RUN_STATES.get(row.name, state), row.created_us
+    callback = ClaimedCallback(row.id, row.name, row.cause, row.created_us, state, ended_us, row.started_us, row.origin)
+    return _build(entry, run, None, None, callback, row)
 
 
 def _build(

@@ -52,7 +52,18 @@ _MADE = RowSet(
 )
 _OF_TASKS = RowSet("of_tasks", task_id=int, epoch=int)
 _STOPPED = RowSet("stopped", id=int, state=str, reason=str, changed_us=int)
-_CALLBACKS = RowSet("callbacks", run=int, task=int, epoch=int, name=str, cause=str, queue=str, created_us=int)
+_CALLBACKS = RowSet(
+    "callbacks",
+    run=int,
+    task=int,
+    epoch=int,
+    name=str,
+    cause=str,
+    queue=str,
+    started_us=int,
+    origin=str,
+    created_us=int,
+)
 _STOP_STATES = {
     Stop.DONE: TriggerState.FINISHED,
     Stop.FAILED: TriggerState.FAILED,
@@ -91,6 +102,8 @@ class Callback(NamedTuple):
     name: str
     cause: str | None
     queue: str
+    started_us: int | None = None
+    origin: str | None = None
 
 
 class PackedTrigger(msgspec.Struct, frozen=True, array_like=True):
@@ -266,7 +279,7 @@ def _stop_update(dialect: str) -> Update:
 
 def write_callbacks(connection: Connection, callbacks: Sequence[Callback], now_us: int) -> None:
     """Store callbacks that are due."""
-    rows = [(one.run, one.task, one.epoch, one.name, make_storable(one.cause), one.queue, now_us) for one in callbacks]
+    rows = [(*one._replace(cause=make_storable(one.cause)), now_us) for one in callbacks]
     dialect = find_dialect(connection)
     _callback_insert.fetch(connection, _CALLBACKS.build_parameters(dialect, rows))
 
@@ -274,7 +287,7 @@ def write_callbacks(connection: Connection, callbacks: Sequence[Callback], now_u
 @Statement
 def _callback_insert(dialect: str) -> Insert:
     given = _CALLBACKS.build_source(dialect)
-    copied = ["run", "task", "epoch", "name", "cause", "queue", "created_us"]
+    copied = [*Callback._fields, "created_us"]
     values = select(*[given.c[name] for name in copied], literal("due").label("state"), literal(0).label("lost"))
     return insert(task_callback).from_select([*copied, "state", "lost"], values.order_by(given.c.position))
 

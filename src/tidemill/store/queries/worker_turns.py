@@ -110,8 +110,8 @@ def _build_input(report: Report, context: CallContext) -> Input:
             if fault is not None:
                 return Failed(epoch, fault, may_retry=False, bits=draw_bits(), request=request)
             return Succeeded(epoch, report.xcoms, request)
-        case Failure(error=error, may_retry=may_retry):
-            return Failed(epoch, make_storable(error) or "", may_retry, draw_bits(), request)
+        case Failure(error=error, may_retry=may_retry, origin=origin):
+            return Failed(epoch, make_storable(error) or "", may_retry, draw_bits(), request, make_storable(origin))
         case Skip():
             return Skipped(epoch, request)
         case Deferral() as deferral:

@@ -31,6 +31,7 @@ DagId = Annotated[str, Path(max_length=250)]
 RunId = Annotated[str, Path(max_length=250)]
 TaskId = Annotated[str, Path(max_length=2000)]
 MapIndex = Annotated[int, Query(ge=-1, le=2**31 - 1, description="-1: the task is not mapped.")]
+CallbackId = Annotated[int, Path(ge=1, le=2**42)]
 Try = Annotated[int | None, Query(alias="try", ge=0, le=10**6, description="The last one, if it is left out.")]
 _BASE = "/dags/{dag_id}/runs/{run_id}"
 _TASK = f"{_BASE}/tasks/{{task_id}}"
@@ -143,6 +144,20 @@ def _add_tasks(router: Routes, desk: Desk) -> None:
         cursor: Cursor = "",
     ) -> models.LogPage:
         return desk.read_log(dag_id, run_id, task_id, map_index, try_number, cursor)
+
+    @router.get(
+        f"{_BASE}/callbacks",
+        tags=["dags"],
+        summary="The callbacks of a run as a whole, and those of its tasks that have failed, the oldest first",
+    )
+    def list_callbacks(
+        dag_id: DagId, run_id: RunId, cursor: Cursor = "", limit: Limit = PAGE_ROWS
+    ) -> models.CallbackPage:
+        return desk.list_callbacks(dag_id, run_id, cursor, limit)
+
+    @router.get(f"{_BASE}/callbacks/{{callback}}/log", tags=["dags"], summary="The log of a callback of a run")
+    def read_callback_log(dag_id: DagId, run_id: RunId, callback: CallbackId, cursor: Cursor = "") -> models.LogPage:
+        return desk.read_callback_log(dag_id, run_id, callback, cursor)
 
     @router.get(f"{_BASE}/xcoms", tags=["dags"], summary="The XComs of a run, by task and key")
     def list_xcoms(

@@ -14,6 +14,7 @@ from tidemill.core.tasks.structure import DagStructure
 from tidemill.runtime.task_lines import decode_lines
 from tidemill.services.dev.web_ui import WatchedDags
 from tidemill.store.call import Call, CallRefusedError, Listed, RefusalKind
+from tidemill.store.callback_calls import ListCallbacks, ReadCallbackLog
 from tidemill.store.people_calls import (
     DagRecord,
     GetDag,
@@ -23,6 +24,7 @@ from tidemill.store.people_calls import (
     ListRuns,
     ListTasks,
     ListXComs,
+    LogPartRecord,
     ReadLog,
     RunRecord,
     TaskHistory,
@@ -236,7 +238,35 @@ class Desk:
     ) -> models.LogPage:
         """Return the next lines of a log. A cursor leads on for as long as it is written."""
         _check_number(cursor)
-        call = ReadLog(dag_id, run_id, task_id, map_index, try_number, cursor or None, _LOG_PARTS)
+        return self._read_parts(
+            ReadLog(dag_id, run_id, task_id, map_index, try_number, cursor or None, _LOG_PARTS), cursor
+        )
+
+    def list_callbacks(self, dag_id: str, run_id: str, cursor: str = "", limit: int = PAGE_ROWS) -> models.CallbackPage:
+        """Return a page of the callbacks of a run, and of those of its tasks that have failed."""
+        _check_number(cursor)
+        found = self.ask(ListCallbacks(dag_id, run_id, cursor or None, self.limit(limit)))
+        rows = [
+            models.Callback(
+                id=one.id,
+                task_id=one.task_id,
+                map_index=one.map_index,
+                name=one.name,
+                state=one.state,
+                error=one.error,
+                due_at=one.created_us / _MICRO,
+                ended_at=to_seconds(one.ended_us),
+            )
+            for one in found.rows
+        ]
+        return models.CallbackPage(rows=rows, cursor=found.next)
+
+    def read_callback_log(self, dag_id: str, run_id: str, callback: int, cursor: str = "") -> models.LogPage:
+        """Return the next lines that a callback of a run as a whole has written."""
+        _check_number(cursor)
+        return self._read_parts(ReadCallbackLog(dag_id, run_id, callback, cursor or None, _LOG_PARTS), cursor)
+
+    def _read_parts(self, call: Call[Listed[LogPartRecord]], cursor: str) -> models.LogPage:
         found = self.ask(call)
         lines = [
             models.Line(at=line.time_us / _MICRO, level=line.level, source=line.source, text=line.text)

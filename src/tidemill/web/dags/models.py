@@ -159,6 +159,26 @@ class LogPage(BaseModel):
     ended: bool = Field(description="Whether this is all, for now.")
 
 
+class Callback(BaseModel):
+    """A callback of a run, or one of a task that has failed."""
+
+    id: int
+    task_id: str | None = Field(description="null: it is one of the run as a whole")
+    map_index: int
+    name: str = Field(description="on_success, on_failure, on_retry or on_skipped")
+    state: str = Field(description="due, running, done or failed")
+    error: str | None = Field(description="What it raised.")
+    due_at: float
+    ended_at: _Time
+
+
+class CallbackPage(BaseModel):
+    """Callbacks, the oldest first."""
+
+    rows: list[Callback]
+    cursor: str | None = Field(description="For the next page; null: there is none.")
+
+
 class XComPage(BaseModel):
     """XComs by task and key."""
 

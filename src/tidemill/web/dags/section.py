@@ -39,6 +39,8 @@ _RUN = "/dags/{dag_id}/runs/{run_id}"
 Seen = Annotated[str, Query(max_length=64)]
 _BAR_HEIGHT = 26
 _MAX_HISTORY = 200
+#: The callbacks of a run whose output its page shows.
+_MAX_CALLBACKS = 10
 
 
 def build_section(desk: Desk, pages: Pages) -> Section:
@@ -137,14 +139,23 @@ def _build_pages(desk: Desk, pages: Pages) -> Routes:
         found, structure, page = desk.list_tasks(dag_id, run_id, cursor)
         run = describe_run(found)
         states = {task.task_id: task.state for task in page.rows}
-        values = {"run": run, "page": page, "seen": _digest(run, page), "dag_id": dag_id, "structure": structure}
+        callbacks = desk.list_callbacks(dag_id, run_id)
+        values = {"run": run, "page": page, "dag_id": dag_id, "structure": structure, "callbacks": callbacks}
+        values |= {"seen": _digest(run, page, callbacks)}
         return values | _describe_graph(structure, states)
+
+    def read_logs(values: dict[str, Any]) -> dict[int, list[models.Line]]:
+        """Return what the last callbacks of a run as a whole have written, by their numbers."""
+        run = values["run"]
+        own = [one.id for one in values["callbacks"].rows if one.task_id is None][-_MAX_CALLBACKS:]
+        return {number: desk.read_callback_log(run.dag_id, run.run_id, number).rows for number in own}
 
     @router.get(_RUN)
     def show_run(request: Request, dag_id: DagId, run_id: RunId, cursor: Cursor = "") -> Response:
         values = describe_state(dag_id, run_id, cursor) | _describe_grid(dag_id)
         more = link_more(request, values["page"].cursor)
-        return pages.answer(request, "dags/run.html", more=more, is_first=not cursor, **values)
+        logs = read_logs(values)
+        return pages.answer(request, "dags/run.html", more=more, is_first=not cursor, logs=logs, **values)
 
     @router.get(f"{_RUN}/state")
     def show_run_state(request: Request, dag_id: DagId, run_id: RunId, seen: Seen = "") -> Response:
@@ -155,7 +166,8 @@ def _build_pages(desk: Desk, pages: Pages) -> Routes:
         path = pages.url(
             f"/dags/{quote(dag_id, safe='')}/runs/{quote(run_id, safe='')}?{change_address({}, cursor=more)}"
         )
-        return pages.answer(request, "dags/run_state.html", more=path if more else "", is_first=True, **values)
+        values |= {"more": path if more else "", "logs": read_logs(values)}
+        return pages.answer(request, "dags/run_state.html", is_first=True, **values)
 
     def describe_task(dag_id: str, run_id: str, task_id: str, map_index: int) -> dict[str, Any]:
         found, task = desk.find_task(dag_id, run_id, task_id, map_index)
