@@ -20,6 +20,7 @@ from tidemill.store.calls import (
     SetVariable,
 )
 from tidemill.store.ciphers import Cipher, build_cipher, create_key
+from tidemill.store.lock import StoreInUseError
 from tidemill.store.opening import open_store
 
 
@@ -49,7 +50,52 @@ def test_a_key_file_is_created_once_for_this_user_alone(tmp_path: Path) -> None:
     key = create_key()
     assert build_cipher(f"{key}, {path.read_text().strip()}", path).decrypt(stored) == "secret"
     with pytest.raises(ConfigError, match="cannot be used"):
-        build_cipher("", tmp_path / "missing" / "dags.key")
+        build_cipher("", tmp_path / "missing" / "dags.key").encrypt("secret")
+
+
+async def test_a_missing_key_file_is_not_created_anew_over_what_only_its_key_decrypts(tmp_path: Path) -> None:
+    url, key = f"sqlite:///{tmp_path / 'store.db'}", tmp_path / "store.db.key"
+    store = await open_store(url, build_cipher("", key))
+    for number in range(7):
+        await store.call(SetVariable(f"v{number}", "x", ""))
+    await store.call(SetConnection("db", "postgres", "host", password="x"))
+    player = await Player(store).begin()
+    await player.create(dag(task("a")))
+    await player.report(await player.claim_one(), Deferral("a.B", "{}", "go", "{}"))
+    await store.close()
+    kept = key.read_text()
+
+    key.unlink()
+    with pytest.raises(ConfigError) as caught:
+        await open_store(url, build_cipher("", key))
+    lost = "7 variables (v0, v1, v2, v3, v4, ...); 1 connection (db); 1 deferred task"
+    assert lost in str(caught.value)
+    assert not key.exists()
+    key.write_text("")  # the disk was full, say
+    with pytest.raises(ConfigError, match="does not hold a key"):
+        await open_store(url, build_cipher("", key))
+    # As the message says: with a new key, what was encrypted can be set again.
+    again = await open_store(url, build_cipher(create_key(), key))
+    await again.call(SetVariable("v0", "new", ""))
+    assert await again.call(GetVariable("v0")) == "new"
+    await again.close()
+    key.write_text(kept)
+    found = await open_store(url, build_cipher("", key))
+    assert await found.call(GetVariable("v1")) == "x"
+    await found.close()
+
+
+async def test_a_missing_key_file_is_created_where_nothing_is_encrypted_and_only_by_who_writes(tmp_path: Path) -> None:
+    url, key = f"sqlite:///{tmp_path / 'store.db'}", tmp_path / "store.db.key"
+    store = await open_store(url, build_cipher("", key))
+    key.unlink()
+    # A command beside `dev` must not create a key that differs from the one that `dev` encrypts with.
+    with pytest.raises(StoreInUseError):
+        await open_store(url, build_cipher("", key))
+    assert not key.exists()
+    await store.close()
+    await (await open_store(url, build_cipher("", key))).close()
+    assert key.exists()
 
 
 async def test_no_secret_is_readable_in_the_file(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from tidemill.store.database import build_remote_error
 from tidemill.store.doorbell import Doorbell
 from tidemill.store.lock import StoreLock
 from tidemill.store.migrate import NoTablesError, check_readable, upgrade
+from tidemill.store.queries.encrypted import list_encrypted
 from tidemill.store.reads import READS
 
 T = TypeVar("T")
@@ -141,6 +142,8 @@ async def open_sqlite(path: Path, cipher: Cipher | None = None) -> SqliteDatabas
     database = SqliteDatabase(path, _create_engine(path, "rwc"), _create_engine(path, "ro"), lock, cipher)
     try:
         await database.write(upgrade)
+        if cipher is not None:
+            await database.write(lambda connection: cipher.prepare(lambda: list_encrypted(connection)))
     except BaseException:
         await database.close()
         raise
