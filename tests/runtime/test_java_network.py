@@ -92,9 +92,18 @@ def test_without_a_proxy_none_is_set_and_one_for_everything_counts_for_both(bund
     assert found["https.proxyHost"] == found["http.proxyHost"] == "all.example"
 
 
+def test_a_socks_proxy_becomes_java_s(bundle: Path, tmp_path: Path) -> None:
+    environ = {"SSL_CERT_FILE": str(bundle), "ALL_PROXY": "socks5h://me:s3cret@[::1]", "NO_PROXY": "[fd00::1],::2"}
+    found = options(environ, tmp_path)
+    assert (found["socksProxyHost"], found["socksProxyPort"]) == ("::1", "1080")
+    assert (found["java.net.socks.username"], found["java.net.socks.password"]) == ("me", "s3cret")
+    assert {"[fd00::1]", "[::2]"} <= {*found["socksNonProxyHosts"].split("|")}
+    assert "https.proxyHost" not in found
+
+
 def test_a_proxy_that_is_not_one_is_refused_without_its_password(bundle: Path, tmp_path: Path) -> None:
-    for url in ("socks5://me:s3cret@proxy.example", "http://me:s3cret@proxy.example:port"):
-        with pytest.raises(ConfigError, match="HTTPS_PROXY is not the address of an HTTP proxy") as caught:
+    for url in ("ftp://me:s3cret@proxy.example", "http://me:s3cret@proxy.example:port"):
+        with pytest.raises(ConfigError, match="HTTPS_PROXY is not the address of a proxy") as caught:
             connected_environment({"SSL_CERT_FILE": str(bundle), "https_proxy": url}, tmp_path)
         assert "s3cret" not in str(caught.value)
 

@@ -448,3 +448,52 @@ async def test_different_requests_of_one_sink_stay_in_one_order(
     assert len({sink.encode(payload).key for payload in payloads}) == 1
     assert list(await deliver(sink, payloads[1:])) == [None, None]
     assert [request.path for request in http_double.requests] == [f"/in/orders/{n}" for n in (0, 1, 1, 1, 2)]
+
+
+@pytest.mark.parametrize("hosts", ["[::1]", "::1/128,127.0.0.1", "fd00::/8, 127.0.0.0/8"])
+async def test_a_list_of_hosts_without_proxy_may_name_addresses_of_ipv6(
+    http_double: HttpDouble, connected: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, hosts: str
+) -> None:
+    if "127" not in hosts:
+        monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    else:
+        monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", hosts)
+    sink = await connected(http_double.port)
+    assert await deliver(sink, [HttpPayload(data={"n": 1})]) == [None]
+
+
+async def test_requests_go_through_a_socks_proxy(
+    http_double: HttpDouble, connected: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly((await reader.readexactly(2))[1])
+        writer.write(b"\x05\x00")
+        head = await reader.readexactly(5)
+        asked.append(await reader.readexactly(head[4]))
+        await reader.readexactly(2)
+        writer.write(b"\x05\x00\x00\x01" + bytes(6))
+        upstream = await asyncio.open_connection("127.0.0.1", http_double.port)
+        await asyncio.gather(copy(reader, upstream[1]), copy(upstream[0], writer))
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while chunk := await reader.read(65_536):
+            writer.write(chunk)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1")
+    monkeypatch.setenv("ALL_PROXY", f"socks5h://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    sink = HttpSink("api", HttpSinkSettings(url="http://api.example/in"))
+    await sink.connect()
+    assert await deliver(sink, [HttpPayload(data={"n": 1})]) == [None]
+    await sink.close()
+    server.close()
+    assert asked == [b"api.example"]
+
+
+async def test_a_proxy_that_cannot_be_read_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://::1:3128")
+    with pytest.raises(ConfigError, match="HTTP_PROXY is not the address of a proxy"):
+        await make_sink(1).connect()

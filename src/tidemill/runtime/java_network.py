@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from tidemill.core.errors import ConfigError
+from tidemill.runtime.http_proxy import SOCKS_SCHEMES, find_proxy, lookup
 from tidemill.runtime.trust_store import read_certificates, write_trust_store
 
 #: Where Java looks for options; `@FILE` among them stands for what is in the file.
@@ -52,15 +53,21 @@ def connected_environment(environ: Mapping[str, str], folder: Path) -> dict[str,
 
 
 def _proxy_options(environ: Mapping[str, str]) -> dict[str, str]:
-    options = {}
+    options: dict[str, str] = {}
     for scheme in ("https", "http"):
         # A capital HTTP_PROXY may come from the header of a request, in a program that serves some; this one does not.
-        url = _lookup(environ, f"{scheme}_proxy") or _lookup(environ, "all_proxy")
-        if not url:
+        try:
+            url = find_proxy(f"{scheme}://repository", {**environ, "no_proxy": "", "NO_PROXY": ""})
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        if url is None:
             continue
-        proxy = _split(url, f"{scheme}_proxy")
+        proxy = urlsplit(url)
+        if proxy.scheme in SOCKS_SCHEMES:
+            options |= _socks_options(proxy)
+            continue
         options[f"{scheme}.proxyHost"] = proxy.hostname or ""
-        options[f"{scheme}.proxyPort"] = str(proxy.port or _DEFAULT_PORTS.get(proxy.scheme, 80))
+        options[f"{scheme}.proxyPort"] = str(proxy.port or _DEFAULT_PORTS[proxy.scheme])
         if proxy.username:
             # Spark's resolver reads these two for every scheme.
             options["http.proxyUser"] = unquote(proxy.username)
@@ -68,38 +75,34 @@ def _proxy_options(environ: Mapping[str, str]) -> dict[str, str]:
             # Java refuses to send a password to a proxy for HTTPS unless this list is empty.
             options["jdk.http.auth.tunneling.disabledSchemes"] = ""
     if options:
-        options["http.nonProxyHosts"] = _non_proxy_hosts(_lookup(environ, "no_proxy"))
+        hosts = _non_proxy_hosts(lookup(environ, "no_proxy"))
+        options |= {"http.nonProxyHosts": hosts, "socksNonProxyHosts": hosts}
     return options
 
 
-def _lookup(environ: Mapping[str, str], name: str) -> str:
-    return environ.get(name) or environ.get(name.upper(), "")
-
-
-def _split(url: str, name: str) -> SplitResult:
-    try:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.hostname and parts.port != 0 and parts.scheme in _DEFAULT_PORTS:
-            return parts
-    except ValueError:
-        pass  # a port that is not a number
-    # Not the value: there may be a password in it.
-    raise ConfigError(f"{name.upper()} is not the address of an HTTP proxy; write it as http://host:port")
+def _socks_options(proxy: SplitResult) -> dict[str, str]:
+    options = {"socksProxyHost": proxy.hostname or "", "socksProxyPort": str(proxy.port or 1080)}
+    if proxy.username:
+        options["java.net.socks.username"] = unquote(proxy.username)
+        options["java.net.socks.password"] = unquote(proxy.password or "")
+    return options
 
 
 def _non_proxy_hosts(no_proxy: str) -> str:
-    """Translate a list of hosts and domains.
+    """Translate a list of hosts and domains; Java has no pattern for a network of addresses.
 
     Example:
-        >>> _non_proxy_hosts("build, .corp.example")
-        'localhost|127.*|[::1]|build|*.build|corp.example|*.corp.example'
+        >>> _non_proxy_hosts("build, .corp.example, ::1")
+        'localhost|127.*|[::1]|build|*.build|corp.example|*.corp.example|[::1]'
     """
     hosts = ["localhost", "127.*", "[::1]"]  # what Java would never use a proxy for if this were not set
-    for entry in no_proxy.split(","):
-        host = entry.strip().lstrip("*").lstrip(".").partition(":")[0]
-        if entry.strip() == "*":
+    for entry in (entry.strip() for entry in no_proxy.split(",")):
+        address = entry.strip("[]")
+        if entry == "*":
             hosts.append("*")
-        elif host:
+        elif address.count(":") > 1:
+            hosts.append(f"[{address}]")
+        elif host := entry.lstrip("*").lstrip(".").partition(":")[0]:
             hosts += [host, f"*.{host}"]
     return "|".join(hosts)
 

@@ -13,10 +13,9 @@ import logging
 import random
 import ssl
 import time
-import urllib.request
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -28,6 +27,7 @@ from tidemill.core.delivery.http_delivery import HttpVerdict, describe_body, jud
 from tidemill.core.delivery.http_request import build_headers, build_url, encode_form
 from tidemill.core.errors import ConfigError, RemoteError, describe_error
 from tidemill.core.retry import Backoff, GiveUp, decide
+from tidemill.runtime.http_proxy import find_proxy
 from tidemill.sinks.base import CHECK, WAITS, Encoded, Refusal, Sink, close_within, shorten
 from tidemill.sinks.payloads import HttpPayload
 
@@ -131,7 +131,10 @@ class HttpSink(Sink):
         logging.getLogger("httpx").setLevel(logging.WARNING)
         settings = self._settings
         try:
+            proxy = find_proxy(settings.url)
             self._client = httpx.AsyncClient(
+                trust_env=False,  # it would refuse hosts of NO_PROXY that have nothing to do with this one
+                proxy=proxy,
                 # Only the start of answers is read, as text.
                 headers={"accept-encoding": "identity", **self._headers},
                 timeout=settings.timeout_seconds,
@@ -145,7 +148,7 @@ class HttpSink(Sink):
             _ = httpx.Headers({"content-type": self._content_type})
         except (httpx.InvalidURL, ValueError) as error:
             raise ConfigError(f"{self.place}: {self._where}: {self._describe(error)}; correct url or headers") from None
-        if not _uses_proxy(self._where, self._address[0]):
+        if proxy is None:  # a proxy resolves names, and connects, in its own way
             await self._check_reachable()
 
     async def _check_reachable(self) -> None:
@@ -339,10 +342,3 @@ def _build_answer(outcome: _Outcome | None) -> Refusal | None:
     if outcome.verdict is HttpVerdict.DELIVERED:
         return None
     return Refusal(outcome.text, outcome.verdict is not HttpVerdict.REFUSED, outcome.oversize)
-
-
-def _uses_proxy(where: str, host: str) -> Any:
-    """Return whether requests go through a proxy, which resolves names and connects in its own way."""
-    proxies = urllib.request.getproxies()
-    scheme = where.partition(":")[0]
-    return (scheme in proxies or "all" in proxies) and not urllib.request.proxy_bypass(host)

@@ -22,6 +22,7 @@ from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff, GiveUp, decide
 from tidemill.core.triggers.http_poll import PollAnswer, judge_answer, parse_retry_after
 from tidemill.core.triggers.json_condition import parse_condition
+from tidemill.runtime.http_proxy import find_proxy
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 from tidemill.triggers.builtin.arguments import resolve_environment
 from tidemill.triggers.builtin.identities import compute_digest, shorten_place
@@ -195,7 +196,13 @@ class HttpTrigger(BaseTrigger):
             async with asyncio.timeout(seconds):
                 # Made for each request, since they are seldom; what bounds its time is around it.
                 async with (
-                    httpx.AsyncClient(verify=verify, timeout=None) as client,
+                    httpx.AsyncClient(
+                        # It would refuse hosts of NO_PROXY that have nothing to do with this one.
+                        verify=verify,
+                        timeout=None,
+                        trust_env=False,
+                        proxy=find_proxy(given["url"]),
+                    ) as client,
                     client.stream(
                         given["method"], given["url"], params=params, headers=headers, json=given["json"]
                     ) as answer,
