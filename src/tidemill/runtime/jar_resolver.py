@@ -83,7 +83,8 @@ def resolve_with_spark(lock: JarLock, scratch: Path, progress: Progress, environ
     """
     ivy, log = scratch / "ivy", scratch / "log"
     exit_code = _run(lock, ivy, log, progress, environ)
-    if exit_code != 0:
+    # What follows the download fails for a user whom the system does not know.
+    if exit_code != 0 and not lock.is_complete(ivy / "jars"):
         said = log.read_text(errors="replace")
         advice = next((advice for signs, advice in _ADVICE if any(sign in said for sign in signs)), _OTHERWISE)
         raise RemoteError(

@@ -8,10 +8,13 @@ same, because starting a JVM to ask takes time.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import hashlib
 import importlib.util
+import locale
 import os
+import pwd
 import re
 import shlex
 import shutil
@@ -62,8 +65,28 @@ class JavaRuntime(msgspec.Struct, frozen=True):
         return self.home / "bin" / "java"
 
     def environment(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """Return a copy of `environ` in which this runtime is the one that is used."""
-        return {**environ, "JAVA_HOME": str(self.home)}
+        """Return a copy of `environ` in which this runtime is the one that is used, and can name every file."""
+        user = name_unknown_user()
+        named = {} if user is None else {"SPARK_USER": user}
+        return {**named, **environ, "JAVA_HOME": str(self.home), **choose_locale()}
+
+
+def name_unknown_user() -> str | None:
+    """Return a name for a user whom the system does not know, as in a container with any user id; Spark needs one."""
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        return f"user-{os.getuid()}"
+    return None
+
+
+def choose_locale() -> dict[str, str]:
+    """Return the variables with which a Java can open files whose names are not ASCII.
+
+    Python reads names as UTF-8 where there is no locale, or one that does not exist; Java replaces their letters.
+    """
+    encoding = codecs.lookup(locale.nl_langinfo(locale.CODESET) or "ascii").name
+    return {"LC_ALL": "C.UTF-8"} if encoding == "ascii" else {}
 
 
 def find_java(environ: Mapping[str, str] = os.environ, stop: threading.Event | None = None) -> JavaRuntime:

@@ -15,22 +15,25 @@ from tidemill.runtime.log import relay
 
 
 @contextlib.contextmanager
-def relayed_output(name: str, is_shown: Callable[[bytes], bool] = bool) -> Iterator[int]:
+def relayed_output(
+    name: str, is_shown: Callable[[bytes], bool] = bool, on_end: Callable[[], object] = bool
+) -> Iterator[int]:
     """Yield a file descriptor whose lines a thread writes to `sys.stderr`, until all its writers are gone.
 
     Args:
         name: The name of the thread.
         is_shown: Whether a line is passed on.
+        on_end: Called after the last line, when all writers are gone.
     """
     reader, writer = os.pipe()
-    threading.Thread(target=_pass_on, args=(reader, is_shown), name=name, daemon=True).start()
+    threading.Thread(target=_pass_on, args=(reader, is_shown, on_end), name=name, daemon=True).start()
     try:
         yield writer
     finally:
         os.close(writer)
 
 
-def _pass_on(reader: int, is_shown: Callable[[bytes], bool]) -> None:
+def _pass_on(reader: int, is_shown: Callable[[bytes], bool], on_end: Callable[[], object]) -> None:
     with open(reader, "rb") as lines:
         for line in lines:
             # The writers must not block for ever because a line cannot be shown.
@@ -40,3 +43,4 @@ def _pass_on(reader: int, is_shown: Callable[[bytes], bool]) -> None:
                     if not relay(text):
                         sys.stderr.write(text)
                         sys.stderr.flush()
+    on_end()

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import textwrap
 import threading
 import time
 import zipfile
@@ -15,11 +19,12 @@ import pytest
 
 from tidemill.config.settings import SparkSettings
 from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.runtime.java import JavaRuntime
 from tidemill.runtime.progress import EngineProgress, SinkStats
 from tidemill.spark.preflight import choose_engine_count
 from tidemill.spark.progress import sum_progress
 from tidemill.spark.session.conf import place_sockets, spark_conf
-from tidemill.spark.session.jvm import standard_error_pipe
+from tidemill.spark.session.jvm import JvmOutput
 from tidemill.spark.session.packaging import _package_zip
 from tidemill.spark.session.session import Spark
 
@@ -122,7 +127,7 @@ def test_signal_handlers_are_what_they_were_and_the_jvm_is_gone() -> None:
 
 def test_what_the_jvm_says_goes_to_standard_error_as_it_is_now(capsys: pytest.CaptureFixture[str]) -> None:
     script = "echo WARNING: Using incubator modules: x; echo out of memory; printf end"
-    with standard_error_pipe(threading.Event()) as standard_error:
+    with JvmOutput().pipe() as standard_error:
         subprocess.run(["sh", "-c", f"({script}) >&2"], stderr=standard_error, check=True)
 
     for thread in threading.enumerate():
@@ -140,7 +145,7 @@ def test_a_line_that_cannot_be_shown_does_not_end_the_relay_of_the_jvm(
         return False
 
     monkeypatch.setattr("tidemill.runtime.relayed_output.relay", show)
-    with standard_error_pipe(threading.Event()) as standard_error:
+    with JvmOutput().pipe() as standard_error:
         subprocess.run(["sh", "-c", "printf 'bad\\ngood\\n' >&2"], stderr=standard_error, check=True)
 
     for thread in threading.enumerate():
@@ -203,9 +208,93 @@ def test_the_sockets_of_workers_are_in_the_folder_that_ends_with_spark() -> None
     assert not Path(folder).exists()
 
 
+def test_a_jvm_that_ends_at_once_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", "-javaagent:/nope.jar")
+    with pytest.raises(RemoteError, match=r"ended with exit code 1 before it listened: .*/nope.jar"):
+        Spark(SparkSettings(), "app", 1).start()
+
+
+def test_a_context_that_fails_says_the_innermost_cause() -> None:
+    spark = Spark(SparkSettings(conf={"spark.driver.bindAddress": "192.0.2.1"}), "app", 1)
+    with pytest.raises(RemoteError) as caught:
+        spark.start()
+    assert "master 'local[2]': BindException: " in str(caught.value)
+    assert "Cannot assign requested address" in str(caught.value)
+
+
+def test_a_user_whom_the_system_does_not_know_has_a_name_and_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 3_999_999_999)
+    monkeypatch.setenv("HOME", "/home/of mine")
+    assert JavaRuntime(Path("/jdk"), 17, "PATH").environment({})["SPARK_USER"] == "user-3999999999"
+    assert JavaRuntime(Path("/jdk"), 17, "PATH").environment({"SPARK_USER": "me"})["SPARK_USER"] == "me"
+    options = spark_conf(SparkSettings(), "app", 1)["spark.driver.extraJavaOptions"]
+    assert "-Duser.home=/home/of mine" in shlex.split(options)
+    own = SparkSettings(conf={"spark.driver.extraJavaOptions": "-Duser.home=/mine"})
+    assert "/home/of" not in spark_conf(own, "app", 1)["spark.driver.extraJavaOptions"]
+
+
+def test_a_user_whom_the_system_knows_is_left_to_it() -> None:
+    assert "SPARK_USER" not in JavaRuntime(Path("/jdk"), 17, "PATH").environment({})
+    assert "user.home" not in spark_conf(SparkSettings(), "app", 1)["spark.driver.extraJavaOptions"]
+
+
+IN_A_FOLDER = """
+    from tidemill.config.settings import SparkSettings
+    from tidemill.spark.session.session import Spark
+
+    spark = Spark(SparkSettings(), "app", 1)
+    try:
+        spark.start()
+        print(spark.context.parallelize([1], 1).map(lambda n: n + 1).collect())
+    finally:
+        spark.stop()
+"""
+
+
+def run_in(folder: Path, **environ: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(IN_A_FOLDER)],
+        env={**os.environ, "TMPDIR": str(folder), "XDG_CACHE_HOME": str(folder / "cache"), **environ},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    return done.stdout.strip()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("locale", ["xx_XX.UTF-8", "POSIX"])
+def test_spark_starts_in_a_locale_that_does_not_exist_and_a_folder_whose_name_is_not_ascii(
+    locale: str, tmp_path: Path
+) -> None:
+    (folder := tmp_path / "größe").mkdir()
+    assert run_in(folder, LC_ALL=locale) == "[2]"
+
+
 def test_sockets_are_where_the_user_says_and_where_their_names_fit() -> None:
     conf = spark_conf(SparkSettings(conf={"spark.python.unix.domain.socket.dir": "/mine"}), "app", 1)
     assert place_sockets(conf, Path("/tmp/x")) == {}
     local = spark_conf(SparkSettings(), "app", 1)
-    assert place_sockets(local, Path(f"/tmp/{'x' * 60}")) == {}
-    assert list(place_sockets(local, Path(f"/tmp/{'x' * 59}"))) == ["spark.python.unix.domain.socket.dir"]
+    assert place_sockets(local, Path(f"/tmp/{'x' * 57}")) == {}
+    assert list(place_sockets(local, Path(f"/tmp/{'x' * 56}"))) == ["spark.python.unix.domain.socket.dir"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("length", [61, 62])
+def test_spark_starts_its_workers_however_long_the_name_of_its_folder_is(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = Path(tempfile.gettempdir())
+    name = "x" * (length - len(f"{temporary}//tidemill-spark-12345678"))
+    (temporary / name).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary / name))
+    spark = Spark(SparkSettings(), "app", 1)
+    try:
+        spark.start()
+        assert len(str(spark._folder.path)) == length
+        assert spark.context.parallelize([1], 1).map(lambda n: n + 1).collect() == [2]
+    finally:
+        spark.stop()
+        shutil.rmtree(temporary / name)

@@ -20,6 +20,7 @@ from tidemill.core.errors import TidemillError
 from tidemill.core.supervision.slot_events import Ending
 from tidemill.runtime.progress import EngineProgress, EngineSummary
 from tidemill.spark.engine.process import EngineJob, run_slot
+from tidemill.spark.session.java_errors import find_cause
 from tidemill.spark.session.session import Spark
 
 log = structlog.get_logger(__name__)
@@ -149,6 +150,6 @@ def describe_failure(error: Any) -> str:
     if raised := _RAISED.search(text):
         # The last line of its traceback; what follows is Java's.
         return f"its Python process raised {raised.group(1).strip()}"[:500]
-    lost = _LOST_TASK.search(text)
-    lines = (lost.group(1) if lost else text).strip().splitlines()
-    return lines[0].strip()[:500] if lines else type(error).__name__
+    if lost := _LOST_TASK.search(text):
+        return lost.group(1).strip().splitlines()[0].strip()[:500]
+    return find_cause(text)[:500] or type(error).__name__

@@ -10,11 +10,13 @@ import os
 import re
 import shlex
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemill.config.settings import SparkSettings
+from tidemill.runtime.java import name_unknown_user
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -24,9 +26,8 @@ PACKAGE_ZIP = "tidemill.zip"
 #: How many times Spark starts a failing task of a bounded run, the first time included.
 TASK_ATTEMPTS = 4
 _SOCKET_FOLDER = "spark.python.unix.domain.socket.dir"
-#: Of a socket's whole name, with the byte that ends it; and of its last part, a UUID.
-_MAX_SOCKET_BYTES = 107
-_SOCKET_NAME_BYTES = len("/.00000000-0000-0000-0000-000000000000.sock")
+#: Spark refuses a longer folder for its sockets when it starts the first Python worker.
+_MAX_SOCKET_FOLDER_BYTES = 61
 _EXECUTOR_PATH = "spark.executorEnv.PYTHONPATH"
 _LOCAL_CORES = re.compile(r"local\[(\d+|\*)\]")
 
@@ -98,9 +99,14 @@ def spark_conf(settings: SparkSettings, app_name: str, engines: int) -> dict[str
         conf.setdefault("spark.driver.defaultJavaOptions", _choose_jvm_options(settings))
     log4j = Path(str(importlib.resources.files("tidemill.spark") / "log4j2.properties"))
     options = conf.get("spark.driver.extraJavaOptions", "")
-    if "log4j" not in options:
-        option = shlex.quote(f"-Dlog4j2.configurationFile={log4j.as_uri()}")
-        conf["spark.driver.extraJavaOptions"] = f"{options} {option}".strip()
+    ours = [] if "log4j" in options else [f"-Dlog4j2.configurationFile={log4j.as_uri()}"]
+    if (user := name_unknown_user()) is not None:
+        home = os.environ.get("HOME") or tempfile.gettempdir()
+        ours += [
+            f"-D{name}={value}" for name, value in (("user.name", user), ("user.home", home)) if name not in options
+        ]
+    if ours:
+        conf["spark.driver.extraJavaOptions"] = f"{options} {shlex.join(ours)}".strip()
     return conf
 
 
@@ -120,8 +126,7 @@ def place_sockets(conf: Mapping[str, str], folder: Path) -> dict[str, str]:
         {}
     """
     is_here = is_local(SparkSettings(master=conf["spark.master"]))
-    # The system takes no longer names of sockets than this.
-    fits = len(os.fsencode(folder)) + _SOCKET_NAME_BYTES <= _MAX_SOCKET_BYTES
+    fits = len(os.fsencode(folder)) <= _MAX_SOCKET_FOLDER_BYTES
     return {_SOCKET_FOLDER: str(folder)} if is_here and fits and _SOCKET_FOLDER not in conf else {}
 
 

@@ -7,6 +7,7 @@ in this process for that. The end of its standard input ends the JVM, so that it
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import shlex
@@ -23,6 +24,7 @@ import structlog
 from tidemill.runtime.log import RELAY_VARIABLE
 from tidemill.runtime.parent_pipes import keep_from_forks
 from tidemill.runtime.relayed_output import relayed_output
+from tidemill.spark.session.java_errors import find_cause
 from tidemill.spark.session.process_tree import kill_tree
 
 log = structlog.get_logger(__name__)
@@ -33,6 +35,10 @@ JVM_END_SECONDS = 10.0
 KILLED_WAIT_SECONDS = 0.5
 #: How often to look whether the JVM says where it listens.
 _LOOK_SECONDS = 0.01
+#: How many lines of a JVM are kept, and how many of them an error has.
+_KEPT_LINES, _SAID_LINES = 200, 5
+#: For how long what a JVM that has ended wrote is waited for; what it started may keep the pipe open.
+_LAST_LINES_SECONDS = 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 #: Signals that are ignored when a program is executed stay so.
@@ -43,6 +49,45 @@ _NOISE = (b"WARNING: Using incubator modules", b"WARNING: package sun.security.a
 
 class JvmEndedError(Exception):
     """The JVM ended before it wrote its address."""
+
+
+class JvmOutput:
+    """What a JVM and its descendants write to standard error: passed on, and its last lines kept.
+
+    Attributes:
+        quiet: Set when they can write only noise about their end.
+    """
+
+    def __init__(self) -> None:
+        self.quiet = threading.Event()
+        self._last: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
+        self._ended = threading.Event()
+
+    @contextlib.contextmanager
+    def pipe(self) -> Iterator[int]:
+        """Yield a file descriptor whose lines a thread writes to `sys.stderr`, until all its writers are gone.
+
+        The lines must not go past a live display into the terminal. Log entries of engines are shown as this process
+        shows its own.
+        """
+        self._ended.clear()
+        with relayed_output("tidemill-jvm-stderr", self._take, self._ended.set) as writer:
+            yield writer
+
+    def describe_end(self) -> str:
+        """Return what a JVM that has ended wrote last, in one line; empty: nothing."""
+        self._ended.wait(_LAST_LINES_SECONDS)
+        text = "\n".join(self._last)
+        if "Caused by: " in text:
+            return find_cause(text)
+        return "; ".join([line.strip() for line in self._last if not line.startswith("\tat ")][-_SAID_LINES:])
+
+    def _take(self, line: bytes) -> bool:
+        if self.quiet.is_set() or line.startswith(_NOISE):
+            return False
+        if line.strip():
+            self._last.append(line.decode(errors="replace").rstrip())
+        return True
 
 
 def is_given() -> bool:
@@ -61,7 +106,7 @@ def launch(
     environ: Mapping[str, str],
     home: Path,
     connection_file: Path,
-    quiet: threading.Event,
+    output: JvmOutput,
     inherited: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a JVM, or the launcher that becomes one; returns at once.
@@ -71,7 +116,7 @@ def launch(
         environ: Its environment, to which what Spark's scripts set is added.
         home: Spark's distribution.
         connection_file: Where the JVM writes its address; see `gateway_to`.
-        quiet: Set when it and its descendants can write only noise about its end.
+        output: Takes what it writes to standard error.
         inherited: Descriptors that the JVM holds open until it ends, such as the lock of the folder of that file.
     """
     environ = {
@@ -83,7 +128,7 @@ def launch(
         "_PYSPARK_DRIVER_CONN_INFO_PATH": str(connection_file),
         RELAY_VARIABLE: "1",
     }
-    with standard_error_pipe(quiet) as standard_error:
+    with output.pipe() as standard_error:
         jvm = subprocess.Popen(
             ["sh", "-c", _IGNORING, "sh", *command],
             stdin=subprocess.PIPE,
@@ -95,12 +140,13 @@ def launch(
     return jvm
 
 
-def gateway_to(jvm: subprocess.Popen[bytes] | None, connection_file: Path) -> Any:
+def gateway_to(jvm: subprocess.Popen[bytes] | None, connection_file: Path, output: JvmOutput) -> Any:
     """Return pyspark's gateway to a JVM, once it listens.
 
     Args:
         jvm: What `launch` returned; None: the one that was started for this process.
         connection_file: The same as at its launch.
+        output: The same as at its launch.
 
     Raises:
         JvmEndedError: It ended before, or was ended.
@@ -112,7 +158,9 @@ def gateway_to(jvm: subprocess.Popen[bytes] | None, connection_file: Path) -> An
         return launch_gateway()
     while not connection_file.is_file():
         if jvm.poll() is not None:
-            raise JvmEndedError(f"the JVM ended with exit code {jvm.returncode} before it listened")
+            said = output.describe_end()
+            text = f"the JVM ended with exit code {jvm.returncode} before it listened"
+            raise JvmEndedError(f"{text}: {said}" if said else text)
         time.sleep(_LOOK_SECONDS)
     with connection_file.open("rb") as info:
         told = {_PORT: str(read_int(info)), _SECRET: UTF8Deserializer().loads(info)}
@@ -165,16 +213,3 @@ def keep_signal_handlers() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def standard_error_pipe(quiet: threading.Event) -> Iterator[int]:
-    """Yield a file descriptor whose lines a thread writes to `sys.stderr`, until all its writers are gone.
-
-    The JVM's lines, and through it those of local engines, must not go past a live display into the terminal. Log
-    entries of engines are shown as this process shows its own.
-    """
-    with relayed_output(
-        "tidemill-jvm-stderr", lambda line: not quiet.is_set() and not line.startswith(_NOISE)
-    ) as writer:
-        yield writer

@@ -23,7 +23,15 @@ from tidemill.runtime.folders import OwnedFolder
 from tidemill.runtime.jar_resolver import spark_home
 from tidemill.runtime.java import find_java
 from tidemill.spark.session.archive import ArchiveMaker
-from tidemill.spark.session.jvm import JvmEndedError, close_stdin, gateway_to, is_given, launch, submit_arguments
+from tidemill.spark.session.jvm import (
+    JvmEndedError,
+    JvmOutput,
+    close_stdin,
+    gateway_to,
+    is_given,
+    launch,
+    submit_arguments,
+)
 from tidemill.spark.session.kept_launch import OPTIONS, KeptLaunch, find_kept_launch
 
 log = structlog.get_logger(__name__)
@@ -45,6 +53,7 @@ class JvmLaunch:
 
     Attributes:
         jvm: Its process; None before it is launched, and if it was started for this process by another one.
+        output: What it writes to standard error.
     """
 
     def __init__(self, conf: Mapping[str, str], local: bool, folder: OwnedFolder) -> None:
@@ -65,8 +74,7 @@ class JvmLaunch:
         self.jvm: subprocess.Popen[bytes] | None = None
         #: Set once nothing is to be launched any more.
         self.stopping = threading.Event()
-        #: Set when the JVM and its descendants can write only noise about its end.
-        self.quiet = threading.Event()
+        self.output = JvmOutput()
 
     @property
     def listens(self) -> bool:
@@ -100,7 +108,7 @@ class JvmLaunch:
         """
         self._result.result()
         try:
-            gateway = gateway_to(self.jvm, self._connection_file)
+            gateway = gateway_to(self.jvm, self._connection_file, self.output)
         except JvmEndedError:
             if not self._uses_kept or self.stopping.is_set():
                 raise
@@ -109,7 +117,7 @@ class JvmLaunch:
             if self.jvm is not None:
                 close_stdin(self.jvm)
             self._launch(by_launcher=True)
-            gateway = gateway_to(self.jvm, self._connection_file)
+            gateway = gateway_to(self.jvm, self._connection_file, self.output)
         if self._learns and self._kept is not None and self.jvm is not None:
             self._kept.learn(self.jvm.pid)
         return gateway
@@ -174,7 +182,7 @@ class JvmLaunch:
         with self._lock:
             if self.stopping.is_set():
                 raise JvmEndedError("it was stopped")
-            self.jvm = launch(command, self._environ, home, self._connection_file, self.quiet, [self._folder.lock])
+            self.jvm = launch(command, self._environ, home, self._connection_file, self.output, [self._folder.lock])
 
     def _make_archive(self) -> None:
         with self._lock:

@@ -25,6 +25,7 @@ from tidemill.config.settings import SparkSettings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.folders import OwnedFolder
 from tidemill.spark.session.conf import is_local, place_sockets, spark_conf
+from tidemill.spark.session.java_errors import find_cause
 from tidemill.spark.session.jvm import JvmEndedError, close_stdin, end, keep_signal_handlers, kill_launch
 from tidemill.spark.session.launching import JvmLaunch
 from tidemill.spark.session.process_tree import Descendants, kill_below
@@ -132,12 +133,13 @@ class Spark:
         try:
             self._start()
         except Exception as error:
+            failure = self._describe_failure(error)  # asks the JVM, which is ended next
             if self._given_up or not self._launch.stopping.is_set():
                 self._launch.forget_kept()
             self.stop()
             if isinstance(error, ConfigError) and not self._given_up:
                 raise
-            raise RemoteError(self._describe_failure(error)) from error
+            raise RemoteError(failure) from error
         finally:
             limit.cancel()
         if not is_local(self._settings):
@@ -179,7 +181,7 @@ class Spark:
                 "host is and how much memory it has left, and run `tidemill doctor`"
             )
         return (
-            f"Spark does not start with master {master!r}: {_first_line(error)}; "
+            f"Spark does not start with master {master!r}: {_describe(error) or self._launch.output.describe_end()}; "
             "check spark.master and spark.conf, and run `tidemill doctor`"
         )
 
@@ -202,7 +204,7 @@ class Spark:
 
     def _end_start(self, seconds: float) -> None:
         """End what starts: a JVM that listens already may end by itself, and tidy up, within these seconds."""
-        self._launch.quiet.set()
+        self._launch.output.quiet.set()
         with self._lock:
             jvm, started = self._launch.stop(), self._started
         if jvm is None:
@@ -246,7 +248,9 @@ class Spark:
         except Exception as error:
             # A Spark that is being stopped refuses, and ends the job all the same.
             if not self._launch.stopping.is_set():
-                log.warning("could not cancel a Spark job", job_group=job_group, error=_first_line(error))
+                log.warning(
+                    "could not cancel a Spark job", job_group=job_group, error=_describe(error) or type(error).__name__
+                )
 
     def kill_worker(self, pid: int) -> None:
         """Kill a Python worker, if it runs below this process's JVM; its warden ends what it started."""
@@ -269,7 +273,7 @@ class Spark:
     def _stop(self, local: Descendants | None = None) -> None:
         if self._context is not None:
             # All engines have ended, and Python workers that find the JVM gone show pages of traces.
-            self._launch.quiet.set()
+            self._launch.output.quiet.set()
             if self._jvm is None or self._jvm.poll() is None:
                 self._stop_context(self._context, CONTEXT_STOP_SECONDS if self.used else UNUSED_STOP_SECONDS)
             self._context = None
@@ -291,7 +295,7 @@ class Spark:
                     context.stop()
             except Exception as error:
                 if self.used:
-                    log.warning("the Spark context did not stop", error=_first_line(error))
+                    log.warning("the Spark context did not stop", error=_describe(error) or type(error).__name__)
 
         # A JVM that hangs would never answer.
         thread = threading.Thread(target=stop, name="tidemill-stop", daemon=True)
@@ -311,6 +315,9 @@ def _forget_gateway(jvm: subprocess.Popen[bytes]) -> None:
     context._gateway = context._jvm = context._active_spark_context = None
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+def _describe(error: BaseException) -> str:
+    """Return the cause of an error; empty: only the JVM knew it, and is gone."""
+    try:
+        return find_cause(str(error)) or type(error).__name__
+    except Exception:  # py4j has many ways to say that the JVM is gone
+        return ""
