@@ -94,7 +94,7 @@ def test_what_is_missing_says_what_to_do(tidemill: Run, tmp_path: Path, embedded
     assert "FAIL  sinks.kafka.out: topic neither does not exist" in text
     assert "change sinks.kafka.out.topic" in text
     assert "FAIL  sinks.filesystem.files.base_path: " in text
-    assert "FAIL  handler: handlers_for_doctor:Unpicklable cannot be sent" in text
+    assert "FAIL  handler: the attribute" in text
     assert "on_ready" in text
     assert "5 problems found" in done.stderr
 

@@ -21,7 +21,7 @@ from tidemill.config.kafka_names import describe_creation
 from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.redaction import redact_text
 from tidemill.config.settings import Settings
-from tidemill.core.errors import ConfigError, HandlerError, RemoteError, TidemillError
+from tidemill.core.errors import ConfigError, RemoteError, TidemillError
 from tidemill.core.wording import format_count
 from tidemill.runtime.folders import user_cache_folder, writable_cache_folder
 from tidemill.runtime.java import find_java
@@ -255,16 +255,9 @@ def find_refusals(settings: Settings) -> list[str]:
 
 def check_handler(spec: str) -> str:
     """Check that the handler can be imported, created and sent to the engines."""
-    from pyspark import cloudpickle
-
     from tidemill.cli.handlers import load_handler
     from tidemill.spark.preflight import make_handler
+    from tidemill.spark.session.packaging import pack_handler
 
-    handler = make_handler(load_handler(spec))
-    try:
-        cloudpickle.dumps(handler)
-    except Exception as error:
-        raise HandlerError(
-            f"{spec} cannot be sent to the engines: {error}; create such objects in on_ready, which runs there"
-        ) from None
+    pack_handler(make_handler(load_handler(spec)))
     return spec

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import pickle
 import queue
 import signal
 import socket
@@ -104,7 +105,7 @@ def test_an_engine_that_was_replaced_before_it_connected_ends_without_an_error()
     driver = Driver()
     driver.on_hello = lambda link, hello: driver.server.send(link, Refused("it was replaced"))  # type: ignore[method-assign]
     settings = Settings.model_validate({"kafka": {"brokers": "127.0.0.1:1", "source_topic": "t"}})
-    process = EngineProcess(EngineJob(3, 0, "w", driver.server.start(), settings, b"", {}))
+    process = EngineProcess(EngineJob(3, 0, "w", driver.server.start(), settings, pickle.dumps(None), {}))
     try:
         with capture_logs() as logs:
             summary = asyncio.run(asyncio.wait_for(process.run(), 20))

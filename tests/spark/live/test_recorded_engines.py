@@ -13,14 +13,13 @@ from typing import Any
 
 import confluent_kafka as ck
 import pytest
+from tests.spark.live.handlers import Mixed
 from tests.until import wait_until
 
 from tidemill.config.settings import Settings
 from tidemill.core.supervision.slot_events import Ending
 from tidemill.core.supervision.slot_group import RunFinished
 from tidemill.core.supervision.slot_limits import SlotLimits
-from tidemill.pipeline.handler.base import Handler
-from tidemill.pipeline.handler.models import ErrorAction, ExecutorTask, PrecomputedResult
 from tidemill.recorder.events import EventKind
 from tidemill.recorder.queries import EventQuery, MessageQuery, TaskQuery
 from tidemill.recorder.reader import Reader
@@ -37,29 +36,6 @@ from tidemill.spark.session.session import Spark
 pytestmark = pytest.mark.spark
 
 COUNT = 3_000
-
-
-class Mixed(Handler[Any, Any]):
-    """Known results, except for every thousandth message: that one fails in a process."""
-
-    async def arrange(self, messages: Any, pending: Any) -> list[ExecutorTask]:
-        tasks = []
-        for message in messages:
-            known = None if int(message.value) % 1000 == 0 else PrecomputedResult("x")
-            task_id = f"task-{message.value.decode()}"
-            tasks.append(
-                ExecutorTask(
-                    task_id,
-                    ("-c", "echo no luck >&2; exit 3"),
-                    source_offsets=(message.offset,),
-                    binary_path="/bin/sh",
-                    precomputed=known,
-                )
-            )
-        return tasks
-
-    async def on_error(self, task: ExecutorTask, error: Any) -> ErrorAction:
-        return ErrorAction.SKIP
 
 
 @pytest.fixture

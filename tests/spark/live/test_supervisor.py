@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.spark.live.handlers import Quiet, Refusing, SecondWaits, SlowFirst
 from tests.until import wait_until
 
 from tidemill.config.executor_settings import ExecutorSettings
@@ -37,43 +38,6 @@ from tidemill.spark.session.packaging import pack_handler
 from tidemill.spark.session.session import Spark
 
 pytestmark = pytest.mark.spark
-
-
-class Quiet(Handler[bytes, bytes]):
-    drain_seconds = 0.0
-    ends: dict[int, str] = {}
-
-    def __init__(self, **attributes: Any) -> None:
-        vars(self).update(attributes)
-
-
-class SlowFirst(Quiet):
-    """Slot 0 is slow to be ready; says who was ready when."""
-
-    async def on_ready(self, config: Settings, pg_pool: Any) -> None:
-        with open(self.journal, "a") as file:
-            file.write(f"begin {os.getpid()}\n")
-            file.flush()
-            time.sleep(0.3)
-            file.write(f"end {os.getpid()}\n")
-
-
-class SecondWaits(Quiet):
-    """The first that comes, slot 0, is ready at once, the second when a file says so."""
-
-    async def on_ready(self, config: Settings, pg_pool: Any) -> None:
-        folder = Path(self.folder)
-        if not (folder / "first").exists():
-            (folder / "first").touch()
-            return
-        (folder / "second").touch()
-        while not (folder / "go").exists():
-            await asyncio.sleep(0.02)
-
-
-class Refusing(Quiet):
-    async def on_ready(self, config: Settings, pg_pool: Any) -> None:
-        raise RuntimeError("the database is not migrated")
 
 
 class Running:

@@ -227,6 +227,8 @@ class EngineProcess:
         self._deadline = ProcessDeadline(self._on_orphaned)
         self._deadline.start()
         self._loop.add_signal_handler(signal.SIGHUP, self._abandoned, "Spark's Python daemon is going")
+        # An engine that has said hello is considered dead if it is silent, as it is while it imports.
+        loaded = self._load()
         engine_id = new_engine_id()
         self._link = EngineLink(
             self._job.address,
@@ -261,7 +263,7 @@ class EngineProcess:
         group = self._job.settings.kafka.consumer_group
         identity = Identity(self._job.worker, self._job.slot, engine_id, group, run_token)
         try:
-            summary = await self._run_engine(identity)
+            summary = await self._run_engine(identity, loaded)
         except BaseException as error:
             log.exception("the engine failed")
             summary = make_failed_summary(self._job, error)
@@ -274,14 +276,20 @@ class EngineProcess:
         """Let the process live on after `run`, for other work."""
         self._deadline.cancel()
 
-    async def _run_engine(self, identity: Identity) -> EngineSummary:
+    def _load(self) -> tuple[EngineMaker, Any] | EngineSummary:
+        """Return what builds the engine and the handler, imported here."""
         sys.path.extend(folder for folder in self._job.import_path if folder not in sys.path)
         try:
             handler = cloudpickle.loads(self._job.handler)
-            build = self._build or _imported(self._job.factory)
-        except Exception as error:
+            return self._build or _imported(self._job.factory), handler
+        except (Exception, SystemExit) as error:
             log.exception("the handler cannot be loaded in the engine")
             return make_failed_summary(self._job, error, StopReason.CONFIG)
+
+    async def _run_engine(self, identity: Identity, loaded: tuple[EngineMaker, Any] | EngineSummary) -> EngineSummary:
+        if isinstance(loaded, EngineSummary):
+            return loaded
+        build, handler = loaded
         await self._begin.wait()
         if self._fault is not None:
             return EngineSummary(self._job.slot, StopReason.FAILED, self._fault)

@@ -1,8 +1,8 @@
 """Packs a handler and this package for the engines, and names what cannot be pickled.
 
-Modules that an engine may be unable to import (the main module, the files beside the user's program) travel by
-value; installed packages and this one travel by name. The few things that pickle only by name (a function under
-`functools.lru_cache`) are found on the engine's host if it has the driver's folders, which it has in local mode.
+The files beside the user's program travel as source, and the engine imports them by name; the main module travels by
+value. Installed packages and this one are imported from the engine's host. So is an extension module of the user, which
+an engine finds if its host has the driver's folders, as it has in local mode.
 
 What counts is how a module was found, not where its file is. A folder below site-packages that was put on the path for
 itself, as the demo's example is, belongs to the user: no engine has it on its path.
@@ -15,11 +15,12 @@ import contextlib
 import functools
 import importlib.resources
 import os
+import pickle
 import site
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from tidemill.core.errors import HandlerError
 from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.folders import OwnedFolder
 from tidemill.spark.session.conf import PACKAGE_ZIP, is_local_context
+from tidemill.spark.session.shipped_modules import Parcel, ShippedModule
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -41,19 +43,18 @@ def pack_handler(handler: Handler[Any, Any]) -> bytes:
     Raises:
         HandlerError: Something in it cannot be pickled; names it, and says what to do.
     """
-    with _own_modules_by_value():
-        try:
-            packed: bytes = cloudpickle.dumps(handler)
-        except Exception as error:
-            raise HandlerError(_explain(handler, error)) from error
-        try:
-            cloudpickle.loads(packed)
-        except Exception as error:
-            raise HandlerError(
-                f"{type(handler).__name__} can be pickled, but not unpickled as engines have to: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-    return packed
+    try:
+        packed: bytes = cloudpickle.dumps(handler)
+    except Exception as error:
+        raise HandlerError(_explain(handler, error)) from error
+    try:
+        cloudpickle.loads(packed)
+    except Exception as error:
+        raise HandlerError(
+            f"{type(handler).__name__} can be pickled, but not unpickled as engines have to: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return pickle.dumps(Parcel(_collect_modules(), packed))
 
 
 def list_own_folders() -> list[str]:
@@ -79,9 +80,43 @@ def ship_package(context: SparkContext, folder: Path | None = None) -> None:
 
 
 def find_own_modules() -> list[ModuleType]:
-    """Return the modules of the user's that this process has imported: those that travel by value; from any thread."""
+    """Return the modules of the user that this process has imported, each once whatever its names; from any thread."""
     folders, resolve = list_own_folders(), _Resolver()
-    return [module for module in list(sys.modules.values()) if _is_own(module, folders, resolve)]
+    modules = {id(module): module for module in list(sys.modules.values())}
+    return [module for module in modules.values() if _is_own(module, folders, resolve)]
+
+
+def _collect_modules() -> list[ShippedModule]:
+    """Return the source of the user's modules, and the packages without a file that they are in."""
+    shipped = {}
+    for module in find_own_modules():
+        if (source := _read_source(module)) is not None:
+            shipped[module.__name__] = ShippedModule(
+                module.__name__, str(module.__file__), _find_package_folders(module), source
+            )
+        name = module.__name__
+        while name := name.rpartition(".")[0]:
+            package = sys.modules.get(name)
+            folders = None if getattr(package, "__file__", None) else _find_package_folders(package)
+            if folders is not None:
+                shipped[name] = ShippedModule(name, "", folders, None)
+    return list(shipped.values())
+
+
+def _find_package_folders(module: ModuleType | None) -> list[str] | None:
+    folders = getattr(module, "__path__", None)
+    return None if folders is None else list(folders)
+
+
+def _read_source(module: ModuleType) -> bytes | None:
+    """Return the source of a module from a file or an archive; None: it has none, as an extension module."""
+    file = str(module.__file__)
+    with contextlib.suppress(OSError):
+        return Path(file).read_bytes() if file.endswith(".py") else None
+    with contextlib.suppress(Exception):  # what a loader raises for a file that it cannot read is its own
+        source: str | None = module.__loader__.get_source(module.__name__)  # type: ignore[union-attr]
+        return None if source is None else source.encode()
+    return None
 
 
 def _explain(handler: Handler[Any, Any], error: Exception) -> str:
@@ -109,22 +144,6 @@ def _class_values(cls: type) -> dict[str, Any]:
         if klass not in (Handler, object) and not (klass.__module__ or "").startswith("typing"):
             values = {key: value for key, value in vars(klass).items() if not key.startswith("__")} | values
     return values
-
-
-@contextlib.contextmanager
-def _own_modules_by_value() -> Iterator[None]:
-    registered = []
-    already = set(cloudpickle.list_registry_pickle_by_value())
-    try:
-        folders, resolve = list_own_folders(), _Resolver()
-        for module in list(sys.modules.values()):
-            if _is_own(module, folders, resolve) and module.__name__ not in already:
-                cloudpickle.register_pickle_by_value(module)
-                registered.append(module)
-        yield
-    finally:
-        for module in registered:
-            cloudpickle.unregister_pickle_by_value(module)
 
 
 class _Resolver:
