@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.config.loading import load_settings, revalidate
+from tidemill.config.loading import load_settings, require_letters_named, revalidate
 from tidemill.config.settings import Settings, find_revoke_problem
 from tidemill.core.errors import ConfigError
 
@@ -519,3 +519,43 @@ def test_only_a_pipeline_minds_a_poll_interval_below_the_times_that_nobody_set(l
     problem = find_revoke_problem(settings)
     assert problem is not None
     assert "(30, the value of executor.drain_timeout_seconds) and 10 s" in problem
+
+
+@pytest.mark.parametrize(
+    ("path", "environ"),
+    [
+        ("mine.yaml", {}),
+        (None, {"TIDEMILL_CONFIG": "mine.yaml"}),
+        (None, {"TIDEMILL_KAFKA__SOURCE_TOPIC": "orders"}),
+        (None, {"TIDEMILL_DLQ__TOPIC": "letters"}),
+        (None, {"TIDEMILL_DLQ__PATH": "letters"}),
+    ],
+)
+def test_dead_letters_are_named_by_a_file_or_a_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str | None, environ: dict[str, str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("executor: {}\n")
+    require_letters_named(load_settings(path, environ), path, environ)
+
+
+def test_without_a_configuration_the_files_of_the_folder_that_can_be_one_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    environ = {"TIDEMILL_KAFKA__BROKERS": "b:9092"}
+    with pytest.raises(ConfigError, match=r"give its file as an argument, or set TIDEMILL_CONFIG"):
+        require_letters_named(load_settings(None, environ), None, environ)
+    files = {
+        "b.yml": "kafka: {}",
+        "a.yaml": "dlq:",
+        "compose.yaml": "services: {}",
+        "list.yaml": "[1]",
+        "bad.yaml": "a: [",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff")
+    (tmp_path / "folder.yaml").mkdir()
+    with pytest.raises(ConfigError, match=r"\(this folder has a\.yaml, b\.yml\)"):
+        require_letters_named(load_settings(None, environ), None, environ)

@@ -253,6 +253,7 @@ COMMANDS = (
     "dlq list --id ''",
     "dlq list --limit x",
     "dlq list letters.yaml",
+    "dlq stats",
     "dlq show ''",
     "dlq redrive --from 2h",
     "dlq redrive --to no/topic",

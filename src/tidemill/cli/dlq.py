@@ -235,10 +235,11 @@ def redrive(
 
 def _load_settings(config: Path | None) -> Settings:
     """Return the configuration, with logs of warnings and worse on standard error."""
-    from tidemill.config.loading import load_settings
+    from tidemill.config.loading import load_settings, require_letters_named
     from tidemill.runtime.log import configure
 
     settings = load_settings(config)
+    require_letters_named(settings, config)
     if settings.logging.level in ("DEBUG", "INFO"):
         # Meant for the pipeline; here it would only disturb the output.
         settings.logging.level = "WARNING"

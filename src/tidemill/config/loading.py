@@ -25,6 +25,8 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
 
 CONFIG_VARIABLE = "TIDEMILL_CONFIG"
+#: Up to this many files are suggested.
+MAX_NAMED = 5
 #: The warning about a configuration that does not name the topic.
 NO_TOPIC = "no kafka.source_topic is configured, so a pipeline reads the topic {topic!r}; name the one you mean"
 
@@ -78,6 +80,37 @@ def describe_source(path: Path | str | None = None, environ: Mapping[str, str] =
         return str(path)
     named = environ.get(CONFIG_VARIABLE)
     return f"{named} (named by {CONFIG_VARIABLE})" if named else "defaults and environment variables, no file was given"
+
+
+def require_letters_named(settings: Settings, path: Path | str | None, environ: Mapping[str, str] = os.environ) -> None:
+    """Refuse to look for the dead letters of a default topic that nobody asked for.
+
+    Args:
+        settings: What `load_settings` returned.
+        path: The file that it was given.
+        environ: The variables.
+
+    Raises:
+        ConfigError: No file was given, and no variable says which dead letters are meant.
+    """
+    named = settings.kafka.model_fields_set & {"source_topic"} or settings.dlq.model_fields_set & {"topic", "path"}
+    if path is not None or environ.get(CONFIG_VARIABLE) or named:
+        return
+    here = sorted(str(found) for found in Path().glob("*.y*ml") if _looks_like_ours(found))[:MAX_NAMED]
+    found = f" (this folder has {', '.join(here)})" if here else ""
+    raise ConfigError(
+        f"no configuration says whose dead letters are meant: give its file as an argument{found}, "
+        f"or set {CONFIG_VARIABLE}"
+    )
+
+
+def _looks_like_ours(path: Path) -> bool:
+    """Tell whether a YAML file has a section that a pipeline has."""
+    try:
+        value = read_yaml(read_text(path), str(path)).value
+    except (OSError, UnicodeDecodeError):
+        return False
+    return isinstance(value, dict) and bool(value.keys() & {"kafka", "dlq", "sinks"})
 
 
 def revalidate(settings: Settings, source: str = "on_startup") -> Settings:
