@@ -29,6 +29,7 @@ from tidemill.store.queries import (
     task_logs,
     task_triggers,
     task_values,
+    trigger_abouts,
     worker_turns,
     xcoms,
 )
@@ -100,6 +101,7 @@ FUNCTIONS: dict[type[Call[Any]], Function] = {
     calls.GetRun: lambda c, r, x: runs.get_run(c, r),
     calls.WatchRuns: lambda c, r, x: progress.watch_runs(c, r),
     calls.ListTasks: lambda c, r, x: people.list_tasks(c, r),
+    calls.DescribeTriggers: trigger_abouts.describe_triggers,
     calls.TaskHistory: lambda c, r, x: people.list_history(c, r),
     calls.ReadLog: lambda c, r, x: people.read_task_log(c, r),
     calls.ListCallbacks: lambda c, r, x: callbacks.list_callbacks(c, r),

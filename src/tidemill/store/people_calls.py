@@ -253,6 +253,30 @@ class TaskRecord(msgspec.Struct, frozen=True):
     error: str | None
 
 
+class TriggerAbout(msgspec.Struct, frozen=True):
+    """What people are told about the trigger of a deferred task.
+
+    Attributes:
+        id: Its number.
+        classpath: Its class.
+        arguments: Its arguments, as text, secrets masked.
+        due_us: The moment that it waits for; None: it waits for something else.
+        service: The triggerer that runs it, in words; None: none does.
+    """
+
+    id: int
+    classpath: str
+    arguments: str
+    due_us: int | None
+    service: str | None
+
+
+class DescribeTriggers(Call[tuple[TriggerAbout, ...]], frozen=True):
+    """Answer what triggers of deferred tasks are, by their numbers; those that have ended may be missing."""
+
+    triggers: tuple[int, ...]
+
+
 class ListTasks(Call[Listed[TaskRecord]], frozen=True):
     """Answer the tasks of a run, by name. `states`: empty, all."""
 

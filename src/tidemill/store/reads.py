@@ -10,6 +10,7 @@ from tidemill.store.call import Call
 READS: frozenset[type[Call[Any]]] = frozenset(
     {
         calls.CountStore,
+        calls.DescribeTriggers,
         calls.GetConnection,
         calls.GetDag,
         calls.GetEarlierRun,

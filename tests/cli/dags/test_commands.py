@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import shutil
@@ -12,11 +13,14 @@ from pathlib import Path
 import pytest
 from tests import prepared
 from tests.cli.dags.conftest import DevSite
+from tests.store.dags import Player, dag, task
 from tests.until import wait_until
 
 from tidemill.cli.dags.dags import parse_conf
 from tidemill.core.errors import ConfigError
 from tidemill.runtime.exitcode import ExitCode
+from tidemill.store.calls import EndService, ListServices
+from tidemill.store.sqlite import open_sqlite
 
 
 @pytest.fixture(scope="module")
@@ -178,3 +182,21 @@ def test_a_dag_runs_in_one_process_with_variables_of_the_store(store):
     assert store.run("dags", "test", "fails").returncode == ExitCode.REMOTE
     assert store.run("dags", "test", "long").returncode == 0
     assert store.rows("runs", "list") == []
+
+
+def test_a_run_that_no_service_works_on_says_so_instead_of_pools(store):
+    async def play() -> None:
+        database = await open_sqlite(store.folder / "dags.db")
+        player = await Player(database).begin()
+        await player.create(dag(task("only"), id="small"), run_id="r")
+        for service in await database.call(ListServices()):
+            await database.call(EndService(service.id))
+        await database.close()
+
+    asyncio.run(play())
+    wanted = "warning: the run waits: no scheduler and no worker is alive; start `tidemill dev`"
+    done = store.run("runs", "show", "small", "r")
+    assert done.stderr.strip() == wanted
+    assert "no scheduler is alive" in done.stdout
+    assert "pool default_pool, or" not in done.stdout
+    assert store.run("dags", "trigger", "small", "--run", "other").stderr.strip() == wanted

@@ -99,6 +99,15 @@ class PlayedStore:
             if attempt.task_id == "wait":
                 await player.report(attempt, Deferral("module.Trigger", "{}", "resume"))
 
+    def defer(self, dag_id: str, classpath: str, kwargs: dict[str, Any]) -> None:
+        """Run a DAG of one task, `only`, which defers."""
+        self.wait(self._defer(dag_id, Deferral(classpath, json.dumps(kwargs), "resume", timeout_us=3_600_000_000)))
+
+    async def _defer(self, dag_id: str, deferral: Deferral) -> None:
+        await self.player.create(dag(task("only"), id=dag_id), run_id="r")
+        (attempt,) = [each for each in await self.player.claim() if each.dag_id == dag_id]
+        await self.player.report(attempt, deferral)
+
     async def _log(self, attempt: ClaimedAttempt, *texts: str) -> None:
         data = b"".join(encode_line(1_700_000_000_000_000 + n, "info", "stdout", text) for n, text in enumerate(texts))
         part = LogPart(attempt.task, attempt.try_number, 0, 0, zlib.compress(data), len(texts))

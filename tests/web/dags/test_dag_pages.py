@@ -6,6 +6,7 @@ import html
 import json
 import re
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from tests.web.scripted_pipeline import SCRIPT, SECRET
 from tests.web.serving import KEY, ORIGIN, PORT
 
 from tidemill.services.dev import web_ui
-from tidemill.store.calls import TaskHistory
+from tidemill.store.calls import BeginService, EndService, ListServices, SetConnection, TaskHistory
 from tidemill.web.access.hashes import hash_token
 from tidemill.web.access.logins import Logins
 from tidemill.web.access.origins import Origins
@@ -102,6 +103,51 @@ async def test_a_run_says_what_each_task_waits_for(shown: PlayedStore) -> None:
     assert tasks["retried"]["waits_for"]["at"] > tasks["retried"]["since"]
     assert tasks["load"]["worker"] is not None
     assert [row["task_id"] for row in running["rows"]] == ["load"]
+
+
+async def test_a_deferred_task_names_class_arguments_due_time_and_timeout_of_its_trigger(tmp_path: Path) -> None:
+    with played_store(tmp_path) as store:
+        store.call(SetConnection("shop", "http", password="T0psecretpw"))
+        store.defer(
+            "late", "tidemill.triggers.builtin.temporal.DateTimeTrigger", {"moment": "2031-05-06T07:08:09+00:00"}
+        )
+        store.defer("polls", "my.Poll", {"url": "https://me:hunter2@host", "note": "with T0psecretpw", "token": "x1y2"})
+        store.call(BeginService("triggerer", "t", "here", "boot", 1, (), 10))
+        async with log_in(store) as client:
+            late, polls = [(await client.get(f"/api/v1/dags/{each}/runs/r/tasks")).json() for each in ("late", "polls")]
+            page = html.unescape((await client.get("/dags/polls/runs/r/tasks/only")).text)
+            run = html.unescape((await client.get("/dags/late/runs/r")).text)
+
+    (wait,) = [row["waits_for"] for row in late["rows"]]
+    assert wait["trigger"]["classpath"] == "tidemill.triggers.builtin.temporal.DateTimeTrigger"
+    assert wait["text"] == 'an event of DateTimeTrigger(moment="2031-05-06T07:08:09+00:00"), due at'
+    assert wait["at"] == wait["trigger"]["due_at"] == 1_935_817_689
+    assert wait["times_out_at"] > time.time() + 3_000
+    assert "due at" in run
+    assert "times out at" in run
+    (wait,) = [row["waits_for"] for row in polls["rows"]]
+    assert wait["trigger"]["arguments"] == 'url="https://***@host", note="with ***", token="***"'
+    assert (wait["at"], wait["missing"]) == (None, "")
+    for text in ("my.Poll", 'note="with ***"', "Times out", "none runs it"):
+        assert text in page
+    assert "T0psecretpw" not in page + run
+
+
+async def test_a_run_that_no_service_works_on_says_so(tmp_path: Path) -> None:
+    with played_store(tmp_path) as store:
+        async with log_in(store) as client:
+            before = (await client.get(f"/api/v1{BASE}/tasks")).json()
+            for each in store.call(ListServices()):
+                store.call(EndService(each.id))
+            after = (await client.get(f"/api/v1{BASE}/tasks")).json()
+            page = (await client.get(BASE)).text
+
+    waits = {row["task_id"]: row["waits_for"] for row in before["rows"]}
+    assert waits["wait"]["missing"] == "no triggerer is alive; start `tidemill dev`"
+    waits = {row["task_id"]: row["waits_for"] for row in after["rows"]}
+    assert after["missing"] == "no scheduler and no worker is alive; start `tidemill dev`"
+    assert after["missing"] in html.unescape(page)
+    assert waits["retried"]["missing"] == "no scheduler is alive; start `tidemill dev`"
 
 
 async def test_wrong_names_parameters_and_cursors_are_refused(shown: PlayedStore) -> None:

@@ -135,6 +135,7 @@ def trigger(
     """Start a run of a DAG."""
     with reporting():
         from tidemill.cli.dags.views import encode_run
+        from tidemill.cli.dags.waits import find_services
         from tidemill.store.people_calls import CreateRun
 
         call = CreateRun(
@@ -149,6 +150,8 @@ def trigger(
             made = store.ask(call)
             for warning in made.warnings:
                 typer.echo(f"warning: {warning}", err=True)
+            if made.ended_us is None and (missing := find_services(store).explain_all()):
+                typer.echo(f"warning: the run waits: {missing}", err=True)
             if wait:
                 made = _wait_for_end(store, made)
         if as_json:

@@ -61,7 +61,7 @@ def show(dag: DagId, run: Run = None, config: Config = None, folder: Folder = No
             encode_task,
             show_rows,
         )
-        from tidemill.cli.dags.waits import describe_waits
+        from tidemill.cli.dags.waits import describe_waits, find_services
         from tidemill.cli.tables import Column
         from tidemill.store.people_calls import ListTasks
 
@@ -71,6 +71,8 @@ def show(dag: DagId, run: Run = None, config: Config = None, folder: Folder = No
             tasks = [task for page in pages for task in page]
             waits = describe_waits(store, found, tasks)
             called = list_callbacks(store, found)
+            if found.ended_us is None and (missing := find_services(store).explain_all()):
+                typer.echo(f"warning: the run waits: {missing}", err=True)
             if as_json:
                 shown = [{**encode_task(task), "waits_for": waits.get(task.id)} for task in tasks]
                 callbacks = [encode_callback(one) for one in called]

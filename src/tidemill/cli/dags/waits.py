@@ -9,7 +9,9 @@ from tidemill.cli.dags.views import format_clock
 
 if TYPE_CHECKING:
     from tidemill.cli.dags.asking import Asker
+    from tidemill.core.tasks.alive import AliveServices
     from tidemill.store.people_calls import RunRecord, TaskRecord
+    from tidemill.web.dags.models import Wait
 
 
 def describe_waits(store: Asker, run: RunRecord, tasks: Sequence[TaskRecord]) -> dict[int, str]:
@@ -23,9 +25,9 @@ def describe_waits(store: Asker, run: RunRecord, tasks: Sequence[TaskRecord]) ->
     import msgspec
 
     from tidemill.core.tasks.structure import DagStructure
-    from tidemill.store.people_calls import GetDag
+    from tidemill.store.people_calls import DescribeTriggers, GetDag
     from tidemill.store.setting_calls import ListPools
-    from tidemill.web.dags.waiting import ENDED, describe_wait
+    from tidemill.web.dags.waiting import ENDED, Around, describe_wait
 
     if all(task.state in ENDED for task in tasks):
         return {}
@@ -33,10 +35,30 @@ def describe_waits(store: Asker, run: RunRecord, tasks: Sequence[TaskRecord]) ->
     structure = None if found is None else msgspec.json.decode(found.structure, type=DagStructure)
     plans = {} if structure is None else {task.id: task for task in structure.tasks}
     pools = {pool.name: pool for pool in store.ask(ListPools())}
+    numbers = tuple(task.trigger for task in tasks if task.state == "deferred" and task.trigger is not None)
+    triggers = store.ask(DescribeTriggers(numbers)) if numbers else ()
+    around = Around(pools, {each.id: each for each in triggers}, find_services(store))
     states = {task.task_id: task.state for task in tasks}
     waits: dict[int, str] = {}
     for task in tasks:
-        wait = describe_wait(task, plans.get(task.task_id), states, run, pools.get(task.pool))
+        wait = describe_wait(task, plans.get(task.task_id), states, run, around)
         if wait is not None:
-            waits[task.id] = wait.text if wait.at is None else f"{wait.text} {format_clock(round(wait.at * 1e6))}"
+            waits[task.id] = _format_wait(wait)
     return waits
+
+
+def _format_wait(wait: Wait) -> str:
+    text = wait.text if wait.at is None else f"{wait.text} {format_clock(round(wait.at * 1e6))}"
+    if wait.times_out_at is not None:
+        text += f"; times out at {format_clock(round(wait.times_out_at * 1e6))}"
+    return f"{text}; {wait.missing}" if wait.missing else text
+
+
+def find_services(store: Asker) -> AliveServices:
+    """Return the services that are alive."""
+    import time
+
+    from tidemill.store.service_calls import ListServices
+    from tidemill.web.dags.waiting import list_alive
+
+    return list_alive(store.ask(ListServices()), time.time_ns() // 1000)

@@ -12,7 +12,7 @@ from typing import NoReturn, TypeVar
 
 from tidemill.config.known_secrets import KnownSecrets
 from tidemill.core.errors import HandlerError, RemoteError
-from tidemill.services.worker.asked_secrets import find_secrets
+from tidemill.store.asked_secrets import find_secrets
 from tidemill.store.calls import Call, DeleteVariable, GetConnection, GetVariable, SetVariable
 from tidemill.store.database import Caller
 

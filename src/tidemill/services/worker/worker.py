@@ -35,7 +35,6 @@ from tidemill.core.tasks.worker_slots import (
     Why,
     WorkerSlots,
 )
-from tidemill.services.worker.asked_secrets import find_secrets
 from tidemill.services.worker.endings import explain_end, report_callback
 from tidemill.services.worker.file_secrets import FileSecrets
 from tidemill.services.worker.log_budget import LogBudget
@@ -59,6 +58,7 @@ from tidemill.services.worker.templates import Templates
 from tidemill.services.worker.worker_config import WorkerConfig
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.messages import Exited
+from tidemill.store.asked_secrets import find_secrets
 from tidemill.store.database import Calls
 from tidemill.store.doorbell import Bell
 from tidemill.store.remote import call_patiently

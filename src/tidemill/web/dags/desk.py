@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import zlib
 from collections.abc import Sequence
 from typing import TypeVar
@@ -17,6 +18,7 @@ from tidemill.store.call import Call, CallRefusedError, Listed, RefusalKind
 from tidemill.store.callback_calls import ListCallbacks, ReadCallbackLog
 from tidemill.store.people_calls import (
     DagRecord,
+    DescribeTriggers,
     GetDag,
     GetRun,
     HistoryRecord,
@@ -30,10 +32,10 @@ from tidemill.store.people_calls import (
     TaskHistory,
     TaskRecord,
 )
-from tidemill.store.service_calls import ListFiles
-from tidemill.store.setting_calls import ListPools, PoolRecord
+from tidemill.store.service_calls import ListFiles, ListServices
+from tidemill.store.setting_calls import ListPools
 from tidemill.web.dags import models
-from tidemill.web.dags.waiting import describe_wait
+from tidemill.web.dags.waiting import Around, describe_wait, list_alive
 from tidemill.web.problems import Problem
 
 T = TypeVar("T")
@@ -188,14 +190,22 @@ class Desk:
         if cursor or states or limit != MAX_TASKS:
             found = self.ask(ListTasks(dag_id, run_id, states, cursor or None, self.limit(limit)))
         state_of = {task.task_id: task.state for task in every.rows}
-        pools = {pool.name: pool for pool in self.ask(ListPools())}
+        around = self._look_around(found.rows)
         plans = {task.id: task for task in structure.tasks}
 
         def describe(task: TaskRecord) -> models.Task:
-            pool: PoolRecord | None = pools.get(task.pool)
-            return _describe_task(task, describe_wait(task, plans.get(task.task_id), state_of, run, pool))
+            return _describe_task(task, describe_wait(task, plans.get(task.task_id), state_of, run, around))
 
-        return run, structure, models.TaskPage(rows=[describe(task) for task in found.rows], cursor=found.next)
+        missing = around.alive.explain_all() if run.ended_us is None else ""
+        rows = [describe(task) for task in found.rows]
+        return run, structure, models.TaskPage(rows=rows, cursor=found.next, missing=missing)
+
+    def _look_around(self, tasks: Sequence[TaskRecord]) -> Around:
+        numbers = tuple(task.trigger for task in tasks if task.state == "deferred" and task.trigger is not None)
+        triggers = self.ask(DescribeTriggers(numbers)) if numbers else ()
+        pools = {pool.name: pool for pool in self.ask(ListPools())}
+        alive = list_alive(self.ask(ListServices()), time.time_ns() // 1000)
+        return Around(pools, {each.id: each for each in triggers}, alive)
 
     def find_task(self, dag_id: str, run_id: str, task_id: str, map_index: int) -> tuple[RunRecord, models.Task]:
         """Return a task.

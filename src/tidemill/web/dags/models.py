@@ -10,13 +10,26 @@ _Time = float | None
 Name = str
 
 
+class Trigger(BaseModel):
+    """The trigger of a deferred task."""
+
+    number: int
+    classpath: str = Field(description="Its class.")
+    arguments: str = Field(description="As text, secrets masked.")
+    due_at: _Time = Field(description="The moment that it waits for; null: it waits for something else.")
+    triggerer: str | None = Field(description="What runs it; null: nothing does.")
+
+
 class Wait(BaseModel):
     """What a task waits for."""
 
     kind: str = Field(description="run, past, upstream, scheduler, slots, worker, trigger, retry or ending")
     text: str
     names: list[str] = Field(default=[], description="The tasks, the pool or the queue.")
-    at: _Time = Field(default=None, description="Until when.")
+    at: _Time = Field(default=None, description="When that comes, where it is known.")
+    times_out_at: _Time = Field(default=None, description="When a deferral has taken too long; null: never.")
+    trigger: Trigger | None = Field(default=None, description="Of a deferred task.")
+    missing: str = Field(default="", description="Which service must be alive for that, and is not.")
 
 
 class Dag(BaseModel):
@@ -142,6 +155,9 @@ class TaskPage(BaseModel):
 
     rows: list[Task]
     cursor: str | None = Field(description="For the next page; null: there is none.")
+    missing: str = Field(
+        default="", description="Which services the run waits for, because none is alive; empty: all are, or it ended."
+    )
 
 
 class ChangePage(BaseModel):

@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from tidemill.core.tasks.alive import AliveServices, SeenService, find_alive
 from tidemill.core.tasks.structure import TaskStructure
 from tidemill.core.wording import format_count
-from tidemill.store.people_calls import RunRecord, TaskRecord
+from tidemill.store.people_calls import RunRecord, TaskRecord, TriggerAbout
+from tidemill.store.service_calls import ServiceRecord
 from tidemill.store.setting_calls import PoolRecord
-from tidemill.web.dags.models import Wait
+from tidemill.web.dags.models import Trigger, Wait
 
 ENDED = frozenset({"success", "failed", "skipped", "upstream_failed"})
 _SHOWN = 5
+#: So much of the arguments of a trigger is shown in a line.
+_LINE_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What decides, beside a task and its run, what the task waits for.
+
+    Attributes:
+        pools: The pools, by name.
+        triggers: The triggers of deferred tasks, by number.
+        alive: The services.
+    """
+
+    pools: Mapping[str, PoolRecord]
+    triggers: Mapping[int, TriggerAbout]
+    alive: AliveServices
+
+
+def list_alive(services: Sequence[ServiceRecord], now_us: int) -> AliveServices:
+    """Return which services are alive, by what the store says of them."""
+    return find_alive([SeenService(each.kind, each.queues, each.beat_us) for each in services], now_us)
 
 
 def describe_wait(
@@ -19,7 +44,7 @@ def describe_wait(
     structure: TaskStructure | None,
     states: Mapping[str, str],
     run: RunRecord,
-    pool: PoolRecord | None,
+    around: Around,
 ) -> Wait | None:
     """Return what a task waits for; None: it runs, or has ended.
 
@@ -28,36 +53,66 @@ def describe_wait(
         structure: What its DAG says of it; None: nothing.
         states: The states of all tasks of the run.
         run: The run.
-        pool: The pool of the task; None: it does not exist.
+        around: What else is known.
     """
     due = None if task.due_us is None else task.due_us / 1e6
+    scheduler = around.alive.explain_missing("scheduler")
     match task.state:
         case "none":
-            return _describe_upstream(structure, states, run)
+            return _describe_upstream(structure, states, run, scheduler)
+        case "scheduled" if scheduler:
+            return Wait(kind="scheduler", text="the scheduler", missing=scheduler)
         case "scheduled":
-            return Wait(kind="slots", text=_describe_pool(task, pool), names=[task.pool])
+            return Wait(kind="slots", text=_describe_pool(task, around.pools.get(task.pool)), names=[task.pool])
         case "queued":
-            return Wait(kind="worker", text=f"a free worker of queue {task.queue}", names=[task.queue])
+            text, missing = f"a free worker of queue {task.queue}", around.alive.explain_missing("worker", task.queue)
+            return Wait(kind="worker", text=text, names=[task.queue], missing=missing)
         case "deferred":
-            number = "" if task.trigger is None else f" {task.trigger}"
-            text = f"an event of its trigger{number}"
-            return Wait(kind="trigger", text=text if due is None else f"{text}, until", at=due)
+            return _describe_trigger(task.trigger, around, due)
         case "up_for_retry":
-            return Wait(kind="retry", text=f"try {task.tries + 1} of {task.max_tries}, at", at=due)
+            return Wait(kind="retry", text=f"try {task.tries + 1} of {task.max_tries}, at", at=due, missing=scheduler)
         case "ending":
             return Wait(kind="ending", text="its last attempt to clean up and end")
         case _:
             return None
 
 
-def _describe_upstream(structure: TaskStructure | None, states: Mapping[str, str], run: RunRecord) -> Wait:
+def _describe_trigger(number: int | None, around: Around, times_out_at: float | None) -> Wait:
+    missing = around.alive.explain_missing("triggerer")
+    about = None if number is None else around.triggers.get(number)
+    if about is None:
+        return Wait(kind="trigger", text="an event of its trigger", times_out_at=times_out_at, missing=missing)
+    due = None if about.due_us is None else about.due_us / 1e6
+    arguments = about.arguments if len(about.arguments) <= _LINE_CHARS else f"{about.arguments[:_LINE_CHARS]}..."
+    text = f"an event of {about.classpath.rpartition('.')[2]}({arguments})"
+    return Wait(
+        kind="trigger",
+        text=text if due is None else f"{text}, due at",
+        at=due,
+        times_out_at=times_out_at,
+        trigger=Trigger(
+            number=about.id,
+            classpath=about.classpath,
+            arguments=about.arguments,
+            due_at=due,
+            triggerer=about.service,
+        ),
+        missing=missing,
+    )
+
+
+def _describe_upstream(
+    structure: TaskStructure | None, states: Mapping[str, str], run: RunRecord, scheduler: str
+) -> Wait:
+    if run.state == "queued" and scheduler:
+        return Wait(kind="run", text="the run to begin", missing=scheduler)
     if run.state == "queued":
         return Wait(kind="run", text="the run to begin: its DAG is paused, or has enough active runs")
     names = [name for name in (structure.upstream if structure else ()) if states.get(name) not in ENDED]
     if not names:
         past = structure is not None and (structure.depends_on_past or structure.wait_for_downstream)
         text = "its instance in the run before" if past else "the scheduler"
-        return Wait(kind="past" if past else "scheduler", text=text)
+        return Wait(kind="past" if past else "scheduler", text=text, missing=scheduler)
     more = len(names) - _SHOWN
     shown = ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
     return Wait(kind="upstream", text=f"upstream {shown}", names=names)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tidemill.services.worker.asked_secrets import find_secrets
+from tidemill.store.asked_secrets import find_secrets
 from tidemill.store.calls import ConnectionRecord, GetConnection, GetVariable, SetVariable
 
 
