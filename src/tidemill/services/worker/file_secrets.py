@@ -43,12 +43,9 @@ class FileSecrets:
     def mask_failure(self, file: str, failure: Failure) -> Failure:
         """Return a failure with everything masked that it says."""
         known = self.find(file)
-        texts = {
-            name: _shorten(known.mask(text))
-            for name, text in msgspec.structs.asdict(failure).items()
-            if isinstance(text, str)
-        }
-        return msgspec.structs.replace(failure, **texts)
+        # A form that only looks like a secret would break the JSON of the origin.
+        origin = None if failure.origin is None else known.mask_known(failure.origin)
+        return msgspec.structs.replace(failure, error=_shorten(known.mask(failure.error)), origin=origin)
 
 
 def _shorten(text: str) -> str:
