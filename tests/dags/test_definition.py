@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 import struct
 import subprocess
 import sys
@@ -510,3 +511,43 @@ def test_an_attribute_that_a_file_sets_to_a_wrong_value_later_is_its_own_error(
     setattr(operator, attribute, value)
     with pytest.raises(DagError, match=message):
         serialize_dag(found)
+
+
+def test_numbers_as_keys_of_the_schema_of_a_param_are_texts_as_in_json() -> None:
+    shown = Param(1, type="integer", values_display={1: "one", 2: "two"}, properties={1: {"type": "string"}})
+    with DAG("d", params={"n": shown}) as found:
+        pass
+    schema = json.loads(build_structure(found).params[0].schema)
+    assert schema["values_display"] == {"1": "one", "2": "two"}
+    assert schema["properties"] == {"1": {"type": "string"}}
+
+
+@pytest.mark.parametrize("default", [None, 5])
+def test_a_default_that_its_schema_does_not_allow_has_to_be_given_where_no_schedule_creates_runs(default: Any) -> None:
+    param = Param(default, type="string", description="who")
+    with DAG("d", params={"name": param}) as found:
+        pass
+    (built,) = build_structure(found).params
+    assert (built.default, built.description) == (None, "who")
+    assert param.default == default
+    with pytest.raises(DagError, match=f"DAG 'd': the default of param 'name': {default} is not of type 'string'"):
+        DAG("d", params={"name": param}, schedule="@daily")
+
+    @dag
+    def flow(name: Any = Param(default, type="string")) -> None:  # noqa: B008
+        return
+
+    assert not flow().params["name"].has_default
+
+
+@pytest.mark.parametrize("where", ["class", "instance"])
+def test_a_task_that_is_to_start_from_a_trigger_is_refused(where: str) -> None:
+    class Waits(BaseOperator):
+        start_from_trigger = where == "class"
+
+    with DAG("d") as found:
+        operator = Waits(task_id="t")
+        if where == "instance":
+            operator.start_from_trigger = True
+    with pytest.raises(DagError, match="task 't': start_from_trigger is not supported; set it to False"):
+        found.validate()

@@ -153,6 +153,9 @@ class Everybody:
             calls.RemoveFile("other.py"),
         ):
             await self.call(request)
+        listed = await self.call(calls.ListCallbacks("dag", "run1"))
+        (own,) = [one.id for one in listed.rows if one.task_id is None]  # type: ignore[attr-defined]
+        await self.call(calls.ReadCallbackLog("dag", "run1", own))
 
     async def _settings(self) -> None:
         for request in (

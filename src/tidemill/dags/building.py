@@ -6,6 +6,7 @@ the addresses of objects.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -133,7 +134,8 @@ def _build_param(owner: str, name: str, param: Param) -> ParamStructure:
         default = encode_sorted(param.default, f"the default of param {name!r}") if param.has_default else None
     except ValueError as error:
         raise DagError(f"{owner}: {error}") from error
-    schema = msgspec.json.encode(param.schema, order="sorted").decode()
+    # Numbers and the like become names, as in all JSON: `values_display={1: "one"}`.
+    schema = msgspec.json.encode(json.loads(json.dumps(param.schema)), order="sorted").decode()
     return ParamStructure(name, default, schema, param.description or "")
 
 

@@ -100,7 +100,7 @@ class DAG:
         self.max_active_runs = check_int(name, "max_active_runs", max_active_runs, 1)
         self.max_active_tasks = arguments.check_optional_int(name, "max_active_tasks", max_active_tasks, 1)
         self.dagrun_timeout = arguments.check_optional_duration(name, "dagrun_timeout", dagrun_timeout)
-        self.params: dict[str, Param] = wrap_params(name, params)
+        self.params: dict[str, Param] = wrap_params(name, params, may_lack=self.timetable.kind == "none")
         if isinstance(tags, str):
             raise DagError(f"{name}: tags must be a list of strings, got {tags!r}; write [{tags!r}]")
         if tags is not None and not isinstance(tags, Iterable):
@@ -200,8 +200,8 @@ class DAG:
         """Check what can only be seen once all tasks are there.
 
         Raises:
-            DagError: Tasks wait for each other in a circle, a setup is used wrongly, or a run by schedule would lack a
-                param.
+            DagError: Tasks wait for each other in a circle, a setup is used wrongly, a run by schedule would lack a
+                param, or a task is to start from a trigger.
         """
         if self.timetable.kind != "none":
             for name, param in self.params.items():
@@ -212,6 +212,11 @@ class DAG:
                     )
         check_cycles(self.dag_id, self.task_dict)
         for task in self.tasks:
+            if getattr(task, "start_from_trigger", False):
+                raise DagError(
+                    f"task {task.task_id!r}: start_from_trigger is not supported; set it to False, and let execute "
+                    "defer to the trigger"
+                )
             if not task.is_setup:
                 continue
             for after in task.downstream_list:
@@ -294,7 +299,8 @@ def _decorate(function: Callable[..., Any], dag_id: str | None, options: dict[st
                 value = bound.arguments.get(name, parameter.empty)
                 if name not in created.params:
                     param = Param() if value is parameter.empty else value
-                    created.params |= wrap_params(f"DAG {created.dag_id!r}", {name: param})
+                    may_lack = created.timetable.kind == "none"
+                    created.params |= wrap_params(f"DAG {created.dag_id!r}", {name: param}, may_lack=may_lack)
                 passed[name] = DagParam(name)
             function(**passed)
         return created

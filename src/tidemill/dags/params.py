@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from typing import Any, Final
@@ -57,16 +58,33 @@ class Param:
             check_value(name, found, self.schema)
         return found
 
-    def check(self, owner: str, name: str) -> None:
-        """Check the schema and the default.
+    def check_schema(self, owner: str, name: str) -> None:
+        """Check the schema.
 
         Raises:
-            DagError: The schema cannot be used, or the default does not match it.
+            DagError: It cannot be used.
         """
         try:
             check_schema(self.schema)
         except SchemaError as error:
             raise DagError(f"{owner}: the schema of param {name!r} cannot be used: {error}") from None
+
+    def require(self, name: str) -> Param:
+        """Return a param without the default, if the schema does not allow that; else this one."""
+        try:
+            self.resolve(name=name)
+        except ParamValidationError:
+            required = copy.copy(self)
+            required.default = NOT_SET
+            return required
+        return self
+
+    def check_default(self, owner: str, name: str) -> None:
+        """Check the default, if there is one.
+
+        Raises:
+            DagError: It does not match the schema.
+        """
         if self.has_default:
             try:
                 self.resolve(name=name)
@@ -93,8 +111,14 @@ def check_value(name: str, value: Any, schema: Mapping[str, Any]) -> None:
         raise ParamValidationError(mismatch)
 
 
-def wrap_params(owner: str, params: Mapping[str, Any] | None) -> dict[str, Param]:
+def wrap_params(owner: str, params: Mapping[str, Any] | None, *, may_lack: bool = False) -> dict[str, Param]:
     """Return params by name, the plain ones among them as defaults without a schema.
+
+    Args:
+        owner: What has them, for messages.
+        params: The params.
+        may_lack: Whether a default that the schema does not allow means that each run has to give a value, as where
+            no run is created by a schedule; else it is an error.
 
     Raises:
         DagError: A name is not a text, or a param is wrong.
@@ -105,10 +129,14 @@ def wrap_params(owner: str, params: Mapping[str, Any] | None) -> dict[str, Param
     for name, value in (params or {}).items():
         if not isinstance(name, str) or not name:
             raise DagError(f"{owner}: the name of a param must be a string, got {name!r}")
-        found[name] = value if isinstance(value, Param) else Param(value)
-        _check_size(owner, name, found[name].default)
-        if found[name].schema:
-            found[name].check(owner, name)
+        param = value if isinstance(value, Param) else Param(value)
+        _check_size(owner, name, param.default)
+        if param.schema:
+            param.check_schema(owner, name)
+            found[name] = param.require(name) if may_lack else param
+            found[name].check_default(owner, name)
+        else:
+            found[name] = param
     return found
 
 

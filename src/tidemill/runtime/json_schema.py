@@ -49,6 +49,8 @@ def check_schema(schema: Mapping[str, Any]) -> None:
     try:
         text = json.dumps(schema, allow_nan=False)
         _check_length(text)
+        # As it is used: with text where a dict of Python has numbers as keys.
+        schema = json.loads(text)
         # Without formats: those of patterns are Python's, and we use another engine.
         jsonschema.Draft202012Validator.check_schema(schema, format_checker=jsonschema.FormatChecker(formats=()))
         for pattern in _find_patterns(schema):

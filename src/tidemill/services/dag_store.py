@@ -57,6 +57,10 @@ def choose_cipher(settings: Settings, url: str) -> Cipher:
     return build_cipher(settings.store.encryption_key, None if path is None else path.with_name(f"{path.name}.key"))
 
 
+class NoStoreError(ConfigError):
+    """The store of a folder of DAGs does not exist yet."""
+
+
 async def open_dag_store(settings: Settings, folder: Path, *, create: bool = False) -> Caller:
     """Open the store of a folder of DAGs for calls.
 
@@ -66,13 +70,14 @@ async def open_dag_store(settings: Settings, folder: Path, *, create: bool = Fal
         create: Whether it is created if it does not exist.
 
     Raises:
-        ConfigError: It does not exist, or cannot be used.
+        NoStoreError: It does not exist.
+        ConfigError: It cannot be used.
         RemoteError: It cannot be reached.
     """
     url = choose_url(settings, folder)
     path = find_file(url)
     if path is not None and not create and not path.exists():
-        raise ConfigError(
+        raise NoStoreError(
             f"there is no store {path} yet; `tidemill dev {folder.name}` creates it, and so does `tidemill db migrate`"
         )
     deadline = asyncio.get_running_loop().time() + _BUSY_SECONDS

@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, InvariantError, RemoteError, describe_error
@@ -28,7 +28,7 @@ from tidemill.dags.results import AttemptDeferred, AttemptFailed, AttemptResult,
 from tidemill.dags.running import run_attempt
 from tidemill.runtime.codec import encode
 from tidemill.runtime.folders import OwnedFolder
-from tidemill.services.dag_store import open_dag_store
+from tidemill.services.dag_store import NoStoreError, open_dag_store
 from tidemill.services.triggerer.loading import create_trigger, encode_payload
 from tidemill.services.triggerer.run_ending import explain_fault
 from tidemill.services.worker.task_services import StoreServices
@@ -147,16 +147,19 @@ def _telling_when_slow(path: Path) -> Iterator[None]:
 
 
 class _Shared:
-    """Variables and connections of the folder's store, which is opened when the first one is read."""
+    """Variables and connections of the folder's store, which is opened when one is read; without a store, none."""
 
     def __init__(self, runner: asyncio.Runner, settings: Settings, folder: Path) -> None:
         self._runner, self._settings, self._folder = runner, settings, folder
 
-    def ask(self, call: Call[T]) -> T:
+    def ask(self, call: Call[T]) -> T | None:
         return self._runner.run(self._ask(call))
 
-    async def _ask(self, call: Call[T]) -> T:
-        store = await open_dag_store(self._settings, self._folder)
+    async def _ask(self, call: Call[T]) -> T | None:
+        try:
+            store = await open_dag_store(self._settings, self._folder)
+        except NoStoreError:
+            return None
         try:
             return await store.call(call)
         finally:
@@ -187,7 +190,7 @@ class _Test:
         found = self._runner.run(self._store.call(call))
         # What the run has set itself is in its own store.
         is_shared = found is None and type(call) in (GetVariable, GetConnection)
-        return self._shared.ask(call) if is_shared else found
+        return cast(T, self._shared.ask(call)) if is_shared else found
 
     def run(self, path: Path, dag_id: str, conf: dict[str, Any], logical_us: int | None) -> str:
         about = (socket.gethostname(), "", os.getpid())

@@ -46,6 +46,20 @@ def test_without_a_store_a_command_says_how_to_get_one(dev):
     assert "tidemill dev" in done.stderr
 
 
+def test_a_dag_is_tested_without_a_store_and_its_variables_have_their_defaults(dev):
+    (dev.folder / "dags" / "defaults.py").write_text(
+        "from tidemill.dags import DAG, Variable, task\n"
+        "with DAG('defaults'):\n"
+        "    @task\n"
+        "    def read(text):\n"
+        "        print(text, Variable.get('a', default='inner'))\n"
+        "    read(\"{{ var.value.get('b', 'outer') }}\")\n"
+    )
+    done = dev.run("dags", "test", "defaults")
+    assert done.returncode == 0, done.stderr
+    assert "outer inner" in done.stdout
+
+
 def test_a_store_whose_files_nobody_has_read_says_so(empty):
     assert empty.run("dags", "list").stdout == "no DAGs: no file has been read yet; `tidemill dev` does that\n"
     assert empty.run("dags", "errors").stdout == "no errors: no file has been read yet; `tidemill dev` does that\n"
