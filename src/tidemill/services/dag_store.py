@@ -6,6 +6,8 @@ Invariant: a SQLite file has one writer. Who comes second sends its calls to the
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 from pathlib import Path
 
 from tidemill.config.settings import Settings
@@ -22,7 +24,7 @@ _PAUSE_SECONDS = 0.05
 
 
 def choose_folder(settings: Settings, given: Path | None) -> Path:
-    """Return the folder of DAG files, absolute.
+    """Return the folder of DAG files, absolute; links in its path stay, since they may be moved (git-sync).
 
     Args:
         settings: `dags.folder` is read.
@@ -39,12 +41,36 @@ def choose_folder(settings: Settings, given: Path | None) -> Path:
             f"there is no folder {folder}; create it, name another one, or begin with an example: "
             "tidemill init my-dags --template dags"
         )
-    return folder.resolve()
+    return make_absolute(folder)
+
+
+def make_absolute(folder: Path) -> Path:
+    """Return the absolute path of a folder with its links, those to the current folder included."""
+    if ".." in folder.parts:  # above what a link leads to, not above the link
+        return folder.resolve()
+    here, shown = Path.cwd(), Path(os.environ.get("PWD", ""))
+    # The shell knows by which links the current folder was entered; other programs may have left the variable behind.
+    with contextlib.suppress(OSError):
+        if shown.is_absolute() and shown.samefile(here):
+            here = shown
+    return Path(os.path.normpath(here / folder))
 
 
 def choose_url(settings: Settings, folder: Path) -> str:
-    """Return the URL of the store of a folder of DAGs: `store.url`, else a SQLite file beside the folder."""
-    return settings.store.url or f"sqlite:///{folder.parent / DEFAULT_NAME}"
+    """Return the URL of the store of a folder of DAGs: `store.url`, else a SQLite file beside the folder.
+
+    Where a link leads to the folder, or to one above it, the file is beside the first such link: what that points to
+    may be replaced at any time, and the store with it.
+    """
+    return settings.store.url or f"sqlite:///{_find_store_folder(folder) / DEFAULT_NAME}"
+
+
+def _find_store_folder(folder: Path) -> Path:
+    for path in reversed([folder, *folder.parents]):
+        # Others that users cannot replace, such as a link from /home, belong to the system.
+        if path.is_symlink() and os.access(path.parent, os.W_OK):
+            return path.parent
+    return folder.parent
 
 
 def choose_cipher(settings: Settings, url: str) -> Cipher:

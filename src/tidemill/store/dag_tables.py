@@ -34,6 +34,7 @@ dag_file = Table(
     Column("error", Text),
     Column("present", BigInteger, nullable=False),
     Column("parsed_us", BigInteger, nullable=False),
+    Column("unshared", Text),
 )
 
 #: One row per DAG that was ever stored. `next_us`: when its next run is due; `last_us`: when one was due last;

@@ -56,10 +56,17 @@ class ListDags(Call[Listed[DagRecord]], frozen=True):
 
 
 class DagDetails(msgspec.Struct, frozen=True):
-    """A DAG with its structure: the JSON of `core.tasks.structure.DagStructure`."""
+    """A DAG.
+
+    Attributes:
+        dag: What is known of it.
+        structure: The JSON of its `core.tasks.structure.DagStructure`.
+        unshared: What of its file's import a forked process would not have; None: nothing, or nobody has looked.
+    """
 
     dag: DagRecord
     structure: bytes
+    unshared: str | None = None
 
 
 class GetDag(Call[DagDetails | None], frozen=True):

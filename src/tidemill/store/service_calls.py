@@ -108,11 +108,19 @@ class ListServices(Call[tuple[ServiceRecord, ...]], frozen=True):
 
 
 class StoredDag(msgspec.Struct, frozen=True):
-    """What became of a DAG of a file. `refused`: why it is not stored; empty: it is."""
+    """What became of a DAG of a file.
+
+    Attributes:
+        dag_id: Its id.
+        changed: Whether it is new, or has a new version.
+        refused: Why it is not stored; empty: it is.
+        differs: What differs from its newest version though no file has changed; the version stays.
+    """
 
     dag_id: str
     changed: bool = False
     refused: str = ""
+    differs: str = ""
 
 
 class StoreFile(Call[tuple[StoredDag, ...]], frozen=True):
@@ -125,6 +133,8 @@ class StoreFile(Call[tuple[StoredDag, ...]], frozen=True):
         error: The traceback, if it cannot be parsed; its DAGs then stay as they are.
         structures: The DAGs, as the JSON of `core.tasks.structure.DagStructure`.
         paused: Whether DAGs that are new begin paused.
+        unshared: What of its import a forked process would not have, for people; None: nothing.
+        reread: Whether nothing that it reads has changed since it was stored: then no DAG gets another version.
     """
 
     path: str
@@ -133,6 +143,8 @@ class StoreFile(Call[tuple[StoredDag, ...]], frozen=True):
     error: str | None = None
     structures: tuple[bytes, ...] = ()
     paused: bool = False
+    unshared: str | None = None
+    reread: bool = False
 
 
 class RemoveFile(Call[bool], frozen=True):

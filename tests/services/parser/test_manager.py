@@ -71,10 +71,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def running(folder: Path, store: Store, timeout_seconds: float = 30.0) -> AsyncIterator[ParserManager]:
+async def running(
+    folder: Path, store: Store, timeout_seconds: float = 30.0, reparse_seconds: float = 3600.0
+) -> AsyncIterator[ParserManager]:
     zygote = ZygoteClient(Setup(preload=PRELOAD))
     await zygote.start()
-    manager = ParserManager(store, zygote, folder, timeout_seconds)
+    manager = ParserManager(store, zygote, folder, timeout_seconds, reparse_seconds=reparse_seconds)
     task = asyncio.create_task(manager.run())
     try:
         await asyncio.wait_for(manager.ready.wait(), 60)
@@ -307,3 +309,92 @@ async def test_a_file_that_cannot_be_stored_for_an_unexpected_reason_keeps_no_ot
         monkeypatch.setattr(store, "call", call)
         write(folder, "a.py", DAG.format(name="a", task="again"))
         await until(lambda: store.task_of("a.py") == "again")
+
+
+GENERATED = """
+import json
+from pathlib import Path
+from tidemill.dags import DAG, EmptyOperator
+for path in Path(__file__).parent.joinpath("conf").glob("*.json"):
+    for name in json.loads(path.read_text()):
+        with DAG(name):
+            EmptyOperator(task_id="one")
+"""
+
+
+def ids_of(store: Store, path: str) -> list[str]:
+    return [read_structure(text).id for text in store.files[path].structures]
+
+
+async def test_a_file_is_read_again_when_a_file_that_it_opened_changes_or_comes(folder: Path, store: Store) -> None:
+    write(folder, "conf/a.json", '["a"]')
+    write(folder, "generated.py", GENERATED)
+    async with running(folder, store):
+        assert ids_of(store, "generated.py") == ["a"]
+        write(folder, "conf/a.json", '["a", "b"]')
+        await until(lambda: ids_of(store, "generated.py") == ["a", "b"])
+        write(folder, "conf/c.json", '["c"]')
+        await until(lambda: ids_of(store, "generated.py") == ["a", "b", "c"])
+        (folder / "conf" / "a.json").unlink()
+        await until(lambda: ids_of(store, "generated.py") == ["c"])
+        assert not store.files["generated.py"].reread
+        calls = store.calls
+        (folder / "notes.txt").write_text("nobody reads this")
+        write(folder, "other.py", DAG.format(name="other", task="x"))
+        await until(lambda: "other.py" in store.files)
+        assert store.calls == calls + 1
+
+
+async def test_a_file_that_another_folder_changes_is_read_again(
+    folder: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.services.parser.manager.SCAN_SECONDS", 0.1)
+    (tmp_path / "names.txt").write_text("one")
+    text = f"TASK = open({str(tmp_path / 'names.txt')!r}).read()" + DAG.format(name="a", task="x").replace(
+        "'x'", "TASK"
+    )
+    write(folder, "a.py", text)
+    async with running(folder, store):
+        assert store.task_of("a.py") == "one"
+        (tmp_path / "names.txt").write_text("two")
+        await until(lambda: store.task_of("a.py") == "two")
+
+
+async def test_a_file_is_read_again_though_nothing_has_changed_and_says_so(folder: Path, store: Store) -> None:
+    write(folder, "a.py", DAG.format(name="a", task="one"))
+    async with running(folder, store, reparse_seconds=0.1):
+        assert not store.files["a.py"].reread
+        await until(lambda: store.calls >= 3)
+        assert store.files["a.py"].reread
+        write(folder, "a.py", DAG.format(name="a", task="two"))
+        await until(lambda: store.task_of("a.py") == "two")
+
+
+async def test_a_folder_behind_a_link_that_is_moved_is_read_as_it_is_then(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.services.parser.manager.FOLLOW_SECONDS", 0.1)
+    for revision, task in (("a", "one"), ("b", "two")):
+        write(tmp_path / f"rev-{revision}", "dags/d.py", DAG.format(name="d", task=task))
+    (tmp_path / "current").symlink_to("rev-a")
+    async with running(tmp_path / "current" / "dags", store):
+        assert store.task_of("d.py") == "one"
+        (tmp_path / "new").symlink_to("rev-b")
+        (tmp_path / "new").rename(tmp_path / "current")
+        await until(lambda: store.task_of("d.py") == "two")
+        # The new one is watched.
+        write(tmp_path / "rev-b", "dags/d.py", DAG.format(name="d", task="three"))
+        await until(lambda: store.task_of("d.py") == "three", seconds=20)
+
+
+async def test_what_a_fork_cannot_share_is_named(folder: Path, store: Store) -> None:
+    write(folder, "a.py", "import starts_thread" + DAG.format(name="a", task="one"))
+    write(folder, "b.py", "KEPT = open(__file__)" + DAG.format(name="b", task="one"))
+    write(folder, "c.py", "import json" + DAG.format(name="c", task="one"))
+    text = "import threading, time, json\nthreading.Thread(target=time.sleep, args=(9,), name='ticks').start()"
+    write(folder, "starts_thread.py", text)
+    async with running(folder, store):
+        said = store.files["a.py"].unshared
+        assert said == "runs 1 thread (ticks), since it imports starts_thread"
+        assert store.files["b.py"].unshared == f"keeps 1 file or connection open ({folder}/b.py)"
+        assert store.files["c.py"].unshared is None

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from structlog.testing import capture_logs
 from tests.services.parser.test_manager import DAG, running, write
 from tests.store.dags import Player
 
@@ -124,6 +125,52 @@ async def test_a_dag_file_runs_through_the_store(tmp_path: Path) -> None:
         }
     finally:
         await store.close()
+
+
+UNSTEADY = """
+import time, uuid
+from tidemill.dags import DAG, EmptyOperator
+with DAG("unsteady", tags=[uuid.uuid4().hex]):
+    EmptyOperator(task_id=f"t{time.time_ns()}")
+with DAG("steady"):
+    EmptyOperator(task_id="t")
+"""
+
+
+async def test_a_dag_that_differs_though_no_file_has_changed_gets_no_version_and_is_named_once(tmp_path: Path) -> None:
+    folder = tmp_path / "dags"
+    write(folder, "d.py", UNSTEADY)
+    store: Any = await open_store(f"sqlite:///{tmp_path}/dags.db")
+
+    async def list_versions() -> dict[str, int]:
+        return {dag.dag_id: dag.version for dag in (await store.call(ListDags())).rows}
+
+    try:
+        with capture_logs() as logs:
+            async with running(folder, store, reparse_seconds=0.1):
+                times: set[int] = set()
+
+                def note_time(files: Any) -> bool:
+                    times.add(files[0].parsed_us)
+                    return len(times) >= 4
+
+                await until_answer(lambda: store.call(ListFiles()), note_time)
+                assert await list_versions() == {"steady": 1, "unsteady": 1}
+                # A person who saves the file means what it says now.
+                (folder / "d.py").touch()
+                await until_answer(list_versions, lambda found: found["unsteady"] == 2)
+        warnings = [entry for entry in logs if entry["log_level"] == "warning"]
+        assert {entry["dag"] for entry in warnings} == {"unsteady"}
+        assert all(entry["differs"].startswith("tags, new task 't1") for entry in warnings)
+        assert len(warnings) <= 2  # once before the file was saved, and once after
+    finally:
+        await store.close()
+
+
+async def until_answer(ask: Callable[[], Awaitable[Any]], condition: Callable[[Any], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition(await ask()):
+            await asyncio.sleep(0.02)
 
 
 async def test_a_second_file_with_the_id_of_a_dag_is_an_error_until_the_first_one_gives_it_up(tmp_path: Path) -> None:

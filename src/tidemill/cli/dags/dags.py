@@ -88,7 +88,8 @@ def show(dag: DagId, config: Config = None, folder: Folder = None, as_json: AsJs
         if found is None:
             raise build_unknown_error(dag)
         if as_json:
-            typer.echo(json.dumps({**encode_dag(found.dag), "structure": json.loads(found.structure)}))
+            document = {**encode_dag(found.dag), "unshared": found.unshared}
+            typer.echo(json.dumps({**document, "structure": json.loads(found.structure)}))
             return
         for line in format_structure(found):
             typer.echo(line)

@@ -38,6 +38,8 @@ def format_structure(found: DagDetails) -> Iterator[str]:
     yield f"schedule: {schedule}{f', next run {following} UTC' if following else ''}"
     if tags:
         yield f"tags: {tags}"
+    if found.unshared:
+        yield f"each attempt imports {file}: the file {found.unshared}, which a forked process cannot share"
     if structure.doc:
         yield ""
         yield from structure.doc.strip().splitlines()

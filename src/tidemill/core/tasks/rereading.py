@@ -28,3 +28,36 @@ def find_interval(asked_seconds: float, cpu_seconds: float) -> float:
 def find_pause(cpu_seconds: float) -> float:
     """Return how long to wait after an import before the next file is imported again."""
     return cpu_seconds / SHARE - cpu_seconds
+
+
+class Rereading:
+    """Which file is to be read again next, though it has not changed.
+
+    Args:
+        asked_seconds: How often each is read, at best.
+    """
+
+    def __init__(self, asked_seconds: float) -> None:
+        self._asked_seconds = asked_seconds
+        #: When each was read last.
+        self._read: dict[str, float] = {}
+        self._paused_until = 0.0
+
+    def note_read(self, name: str, now: float) -> None:
+        """Note that a file was read, for whatever reason."""
+        self._read[name] = now
+
+    def note_cost(self, cpu_seconds: float, now: float) -> None:
+        """Note what it cost to read a file again."""
+        self._paused_until = now + find_pause(cpu_seconds)
+
+    def forget(self, name: str) -> None:
+        """Note that a file is gone."""
+        self._read.pop(name, None)
+
+    def find_due(self, now: float) -> str | None:
+        """Return the file that waits for longest, if one is due."""
+        if now < self._paused_until or not self._read:
+            return None
+        name = min(self._read, key=self._read.__getitem__)
+        return name if now >= self._read[name] + self._asked_seconds else None

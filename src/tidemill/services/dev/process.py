@@ -268,7 +268,12 @@ class Dev:
         await self.zygote.start()
         dags = self.about.settings.dags
         self.parser = ParserManager(
-            self.database, self.zygote, self.about.folder, dags.parse_timeout_seconds, dags.paused_at_creation
+            self.database,
+            self.zygote,
+            self.about.folder,
+            dags.parse_timeout_seconds,
+            dags.paused_at_creation,
+            dags.reparse_seconds,
         )
         await self.parser.run()
 

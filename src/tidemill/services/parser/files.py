@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 from tidemill.core.errors import escape_surrogates
+from tidemill.services.parser.ignoring import IGNORE_FILE, IgnoreRules
 
 #: A file without this word, in upper or lower case, defines no DAG.
 _WORD: Final = b"dag"
@@ -20,17 +23,18 @@ Signature = tuple[tuple[str, int, int, int] | None, ...]
 def find_files(folder: Path) -> list[str]:
     """Return the Python files below a folder in which the word `dag` occurs, relative to it, sorted.
 
-    Hidden folders and files are left out, and so are links to folders, and files whose names are not Unicode text:
-    no database accepts them.
+    Hidden folders and files are left out, and so is what `.airflowignore` files name, and files whose names are not
+    Unicode text: no database accepts them. Links to folders are followed, but no folder is read twice.
 
     Raises:
         FileNotFoundError: There is no such folder, or it was moved while it was read.
     """
     before = _identify(folder)
     found = sorted(path.relative_to(folder).as_posix() for path in _walk(folder) if _may_define_dags(path))
-    if before is None or _identify(folder) != before:
+    if before is None or (after := _identify(folder)) is None:
         raise FileNotFoundError(f"the folder of DAG files {str(folder)!r} does not exist")
-    return found
+    # A link to it was moved meanwhile.
+    return found if after == before else find_files(folder)
 
 
 def sign_files(folder: Path, names: Iterable[str]) -> Signature:
@@ -41,6 +45,8 @@ def sign_files(folder: Path, names: Iterable[str]) -> Signature:
 def is_relevant(path: str) -> bool:
     """Return whether a changed file may change DAGs: not one that Python or an editor writes for itself."""
     parts = Path(path).parts
+    if parts[-1] == IGNORE_FILE:
+        return True
     return path.endswith(".py") and "__pycache__" not in parts and not Path(path).name.startswith(".")
 
 
@@ -54,12 +60,41 @@ def _identify(folder: Path) -> tuple[int, int] | None:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    for root, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
-        for name in files:
-            path = Path(root, name)
-            if name.endswith(".py") and not name.startswith(".") and _is_text(str(path)):
+    """Yield the Python files below a folder; folders before links to them, so that a folder has its own name."""
+    seen: set[tuple[int, int] | None] = set()
+    waiting = deque([(folder, IgnoreRules())])
+    links: deque[tuple[Path, IgnoreRules]] = deque()
+    while waiting or links:
+        at, outer = (waiting or links).popleft()
+        if (identity := _identify(at)) is None or identity in seen:
+            continue
+        seen.add(identity)
+        rules = outer.enter(at)
+        folders, files = _list(at)
+        for path in files:
+            if path.suffix == ".py" and _is_text(str(path)) and not rules.ignores(path, is_folder=False):
                 yield path
+        for path in folders:
+            if path.name != "__pycache__" and not rules.ignores(path, is_folder=True):
+                (links if path.is_symlink() else waiting).append((path, rules))
+
+
+def _list(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the folders and the files in a folder that are not hidden, sorted."""
+    folders: list[Path] = []
+    files: list[Path] = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if not entry.name.startswith("."):
+                (folders if _is_folder(entry) else files).append(Path(entry.path))
+    return folders, files
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def _is_text(name: str) -> bool:

@@ -1,6 +1,8 @@
-"""Keeps what the store knows of DAG files as they are: reads a file when it, or what it imported, has changed.
+"""Keeps what the store knows of DAG files as they are: reads a file when it, or what it read or imported, has changed.
 
-Changes are noticed through the operating system, and by a scan in any case. Invariants: a file is read by one process
+Changes are noticed through the operating system, and by a scan in any case. A file is read again now and then though
+nothing has changed, since it may ask a database, say; what differs then is named, and makes no version. The folder may
+be behind a link that is moved. Invariants: a file is read by one process
 at a time; what is stored is what the file was when it was read, and it is read again if it changed meanwhile; a file
 that hangs or breaks holds up no other for longer than its time limit, and not at all while another process is free.
 """
@@ -8,8 +10,9 @@ that hangs or breaks holds up no other for longer than its time limit, and not a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -18,9 +21,11 @@ import structlog
 import watchfiles
 
 from tidemill.core.errors import RemoteError
+from tidemill.core.tasks.rereading import Rereading
 from tidemill.dags.loading import combine_digests, digest_files
 from tidemill.services.parser.files import Signature, find_files, is_relevant, sign_files
 from tidemill.services.parser.reading import FileReading, Forker, read_file
+from tidemill.services.worker.signatures import is_unchanged
 from tidemill.store.calls import CallRefusedError, ListFiles, RemoveFile, StoreFile
 from tidemill.store.database import Calls
 
@@ -30,6 +35,10 @@ log = structlog.get_logger(__name__)
 SCAN_SECONDS: Final = 30.0
 #: How long to wait before something is tried again for which no file is to blame.
 RETRY_SECONDS: Final = 2.0
+#: How often to look where a link to the folder leads.
+FOLLOW_SECONDS: Final = 2.0
+#: How often to look whether a file is to be read again though nothing has changed.
+_DUE_SECONDS: Final = 1.0
 #: How many files are read at a time.
 PROCESSES: Final = 2
 _WATCH_MILLISECONDS: Final = 100
@@ -44,6 +53,8 @@ class _File:
     Attributes:
         signature: How it looked; empty: it is to be read again.
         names: The file and what it imported.
+        opened: What else it read, and how that looked.
+        unsteady: The DAGs in it that differ though nothing has changed.
         digest: The hash of these.
         changed: The system has said that one of these was written, whatever its signature says.
         broken: It cannot be read.
@@ -52,6 +63,8 @@ class _File:
 
     signature: Signature = ()
     names: list[str] = field(default_factory=list)
+    opened: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    unsteady: frozenset[str] = frozenset()
     digest: str = ""
     changed: bool = False
     broken: bool = False
@@ -67,6 +80,7 @@ class ParserManager:
         folder: The folder.
         parse_timeout_seconds: How long reading a file may take.
         paused_at_creation: Whether new DAGs are paused.
+        reparse_seconds: How often a file is read again that has not changed.
     """
 
     def __init__(
@@ -76,11 +90,15 @@ class ParserManager:
         folder: Path,
         parse_timeout_seconds: float = 30.0,
         paused_at_creation: bool = False,
+        reparse_seconds: float = 60.0,
     ) -> None:
         """Read nothing yet."""
         self._store = store
         self._forker = forker
-        self._folder = folder.resolve()
+        self._folder = Path(os.path.abspath(folder))  # noqa: PTH100 - a link to it may be moved
+        self._target = os.path.realpath(folder)
+        self._moved = asyncio.Event()
+        self._rereading = Rereading(reparse_seconds)
         self._timeout_seconds = parse_timeout_seconds
         self._paused = paused_at_creation
         self._files: dict[str, _File] = {}
@@ -101,6 +119,8 @@ class ParserManager:
         """Keep the store up to date until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch())
+            tasks.create_task(self._follow())
+            tasks.create_task(self._reread())
             for _ in range(PROCESSES):
                 tasks.create_task(self._read_queued())
             while True:
@@ -119,6 +139,7 @@ class ParserManager:
     async def _watch(self) -> None:
         """Notice changes; where the system does not tell them, the scan does."""
         while True:
+            self._moved.clear()
             try:
                 first = True
                 async for changes in watchfiles.awatch(
@@ -128,15 +149,52 @@ class ParserManager:
                     debounce=_WATCH_MILLISECONDS * 5,
                     rust_timeout=_FIRST_MILLISECONDS,
                     yield_on_timeout=True,
+                    stop_event=self._moved,
                 ):
                     # The system watches only once the first changes are waited for; what came before is scanned.
-                    relevant = {path for _, path in changes if is_relevant(path) or not Path(path).suffix}
+                    opened = self._list_opened()
+                    relevant = {path for _, path in changes if self._is_relevant(path, opened)}
                     if first or relevant:
                         self._note_changes(relevant)
                     first = False
             except (OSError, RuntimeError) as error:
                 log.warning("changes of DAG files are noticed by scans only", error=str(error))
-            await asyncio.sleep(SCAN_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._moved.wait(), SCAN_SECONDS)
+
+    def _list_opened(self) -> set[str]:
+        return {os.path.join(self._target, name) for file in self._files.values() for name in file.opened}  # noqa: PTH118
+
+    def _is_relevant(self, path: str, opened: set[str]) -> bool:
+        if is_relevant(path) or not Path(path).suffix:
+            return True
+        # What DAG files read is known by the place that a link led to.
+        real = os.path.join(self._target, os.path.relpath(path, self._folder))  # noqa: PTH118
+        return real in opened or os.path.dirname(real) in opened  # noqa: PTH120
+
+    async def _follow(self) -> None:
+        """Notice that a link to the folder was moved: what was watched is another folder then."""
+        while True:
+            await asyncio.sleep(FOLLOW_SECONDS)
+            target = await asyncio.to_thread(os.path.realpath, self._folder)
+            if target != self._target:
+                log.info("the folder of DAG files is another one now", folder=str(self._folder), target=target)
+                self._target = target
+                self._moved.set()
+                self._changed.set()
+
+    async def _reread(self) -> None:
+        """Read files again though nothing that they read has changed, one at a time."""
+        loop = asyncio.get_running_loop()
+        while True:
+            name = self._rereading.find_due(loop.time())
+            if name is None or name in self._waiting or name in self._reading:
+                if name is not None:
+                    self._rereading.note_read(name, loop.time())
+                await asyncio.sleep(_DUE_SECONDS)
+                continue
+            self._rereading.note_read(name, loop.time())
+            await self._read(name, reread=True)
 
     def _note_changes(self, paths: Collection[str]) -> None:
         # Two saves within a tick of the clock of files leave the same signature.
@@ -162,6 +220,7 @@ class ParserManager:
         for name in sorted(known - set(found)):
             await self._store.call(RemoveFile(name))
             self._files.pop(name, None)
+            self._rereading.forget(name)
             self._note_refused(name, False)
             log.info("a DAG file is gone; its DAGs are inactive", file=name)
         for name in found:
@@ -174,7 +233,7 @@ class ParserManager:
 
     def _is_changed(self, name: str, file: _File) -> bool:
         names = file.names or [name]
-        if sign_files(self._folder, names) != file.signature:
+        if sign_files(self._folder, names) != file.signature or not is_unchanged(self._folder, file.opened):
             return True
         written, file.changed = file.changed, False
         return written and digest_files(self._folder, names) != file.digest
@@ -191,31 +250,39 @@ class ParserManager:
                 self._waiting.discard(name)
                 continue
             self._waiting.discard(name)
-            self._reading.add(name)
-            try:
-                again = await self._update(name)
-            finally:
-                self._reading.discard(name)
-            if again:
-                self._changed.set()
-            else:
-                self._check_ready()
+            await self._read(name)
 
-    async def _update(self, name: str) -> bool:
-        """Read a file and store what it defines; True: it has to be read again."""
-        file = self._files.get(name)
+    async def _read(self, name: str, *, reread: bool = False) -> None:
+        self._reading.add(name)
+        try:
+            again = await self._update(name, reread)
+        finally:
+            self._reading.discard(name)
+        if again:
+            self._changed.set()
+        else:
+            self._check_ready()
+
+    async def _update(self, name: str, reread: bool) -> bool:
+        """Read a file and store what it defines; True: it has to be read again. `reread`: though nothing changed."""
+        file, loop = self._files.get(name), asyncio.get_running_loop()
         if file is None:
             return False
         path = self._folder / name
         try:
             reading = await read_file(self._forker, path, self._folder, self._timeout_seconds)
             modules = reading.result.modules if reading.result else None
+            opened = reading.result.opened if reading.result else {}
+            self._rereading.note_read(name, loop.time())
+            if reread:
+                self._rereading.note_cost(reading.cpu_seconds, loop.time())
             before = await asyncio.to_thread(sign_files, self._folder, modules or [name])
             now = await asyncio.to_thread(digest_files, self._folder, list(modules or [name]))
             if reading.result is not None and now != reading.result.digest:
                 return True
+            reread = reread and before == file.signature and opened == file.opened
             if self._files.get(name) is file:
-                await self._keep(name, reading, now)
+                await self._keep(name, reading, now, reread)
             if self._files.get(name) is not file:
                 await self._store.call(RemoveFile(name))  # it was removed meanwhile
         except CallRefusedError as error:
@@ -228,10 +295,10 @@ class ParserManager:
             # The other files are read; this one is tried again with each scan.
             log.exception("a DAG file cannot be read or stored; this is a bug in tidemill", file=name)
             return False
-        file.signature, file.names, file.digest = before, list(modules or [name]), now
+        file.signature, file.names, file.digest, file.opened = before, list(modules or [name]), now, opened
         return False
 
-    async def _keep(self, name: str, reading: FileReading, digest: str) -> None:
+    async def _keep(self, name: str, reading: FileReading, digest: str, reread: bool) -> None:
         result = reading.result
         modules = result.modules if result is not None else {name: digest}
         structures = result.structures if result is not None and reading.error is None else ()
@@ -242,10 +309,28 @@ class ParserManager:
             error=reading.error,
             structures=structures,
             paused=self._paused,
+            unshared=None if result is None else result.unshared,
+            reread=reread,
         )
         stored = await self._store.call(call)
+        self._note_unsteady(name, {dag.dag_id: dag.differs for dag in stored if dag.differs})
         self._tell(name, reading, [(dag.dag_id, dag.refused) for dag in stored if dag.refused or dag.changed])
         self._note_refused(name, any(dag.refused for dag in stored))
+
+    def _note_unsteady(self, name: str, differs: Mapping[str, str]) -> None:
+        """Name DAGs that differ though nothing that their file reads has changed, once."""
+        if (file := self._files.get(name)) is None:
+            return
+        for dag_id, what in differs.items():
+            if dag_id not in file.unsteady:
+                log.warning(
+                    "a DAG differs from its stored version though nothing that its file reads has changed; the version "
+                    "stays. Define the DAG the same way each time, or save the file to store it as it is now",
+                    dag=dag_id,
+                    file=name,
+                    differs=what,
+                )
+        file.unsteady = frozenset(differs)
 
     def _note_refused(self, name: str, is_refused: bool) -> None:
         """Note whether another file has the id of a DAG of this one; if not, it may have given up what others want."""

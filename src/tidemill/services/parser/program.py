@@ -46,12 +46,16 @@ class ParseResult(msgspec.Struct, frozen=True):
         digest: One hash of all of them.
         structures: Its DAGs, as JSON (`runtime.structures`).
         error: The traceback, if it cannot be read.
+        opened: What else it read, by its path below the folder or absolute, with how that looked.
+        unshared: What of its import a forked process would not have, for people; None: nothing.
     """
 
     modules: dict[str, str]
     digest: str
     structures: tuple[bytes, ...] = ()
     error: str | None = None
+    opened: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    unshared: str | None = None
 
 
 def parse(request: bytes, fds: list[int]) -> int:
@@ -89,17 +93,26 @@ def parse_file(path: Path, folder: Path) -> ParseResult:
     # Here, so that a zygote that preloads this module decides by its own list what is imported.
     from tidemill.dags.building import serialize_dag
     from tidemill.dags.loading import ImportedFiles, combine_digests, find_imports, load_file
+    from tidemill.services.parser.thread_watch import ThreadWatch
+    from tidemill.services.worker.residue import explain_unshareable, list_unshareable
 
     error: str | None = None
     structures: tuple[bytes, ...] = ()
+    unshared = ""
     imported = ImportedFiles(folder.resolve())
+    before = list_unshareable()
     try:
-        loaded = load_file(path, folder, imported)
+        with ThreadWatch() as threads:
+            loaded = load_file(path, folder, imported)
+        unshared = explain_unshareable(before)
+        if unshared and threads.cause:
+            unshared = f"{unshared}, since it imports {threads.cause}"
         structures = tuple(serialize_dag(loaded.dags[dag_id]) for dag_id in sorted(loaded.dags))
     except BaseException as raised:
         error = describe_failure(raised)
     modules = find_imports(path, folder, imported.digests)
-    return ParseResult(modules, combine_digests(modules), structures, error)
+    opened = imported.list_opened(modules)
+    return ParseResult(modules, combine_digests(modules), structures, error, opened, unshared or None)
 
 
 def describe_failure(error: BaseException) -> str:

@@ -27,6 +27,8 @@ PRELOAD: Final = (
     "tidemill.dags.decorators",
     "tidemill.dags.loading",
     "tidemill.dags.operators.python",
+    "tidemill.services.parser.thread_watch",
+    "tidemill.services.worker.residue",
 )
 #: A result beyond this is not read.
 MAX_RESULT_BYTES: Final = 256 << 20
@@ -51,11 +53,19 @@ class Forker(Protocol):
 
 
 class FileReading(msgspec.Struct, frozen=True):
-    """What came of reading a file. `result`: None, the process did not get that far; `output`: what it printed."""
+    """What came of reading a file.
+
+    Attributes:
+        result: None: the process did not get that far.
+        error: Why it cannot be read.
+        output: What it printed.
+        cpu_seconds: What it cost.
+    """
 
     result: ParseResult | None
     error: str | None
     output: str
+    cpu_seconds: float = 0.0
 
 
 async def read_file(forker: Forker, path: Path, folder: Path, timeout_seconds: float) -> FileReading:
@@ -82,9 +92,11 @@ async def read_file(forker: Forker, path: Path, folder: Path, timeout_seconds: f
         # All of the group is gone: what was written is there to be read.
         output = output_pipe.read_rest().decode(errors="replace").replace("\0", "\\x00")
         result = _decode(result_pipe.read_rest())
+    cpu_seconds = (exited.user_us + exited.system_us) / 1e6
     if result is not None:
-        return FileReading(result, result.error, output)
-    return FileReading(None, _describe_end(exited.status, timeout_seconds if timed_out else None, output), output)
+        return FileReading(result, result.error, output, cpu_seconds)
+    error = _describe_end(exited.status, timeout_seconds if timed_out else None, output)
+    return FileReading(None, error, output, cpu_seconds)
 
 
 async def _wait(forker: Forker, process: ForkedProcess, seconds: float) -> bool:

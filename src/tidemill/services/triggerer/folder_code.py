@@ -7,6 +7,7 @@ clock is asked, since those of files and of this process may differ.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -17,7 +18,7 @@ from tidemill.dags.loading import ImportedFiles, digest_file
 
 log = structlog.get_logger(__name__)
 
-_Mark = tuple[int, int] | None
+_Mark = tuple[int, ...] | None
 #: Of a file that may have changed while it was imported; no file has it.
 _UNSURE: _Mark = (-1, -1)
 
@@ -31,7 +32,8 @@ class FolderCode:
 
     def __init__(self, folder: Path) -> None:
         """Import nothing yet."""
-        self._folder = folder.resolve()
+        # By its link, if it has one: what that leads to may be replaced.
+        self._folder = Path(os.path.abspath(folder))  # noqa: PTH100
         if str(self._folder) not in sys.path:
             sys.path.insert(0, str(self._folder))
         self._marks: dict[str, _Mark] = {}
@@ -102,7 +104,7 @@ def _mark(path: Path) -> _Mark:
         status = path.stat()
     except OSError:
         return None
-    return status.st_mtime_ns, status.st_size
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _try(step: Callable[[], object]) -> None:

@@ -30,6 +30,7 @@ from tidemill.runtime.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.log import configure
 from tidemill.runtime.service_signals import Signals, finish_or_stop
+from tidemill.services.dag_store import make_absolute
 from tidemill.services.parent import watch_parent
 from tidemill.services.worker.preloads import PRELOADS
 from tidemill.services.worker.store_link import beat, call_unfenced
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name = find_worker_name(settings)
         secrets = KnownSecrets()
         configure(settings.logging, stream=sys.stderr, relayed=True, secrets=secrets, worker_id=name)
-        folder = Path(given.folder or settings.dags.folder).resolve()
+        folder = make_absolute(Path(given.folder or settings.dags.folder))
         asyncio.run(_run(settings, Path(given.address), folder, name, signals, secrets))
     except TidemillError as error:
         code = find_exit_code(error)

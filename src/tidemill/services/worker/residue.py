@@ -16,8 +16,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from tidemill.core.wording import format_count
 from tidemill.runtime.processes import read_command
@@ -93,15 +95,71 @@ def find_changes(before: ProcessState) -> tuple[str, ...]:
     return tuple(text for text, changed in changes.items() if changed)
 
 
-def list_unshareable() -> tuple[object, ...]:
-    """Return what a fork of this process would not have, or would share with it, to be compared."""
-    return (
-        sorted(os.listdir("/proc/self/task")),  # threads, those of C code too
-        sorted(os.listdir("/proc/self/fd")),
+@dataclass(frozen=True, slots=True)
+class Unshareable:
+    """What a fork of this process would not have, or would share with it, to be compared."""
+
+    threads: list[str]
+    descriptors: list[str]
+    children: list[int]
+    handlers: list[object]
+    standard: list[tuple[int, int]]
+
+
+def list_unshareable() -> Unshareable:
+    """Return what cannot be shared now."""
+    return Unshareable(
+        sorted(os.listdir("/proc/self/task")),  # those of C code too
+        _list_descriptors(),
         _list_children(),
         [signal.getsignal(number) for number in _SIGNALS],
         list_standard(),
     )
+
+
+def _list_descriptors() -> list[str]:
+    # That of the listing itself is closed by the time it is looked for.
+    return sorted(fd for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}"))
+
+
+def explain_unshareable(before: Unshareable) -> str:
+    """Return what cannot be shared since then, for people; empty: nothing."""
+    now = list_unshareable()
+    found = []
+    if threads := [thread for thread in now.threads if thread not in before.threads]:
+        found.append(f"runs {format_count(len(threads), 'thread')} ({_join(_name_thread, threads)})")
+    if files := [fd for fd in now.descriptors if fd not in before.descriptors]:
+        found.append(f"keeps {format_count(len(files), 'file or connection')} open ({_join(_name_file, files)})")
+    if now.descriptors != before.descriptors and not files:
+        found.append("closes a file that was open")
+    if children := [pid for pid in now.children if pid not in before.children]:
+        found.append(f"runs {format_count(len(children), 'process')} ({_join(_name, children)})")
+    if now.handlers != before.handlers:
+        found.append("handles signals")
+    if now.standard != before.standard:
+        found.append("replaces its standard input or output")
+    return ", ".join(found)
+
+
+def _join(name: Callable[[Any], str], things: Sequence[object]) -> str:
+    return ", ".join(dict.fromkeys(name(thing) for thing in things[:_MAX_NAMED]))
+
+
+def _name_thread(thread: str) -> str:
+    for known in threading.enumerate():
+        if str(known.native_id) == thread:
+            return known.name
+    try:
+        return Path("/proc/self/task", thread, "comm").read_text().strip()
+    except OSError:
+        return "?"
+
+
+def _name_file(fd: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115
+    except OSError:
+        return "?"
 
 
 def end_children() -> str:

@@ -15,6 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from tidemill.core.tasks.inputs import Channel
 from tidemill.core.tasks.structure import DagStructure, ScheduleStructure
+from tidemill.core.tasks.structure_changes import describe_changes
 from tidemill.store.batches import find_dialect
 from tidemill.store.call import CallRefusedError, Listed, RefusalKind
 from tidemill.store.calls import (
@@ -46,7 +47,7 @@ def store_file(connection: Connection, request: StoreFile, context: CallContext)
     kept = []
     for text in request.structures:
         structure = read_structure(text)
-        one = _store_dag(connection, number, structure, text, request.paused, context)
+        one = _store_dag(connection, number, structure, text, request, context)
         stored.append(one)
         if not one.refused:
             kept.append(structure.id)
@@ -67,6 +68,7 @@ def _store_file_row(connection: Connection, request: StoreFile, now_us: int) -> 
         "error": make_storable(request.error),
         "present": 1,
         "parsed_us": now_us,
+        "unshared": make_storable(request.unshared),
     }
     make: Any = postgresql.insert if find_dialect(connection) == "postgresql" else sqlite.insert
     statement = make(dag_file).values(values)
@@ -75,7 +77,7 @@ def _store_file_row(connection: Connection, request: StoreFile, now_us: int) -> 
 
 
 def _store_dag(
-    connection: Connection, file: int, structure: DagStructure, text: bytes, paused: bool, context: CallContext
+    connection: Connection, file: int, structure: DagStructure, text: bytes, request: StoreFile, context: CallContext
 ) -> StoredDag:
     for name in (structure.id, *(one.id for one in structure.tasks)):
         if make_storable(name) != name:
@@ -88,7 +90,7 @@ def _store_dag(
             )
     known = connection.execute(select(dag).where(_DAG.dag_id == structure.id).with_for_update()).first()
     if known is None:
-        _insert_dag(connection, file, structure, text, paused, context)
+        _insert_dag(connection, file, structure, text, request.paused, context)
         return StoredDag(structure.id, changed=True)
     if known.file_id != file and known.active:
         other = connection.execute(select(_FILE.path).where(_FILE.id == known.file_id)).scalar_one()
@@ -100,6 +102,8 @@ def _store_dag(
     found = connection.execute(last).one()
     values = _describe(structure) | {"file_id": file, "active": 1, "changed_us": context.now_us}
     changed = found.digest != digest
+    if changed and request.reread and known.active:
+        return StoredDag(structure.id, differs=describe_changes(read_structure(found.structure), structure))
     if changed:
         number = known.version + 1
         values |= {"version": number}
@@ -193,7 +197,7 @@ def list_files(connection: Connection, request: ListFiles) -> tuple[FileRecord, 
 
 
 def _select_dags() -> Select[Any]:
-    return select(dag, _FILE.path).join(dag_file, _FILE.id == _DAG.file_id)
+    return select(dag, _FILE.path, _FILE.unshared).join(dag_file, _FILE.id == _DAG.file_id)
 
 
 def list_dags(connection: Connection, request: ListDags) -> Listed[DagRecord]:
@@ -219,7 +223,7 @@ def get_dag(connection: Connection, request: GetDag) -> DagDetails | None:
     version = row.version if request.version is None else request.version
     wanted = and_(dag_version.c.dag == row.id, dag_version.c.number == version)
     structure = connection.execute(select(dag_version.c.structure).where(wanted)).scalar()
-    return None if structure is None else DagDetails(_read_dag(row), structure.encode())
+    return None if structure is None else DagDetails(_read_dag(row), structure.encode(), row.unshared)
 
 
 def pause_dag(connection: Connection, request: PauseDag, context: CallContext) -> bool:

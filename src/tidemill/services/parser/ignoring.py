@@ -1,0 +1,64 @@
+"""Which files of a folder of DAGs are not read: what its `.airflowignore` files name, by the rules of `.gitignore`.
+
+A file in a folder is about what is below that folder, and its patterns come after those of the folders above: the last
+pattern that matches decides. What is below a folder that is ignored is ignored.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+
+log = structlog.get_logger(__name__)
+
+IGNORE_FILE: Final = ".airflowignore"
+
+
+class IgnoreRules:
+    """The patterns that hold in a folder.
+
+    Args:
+        rules: Of this folder, and before them of those above it, each with its folder.
+    """
+
+    def __init__(self, rules: tuple[tuple[Path, GitIgnoreSpec], ...] = ()) -> None:
+        self._rules = rules
+
+    def enter(self, folder: Path) -> IgnoreRules:
+        """Return the patterns that hold in a folder below."""
+        path = folder / IGNORE_FILE
+        try:
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return self
+        own = _read_patterns(path, lines)
+        return IgnoreRules((*self._rules, (folder, own)))
+
+    def ignores(self, path: Path, *, is_folder: bool) -> bool:
+        """Tell whether a file or a folder directly in this folder is ignored."""
+        for folder, patterns in reversed(self._rules):
+            name = path.relative_to(folder).as_posix()
+            decision = patterns.check_file(f"{name}/" if is_folder else name).include
+            if decision is not None:
+                return decision
+        return False
+
+
+def _read_patterns(path: Path, lines: list[str]) -> GitIgnoreSpec:
+    """Return the patterns of a file; one that is wrong is named, and left out."""
+    from pathspec import GitIgnoreSpec
+
+    right = []
+    for number, line in enumerate(lines, 1):
+        try:
+            GitIgnoreSpec.from_lines([line])
+        except ValueError as error:
+            log.warning("a pattern is wrong, and is left out", file=str(path), line=number, error=str(error))
+        else:
+            right.append(line)
+    return GitIgnoreSpec.from_lines(right)
