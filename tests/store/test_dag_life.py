@@ -604,3 +604,44 @@ async def test_a_structure_that_cannot_be_read_keeps_no_other_dag_from_running(p
     assert (await player.run(good)).state == "success"
     assert (await player.run(bad)).state == "running"
     assert (await player.report(attempt, Success())).kind is OutcomeKind.REFUSED
+
+
+async def test_a_cleared_run_takes_the_place_of_a_later_one_that_waits_for_it(player: Player) -> None:
+    structure = dag(task("a", depends_on_past=True), task("b"), max_active_runs=1)
+    first = await player.create(structure, run_id="first", logical_us=1)
+    await player.play(fail_these({"a"}))
+    second = await player.create(structure, run_id="second", logical_us=2)
+    await player.play()
+    assert await player.states(second) == {"a": "none", "b": "success"}
+    await player.store.call(ClearTasks("dag", "first", ("a",), "tester"))
+    await player.schedule()
+    assert [(await player.run(run)).state for run in (first, second)] == ["running", "queued"]
+    await player.play()
+    assert [(await player.run(run)).state for run in (first, second)] == ["success", "success"]
+
+
+async def test_a_run_that_waits_for_a_failed_one_keeps_no_place_from_a_run_without_a_date(player: Player) -> None:
+    structure = dag(task("a", depends_on_past=True), max_active_runs=1)
+    await player.create(structure, run_id="first", logical_us=1)
+    await player.play(fail_these({"a"}))
+    second = await player.create(structure, run_id="second", logical_us=2)
+    await player.play()
+    by_hand = await player.create(structure, run_id="by hand")
+    await player.play()
+    assert (await player.run(by_hand)).state == "success"
+    assert (await player.run(second)).state == "running"
+    assert await player.states(second) == {"a": "none"}
+
+
+async def test_a_run_that_still_does_something_keeps_its_place(player: Player) -> None:
+    structure = dag(task("a", depends_on_past=True), task("b"), max_active_runs=1)
+    first = await player.create(structure, run_id="first", logical_us=1)
+    await player.play(fail_these({"a"}))
+    second = await player.create(structure, run_id="second", logical_us=2)
+    b = await player.claim_one()
+    await player.store.call(ClearTasks("dag", "first", ("a",), "tester"))
+    assert await player.claim() == ()
+    assert [(await player.run(run)).state for run in (first, second)] == ["queued", "running"]
+    await player.report(b, Success())
+    await player.play()
+    assert [(await player.run(run)).state for run in (first, second)] == ["success", "success"]

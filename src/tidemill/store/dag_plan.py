@@ -113,7 +113,7 @@ def build_plan(structure: DagStructure) -> DagPlan:
             tasks[name].successors.append((one.id, (0, 1) if name in one.setups else (0,)))
         for name in one.scope:
             tasks[name].successors.append((one.id, (2,)))
-    by_past = any(one.depends_on_past or one.wait_for_downstream for one in structure.tasks)
+    by_past = structure.waits_for_past
     teardowns = tuple(one.id for one in structure.tasks if one.is_teardown)
     return DagPlan(structure, tasks, frozenset(_find_leaves(tasks)), _build_limits(structure), teardowns, by_past)
 

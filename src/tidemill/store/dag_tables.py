@@ -38,7 +38,7 @@ dag_file = Table(
 )
 
 #: One row per DAG that was ever stored. `next_us`: when its next run is due; `last_us`: when one was due last;
-#: `known_us`: since when its schedule is known, and not paused.
+#: `known_us`: since when its schedule is known, and not paused. `by_past`: 1, tasks of a run wait for the run before.
 dag = Table(
     "dag",
     metadata,
@@ -53,6 +53,7 @@ dag = Table(
     Column("last_us", BigInteger),
     Column("known_us", BigInteger, nullable=False),
     Column("max_active_runs", BigInteger, nullable=False),
+    Column("by_past", BigInteger, nullable=False, server_default=text("0")),
     Column("schedule", Text, nullable=False),
     Column("tags", Text, nullable=False),
     Column("label", Text, nullable=False),

@@ -159,3 +159,8 @@ class DagStructure:
     fail_fast: bool = False
     callbacks: tuple[str, ...] = ()
     format: int = FORMAT
+
+    @property
+    def waits_for_past(self) -> bool:
+        """Whether tasks of a run wait for tasks of the run before."""
+        return any(one.depends_on_past or one.wait_for_downstream for one in self.tasks)

@@ -147,6 +147,7 @@ def _insert_version(connection: Connection, number: int, version: int, digest: s
 def _describe(structure: DagStructure) -> dict[str, Any]:
     return {
         "max_active_runs": structure.max_active_runs,
+        "by_past": int(structure.waits_for_past),
         "schedule": _name_schedule(structure.schedule),
         "tags": json.dumps(structure.tags),
         "label": structure.label,

@@ -1,11 +1,11 @@
 """Runs of DAGs: start, cancel, and read them.
 
-Invariants: how many runs of a DAG are active is counted under the lock of the DAG's row; older runs start first.
+Which of those that wait begin is decided in `run_starts`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -15,7 +15,6 @@ from sqlalchemy import (
     and_,
     bindparam,
     false,
-    func,
     literal_column,
     or_,
     select,
@@ -27,7 +26,6 @@ from tidemill.store.calls import CancelRun, GetEarlierRun, GetRun, ListRuns, Run
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag, dag_run, dag_version
 from tidemill.store.queries.board import Board
-from tidemill.store.queries.isolation import work_on_runs
 from tidemill.store.queries.task_rows import RunEntry
 from tidemill.store.queries.tasks import close_board
 from tidemill.store.statements import Statement
@@ -76,38 +74,6 @@ def queue_run(run: RunEntry, context: CallContext) -> None:
     run.state, run.started_us, run.ended_us, run.reason, run.deadline_us = "queued", None, None, None, None
     run.changed = True
     context.bells.add(Channel.SCHEDULER)
-
-
-def start_waiting_runs(connection: Connection, context: CallContext, limit: int, skip: Collection[int] = ()) -> int:
-    """Start the oldest runs that wait, of each DAG as many as may be active; return how many.
-
-    Args:
-        connection: In a transaction.
-        context: The time, and what the transaction leaves besides rows.
-        limit: How many DAGs it looks at, and how many runs of each it starts.
-        skip: Runs that are passed over.
-    """
-    passed = [_RUN.id.not_in(skip)] if skip else []
-    runs: list[int] = []
-    for number in _find_dags_with_room(connection, limit):
-        found = connection.execute(select(dag).where(_DAG.id == number).with_for_update()).one()
-        running = and_(_RUN.dag == number, IS_RUNNING)
-        room = found.max_active_runs - connection.execute(select(func.count()).where(running)).scalar_one()
-        waiting = select(_RUN.id).where(and_(_RUN.dag == number, IS_QUEUED, *passed)).order_by(_RUN.id)
-        runs += connection.execute(waiting.limit(min(max(room, 0), limit))).scalars().all()
-    given = [(number, number) for number in runs]
-    return work_on_runs(connection, context, given, lambda numbers: len(start_runs(connection, numbers, context).runs))
-
-
-def _find_dags_with_room(connection: Connection, limit: int) -> list[int]:
-    waiting = select(_RUN.dag).where(IS_QUEUED).distinct().subquery()
-    running = select(func.count()).where(and_(_RUN.dag == _DAG.id, IS_RUNNING)).scalar_subquery()
-    statement = (
-        select(_DAG.id)
-        .join(waiting, waiting.c.dag == _DAG.id)
-        .where(and_(_DAG.paused == 0, running < _DAG.max_active_runs))
-    )
-    return list(connection.execute(statement.order_by(_DAG.id).limit(limit)).scalars())
 
 
 def cancel_run(connection: Connection, request: CancelRun, context: CallContext) -> RunRecord:

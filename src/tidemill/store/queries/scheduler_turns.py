@@ -31,7 +31,8 @@ from tidemill.store.queries.admissions import Admitted, admit_tasks
 from tidemill.store.queries.board import Board
 from tidemill.store.queries.cursors import SKIPPED, build_id_rows
 from tidemill.store.queries.isolation import work_on_runs
-from tidemill.store.queries.runs import IS_QUEUED, IS_RUNNING, start_waiting_runs, stop_runs
+from tidemill.store.queries.run_starts import start_waiting_runs
+from tidemill.store.queries.runs import IS_QUEUED, IS_RUNNING, stop_runs
 from tidemill.store.queries.schedule import create_due_runs, select_next_due
 from tidemill.store.queries.services import check_service
 from tidemill.store.queries.tasks import close_board, draw_bits, move_tasks
@@ -53,10 +54,11 @@ def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: Ca
     now_us = context.now_us
     skip = turn.skip_runs
     created = create_due_runs(connection, context, _RUNS, turn.skip_dags) if _is_due(work.dags_us, now_us) else 0
+    # First, so that a run that can do nothing is known.
+    decided = _decide_pending(connection, context, turn.limit, skip) if work.pending else 0
     started = start_waiting_runs(connection, context, _RUNS, skip) if work.queued or created else 0
     overdue = _stop_overdue_runs(connection, context, skip) if _is_due(work.runs_us, now_us) else 0
     stopped = _stop_runs(connection, context, skip) if work.stops else 0
-    decided = _decide_pending(connection, context, turn.limit, skip) if work.pending else 0
     due = _feed_due(connection, context, turn.limit, by, skip) if _is_due(work.tasks_us, now_us) else 0
     changed = created + started + overdue + stopped + decided + due
     admitted = admit_tasks(connection, context, by, turn.limit, skip) if work.scheduled or changed else Admitted()

@@ -1,0 +1,73 @@
+"""Which runs of a DAG begin, and which give their place back (`max_active_runs`).
+
+A task with `depends_on_past` waits for its instance in the run before. A run of which nothing else is left to do can do
+nothing until then, and must not keep the run that it waits for from beginning: so it waits again, in that one's favour.
+
+Invariants:
+1. No more runs are active than the limit allows.
+2. A run gives its place only to one that cannot be waiting for it: one with an earlier logical date, or with none. So
+   two runs never take turns for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class RunPlace(NamedTuple):
+    """A run that waits or is active. `logical_us`: its logical date; None: it waits for no other run."""
+
+    number: int
+    logical_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """What becomes of runs: those that begin, and those that were active and wait again."""
+
+    begin: tuple[int, ...]
+    wait: tuple[int, ...] = ()
+
+
+def find_yielding(waiting: Iterable[RunPlace], active: Iterable[RunPlace]) -> list[RunPlace]:
+    """Return the active runs that would have to give their place to one that waits, if they can do nothing.
+
+    Example:
+        >>> find_yielding([RunPlace(1, 100)], [RunPlace(2, 200), RunPlace(3, 50), RunPlace(4, None)])
+        [RunPlace(number=2, logical_us=200)]
+    """
+    others = list(waiting)
+    return [one for one in active if any(_goes_before(other, one) for other in others)]
+
+
+def plan_starts(waiting: Sequence[RunPlace], active: Sequence[RunPlace], idle: Iterable[int], limit: int) -> Starts:
+    """Decide which runs begin.
+
+    Args:
+        waiting: Those that wait, in the order in which they were created.
+        active: Those that are active.
+        idle: Those of them that can do nothing until an earlier run has.
+        limit: How many may be active.
+    """
+    room = max(0, limit - len(active))
+    begin = [one.number for one in waiting[:room]]
+    # The latest one first: it waits longest.
+    yielding = sorted(
+        (one for one in active if one.number in set(idle)), key=lambda one: one.logical_us or 0, reverse=True
+    )
+    wait = []
+    for one in waiting[room:]:
+        other = next((each for each in yielding if _goes_before(one, each)), None)
+        if other is not None:
+            yielding.remove(other)
+            wait.append(other.number)
+            begin.append(one.number)
+    return Starts(tuple(begin), tuple(wait))
+
+
+def _goes_before(waiting: RunPlace, active: RunPlace) -> bool:
+    if active.logical_us is None:
+        return False
+    return waiting.logical_us is None or waiting.logical_us < active.logical_us

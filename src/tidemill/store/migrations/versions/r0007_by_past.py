@@ -1,0 +1,14 @@
+"""DAGs say whether tasks of a run wait for the run before; it is set when their files are read next."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0007"
+down_revision = "0006"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Add the column."""
+    op.add_column("dag", sa.Column("by_past", sa.BigInteger(), nullable=False, server_default=sa.text("0")))
