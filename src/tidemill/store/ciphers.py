@@ -40,7 +40,7 @@ class Cipher:
 
     def __init__(self, keys: Sequence[str] = (), key_file: Path | None = None) -> None:
         """Check the keys."""
-        self._key_file = key_file
+        self._key_file, self._key = key_file, ""
         self._fernet = _build_fernet(keys) if keys else None
         if keys and self._fernet is None:
             raise ConfigError(
@@ -66,12 +66,18 @@ class Cipher:
                 f"{'; '.join(lost)}. Put the file back, or set store.encryption_key to its key. If the key is lost, so "
                 "are these values: set store.encryption_key to a new key, and set them again"
             )
-        self._fernet = _build_fernet([_read_key_file(path)])
+        self._key = _read_key_file(path)
+        self._fernet = _build_fernet([self._key])
         if self._fernet is None:
             raise ConfigError(
                 f"the key file {path} does not hold a key; put back the one that it held, or set store.encryption_key; "
                 "remove the file only if the store has no variables and connections"
             )
+
+    def save_key(self, path: Path) -> None:
+        """Write the key of the key file, if that is used, to another file that does not exist."""
+        if self._key:
+            _write_key_file(path, self._key)
 
     def encrypt(self, text: str) -> str:
         """Return what is stored in place of a text."""
@@ -139,13 +145,17 @@ def _read_key_file(path: Path) -> str:
     """Return the key of a file that only this user can read; create it if it is missing."""
     try:
         with contextlib.suppress(FileExistsError):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(create_key() + "\n")
-                file.flush()
-                os.fsync(descriptor)
+            _write_key_file(path, create_key())
         return path.read_text().strip()
     except OSError as error:
         raise ConfigError(
             f"the key file {path} cannot be used: {error.strerror}; set store.encryption_key, or make the file readable"
         ) from error
+
+
+def _write_key_file(path: Path, key: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(key + "\n")
+        file.flush()
+        os.fsync(descriptor)

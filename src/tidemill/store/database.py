@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tidemill.config.redaction import redact_text
@@ -76,6 +77,18 @@ class Database(Protocol):
 
     def publish(self, address: str) -> None:
         """Let other processes know where this one answers calls, if they cannot open the store themselves."""
+        ...
+
+    def find_loss(self) -> str | None:
+        """Return what has happened to its file, if that was removed or moved away; it may block for a moment."""
+        ...
+
+    async def recover(self) -> Path:
+        """Save what is in a store that lost its file to another one beside it, with its key, and return its path.
+
+        Raises:
+            StoreLostError: It cannot be saved.
+        """
         ...
 
     async def close(self) -> None:

@@ -19,6 +19,7 @@ import random
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import asyncpg
@@ -28,7 +29,7 @@ from sqlalchemy.exc import DisconnectionError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from tidemill.config.redaction import redact_text
-from tidemill.core.errors import ConfigError, RemoteError
+from tidemill.core.errors import ConfigError, InvariantError, RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.core.tasks.inputs import Channel
 from tidemill.runtime.log import throttle
@@ -162,6 +163,14 @@ class PostgresDatabase:
             raise build_failure(self._label, request, error) from error
         self._doorbell.ring(bells)
         return result
+
+    def find_loss(self) -> str | None:
+        """Return None: its files are not this process's business."""
+        return None
+
+    async def recover(self) -> Path:
+        """See `Database.recover`; never asked for, since `find_loss` finds nothing."""
+        raise InvariantError("a store in PostgreSQL has no file to lose")
 
     def publish(self, address: str) -> None:
         """Do nothing: other processes open the database themselves."""

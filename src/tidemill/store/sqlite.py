@@ -32,6 +32,7 @@ from tidemill.store.lock import StoreLock
 from tidemill.store.migrate import NoTablesError, check_readable, upgrade
 from tidemill.store.queries.encrypted import list_encrypted
 from tidemill.store.reads import READS
+from tidemill.store.recovery import FileWatch, StoreLostError, save_copy
 
 T = TypeVar("T")
 
@@ -59,6 +60,7 @@ class SqliteDatabase:
         self._writing = ThreadPoolExecutor(1, "tidemill-store-write")
         self._reading = ThreadPoolExecutor(1, "tidemill-store-read")
         self._cipher = cipher
+        self._watch: FileWatch | None = None
         self._doorbell = Doorbell()
         self._calls = CallBatches(self.label, self.write, cipher, self._doorbell.ring)
 
@@ -101,6 +103,30 @@ class SqliteDatabase:
         except Exception as error:
             raise build_failure(self.label, request, error) from error
 
+    def watch_files(self) -> None:
+        """Notice from now on that the file is removed or moved away."""
+        if self._lock is not None:
+            self._watch = FileWatch(self._path, self._lock.path)
+
+    def find_loss(self) -> str | None:
+        """Return what has happened to the file; see `Database.find_loss`."""
+        return None if self._watch is None else self._watch.find_loss()
+
+    async def recover(self) -> Path:
+        """Save what is in the store to another file; see `Database.recover`."""
+        watch, writer = self._watch, self._writer
+        if watch is None or writer is None:
+            raise StoreLostError(f"the store {self._path} is not open for writing")
+
+        def save() -> Path:
+            with writer.connect() as connection:
+                source: Any = connection.connection.driver_connection
+                path = save_copy(source, self._path.name, watch)
+            self._cipher.save_key(path.with_name(f"{path.name}.key"))
+            return path
+
+        return await asyncio.get_running_loop().run_in_executor(self._writing, save)
+
     def publish(self, address: str) -> None:
         """Let other processes know where this one answers calls; the file's lock has to be held."""
         if self._lock is not None:
@@ -115,6 +141,8 @@ class SqliteDatabase:
         await loop.run_in_executor(self._reading, self._reader.dispose)
         self._writing.shutdown(wait=False)
         self._reading.shutdown(wait=False)
+        if self._watch is not None:
+            self._watch.close()
         if self._lock is not None:
             self._lock.release()
 
@@ -142,6 +170,7 @@ async def open_sqlite(path: Path, cipher: Cipher | None = None) -> SqliteDatabas
     database = SqliteDatabase(path, _create_engine(path, "rwc"), _create_engine(path, "ro"), lock, cipher)
     try:
         await database.write(upgrade)
+        database.watch_files()
         if cipher is not None:
             await database.write(lambda connection: cipher.prepare(lambda: list_encrypted(connection)))
     except BaseException:

@@ -18,7 +18,7 @@ from tests.spark.terminal import Command
 from tests.until import wait_until
 
 from tidemill.runtime.exitcode import ExitCode
-from tidemill.runtime.processes import find_descendants, is_running, read_command
+from tidemill.runtime.processes import find_descendants, find_marked, is_running, read_command
 
 
 def find_process(root: int, text: str) -> int:
@@ -262,3 +262,24 @@ with DAG("patient"):
         'tidemill_service_lag_seconds{service="triggerer"}',
     } <= set(read())
     site.run("runs", "cancel", "long")
+
+
+@pytest.mark.long
+def test_a_dev_whose_store_is_removed_ends_its_tasks_and_saves_what_it_held(dev):
+    began, _ = dev.add_gated()
+    process = dev.start()
+    dev.run("variables", "set", "kept", "42")
+    wait_until(lambda: dev.run("dags", "trigger", "gated").returncode == 0, what=lambda: dev.log)
+    wait_until(began.exists, what=lambda: dev.log)
+    for file in dev.folder.glob("dags.db*"):
+        file.unlink()
+
+    assert process.wait(90) == ExitCode.REMOTE
+    assert not find_marked(dev.mark)
+    (saved,) = (file for file in dev.folder.glob("dags.db.recovered-*") if file.suffix != ".key")
+    assert str(saved) in dev.log
+    # As the message says.
+    saved.rename(dev.folder / "dags.db")
+    Path(f"{saved}.key").rename(dev.folder / "dags.db.key")
+    assert {row["variable"] for row in dev.rows("variables", "list")} >= {"kept"}
+    assert len(dev.rows("runs", "list", "gated")) == 1

@@ -46,6 +46,7 @@ from tidemill.store.call_server import CallServer
 from tidemill.store.database import Caller, Database
 from tidemill.store.lock import StoreInUseError
 from tidemill.store.opening import find_file, open_store
+from tidemill.store.recovery import StoreLostError
 from tidemill.store.run_retention import RunRetention
 from tidemill.store.service_calls import (
     BeatService,
@@ -114,16 +115,44 @@ async def _run(about: DevFolder, signals: Signals, on_ready: Callable[[Dev], Awa
         )
     database = await _open(url, about.settings)
     try:
-        meter = CallMeter()
-        measured = MeasuredStore(database, meter)
-        with relayed_output("tidemill-dev-output") as output:
-            async with _serve(database, measured) as address:
-                dev = Dev(about, database, address, output)
-                with _serve_web(dev, measured, meter):
-                    await dev.run(signals.stop, on_ready)
+        await _serve_all(about, database, signals, on_ready)
+        await _check_files(database)
+    except StoreLostError as error:
+        await _recover(database, error)
     finally:
         await database.close()
     log.info("tidemill dev has ended")
+
+
+async def _serve_all(
+    about: DevFolder, database: Database, signals: Signals, on_ready: Callable[[Dev], Awaitable[None]] | None
+) -> None:
+    meter = CallMeter()
+    measured = MeasuredStore(database, meter)
+    with relayed_output("tidemill-dev-output") as output:
+        async with _serve(database, measured) as address:
+            dev = Dev(about, database, address, output)
+            with _serve_web(dev, measured, meter):
+                await dev.run(signals.stop, on_ready)
+
+
+async def _check_files(database: Database) -> None:
+    """Raise StoreLostError if the file of the store was removed or moved away."""
+    if (loss := await asyncio.to_thread(database.find_loss)) is not None:
+        log.error("the store has lost its file; everything is ended, and its content is saved", file=loss)
+        raise StoreLostError(loss)
+
+
+async def _recover(database: Database, loss: StoreLostError) -> None:
+    """Save a store that lost its file, once nothing can be stored in it any more, and raise StoreLostError."""
+    try:
+        path = await database.recover()
+    except StoreLostError as error:
+        raise StoreLostError(f"{loss} while `tidemill dev` had it open, {error}") from loss
+    raise StoreLostError(
+        f"{loss} while `tidemill dev` had it open, so it has ended; what was in the store is in {path}. "
+        f"To go on with it, move it to {database.label}, and {path}.key, if there is one, to {database.label}.key"
+    ) from loss
 
 
 async def _open(url: str, settings: Settings) -> Database:
@@ -260,6 +289,11 @@ class Dev:
             for task in done - {stopping}:
                 task.result()
                 raise RemoteError(f"the {task.get_name()} ended, though nothing told it to; see the log")
+        except StoreLostError:
+            # What they report would have to be saved, too: it is repeated, from the copy.
+            for child in self.children:
+                child.kill()
+            raise
         finally:
             await self._stop(tasks, [stopping, *shown])
 
@@ -315,6 +349,7 @@ class Dev:
     async def _beat(self, *services: int) -> None:
         while True:
             await asyncio.sleep(BEAT_SECONDS)
+            await _check_files(self.database)
             for service in services:
                 try:
                     lives = await self.database.call(BeatService(service))

@@ -1,0 +1,87 @@
+"""Notices that the file of an open SQLite store was removed or moved away, and saves what it held.
+
+SQLite goes on without a word: it writes to a file that nobody finds any more, and that is gone when it is closed.
+
+Invariants: nothing is ever written to the old path, which may have been removed on purpose, or be somebody else's by
+now; the copy is complete and readable for this user alone; opening and closing nothing here releases SQLite's locks
+(POSIX drops all of a process's locks of a file when it closes any descriptor of it, except those of O_PATH).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tidemill.core.errors import RemoteError
+
+
+class StoreLostError(RemoteError):
+    """The file of the store was removed or moved away while it was open."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retryable=False)
+
+
+class FileWatch:
+    """Compares the files of a store that is open with what is at their paths.
+
+    Args:
+        paths: The database and its lock file; they exist, and no other process puts others there now.
+    """
+
+    def __init__(self, *paths: Path) -> None:
+        self._files = [(path.absolute(), os.open(path, os.O_PATH | os.O_CLOEXEC)) for path in paths]
+
+    def find_loss(self) -> str | None:
+        """Return what has happened to the first file that is no longer at its path; None: all are there."""
+        for path, fd in self._files:
+            own, found = os.fstat(fd), None
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                found = path.stat()
+            if found is not None and os.path.samestat(own, found):
+                continue
+            if own.st_nlink == 0:
+                return f"{path} was removed"
+            return f"{path} was moved to {os.readlink(f'/proc/self/fd/{fd}')}"  # noqa: PTH115
+        return None
+
+    def list_folders(self) -> Iterator[Path]:
+        """Yield where a copy may go, best first: beside the path, where the file is now, where this process runs."""
+        path, fd = self._files[0]
+        yield path.parent
+        if os.fstat(fd).st_nlink:
+            yield Path(os.readlink(f"/proc/self/fd/{fd}")).parent  # noqa: PTH115
+        with contextlib.suppress(OSError):
+            yield Path.cwd()
+        yield Path(tempfile.gettempdir())
+
+    def close(self) -> None:
+        """Forget the files."""
+        for _, fd in self._files:
+            os.close(fd)
+        self._files.clear()
+
+
+def save_copy(source: sqlite3.Connection, name: str, watch: FileWatch) -> Path:
+    """Copy a database to a new file `NAME.recovered-TIME`, and return its path.
+
+    Raises:
+        StoreLostError: It can be written nowhere.
+    """
+    name, problems = f"{name}.recovered-{time.strftime('%Y%m%dT%H%M%S')}", []
+    for folder in watch.list_folders():
+        path = folder / name
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            with contextlib.closing(sqlite3.connect(path)) as target:
+                source.backup(target)
+        except (OSError, sqlite3.Error) as error:
+            problems.append(f"{path}: {error}")
+        else:
+            return path
+    raise StoreLostError(f"and no copy could be written: {'; '.join(problems)}")
