@@ -273,10 +273,10 @@ class Pipeline:
         first, on_all_ready = Code(settings, packed), None
         if self._files is not None:
             wake = functools.partial(self._foreground.wakes.put, Wake.RELOAD)
-            restart = functools.partial(self._restart, worker)
+            restart = functools.partial(self._restart, spark, worker)
             self._reloader = Reloader(self._files, self._files.imported, first, wake, restart)
             on_all_ready = self._reloader.on_all_ready
-        make_job, limits = self._job_maker(worker, first), self._choose_limits(settings)
+        make_job, limits = self._job_maker(spark, worker, first), self._choose_limits(settings)
         live = Supervisor(spark, worker, count, make_job, self._on_finished, limits, partitions, on_all_ready)
         host = "127.0.0.1" if is_local(settings.spark) else spark.driver_host
         spark.watch(lambda: self._foreground.wakes.put(Wake.SPARK_LOST))
@@ -307,19 +307,18 @@ class Pipeline:
             log_drained(done)
         return code
 
-    def _job_maker(self, worker: str, code: Code) -> JobMaker:
+    def _job_maker(self, spark: Spark, worker: str, code: Code) -> JobMaker:
         self._code = code
-        folders, log_context, factory = list_own_folders(), self._foreground.log_context, self._factory
+        folders, context, factory = list_own_folders(), self._foreground.log_context, self._factory
 
         def make_job(slot: int, job_token: int, address: LinkAddress) -> EngineJob:
-            return EngineJob(
-                slot, job_token, worker, address, code.settings, code.packed, log_context, factory, folders
-            )
+            code_of_job = code.settings, code.packed
+            return EngineJob(slot, job_token, worker, address, *code_of_job, context, factory, folders, spark.environ)
 
         return make_job
 
-    def _restart(self, worker: str, live: Supervisor, code: Code) -> None:
-        live.restart(self._job_maker(worker, code), self._choose_limits(code.settings))
+    def _restart(self, spark: Spark, worker: str, live: Supervisor, code: Code) -> None:
+        live.restart(self._job_maker(spark, worker, code), self._choose_limits(code.settings))
 
     def _choose_limits(self, settings: Settings) -> SlotLimits:
         if self._limits is not None:

@@ -26,12 +26,15 @@ from tidemill.core.errors import ConfigError, HandlerError, TidemillError
 from tidemill.deadletters.letter import decode_letter
 from tidemill.deadletters.opening import open_letters
 from tidemill.deadletters.reader import Found
+from tidemill.pipeline.tasks.environment import filter_environment
 from tidemill.recorder.queries import EventQuery
 from tidemill.recorder.reader import Reader
 from tidemill.runtime.broker import free_port
 from tidemill.runtime.java import find_java
+from tidemill.runtime.warden import ENGINE_ID_VARIABLE
 from tidemill.spark import backfill, process
 from tidemill.spark.bounded.schema import OUTCOME_SCHEMA
+from tidemill.spark.engine.environment import list_environment
 from tidemill.spark.session.conf import QUICK_JVM
 from tidemill.testing.kafka import consume, produce, unique_name
 
@@ -104,6 +107,27 @@ def test_a_batch_is_delivered_once_however_often_its_outcomes_are_read(session, 
     # The worker processes go on with other work of the session, as if nothing had been.
     assert session.sparkContext.parallelize(range(100), 4).map(lambda n: n + 1).sum() == 5_050
     assert threading.active_count() <= threads + 2
+
+
+def test_tasks_have_the_environment_of_this_process_and_no_descriptors(session, settings, tmp_path, monkeypatch):
+    for name, value in (("PYTHONUNBUFFERED", "mine"), ("SPARK_OWN", "1"), ("OWN", "ümlaut"), ("DB_PASSWORD", "x")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    script = f"cat /proc/$$/environ > {tmp_path}/environ; exec ls /proc/self/fd"
+
+    class Looking(Known):
+        async def arrange(self, messages, pending):
+            return [ExecutorTask("look", source_offsets=[0], binary_path="/bin/sh", args=["-c", script])]
+
+        async def on_task_complete(self, result):
+            (tmp_path / "descriptors").write_text(result.stdout)
+
+    process(rows_of(session, 1), Looking, settings)
+    pairs = (tmp_path / "environ").read_bytes().rstrip(b"\0").split(b"\0")
+    found = dict(pair.decode().split("=", 1) for pair in pairs)
+    assert found.pop(ENGINE_ID_VARIABLE)
+    assert found == filter_environment(list_environment(), settings.executor.env_inherit_deny)
+    assert (tmp_path / "descriptors").read_text().split() == ["0", "1", "2", "3"]  # that of the listing
 
 
 def test_rows_go_through_transform_and_those_it_refuses_are_outcomes_too(session, settings):

@@ -36,6 +36,7 @@ from tidemill.pipeline.tasks.process import (
     explain_start_failure,
     format_number,
     is_over,
+    keep_descriptors,
     make_outcome,
     occupy_standard_fds,
     reap,
@@ -53,6 +54,9 @@ LINGER_SECONDS = 0.25
 REAP_SECONDS = 5.0
 #: How often processes are looked at that could not get a pidfd or a place in the epoll.
 POLL_SECONDS = 0.01
+#: How often descriptors are looked for that a process would inherit: the Kafka client's pipes, of which it has new ones
+#: for every new broker. A look takes 0.05 ms.
+DESCRIPTORS_SECONDS = 0.25
 
 _DUP2 = os.POSIX_SPAWN_DUP2
 #: All of them get their default action back: whatever an engine ignores, its tasks must not.
@@ -81,6 +85,7 @@ class Executor:
         self._polled: set[Run] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
+        self._descriptors_at = -math.inf  # when they were looked for
         self._ended = asyncio.Event()  # one of the runs was finished; replaced by what waits again
 
     def open(self) -> None:
@@ -130,6 +135,7 @@ class Executor:
         """
         run = Run(done, time.monotonic())
         self._runs.add(run)
+        self._descriptors_at = -math.inf  # it would keep what it inherits for long
         try:
             self._launch(run, argv, self._environment.base, fds)
         except Exception as error:
@@ -220,6 +226,9 @@ class Executor:
                 os.close(fd)
 
     def _launch(self, run: Run, argv: Sequence[str], variables: Environment, fds: Fds) -> None:
+        if run.started_at >= self._descriptors_at + DESCRIPTORS_SECONDS:
+            self._descriptors_at = run.started_at
+            keep_descriptors()
         run.pid = os.posix_spawn(
             self._environment.find(argv[0] if argv else "", variables),
             argv if isinstance(argv, (list, tuple)) else tuple(argv),

@@ -228,6 +228,15 @@ def check_limit(seconds: float) -> None:
         raise ValueError(f"the time limit has to be a positive number of seconds, not {seconds!r}")
 
 
+def keep_descriptors() -> None:
+    """Have no child inherit a descriptor; Python's own are not inherited, but a C library's may be."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # that of the folder itself is closed by now
+                if (fd := int(name)) > 2 and os.get_inheritable(fd):
+                    os.set_inheritable(fd, False)
+
+
 def occupy_standard_fds() -> None:
     """Make sure that no pipe gets number 0, 1 or 2, which the children's own are moved to."""
     while (fd := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) <= 2:

@@ -45,7 +45,6 @@ from tidemill.spark.session.packaging import list_own_folders, pack_handler, shi
 from tidemill.spark.session.session import Spark
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
 log = structlog.get_logger(__name__)
@@ -274,7 +273,7 @@ class Backfill:
         def work() -> None:
             try:
                 spark.context.setJobGroup(group, f"tidemill backfill of {todo.plan.topic}")
-                results.extend(run.results(lambda: self._collect(spark.context, run.address, todo)))
+                results.extend(run.results(lambda: self._collect(spark, run.address, todo)))
             except Exception as error:
                 failure.append(error)
             self._foreground.wakes.put(Wake.FINISHED)
@@ -294,10 +293,11 @@ class Backfill:
             raise failure[0]
         return results
 
-    def _collect(self, context: SparkContext, address: LinkAddress, todo: _Work) -> list[bytes]:
-        settings, folder = todo.settings, str(self._folder.path)
-        log_context, folders = self._foreground.log_context, list_own_folders()
-        job = EngineJob(0, 0, todo.worker, address, settings, todo.packed, log_context, import_path=folders)
+    def _collect(self, spark: Spark, address: LinkAddress, todo: _Work) -> list[bytes]:
+        folder, context, folders = str(self._folder.path), self._foreground.log_context, list_own_folders()
+        job = EngineJob(
+            0, 0, todo.worker, address, todo.settings, todo.packed, context, import_path=folders, environ=spark.environ
+        )
         job, topic_id = todo.letters.of(job), todo.plan.topic_id
 
         def work(parts: Iterator[tuple[int, Chunk]]) -> Iterator[bytes]:
@@ -305,7 +305,7 @@ class Backfill:
                 yield run_ranges(job.of_part(index), folder, chunk, topic_id)
 
         parts = list(enumerate(todo.parts))
-        collected: list[bytes] = context.parallelize(parts, len(parts)).mapPartitions(work).collect()
+        collected: list[bytes] = spark.context.parallelize(parts, len(parts)).mapPartitions(work).collect()
         return collected
 
     def _note_end(self, run: BoundedRun) -> None:

@@ -34,6 +34,7 @@ from tidemill.spark.bounded.recording import BoundedRecorder, RecordedRun, recor
 from tidemill.spark.bounded.run import BoundedRun
 from tidemill.spark.bounded.schema import outcomes_frame
 from tidemill.spark.bounded.task import run_rows
+from tidemill.spark.engine.environment import list_environment
 from tidemill.spark.engine.process import EngineJob
 from tidemill.spark.preflight import make_handler, refuse_no_sinks, run_startup, with_full_paths
 from tidemill.spark.progress import sum_progress
@@ -253,11 +254,16 @@ class _Rows:
     def _make_job(self, address: LinkAddress) -> EngineJob:
         settings = self._settings
         about = {"worker_id": find_worker_name(settings), "consumer_group": settings.kafka.consumer_group}
+        environ = None
         if is_local_context(self._context):
+            environ = list_environment()
             # Engines have no terminal, but the JVM passes what they log on to that of this process.
             form = choose_format(settings.logging)
             settings = settings.model_copy(update={"logging": settings.logging.model_copy(update={"format": form})})
-        return EngineJob(0, 0, self._worker, address, settings, self._packed, about, import_path=list_own_folders())
+        folders = list_own_folders()
+        return EngineJob(
+            0, 0, self._worker, address, settings, self._packed, about, import_path=folders, environ=environ
+        )
 
 
 def _make_folder(folder: Path) -> Path:

@@ -38,6 +38,7 @@ from tidemill.runtime.log import configure
 from tidemill.runtime.log_writer import tell_repeats
 from tidemill.runtime.probe_report import ProbeSource
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason, drop_summary_texts
+from tidemill.spark.engine.environment import in_environment
 from tidemill.spark.engine.process_deadline import DEADLINE_EXIT, ProcessDeadline
 
 log = structlog.get_logger(__name__)
@@ -66,6 +67,7 @@ class EngineJob(msgspec.Struct, frozen=True):
         log_context: What every log line of the engine carries.
         factory: "module:callable" that builds the engine from settings, handler and identity.
         import_path: The driver's own folders; searched for modules if the engine's host has them.
+        environ: The driver's environment variables; None on a cluster.
         stage: The Spark stage of a bounded run's task.
         attempt: Spark's number for the attempt of that task.
         run: The id of the bounded run.
@@ -81,6 +83,7 @@ class EngineJob(msgspec.Struct, frozen=True):
     log_context: dict[str, Any]
     factory: str = DEFAULT_FACTORY
     import_path: list[str] = []
+    environ: dict[str, str] | None = None
     stage: int = -1
     attempt: int = -1
     run: str = ""
@@ -227,6 +230,10 @@ class EngineProcess:
         self._deadline = ProcessDeadline(self._on_orphaned)
         self._deadline.start()
         self._loop.add_signal_handler(signal.SIGHUP, self._abandoned, "Spark's Python daemon is going")
+        with in_environment(self._job.environ):
+            return await self._run_to_end()
+
+    async def _run_to_end(self) -> EngineSummary:
         # An engine that has said hello is considered dead if it is silent, as it is while it imports.
         loaded = self._load()
         engine_id = new_engine_id()

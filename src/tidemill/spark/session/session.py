@@ -24,6 +24,7 @@ import structlog
 from tidemill.config.settings import SparkSettings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.folders import OwnedFolder
+from tidemill.spark.engine.environment import list_environment
 from tidemill.spark.session.conf import is_local, place_sockets, spark_conf
 from tidemill.spark.session.java_errors import find_cause
 from tidemill.spark.session.jvm import JvmEndedError, close_stdin, end, keep_signal_handlers, kill_launch
@@ -65,6 +66,8 @@ class Spark:
         self._context: SparkContext | None = None
         self._launch = JvmLaunch(self._conf, is_local(settings), self._folder)
         self._begun = self._started = self._given_up = False
+        #: The variables that engines on this host are to have, from before Spark set its own; None on a cluster.
+        self.environ: dict[str, str] | None = None
         #: Whether an engine may run below it; while none does, a stop need not wait for Spark to tidy up.
         self.used = True
         #: Held only briefly, unlike the other lock.
@@ -149,6 +152,7 @@ class Spark:
 
     def _start(self) -> None:
         self._launch.begin()
+        self.environ = list_environment() if is_local(self._settings) else None
         # This takes about as long as the JVM.
         from pyspark import SparkConf, SparkContext
 
