@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 #: The revision that this program reads and writes; the last one in `migrations/versions`.
-HEAD = "0007"
+HEAD = "0008"
 #: Not alembic's default name: the database may be shared with another program that uses alembic.
 VERSION_TABLE = "tidemill_version"
 
