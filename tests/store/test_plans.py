@@ -143,6 +143,7 @@ class Everybody:
             calls.TaskHistory("dag", "run1", "a"),
             calls.ReadLog("dag", "run1", "a"),
             calls.ListXComs("dag", "run1"),
+            calls.DescribeTriggers((1, 2)),
             calls.CountStore(),
             calls.ListFiles(),
             calls.ListServices(),
