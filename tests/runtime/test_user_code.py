@@ -35,7 +35,7 @@ def _places(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_error_is_told_with_the_innermost_line_of_the_users_own() -> None:
-    text = explain_error(caught(lambda: _own("{")))
+    text = explain_error(caught(lambda: _own("{")), "arrange")
     line = _own.__code__.co_firstlineno + 1
     assert text.startswith("JSONDecodeError: ")
     assert text.endswith(f" ({HERE}:{line} in _own)")
@@ -50,15 +50,15 @@ def test_what_tidemill_made_of_it_is_looked_through() -> None:
 
     wrapped = caught(fail)
     wrapped.__traceback__ = None
-    assert explain_error(wrapped).startswith(f"HandlerError: the hook called sys.exit(3) ({HERE}:")
+    assert explain_error(wrapped, "arrange").startswith(f"HandlerError: the hook called sys.exit(3) ({HERE}:")
 
 
 def test_without_a_line_of_the_users_own_there_is_only_the_text() -> None:
-    assert explain_error(ValueError("no")) == "ValueError: no"
-    assert explain_error(caught(lambda: CodePlaces(1, 2, 3, 4))).startswith("TypeError: ")  # type: ignore[call-arg, arg-type]
+    assert explain_error(ValueError("no"), "arrange") == "ValueError: no"
+    assert explain_error(caught(lambda: CodePlaces(1, 2, 3, 4)), "arrange").startswith("TypeError: ")  # type: ignore[call-arg, arg-type]
     bare = ValueError("no")
     bare.__cause__ = KeyError("x")
-    assert explain_error(bare) == "ValueError: no"
+    assert explain_error(bare, "arrange") == "ValueError: no"
 
 
 def test_a_handler_that_is_installed_like_a_library_is_told_by_the_hook() -> None:
@@ -69,7 +69,9 @@ def test_a_handler_that_is_installed_like_a_library_is_told_by_the_hook() -> Non
     # Without the frames of this file, which would be the user's own.
     while error.__traceback__ is not None and error.__traceback__.tb_frame.f_code.co_filename == __file__:
         error.__traceback__ = error.__traceback__.tb_next
-    assert explain_error(error).endswith("(/x/site-packages/mine/handler.py:2 in arrange)")
+    assert explain_error(error, "arrange").endswith("(/x/site-packages/mine/handler.py:2 in arrange)")
+    # To another hook it is a library like others, in which nobody could correct anything.
+    assert "handler.py" not in explain_error(error, "transform")
 
 
 class Mute(Exception):
@@ -81,4 +83,17 @@ def test_an_error_whose_text_cannot_be_read_has_its_place() -> None:
     def fail() -> None:
         raise Mute
 
-    assert explain_error(caught(fail)).startswith(f"Mute: its text cannot be read ({HERE}:")
+    assert explain_error(caught(fail), "arrange").startswith(f"Mute: its text cannot be read ({HERE}:")
+
+
+def test_a_current_folder_that_was_removed_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    user_code._know_places.cache_clear()
+    assert explain_error(caught(lambda: _own("{")), "arrange").endswith(
+        f"{HERE}:{_own.__code__.co_firstlineno + 1} in _own)"
+    )
+    user_code._know_places.cache_clear()

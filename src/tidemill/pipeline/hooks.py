@@ -210,7 +210,7 @@ def log_hook_error(log: Any, hook: str, error: Exception, event: str = "a hook r
     """Log what a hook raised, and return it in words."""
     about = (hook, kind_of(describe_error(error)))
     throttle(log, LOG_SECONDS, about=about).warning(event, hook=hook, exc_info=error, **details)
-    return f"{hook}: {explain_error(error)}"
+    return f"{hook}: {explain_error(error, hook)}"
 
 
 def _wake_one(waiters: deque[asyncio.Future[None]]) -> bool:

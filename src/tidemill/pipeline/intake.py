@@ -349,7 +349,7 @@ class Intake:
         if error is None:
             intake.owned.reject(message, entry, LetterKind.TOMBSTONE, "the handler does not accept tombstones")
         elif context.brake is None:
-            intake.owned.reject(message, entry, LetterKind.PARSE, explain_error(error))
+            intake.owned.reject(message, entry, LetterKind.PARSE, explain_error(error, "deserialize_message"))
         else:  # in a window of its own it keeps its place, whether it is dead-lettered or held
             self._close_window(intake, intake.windowing.flush())
             now, again = self._loop.time(), intake.arrange_again

@@ -24,23 +24,25 @@ def locate_error(error: BaseException) -> str:
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
-def explain_error(error: BaseException) -> str:
+def explain_error(error: BaseException, hook: str) -> str:
     """Return what a hook raised, with the innermost place in the user's own code if the error came from there.
 
     Like `ValueError: no number (handler.py:12 in arrange)`; never raises.
     """
-    place = _find_own_place(error) or (_find_own_place(error.__cause__) if error.__cause__ is not None else "")
+    causes = [error] if error.__cause__ is None else [error, error.__cause__]
+    place = next(filter(None, (_find_own_place(each, hook) for each in causes)), "")
     return f"{describe_error(error)} ({place})" if place else describe_error(error)
 
 
-def _find_own_place(error: BaseException) -> str:
+def _find_own_place(error: BaseException, hook: str) -> str:
     places = _know_places()
     found = [frame for frame in _list_frames(error) if _is_users(frame[0])]
     own = [frame for frame in found if places.is_users(frame[0])]
-    if not found:
+    # A handler may be installed like a library; other libraries are no places where a user could correct something.
+    own = own or [frame for frame in found[:1] if frame[2] == hook]
+    if not own:
         return ""
-    # A handler may be installed like a library: then the hook itself comes first.
-    file, line, name = own[-1] if own else found[0]
+    file, line, name = own[-1]
     return f"{places.shorten(file)}:{line} in {name}"
 
 
@@ -55,7 +57,10 @@ def _list_frames(error: BaseException) -> Iterator[tuple[str, int, str]]:
 
 @functools.cache
 def _know_places() -> CodePlaces:
-    return CodePlaces()
+    try:
+        return CodePlaces()
+    except FileNotFoundError:  # the current folder was removed
+        return CodePlaces(here=_OWN.rstrip("/"))
 
 
 def locate_class(cls: type) -> str:

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from tidemill.core.delivery.send_items import Ask, Decision, GaveUp, Item, State
-from tidemill.core.errors import InvariantError, describe_error, escape_surrogates
+from tidemill.core.errors import InvariantError, escape_surrogates
 from tidemill.pipeline.delivery.transaction_buffer import StagedRecord, TransactionBuffer
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import throttle
 from tidemill.runtime.progress import SinkStats
+from tidemill.runtime.user_code import explain_error
 from tidemill.sinks.base import Encoded
 from tidemill.sinks.sending.run import RunPart, settle_all
 from tidemill.sinks.sending.sender import Sender
@@ -119,7 +120,7 @@ class TransactionSender:
         try:
             encoded = self.sink.encode(payload)
         except BaseException as error:  # a user's data can raise anything
-            self._refuse(payload, lane, submission, describe_error(error), oversize=False)
+            self._refuse(payload, lane, submission, explain_error(error, "encode"), oversize=False)
             return None
         if self._limit is not None and encoded.size_bytes > self._limit:
             text = f"topic {self.sink.topic}: {encoded.size_bytes} bytes are more than the {self._limit} it accepts"

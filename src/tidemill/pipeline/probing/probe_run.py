@@ -182,7 +182,7 @@ class ProbeRun:
             returned = await call_hook(hook, context.hooks.calls, "arrange", place_of, [message])
             tasks = check_returned(check_tasks, "arrange", returned)
         except Exception as error:
-            partition.reject(message, entry, LetterKind.ARRANGE, explain_error(error))
+            partition.reject(message, entry, LetterKind.ARRANGE, explain_error(error, "arrange"))
             return
         if partition.closed:
             return
@@ -198,7 +198,8 @@ class ProbeRun:
         try:
             result = await call_transform(self._context, [message])
         except Exception as error:
-            text = explain_error(error.error if isinstance(error, RefusedResultError) else error)
+            raised = error.error if isinstance(error, RefusedResultError) else error
+            text = explain_error(raised, "transform")
             partition.reject(message, entry, LetterKind.TRANSFORM, text, list_refused(error))
             return
         if not partition.closed:
@@ -218,7 +219,7 @@ class ProbeRun:
             if context.settings.kafka.on_parse_error == "pass":
                 set_field(message, "parse_error", describe_error(error))
                 return True
-            partition.reject(message, entry, LetterKind.PARSE, explain_error(error))
+            partition.reject(message, entry, LetterKind.PARSE, explain_error(error, "deserialize_message"))
             return False
         return True
 

@@ -121,7 +121,7 @@ def handle_hook_failure(window: FailingWindow, hook: str, error: Exception, of: 
 
     again = functools.partial(context.hooks.submit, window.collect, of)
     cause = f"{hook}: {type(error).__name__}"
-    write_or_hold(context, cause, explain_error(error), _make_case(window, of, again, write))
+    write_or_hold(context, cause, explain_error(error, hook), _make_case(window, of, again, write))
 
 
 def write_or_hold(context: EngineContext, cause: str, text: str, case: Case) -> None:

@@ -31,6 +31,13 @@ from tidemill.runtime.record_headers import check_headers
 from tidemill.runtime.user_code import explain_error
 from tidemill.sources.base import TopicPartition
 
+#: What is called when a letter of a kind is about what it raised.
+_HOOKS = {
+    LetterKind.ARRANGE: "arrange",
+    LetterKind.TRANSFORM: "transform",
+    LetterKind.PARSE: "deserialize_message",
+}
+
 
 class WaitingWindow:
     """A window of messages of one partition that waits for the handler.
@@ -186,7 +193,7 @@ class WaitingWindow:
 
     def _refuse(self, kind: LetterKind, error: BaseException, refused: object = None) -> None:
         """Dead-letter or hold the only message: it gets no task."""
-        context, partition, text = self._context, self._partition, explain_error(error)
+        context, partition, text = self._context, self._partition, explain_error(error, _HOOKS[kind])
         message, entry, order = self.messages[0], self._entries[0], self._partition.order
         if self._causes is None:
             self._causes = {}

@@ -23,6 +23,7 @@ from tidemill.core.errors import InvariantError, RemoteError, describe_error, es
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.log import throttle
 from tidemill.runtime.progress import SinkStats
+from tidemill.runtime.user_code import explain_error
 from tidemill.sinks.base import Encoded, Refusal, Sink, check_encoded, encode_checked
 from tidemill.sinks.sending.run import RunPart, settle_all
 from tidemill.sinks.sending.sender import Sender
@@ -144,7 +145,7 @@ class BatchSender:
 
     def _refuse(self, payload: Any, lane: DeliveryLane, submission: Submission | RunPart, error: BaseException) -> None:
         """Ask what becomes of a payload that cannot be encoded."""
-        text = describe_error(error)
+        text = explain_error(error, "encode")
         item = Item(lane, None, 0, QueuedPayload(payload, None, submission))
         question = self._queue.refuse(item, text, self._loop.time())
         self._note_error(text, 1)
@@ -198,7 +199,7 @@ class BatchSender:
         try:
             answers = await self._collect_answers([item.value.encoded for item in batch])  # type: ignore[misc]
         except Exception as error:
-            text = str(error) if isinstance(error, RemoteError) else describe_error(error)
+            text = str(error) if isinstance(error, RemoteError) else explain_error(error, "send")
             retryable = error.retryable if isinstance(error, RemoteError) else True
             fault = find_fault(error)
             if fault is Fault.PLACE:
