@@ -282,6 +282,28 @@ def test_sigterm_while_a_command_is_imported_is_a_start_that_is_stopped(command:
     assert (done.returncode, done.stderr) == (code, "")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("command", ["dev", "web", "triggers run none.yaml"])
+def test_ctrl_c_and_a_closed_terminal_while_a_command_is_imported_stop_its_start(command: str, number: int) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        if name == 'typer': os.kill(os.getpid(), {int(number)})\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        f"sys.argv = ['tidemill', *{command.split()!r}]\n"
+        "from tidemill.cli.entry import main\n"
+        "main()\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+
+    # A trigger host reloads its list at a hangup, and here it finds none.
+    reloads = command.startswith("triggers") and number == signal.SIGHUP
+    assert done.returncode == (ExitCode.CONFIG if reloads else ExitCode.OK), done.stderr
+
+
 @pytest.mark.parametrize("module", ["tidemill.config.loading", "tidemill.services.dev.process"])
 def test_ctrl_c_while_dev_is_imported_is_a_start_that_is_stopped(module: str) -> None:
     script = (
@@ -335,6 +357,16 @@ def test_an_early_stop_is_over_for_good_once_something_else_handles_the_signal(n
         assert signal.getsignal(number) is default
     finally:
         signal.signal(number, before)
+
+
+def test_a_terminal_that_sends_two_hangups_stops_once() -> None:
+    noted: list[None] = []
+    with note_signals(lambda: noted.append(None)):
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert len(noted) == 1
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert len(noted) == 2
 
 
 def test_ctrl_c_while_the_options_are_read_ends_the_command_without_a_traceback() -> None:

@@ -1,9 +1,10 @@
 """The signals of a service, from its first moment on.
 
-SIGTERM and SIGINT stop gracefully, a second one at once; SIGHUP reloads what it runs.
+SIGTERM and SIGINT stop gracefully, a second one at once. SIGHUP stops `dev`, too, and has a trigger host reload its
+list.
 
 Invariants: a signal that comes before there is an event loop is kept for it; a second signal to stop works even if
-something blocks the loop.
+something blocks the loop; a terminal that is closed, which may send SIGHUP twice, stops nothing at once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, TypeVar
 
 import structlog
@@ -56,12 +57,17 @@ class Signals:
         self._on_hangup: Callable[[], None] | None = None
         self.stop = asyncio.Event()
 
-    def listen(self) -> None:
-        """Handle signals from now on; call it in the main thread, with or without a loop."""
+    def listen(self, stop: Collection[signal.Signals] = (signal.SIGTERM, signal.SIGINT)) -> None:
+        """Handle signals from now on; call it in the main thread, with or without a loop.
+
+        Args:
+            stop: Those that stop this process; without SIGHUP, that reloads, if there is something to reload.
+        """
         # Not the loop's own handlers: a second signal is needed just when something blocks the loop.
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop:
             signal.signal(number, self._end)
-        signal.signal(signal.SIGHUP, self._hang_up)
+        if signal.SIGHUP not in stop:
+            signal.signal(signal.SIGHUP, self._hang_up)
 
     def attach(self) -> None:
         """Pass signals, including earlier ones, to the running loop."""
@@ -81,6 +87,8 @@ class Signals:
 
     def _end(self, number: int, frame: object) -> None:
         if self._ending:
+            if number == signal.SIGHUP:
+                return
             os._exit(ExitCode.STOPPED)
         self._ending = True
         self._call(self._stop)

@@ -195,8 +195,14 @@ def note_signals(note: Callable[[], None]) -> Iterator[None]:
         yield
         return
 
+    hangups = 0
+
     def handle(number: int, frame: FrameType | None) -> None:
-        note()
+        nonlocal hangups
+        hangups += number == signal.SIGHUP
+        # A terminal that is closed may send it twice, once by the system and once by the shell.
+        if number != signal.SIGHUP or hangups == 1:
+            note()
 
     before = {number: handle_signal(number, handle) for number in find_stop_signals()}
     try:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.dags.conftest import DevSite
-from tests.spark.terminal import Command
+from tests.spark.terminal import Command, running
 from tests.until import wait_until
 
 from tidemill.runtime.exitcode import ExitCode
@@ -283,3 +283,55 @@ def test_a_dev_whose_store_is_removed_ends_its_tasks_and_saves_what_it_held(dev)
     Path(f"{saved}.key").rename(dev.folder / "dags.db.key")
     assert {row["variable"] for row in dev.rows("variables", "list")} >= {"kept"}
     assert len(dev.rows("runs", "list", "gated")) == 1
+
+
+@pytest.mark.long
+def test_closing_its_terminal_ends_dev_in_order(dev):
+    began, go = dev.add_gated()
+    with running(["dev"], dev.env, dev.folder, terminal=True) as command:
+        command.until_said("the worker is ready")
+        wait_until(lambda: dev.run("dags", "trigger", "gated").returncode == 0, what=lambda: command.said)
+        wait_until(began.exists, what=lambda: command.said)
+        command.hang_up()
+        # By a shell, too.
+        command.process.send_signal(signal.SIGHUP)
+        go.touch()
+        assert command.process.wait(60) == ExitCode.OK
+        command.until_alone()
+    assert dev.rows("runs", "list", "gated")[0]["state"] == "success"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "words", [["dev"], ["web", "c.yaml"], ["triggers", "run", "list.yaml"]], ids=lambda words: words[0]
+)
+def test_a_signal_at_each_moment_of_a_start_ends_it_well(dev, words, number):
+    (dev.folder / "list.yaml").write_text(
+        "- {name: waits, classpath: tidemill.triggers.builtin.temporal.TimeDeltaTrigger, kwargs: {delta: 3600}}"
+    )
+    (dev.folder / "c.yaml").write_text("debug: {db_dir: recordings, port: 0}")
+    (dev.folder / "recordings").mkdir()
+    if number == signal.SIGHUP and words[0] == "triggers":
+        pytest.skip("a trigger host reloads its list")
+    ready = {"dev": "the worker is ready", "web": "http://", "triggers": "the trigger host is starting"}[words[0]]
+    seconds, is_ready = 0.0, False
+    while not is_ready:
+        with running(words, dev.env, dev.folder) as command:
+            pid = command.process.pid
+            wait_until(lambda pid=pid: handles(pid, number), what=lambda command=command: command.said)
+            time.sleep(seconds)
+            is_ready = ready in command.said
+            command.process.send_signal(number)
+            assert command.process.wait(60) == ExitCode.OK, (seconds, command.said)
+            command.until_alone()
+        seconds += 0.3
+
+
+def handles(pid: int, number: int) -> bool:
+    """Tell whether a signal does not simply end a process: Python itself has started."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (caught,) = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt")]
+    # Python has a handler of its own for Ctrl-C.
+    return bool(caught & 1 << (signal.SIGTERM - 1) and caught & 1 << (number - 1))

@@ -1,7 +1,7 @@
 """The process of `tidemill dev`: opens the store, runs scheduler and parser, and keeps worker and triggerer running.
 
-On SQLite it is the one writer of the store, and answers the calls of the others. SIGTERM and SIGINT stop it: the
-worker finishes what it runs for a while, then everything ends; a second one ends it at once.
+On SQLite it is the one writer of the store, and answers the calls of the others. SIGTERM, SIGINT and SIGHUP stop it:
+the worker finishes what it runs for a while, then everything ends; a second one ends it at once.
 
 Invariants: what an earlier process had, and did not finish, is free before anything is started; a service that ended is
 noticed at once, and what it held is free before it runs again; nothing of this tree outlives this process.
@@ -30,6 +30,7 @@ from tidemill.runtime.log import version
 from tidemill.runtime.loop_calls import call_on_loop
 from tidemill.runtime.relayed_output import relayed_output
 from tidemill.runtime.service_signals import Signals, finish_or_stop
+from tidemill.runtime.stop_signals import find_stop_signals
 from tidemill.services.dag_store import choose_cipher, choose_url
 from tidemill.services.dev.child import Child, Death
 from tidemill.services.dev.metrics import CallMeter, DagMetrics, MeasuredStore
@@ -100,7 +101,7 @@ def run_dev(about: DevFolder, on_ready: Callable[[Dev], Awaitable[None]] | None 
         RemoteError: The store cannot be reached.
     """
     signals = Signals()
-    signals.listen()
+    signals.listen(find_stop_signals())
     with asyncio.Runner() as runner:
         runner.run(_run(about, signals, on_ready))
     return ExitCode.OK
