@@ -403,7 +403,13 @@ async def test_what_cannot_be_seen_or_turns_text_around_is_shown_as_its_number(t
     debug = {"enabled": True, "db_dir": str(tmp_path)}
     async with log_in(ScriptedPipeline({"debug": debug})) as client:
         found = (await client.get("/api/v1/tasks")).json()["rows"][0]
-        paths = ["/messages", "/messages/orders/0/7", "/tasks", "/events", "/failures?since=2000-01-01"]
+        paths = [
+            "/messages",
+            "/messages/orders/0/7",
+            "/tasks",
+            "/events?runs=all",
+            "/failures?since=2000-01-01&runs=all",
+        ]
         pages = [(await client.get(path)).text for path in paths]
         search = await client.get("/tasks", params={"task": ODD})
     assert found["task_id"] == ODD, "programs get what it is"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import re
 import time
 from collections.abc import Iterator
@@ -111,6 +112,26 @@ async def test_every_list_is_filtered_by_group_and_worker(
             assert page.status_code == 200
             if path != "/recordings":
                 assert "worker-2</option>" in page.text, path
+
+
+async def test_failures_and_events_are_those_of_this_pipeline_unless_others_are_asked_for(
+    pipeline: ScriptedPipeline,
+) -> None:
+    assert pipeline.settings.kafka.consumer_group == RUNS[0][0]
+    wanted = {"": 2, "?kind=task_failed": 2, "?runs=all": 3, "?group=&worker=": 3, "?worker=worker-1": 2}
+    async with log_in(pipeline) as client:
+        for query, count in wanted.items():
+            page = html.unescape((await client.get(f"/events{query}")).text)
+            assert page.count('<td class="faint">') == count, query
+            assert ("show all runs" in page) == (query in ("", "?kind=task_failed")), query
+            assert ('value="order-workers" selected' in page) == (query in ("", "?kind=task_failed")), query
+        for query, count in (("", 2), ("?runs=all", 3), ("?group=&worker=", 3), (f"?group={RUNS[0][0]}", 2)):
+            page = html.unescape((await client.get(f"/failures{query}")).text)
+            assert f"<b>{count}</b>" in page, query
+            (link,) = re.findall(r'href="(/events[?]error_class=[^"]+)"', page)
+            assert (await client.get(link)).text.count('<td class="faint">') == count, query
+        chosen = (await client.get("/events?group=&kind=task_failed")).text
+        assert "runs=all" in chosen, "what was chosen stays when one goes on"
 
 
 async def test_pages_of_a_group_go_on_when_a_worker_joins_it(folder: Path, tmp_path: Path) -> None:

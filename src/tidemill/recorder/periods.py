@@ -67,6 +67,11 @@ def name_list_folder(list_name: str) -> str:
     return f"triggers.{readable}.{hashlib.blake2b(list_name.encode('utf-8', 'replace'), digest_size=4).hexdigest()}"
 
 
+def name_list_group(list_name: str) -> str:
+    """Return what stands in recordings of a trigger list for the consumer group of a pipeline."""
+    return f"triggers {list_name}"
+
+
 def make_private_folder(folder: Path) -> None:
     """Create a folder that only this user can use, or make sure that it is one.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Browser
@@ -53,6 +54,16 @@ def test_every_page_of_dags_fits_logs_no_error_and_asks_nobody_else(
             assert page.evaluate("document.documentElement.scrollWidth") <= size[0], f"{path} is wider than the window"
             assert page.locator("h1").count() == 1, path
             assert page.locator(".graph:visible").count() == (name in ("dag", "run")), path
+    assert watch.wrong == []
+
+
+def test_a_silent_try_that_has_ended_says_so(browser: Browser, served: ServedDags) -> None:
+    (run,) = served.pipeline.call(ListRuns("small")).rows
+    with opened(browser, served, WIDE, "light") as (page, watch):
+        page.goto(f"{served.base}/dags/small/runs/{quote(run.run_id)}/tasks/only")
+        page.wait_for_selector("#log-state >> text=nothing was written; this try has ended")
+        page.goto(f"{served.base}{BASE}/tasks/wait")
+        page.wait_for_selector("#log-state >> text=nothing was written yet; follows")
     assert watch.wrong == []
 
 

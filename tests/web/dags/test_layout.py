@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.web.dags.layout import HEIGHT, MAX_TASKS, WIDTH, draw
+from tidemill.web.dags.layout import HEIGHT, MAX_TASKS, WIDTH, draw, list_in_order
 
 
 @st.composite
@@ -42,3 +42,10 @@ def test_an_edge_over_layers_passes_beside_the_tasks_between() -> None:
 @pytest.mark.parametrize("down", [True, False])
 def test_too_many_tasks_make_no_picture(down: bool) -> None:
     assert draw({str(number): [] for number in range(MAX_TASKS + 1)}, down=down) is None
+
+
+@given(graphs(), st.booleans())
+def test_rows_are_in_the_order_of_the_graph(upstream: dict[str, list[str]], is_drawn: bool) -> None:
+    rows = list_in_order(upstream, draw(upstream, down=False) if is_drawn else None)
+    assert sorted(rows) == sorted(upstream)
+    assert all(rows.index(before) < rows.index(name) for name, befores in upstream.items() for before in befores)

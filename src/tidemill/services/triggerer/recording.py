@@ -31,14 +31,14 @@ def record_host(settings: Settings, worker: str, list_name: str, book: HostBook)
         yield None
         return
     from tidemill.recorder.opening import start_writing
-    from tidemill.recorder.periods import name_list_folder
+    from tidemill.recorder.periods import name_list_folder, name_list_group
     from tidemill.recorder.writer import RecordWriter
     from tidemill.services.triggerer.host_recorder import HostRecorder
 
     recorder = HostRecorder(book)
     recorder.writer = RecordWriter(
         settings.debug,
-        f"triggers {list_name}",
+        name_list_group(list_name),
         worker,
         config=redact(settings.model_dump(mode="json")),
         sample=lambda at, last: recorder.sample(at),

@@ -77,6 +77,23 @@ def find_layers(upstream: Mapping[str, Sequence[str]]) -> dict[str, int]:
     return found
 
 
+def list_in_order(upstream: Mapping[str, Sequence[str]], picture: Picture | None) -> list[str]:
+    """Return the tasks in the order of the graph: each after all that it follows, as the picture has them.
+
+    Args:
+        upstream: The tasks directly before each task; there is no cycle.
+        picture: One whose layers are columns; None: there are too many tasks.
+
+    Example:
+        >>> list_in_order({"a_report": ["load"], "load": ["extract"], "extract": []}, None)
+        ['extract', 'load', 'a_report']
+    """
+    if picture is not None:
+        return [node.id for node in sorted(picture.nodes, key=lambda node: (node.x, node.y))]
+    depth = find_layers(upstream)
+    return sorted(depth, key=lambda name: (depth[name], name))
+
+
 def draw(upstream: Mapping[str, Sequence[str]], *, down: bool) -> Picture | None:
     """Return where tasks and edges are; None: there are too many.
 

@@ -27,7 +27,7 @@ from tidemill.web.dags.api import (
     check_states,
 )
 from tidemill.web.dags.desk import LATEST_RUNS, PAGE_ROWS, Desk, describe_run
-from tidemill.web.dags.layout import HEIGHT, WIDTH, Picture, draw
+from tidemill.web.dags.layout import HEIGHT, WIDTH, draw, list_in_order
 from tidemill.web.dags.params import build_field
 from tidemill.web.pages import Pages
 from tidemill.web.recorded.filters import change_address
@@ -70,17 +70,14 @@ def measure_bars(runs: list[models.Run]) -> list[tuple[models.Run, int]]:
     return [(run, 6 + round((_BAR_HEIGHT - 6) * seconds / longest)) for run, seconds in zip(runs, took, strict=True)]
 
 
-def _draw_both(structure: DagStructure) -> list[Picture]:
-    upstream = {task.id: task.upstream for task in structure.tasks}
-    pictures = (draw(upstream, down=down) for down in (False, True))
-    return [picture for picture in pictures if picture is not None]
-
-
 def _describe_graph(structure: DagStructure, states: dict[str, str] | None) -> dict[str, Any]:
     plans = {task.id: task for task in structure.tasks}
     labels = {(task.id, after): text for task in structure.tasks for after, text in task.edge_labels.items()}
-    pictures = _draw_both(structure)
-    return {"pictures": pictures, "plans": plans, "states": states, "labels": labels, "node": (WIDTH, HEIGHT)}
+    upstream = {task.id: task.upstream for task in structure.tasks}
+    across, down = (draw(upstream, down=down) for down in (False, True))
+    values = {"rows": list_in_order(upstream, across), "plans": plans, "states": states, "labels": labels}
+    pictures = [picture for picture in (across, down) if picture is not None]
+    return values | {"pictures": pictures, "node": (WIDTH, HEIGHT)}
 
 
 def _digest(*parts: Any) -> str:
@@ -185,7 +182,7 @@ def _build_pages(desk: Desk, pages: Pages) -> Routes:
         try_number: Try = None,
     ) -> Response:
         values = describe_task(dag_id, run_id, task_id, map_index)
-        shown = values["task"].tries if try_number is None else try_number
+        shown = max(values["task"].tries, 1) if try_number is None else try_number
         return pages.answer(request, "dags/task.html", shown=shown, **values)
 
     @router.get(f"{_RUN}/tasks/{{task_id}}/state")

@@ -52,7 +52,9 @@ def open_archive(watched: Watched, writer: RecordWriter | None = None) -> Archiv
     if writer is not None and isinstance(recording := writer.recording, MemoryRecording):
         name = name_worker_folder(settings.kafka.consumer_group, watched.worker)
         memory[name] = recording
-    return Archive(Reader(folder, memory), debug.max_ui_rows, watched.engines.find_message)
+    return Archive(
+        Reader(folder, memory), debug.max_ui_rows, watched.engines.find_message, settings.kafka.consumer_group
+    )
 
 
 def build_server(listener: socket.socket, key: str | None, watched: Watched, recorder: RunRecorder | None) -> WebServer:

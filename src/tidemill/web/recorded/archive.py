@@ -59,11 +59,17 @@ class Archive:
         max_rows: The most rows of an answer.
         find_open: Returns where a message is that is not finished, by topic, partition and offset; blocks, and may
             raise a RemoteError.
+        group: The group of the pipeline or host whose web UI this is; None: that of no run.
+
+    Attributes:
+        group: The same.
     """
 
-    def __init__(self, reader: Reader, max_rows: int, find_open: FindOpen | None = None) -> None:
-        """Read nothing yet."""
+    def __init__(
+        self, reader: Reader, max_rows: int, find_open: FindOpen | None = None, group: str | None = None
+    ) -> None:
         self._find_open = find_open
+        self.group = group
         self._reader = reader
         self.max_rows = max_rows
 

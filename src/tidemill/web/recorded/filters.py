@@ -218,6 +218,8 @@ def read_runs(recording: Text = "", group: Text = "", worker: Text = "") -> RunF
     return RunFilter(recording=recording or None, group=group or None, worker=worker or None)
 
 
+#: What chooses runs in addresses; `runs=all` chooses all of them.
+RUN_NAMES = frozenset({"recording", "group", "worker", "runs"})
 RunFilters = Annotated[RunFilter, Depends(read_runs)]
 MessageFilters = Annotated[MessageQuery, Depends(read_messages)]
 TaskFilters = Annotated[TaskQuery, Depends(read_tasks)]

@@ -6,6 +6,7 @@ import time
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
+import msgspec
 from fastapi import Depends, Path, Query
 from fastapi.responses import RedirectResponse, Response
 from starlette.requests import Request
@@ -18,6 +19,7 @@ from tidemill.web.problems import Problem
 from tidemill.web.recorded import downloads, hosts, models, runs
 from tidemill.web.recorded.archive import Archive
 from tidemill.web.recorded.filters import (
+    RUN_NAMES,
     STATUSES,
     EventFilters,
     MessageFilters,
@@ -78,9 +80,20 @@ def _build_pages(archive: Archive, merged: MergedArchive, pages: Pages) -> Route
     router = Routes(route_class=BlockingRoute)
 
     def answer(
-        request: Request, template: str, cursor: str | None = None, status: int = 200, **values: Any
+        request: Request,
+        template: str,
+        cursor: str | None = None,
+        status: int = 200,
+        only_group: str | None = None,
+        **values: Any,
     ) -> Response:
+        """Return a page. `only_group`: whose runs alone it shows, although its address does not say so."""
         given = {name: request.query_params.getlist(name) for name in request.query_params}
+        known = archive.list_runs()
+        if only_group is None and RUN_NAMES & set(given) and not any(given.get(name, [""])[0] for name in RUN_NAMES):
+            given["runs"] = ["all"]  # no filter was chosen; links drop what is empty
+        if all(run.group == only_group for run in known):
+            only_group = None
         path = request.url.path
         more = "" if cursor is None else pages.url(f"{path}?{change_address(given, cursor=cursor)}")
 
@@ -88,11 +101,15 @@ def _build_pages(archive: Archive, merged: MergedArchive, pages: Pages) -> Route
             return pages.url(f"{path}?{change_address(given, cursor=None, **changes)}")
 
         def first(name: str) -> str:
-            return (given.get(name) or [""])[0]
+            return (given.get(name) or [(only_group or "") if name == "group" else ""])[0]
 
-        own: dict[str, Any] = {"given": given, "first": first, "change": change, "more": more}
-        own |= {"is_first": not first("cursor"), "runs": archive.list_runs(), "peers": merged.peers.addresses}
+        own: dict[str, Any] = {"given": given, "first": first, "change": change, "more": more, "only_group": only_group}
+        own |= {"is_first": not first("cursor"), "runs": known, "peers": merged.peers.addresses}
         return pages.answer(request, f"recorded/{template}.html", status, **own, **values)
+
+    def find_own_group(request: Request) -> str | None:
+        """Return whose failures and events are shown; None: those that the address asks for."""
+        return None if RUN_NAMES & set(request.query_params) else archive.group
 
     @router.get("/messages")
     def show_messages(request: Request, query: MessageFilters, cursor: Cursor = "", find: str = "") -> Response:
@@ -120,19 +137,22 @@ def _build_pages(archive: Archive, merged: MergedArchive, pages: Pages) -> Route
 
     @router.get("/failures")
     def show_failures(request: Request, chosen: RunFilters, since: Since = "24h") -> Response:
-        now = time.time()
+        now, own = time.time(), find_own_group(request)
+        if own is not None:
+            chosen = msgspec.structs.replace(chosen, group=own)
         since_us = parse_time("since", since, now)
         page = merged.list_failures(since_us, None, _GROUPS, chosen)
         only = {name: text for name in ("recording", "group", "worker") if (text := getattr(chosen, name))}
-        link = f"&{urlencode(only)}" if only else ""
-        return answer(
-            request, "failures", page=page, chosen=link, since=since, until=now, begin=(since_us or 0) / 1_000_000
-        )
+        times: dict[str, Any] = {"since": since, "until": now, "begin": (since_us or 0) / 1_000_000}
+        link = f"&{urlencode(only or {'runs': 'all'})}"
+        return answer(request, "failures", only_group=own, page=page, chosen=link, **times)
 
     @router.get("/events")
     def show_events(request: Request, query: EventFilters, cursor: Cursor = "") -> Response:
+        if (own := find_own_group(request)) is not None:
+            query = msgspec.structs.replace(query, group=own)
         page = archive.find_events(query, cursor, PAGE_ROWS)
-        return answer(request, "events", page.cursor, page=page, kinds=list(EventKind))
+        return answer(request, "events", page.cursor, only_group=own, page=page, kinds=list(EventKind))
 
     @router.get("/recordings")
     def show_recordings(request: Request, chosen: RunFilters) -> Response:

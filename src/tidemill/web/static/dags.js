@@ -79,6 +79,18 @@
     if (follows) log.scrollTop = log.scrollHeight;
   };
 
+  // Callbacks may still be run when their task has ended.
+  const isOver = () => {
+    const { tries, over } = document.getElementById("state").dataset;
+    const shown = Number(log.dataset.try);
+    return shown > 0 && (over === "1" || shown < Number(tries));
+  };
+  const describe = () => {
+    const what = log.dataset.try === "0" ? "no callback has written anything" : "nothing was written";
+    if (isOver()) return log.childElementCount ? "this try has ended" : `${what}; this try has ended`;
+    return log.childElementCount ? "follows" : `${what} yet; follows`;
+  };
+
   const follow = async () => {
     let pause = 1000;
     if (!document.hidden) {
@@ -89,7 +101,7 @@
           append(answer.rows);
           cursor = answer.cursor || cursor;
           if (!answer.ended) pause = 0;
-          else state.textContent = log.childElementCount ? "follows" : "nothing is written yet; follows";
+          else state.textContent = describe();
         } else {
           state.textContent = answer.detail;
           pause = 5000;

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tidemill.recorder.memory_recording import MemoryRecording
-from tidemill.recorder.periods import name_list_folder
+from tidemill.recorder.periods import name_list_folder, name_list_group
 from tidemill.recorder.reader import Reader
 from tidemill.runtime.log import version
 from tidemill.services.triggerer.web_ui import WatchedHost
@@ -43,7 +43,7 @@ def open_archive(watched: WatchedHost) -> Archive:
     memory = {}
     if recorder is not None and isinstance(recording := recorder.writer.recording, MemoryRecording):
         memory[name_list_folder(watched.list_name)] = recording
-    return Archive(Reader(folder, memory), debug.max_ui_rows)
+    return Archive(Reader(folder, memory), debug.max_ui_rows, group=name_list_group(watched.list_name))
 
 
 def mount_sections(pages: Pages, watched: WatchedHost) -> tuple[TriggersView, list[Section]]:
