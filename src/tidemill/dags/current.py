@@ -6,6 +6,7 @@ in one event loop have services of their own.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -26,6 +27,11 @@ class _Attempt:
         self.context: dict[str, Any] | None = None
         self.operator: Any = None
         self.services: TaskServices | None = None
+        #: It was told to end, whether or not its code let it.
+        self.interrupted = False
+        #: The operator whose `on_kill` was called, or is being called.
+        self.killed: Any = None
+        self.kill_lock = threading.Lock()
 
 
 _attempt = _Attempt()
@@ -36,6 +42,7 @@ _services: ContextVar[TaskServices | None] = ContextVar("services", default=None
 def running(operator: Any, context: dict[str, Any], services: TaskServices) -> Iterator[None]:
     """Let a context be the current one."""
     before = _attempt.context, _attempt.operator, _attempt.services
+    _attempt.interrupted = False
     _attempt.context, _attempt.operator, _attempt.services = context, operator, services
     try:
         yield
@@ -67,6 +74,24 @@ def get_current_context() -> dict[str, Any]:
 def get_current_operator() -> Any:
     """Return the operator that is being executed, for `on_kill`; None: there is none."""
     return _attempt.operator
+
+
+def note_interrupted() -> None:
+    """Note that the attempt is to end: `on_kill` is called at the latest when it does."""
+    _attempt.interrupted = True
+
+
+def is_interrupted() -> bool:
+    """Return whether the attempt was told to end."""
+    return _attempt.interrupted
+
+
+@contextmanager
+def killing(operator: Any) -> Iterator[bool]:
+    """Yield whether `on_kill` of an operator is to be called: once, and another thread waits until that is over."""
+    with _attempt.kill_lock:
+        first, _attempt.killed = _attempt.killed is not operator, operator
+        yield first
 
 
 def find_services(what: str) -> TaskServices:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from tidemill.core.errors import describe_error, escape_surrogates
 from tidemill.dags.arguments import check_duration, check_text
 from tidemill.dags.context import build_context
-from tidemill.dags.current import running
+from tidemill.dags.current import is_interrupted, killing, running
 from tidemill.dags.exception_text import rebuild_exception, write_origin
 from tidemill.dags.exceptions import DagError, TaskDeferred, TaskFailed, TaskSkipped, TaskTimeout
 from tidemill.dags.lazy_context import Context
@@ -69,7 +69,8 @@ def _run(dag: Any, claim: Claim, services: TaskServices) -> AttemptResult:
     # Rendering and executing change the operator: each attempt has its own.
     task = copy.copy(original)
     context = build_context(task, dag, claim, services, _merge_params(dag, task, claim))
-    with running(task, context, services):
+    # A callback that takes too long is not the task, whose `on_kill` ends its work.
+    with running(None if claim.callback is not None else task, context, services):
         if claim.callback is not None:
             return _run_callbacks(task, claim.callback, context)
         try:
@@ -82,6 +83,9 @@ def _run(dag: Any, claim: Claim, services: TaskServices) -> AttemptResult:
             return AttemptResult(_defer(task, deferral))
         except BaseException as error:
             return AttemptResult(_classify(error, task))
+        finally:
+            if is_interrupted():  # its code may have swallowed the exception, or raised another one
+                kill(task)
     ti = context["ti"]
     return AttemptResult(AttemptSucceeded(), xcoms, tuple(sorted(ti.skipped)), ti.skips_all)
 
@@ -243,9 +247,11 @@ def _skip_own_frames(error: BaseException) -> Any:
 
 
 def kill(task: Any) -> None:
-    """Call `on_kill` of a task that is ended from outside; what it raises is logged."""
+    """Call `on_kill` of a task that is ended from outside, once; what it raises is logged."""
     try:
-        task.on_kill()
+        with killing(task) as first:
+            if first:
+                task.on_kill()
     except KeyboardInterrupt:
         raise
     except BaseException:  # `SystemExit` too: what ended the task is what counts

@@ -322,6 +322,31 @@ async def test_a_task_that_takes_too_long_is_interrupted_and_on_kill_called(work
 @pytest.mark.parametrize(
     "code",
     [
+        "while True:\n            try: time.sleep(60)\n            except BaseException: pass",
+        "import sqlite3; sqlite3.connect(':memory:').execute("
+        "'WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n').fetchall()",
+        "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()); time.sleep(60)",
+    ],
+)
+async def test_on_kill_is_called_where_the_task_cannot_be_interrupted(start_worker: StartWorker, code: str) -> None:
+    worker = await start_worker(Limits(concurrency=1, grace_seconds=4.0))
+    worker.write(KILLABLE.replace("CODE", code))
+    worker.store.queue(make_attempt(1, "run", deadline_us=soon()))
+    assert "it was killed" in await worker.error(1)
+    assert worker.store.text_of(1).count("on_kill was called") == 1
+
+
+@pytest.mark.parametrize("then", ["return 5", "raise ValueError('other')"])
+async def test_on_kill_is_called_where_the_task_swallows_its_timeout_and_ends(worker: RunningWorker, then: str) -> None:
+    worker.write(KILLABLE.replace("CODE", f"try: time.sleep(60)\n        except BaseException: {then}"))
+    worker.store.queue(make_attempt(1, "run", deadline_us=soon()))
+    await until(lambda: 1 in worker.store.reports, what="it has ended")
+    assert worker.store.text_of(1).count("on_kill was called") == 1
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
         "import collections, itertools; collections.deque(itertools.repeat(1), maxlen=0)",  # with the GIL held
         "while True:\n            try: time.sleep(60)\n            except BaseException: pass",
         "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()); time.sleep(60)",

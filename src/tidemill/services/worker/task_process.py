@@ -27,6 +27,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from tidemill.core.errors import TidemillError, describe_error, escape_surrogates
+from tidemill.dags.current import note_interrupted
 from tidemill.dags.exceptions import TaskTimeout
 from tidemill.dags.loading import LoadedFile, digest_file, load_file
 from tidemill.dags.opened_files import sign_file
@@ -39,6 +40,7 @@ from tidemill.dags.results import (
     Ending,
 )
 from tidemill.dags.running import run_attempt
+from tidemill.services.worker.kill_watch import start_kill_watch
 from tidemill.services.worker.messages import (
     Answered,
     Ask,
@@ -138,6 +140,7 @@ class TaskProcess:
         """Run what the worker says until it says to leave, or is gone."""
         signal.signal(TIMEOUT_SIGNAL, self._interrupt)
         signal.signal(END_SIGNAL, self._interrupt)
+        start_kill_watch(self._output.flush)
         self._output.attach()
         try:
             self._load()
@@ -226,6 +229,7 @@ class TaskProcess:
             self._interruption = TaskTimeout("the attempt took longer than it may (execution_timeout)")
         else:
             self._interruption = TaskEnded("the attempt is ended: its task has moved on, or its worker ends")
+        note_interrupted()
         if self._armed:
             self._armed = False
             raise self._interruption

@@ -84,6 +84,7 @@ _LAST_SECONDS = 10.0
 #: See `task_process`, which is not imported here: it imports everything that tasks need.
 _TIMEOUT_SIGNAL = signal.SIGRTMIN + 5
 _END_SIGNAL = signal.SIGRTMIN + 6
+_KILL_SIGNAL = signal.SIGRTMIN + 7
 
 
 @dataclass(slots=True)
@@ -288,6 +289,9 @@ class Worker:
                         handle.tell(Run(self._running[attempt.key].claim, attempt.reuses))
                 case Interrupt(number, why):
                     self._handles[number].signal(_TIMEOUT_SIGNAL if why is Why.TIMEOUT else _END_SIGNAL)
+                    # Where its code cannot be interrupted.
+                    half = self._config.limits.grace_seconds / 2
+                    self._loop.call_later(half, self._handles[number].signal, _KILL_SIGNAL)
                 case Retire(number):
                     self._handles[number].leave()
                 case Kill(number):
