@@ -70,6 +70,7 @@ class Ends(BaseTrigger):
             HARMS[self.how]()
             await asyncio.Event().wait()
         os.kill(os.getpid(), getattr(signal, self.how))
+        await asyncio.Event().wait()
         yield TriggerEvent("never")
 
     async def block(self):
@@ -182,6 +183,8 @@ def find_trial_processes() -> set[int]:
         pytest.param("exit3", 0.1, "ended with exit code 3", marks=pytest.mark.long),
         ("exit0", 0.1, "ended with exit code 0"),
         pytest.param("SIGSEGV", 0.1, "ended with SIGSEGV", marks=pytest.mark.long),  # in the short run: the next test
+        # A signal that only `dev` sends otherwise.
+        pytest.param("SIGTERM", 0.1, "ended with exit code 0", marks=pytest.mark.long),
         # A kill may come from outside: one more is needed.
         pytest.param("SIGKILL", 0.1, "ended with SIGKILL", marks=pytest.mark.long),
         # Where deaths are far apart, trials are as long.

@@ -23,10 +23,19 @@ from tidemill.config.known_secrets import KnownSecrets
 from tidemill.config.triggerer_settings import TriggererSettings
 from tidemill.runtime.codec import decode
 from tidemill.runtime.task_lines import decode_lines
+from tidemill.services.dev.child import stop_service
 from tidemill.services.triggerer.folder_code import FolderCode
 from tidemill.services.triggerer.task_host import TaskHost
 from tidemill.store.call_server import CallServer
-from tidemill.store.calls import BeginService, CancelRun, ClearTasks, ListServices, LoseService, ReadLog
+from tidemill.store.calls import (
+    BeginService,
+    CancelRun,
+    ClearTasks,
+    ListOwnedTriggers,
+    ListServices,
+    LoseService,
+    ReadLog,
+)
 from tidemill.store.database import Caller, Database
 from tidemill.store.opening import open_store
 
@@ -238,6 +247,11 @@ class Process:
             self.process.send_signal(number)
         return await asyncio.wait_for(self.process.wait(), 60)
 
+    async def stop(self) -> int:
+        """Stop it as its parent does."""
+        stop_service(self.process)
+        return await asyncio.wait_for(self.process.wait(), 60)
+
 
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncIterator[tuple[Database, CallServer]]:
@@ -281,9 +295,27 @@ async def test_a_process_of_its_own_runs_triggers_and_gives_them_up_when_it_is_t
     await waiting.defer(1, delta=3600)
     await wait_triggerers(database, 1)
 
-    assert await process.end() == 0
+    assert await process.stop() == 0
 
     assert await find_triggerers(database) == []
+    assert not await waiting.failed()
+
+
+async def test_a_stop_that_the_parent_did_not_ask_for_leaves_what_ran_to_it(served, processes, tmp_path):
+    database, server = served
+    processes.append(process := await Process(server.path, tmp_path).start())
+    waiting = Deferring(database)
+    await waiting.defer(1, delta=3600)
+    (service,) = await wait_triggerers(database, 1)
+    async with asyncio.timeout(60):
+        while not await database.call(ListOwnedTriggers(service)):
+            await asyncio.sleep(0.02)
+
+    await process.end()
+
+    assert await find_triggerers(database) == [service]
+    (owned,) = await database.call(ListOwnedTriggers(service))
+    assert owned.running
     assert not await waiting.failed()
 
 

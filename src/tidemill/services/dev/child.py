@@ -23,6 +23,7 @@ from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.runtime.exitcode import BLOCKED, ExitCode
 from tidemill.runtime.log import RELAY_VARIABLE
+from tidemill.services.parent import STOP_WORD
 from tidemill.services.zygote.client import OWNER_VARIABLE
 from tidemill.services.zygote.orphans import end_forked
 
@@ -139,7 +140,7 @@ class Child:
             self._arguments, self._env | {OWNER_VARIABLE: owner}, self._output
         )
         if self._stopping.is_set():
-            self._signal(signal.SIGTERM)
+            stop_service(process)
         return process
 
     async def _wait(self, process: asyncio.subprocess.Process, owner: str, began: float) -> int:
@@ -172,7 +173,8 @@ class Child:
             drain_seconds: What its own drain may take.
         """
         self._stopping.set()
-        self._signal(signal.SIGTERM)
+        if self._process is not None:
+            stop_service(self._process)
         try:
             # Also if it is just being started, or its death is being noted.
             await asyncio.wait_for(self._ended.wait(), drain_seconds + _KILL_SECONDS)
@@ -210,6 +212,16 @@ async def start_service(arguments: Sequence[str], env: Mapping[str, str], output
         # Ctrl-C in a terminal is for `dev`, which stops its services in order.
         start_new_session=True,
     )
+
+
+def stop_service(process: asyncio.subprocess.Process) -> None:
+    """Tell a process of a service to stop: SIGTERM alone may come from whomever."""
+    if process.returncode is None:
+        with contextlib.suppress(OSError):
+            if process.stdin is not None:
+                process.stdin.write(STOP_WORD)
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
 
 
 def describe_exit(code: int) -> str:

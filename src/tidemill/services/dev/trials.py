@@ -23,7 +23,7 @@ from tidemill.core.errors import TidemillError
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.core.triggers.suspects import ProcessEnd, Suspects, Trial, Verdict
 from tidemill.runtime.exitcode import BLOCKED
-from tidemill.services.dev.child import Death, describe_exit, start_service
+from tidemill.services.dev.child import Death, describe_exit, start_service, stop_service
 from tidemill.services.dev.silence import wait_until_silent
 from tidemill.store.calls import (
     BeginService,
@@ -208,7 +208,7 @@ class Trials:
                 {ending, dropping, silent}, timeout=seconds + _GRACE_SECONDS, return_when=asyncio.FIRST_COMPLETED
             )
             if attempt.dropped.is_set() and not ending.done():
-                process.send_signal(signal.SIGTERM)
+                stop_service(process)
                 await asyncio.wait({ending}, timeout=_DROP_SECONDS)
             hangs = not ending.done()
         finally:

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -65,6 +65,8 @@ class TaskHost:
         on_stuck: Called on a thread when the loop is blocked for ever: with the service, the trigger that blocks it
             (None: it is not known), and where that stands; None: nobody watches.
         grace_seconds: How long a task that a user cleared waits for the cleanup of its trigger.
+        is_told: Asked at a stop whether the parent wants it; None: every stop is meant. One that is not, such as the
+            SIGTERM of a trigger to its own process, counts as a crash: what ran stays claimed, for the parent to judge.
 
     Attributes:
         host: What runs triggers at present; None: no service has begun.
@@ -81,8 +83,9 @@ class TaskHost:
         clock: Callable[[], float] = time.monotonic,
         on_stuck: Callable[[int, ClaimedTrigger | None, str], None] | None = None,
         grace_seconds: float = 5.0,
+        is_told: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
-        self._grace_seconds = grace_seconds
+        self._grace_seconds, self._is_told = grace_seconds, is_told
         self._calls, self._settings, self._about, self._code = calls, settings, about, code
         self._on_stuck = on_stuck
         self._clock, self._log_bytes, self._secrets = clock, log_bytes, secrets
@@ -159,9 +162,13 @@ class TaskHost:
                     log.error("a part of the triggerer failed; this is a bug in tidemill", exc_info=error)
             if watch is not None:
                 watch.close()
+            is_meant = not stopping.done() or self._is_told is None or await self._is_told()
+            if not is_meant:
+                log.error("a signal that tidemill did not send stops the triggerer; this counts as a crash")
+                source.keep_claims()
             await host.stop(CancelReason.HAND_OVER if source.ended.is_set() else CancelReason.SHUTDOWN)
             self.host = None
-        if not source.ended.is_set():
+        if is_meant and not source.ended.is_set():
             try:
                 async with asyncio.timeout(END_SECONDS):
                     await self._calls.call(EndService(service))

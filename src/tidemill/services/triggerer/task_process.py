@@ -1,8 +1,9 @@
 """The process that runs the triggers of deferred tasks: `python -m tidemill.services.triggerer.task_process ADDRESS`.
 
 It reaches the store by named calls over a Unix socket, and has no connection to a database. SIGTERM stops it: triggers
-are given up, and run by the next one. It ends with its parent, too, which holds the other end of its standard input.
-With `--service` it runs what is reserved for that one, for a while: triggers that may have ended an earlier process.
+are given up, and run by the next one; without the word of its parent that counts as a crash. It ends with its parent,
+too, which holds the other end of its standard input. With `--service` it runs what is reserved for that one, for a
+while: triggers that may have ended an earlier process.
 
 Invariants: it outlives a store that is away or was started again; no trigger fails because of its end; programs that
 triggers started end with it.
@@ -16,6 +17,8 @@ import os
 import signal
 import socket
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -44,6 +47,8 @@ from tidemill.store.remote import RemoteStore
 
 log = structlog.get_logger(__name__)
 
+#: How long after a signal the word of the parent may come.
+_WORD_SECONDS = 1.0
 #: How long triggers may take to clean up once the parent is gone, and nothing can be stored.
 _ORPHAN_SECONDS = 3.0
 
@@ -94,7 +99,14 @@ async def _run(
 ) -> None:
     signals.attach()
     loop = asyncio.get_running_loop()
-    watch_parent(lambda: loop.call_soon_threadsafe(signals.stop.set), _ORPHAN_SECONDS)
+    told = threading.Event()
+
+    def end_with_parent() -> None:
+        told.set()
+        loop.call_soon_threadsafe(signals.stop.set)
+
+    if not watch_parent(end_with_parent, _ORPHAN_SECONDS, told.set):
+        told.set()
     capacity = settings.triggerer.capacity
     about = BeginService("triggerer", name, socket.gethostname(), read_boot_id(), os.getpid(), (), capacity)
     store = RemoteStore(Path(address))
@@ -107,13 +119,29 @@ async def _run(
 
         grace_seconds, code = settings.worker.term_grace_seconds, FolderCode(folder)
         host = TaskHost(
-            store, settings.triggerer, about, code, log_bytes, secrets, on_stuck=end, grace_seconds=grace_seconds
+            store,
+            settings.triggerer,
+            about,
+            code,
+            log_bytes,
+            secrets,
+            on_stuck=end,
+            grace_seconds=grace_seconds,
+            is_told=lambda: _wait_told(told),
         )
         with end_left_processes():
             await (host.run(signals.stop) if trial is None else host.try_out(*trial, signals.stop))
     finally:
         await store.close()
     log.info("the triggerer has ended")
+
+
+async def _wait_told(told: threading.Event) -> bool:
+    """Return whether the parent has said that this process is to stop; its word may come after its signal."""
+    until = time.monotonic() + _WORD_SECONDS
+    while not told.is_set() and time.monotonic() < until:  # noqa: ASYNC110 - a thread sets it
+        await asyncio.sleep(0.02)
+    return told.is_set()
 
 
 if __name__ == "__main__":

@@ -107,6 +107,7 @@ class TaskSource:
         self._repeated = False
         self._reports: set[asyncio.Task[None]] = set()
         self._given_up: list[ClaimKey] = []
+        self._keeps = False
         self._cleaning_up: dict[ClaimKey, asyncio.TimerHandle] = {}
         self._confirmed_at = clock()
         self._confirmation = asyncio.Event()
@@ -167,8 +168,12 @@ class TaskSource:
         self.freed.set()
         if (late := self._cleaning_up.pop(key, None)) is not None:
             late.cancel()
-        if end in (TaskEnd.GIVEN_UP, TaskEnd.KILLED):
+        if end is TaskEnd.KILLED or (end is TaskEnd.GIVEN_UP and not self._keeps):
             self._give_up(key)
+
+    def keep_claims(self) -> None:
+        """Free nothing for others from now on: the parent, which ends the service, judges what ran in it."""
+        self._keeps = True
 
     def _give_up(self, key: ClaimKey) -> None:
         """Tell the store soon that a trigger is free for others, or that its task need not wait for it any longer."""
