@@ -162,6 +162,24 @@ async def test_hooks_can_use_their_pool_behind_a_pooler(
         await client.close()
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_numbers_and_json_are_the_same_behind_a_pooler(
+    pooler: Start, postgres: PostgresServer, database: str, version: str
+) -> None:
+    await run(postgres.url(database), "CREATE TABLE v (id int, n numeric, many numeric[], j jsonb)")
+    sink = make_sink(pooler("transaction", version, default_pool_size=2).url(database))
+    await sink.connect()
+    for first, count in ((0, 1), (1, 3)):
+        values = [{"n": 19.99, "many": [2.675], "j": each} for each in ("null", b"null", {"a": 1})[:count]]
+        payloads = [PostgresPayload(table="v", data={"id": n, **each}) for n, each in enumerate(values, first)]
+        assert list(await deliver(sink, payloads)) == [None] * count
+    assert sink.pool is not None
+    found = await sink.pool.fetch("SELECT n, many, j FROM v ORDER BY id")
+    assert {(str(row["n"]), str(row["many"][0])) for row in found} == {("19.99", "2.675")}
+    assert [row["j"] for row in found] == ['"null"', '"null"', "null", '{"a": 1}']
+    await sink.close()
+
+
 async def test_what_a_pooler_cannot_carry_is_refused_to_hooks_by_name(pooler: Start, database: str) -> None:
     sink = make_sink(pooler("transaction").url(database))
     await sink.connect()
