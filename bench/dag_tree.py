@@ -1,6 +1,6 @@
 """How fast the whole tree of `tidemill dev` is, as a user has it: SQLite, durable, web UI and metrics as by default.
 
-    python -m bench.dag_tree [start] [first_line] [resume] [tasks] [idle]
+    python -m bench.dag_tree [start] [first_line] [resume] [tasks] [reused] [arrow] [files] [idle]
 
 JSON lines out. Times are those of the tasks' own clocks, which they return as XComs.
 
@@ -10,6 +10,9 @@ JSON lines out. Times are those of the tasks' own clocks, which they return as X
                 at once (p50 800 ms)
     tasks       1,000 trivial tasks that wait for none: tasks/s from the run's commit to its last end (bar: 250), and
                 CPU of the whole tree per task, beside that of a loop that only forks a warm process for each (bar: 1.0)
+    reused      the same, with worker.reuse_processes
+    arrow       100 of them in a file that imports pyarrow, which each process imports
+    files       200 tasks of 20 files in turn, one by one and all at once
     idle        CPU and memory (PSS) of the tree in which nothing happens, mean of 60 s (bar: 2 % of a core, 400 MB)
 """
 
@@ -38,6 +41,7 @@ from tidemill.store.database import Caller
 from tidemill.store.opening import open_caller
 
 TASKS = 1000
+FILES = 20
 IDLE_SECONDS = 60.0
 TRIGGER = """
 import asyncio, time
@@ -80,6 +84,12 @@ with DAG("tasks"):
         task(task_id=f"t{n}")(now)()
 """
 COMMAND = [sys.executable, "-m", "tidemill"]
+FILE = """
+import time
+from tidemill.dags import DAG, task
+with DAG("fileNUMBER", max_active_runs=100):
+    task(task_id="now")(time.time)()
+"""
 
 
 def build_environment(folder: Path) -> dict[str, str]:
@@ -119,16 +129,17 @@ class Tree:
 
 
 @contextlib.asynccontextmanager
-async def start_tree() -> AsyncIterator[Tree]:
+async def start_tree(text: str = DAGS, *, reuse: str = "[]", files: int = 0) -> AsyncIterator[Tree]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "dags").mkdir()
         (folder / "dags" / "stamped.py").write_text(TRIGGER)
-        (folder / "dags" / "bench.py").write_text(DAGS)
+        (folder / "dags" / "bench.py").write_text(text)
+        for number in range(files):
+            (folder / "dags" / f"file{number}.py").write_text(FILE.replace("NUMBER", str(number)))
+        environment = {**build_environment(folder), "TIDEMILL_WORKER__REUSE_PROCESSES": reuse}
         with (folder / "log.txt").open("wb") as log:
-            process = subprocess.Popen(
-                [*COMMAND, "dev"], cwd=folder, env=build_environment(folder), stdout=log, stderr=log
-            )
+            process = subprocess.Popen([*COMMAND, "dev"], cwd=folder, env=environment, stdout=log, stderr=log)
         try:
             url = f"sqlite:///{folder}/dags.db"
             while b"the worker is ready" not in (folder / "log.txt").read_bytes():
@@ -193,16 +204,46 @@ def _say(name: str, delays: Sequence[float]) -> None:
 
 
 async def measure_tasks() -> None:
-    async with start_tree() as site:
+    await _measure_rate("tasks", DAGS, TASKS)
+
+
+async def measure_reused() -> None:
+    await _measure_rate("reused", DAGS, TASKS, reuse='["*"]')
+
+
+async def measure_arrow() -> None:
+    await _measure_rate("arrow", f"import pyarrow\n{DAGS}".replace("range(1000)", "range(100)"), 100)
+
+
+async def _measure_rate(name: str, text: str, tasks: int, *, reuse: str = "[]") -> None:
+    async with start_tree(text, reuse=reuse) as site:
         for round_ in range(4):
             before = tree_cpu_seconds(site.process.pid)
             run, _ = await site.play("tasks")
-            cpu_ms = 1e3 * (tree_cpu_seconds(site.process.pid) - before) / TASKS
+            cpu_ms = 1e3 * (tree_cpu_seconds(site.process.pid) - before) / tasks
             bare_ms = await asyncio.to_thread(_measure_bare)
             assert run.ended_us is not None
             if round_:
-                rate = TASKS / ((run.ended_us - run.created_us) / 1e6)
-                report(bench="dag_tree tasks", tasks_per_s=rate, cpu_ms=cpu_ms, bare_cpu_ms=bare_ms)
+                rate = tasks / ((run.ended_us - run.created_us) / 1e6)
+                report(bench=f"dag_tree {name}", tasks_per_s=rate, cpu_ms=cpu_ms, bare_cpu_ms=bare_ms)
+
+
+async def measure_files() -> None:
+    async with start_tree(files=FILES) as site:
+        for number in range(FILES):
+            while not (found := await site.store.call(GetDag(f"file{number}"))) or not found.dag.active:
+                await asyncio.sleep(0.05)
+        names = [f"file{number % FILES}" for number in range(10 * FILES)]
+        for round_ in range(2):
+            began = time.monotonic()
+            for name in names:
+                await site.play(name)
+            one_by_one = len(names) / (time.monotonic() - began)
+            began = time.monotonic()
+            await asyncio.gather(*(site.play(name) for name in names))
+            if round_:
+                at_once = len(names) / (time.monotonic() - began)
+                report(bench="dag_tree files", one_by_one_per_s=one_by_one, at_once_per_s=at_once)
 
 
 def _measure_bare() -> float:
@@ -236,6 +277,9 @@ BENCHES: dict[str, Callable[[], Awaitable[None]]] = {
     "first_line": measure_first_line,
     "resume": measure_resume,
     "tasks": measure_tasks,
+    "reused": measure_reused,
+    "arrow": measure_arrow,
+    "files": measure_files,
     "idle": measure_idle,
 }
 

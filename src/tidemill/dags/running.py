@@ -10,6 +10,7 @@ import copy
 import inspect
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from tidemill.core.errors import describe_error, escape_surrogates
@@ -97,7 +98,7 @@ def _render(dag: Any, task: Any, context: Context) -> None:
         ValueError: One of them cannot be rendered.
     """
     try:
-        renderer = Renderer(build_environment(dag), context, task.template_ext)
+        renderer = Renderer(partial(build_environment, dag), context, task.template_ext)
         for field, value in render_fields(task, task.template_fields, renderer).items():
             setattr(task, field, value)
     except RecursionError:  # its traceback would be thousands of lines

@@ -7,9 +7,10 @@ both. A text without a mark of a template is not touched.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,18 +68,22 @@ class Renderer:
     """Renders values in a context.
 
     Args:
-        environment: For templates.
+        build: Returns the environment for templates; it takes a while, and most tasks have none.
         context: What they can use.
         extensions: Texts with these endings are names of files that contain the template.
     """
 
     def __init__(
-        self, environment: jinja2.Environment, context: Mapping[str, Any], extensions: Sequence[str] = ()
+        self, build: Callable[[], jinja2.Environment], context: Mapping[str, Any], extensions: Sequence[str] = ()
     ) -> None:
         """Keep them."""
-        self._environment = environment
+        self._build = build
         self._context = context
         self._extensions = tuple(extensions)
+
+    @cached_property
+    def _environment(self) -> jinja2.Environment:
+        return self._build()
 
     def render(self, value: Any) -> Any:
         """Return a value with everything in it rendered.

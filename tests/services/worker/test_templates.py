@@ -130,6 +130,62 @@ async def test_a_file_that_changed_gets_another_template_and_the_old_one_ends_af
     assert await run(worker, 701, 720) == ["88"] * 20
 
 
+async def test_the_first_process_of_a_file_is_forked_from_its_template_too(start_worker: StartWorker) -> None:
+    worker = await start_worker(replace(LIMITS, concurrency=4))
+    write(worker)
+    worker.store.queue(*(make_attempt(number, "run") for number in range(1, 5)))
+    pids = [(await worker.report(number)).xcoms[0][1] for number in range(1, 5)]
+    (template,) = list_imports(worker)
+    assert template not in pids
+    assert len(set(pids)) == 4
+
+
+async def test_a_template_is_left_when_a_file_that_was_opened_meanwhile_changes_or_comes(
+    start_worker: StartWorker,
+) -> None:
+    worker = await start_worker(LIMITS)
+    conf = worker.folder / "conf"
+    conf.mkdir()
+    (conf / "a.txt").write_text("1")
+    write(
+        worker,
+        "FOUND = ' '.join(path.read_text() for path in sorted(Path('CONF').glob('*.txt')))".replace("CONF", str(conf)),
+        "return FOUND",
+    )
+    assert await run(worker, 1, 3) == ['"1"'] * 3
+    (conf / "a.txt").write_text("22")
+    assert await run(worker, 11, 13) == ['"22"'] * 3
+    (conf / "b.txt").write_text("3")
+    assert await run(worker, 21, 23) == ['"22 3"'] * 3
+
+
+async def test_a_template_is_left_after_a_while_since_what_the_file_asks_elsewhere_may_have_changed(
+    start_worker: StartWorker,
+) -> None:
+    worker = await start_worker(LIMITS, reparse_seconds=0.3)
+    write(worker)
+    await run(worker, 1, 1)
+    first = list_imports(worker)
+    number = 100
+    while len(list_imports(worker)) < len(first) + 2:
+        assert not set(await run(worker, number, number)) & set(list_imports(worker))
+        number += 1
+        assert number < 5000
+    await until(lambda: not is_running(int(first[0])))
+
+
+async def test_a_file_that_could_not_be_imported_gets_a_template_once_it_can(start_worker: StartWorker) -> None:
+    worker = await start_worker(LIMITS, reparse_seconds=0.2)
+    conf = worker.folder / "conf.json"
+    conf.write_text("{")
+    write(worker, f"import json; json.loads(Path({str(conf)!r}).read_text())")
+    worker.store.queue(make_attempt(1, "run"))
+    assert "cannot be imported: JSONDecodeError" in await worker.error(1)
+    assert "json.loads" in worker.store.text_of(1)
+    conf.write_text("{}")
+    await use_template(worker, 101)
+
+
 async def test_what_a_killed_template_has_forked_is_given_back_and_the_file_gets_another_one(
     start_worker: StartWorker,
 ) -> None:

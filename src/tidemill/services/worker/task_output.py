@@ -166,8 +166,11 @@ class TaskOutput:
         sys.stdout = stdout
         root = logging.getLogger()
         root.handlers[:] = [self._handler]
-        root.setLevel(self._level)
-        logging.disable(logging.NOTSET)
+        # Each of these looks at all loggers.
+        if logging.getLevelName(root.level) != self._level:
+            root.setLevel(self._level)
+        if root.manager.disable != logging.NOTSET:
+            logging.disable(logging.NOTSET)
 
     def flush(self) -> None:
         """Send all that has been written."""

@@ -157,16 +157,20 @@ class TaskProcess:
 
     def _load(self) -> None:
         """Import the file; a process whose file cannot be imported fails the attempt that it gets."""
-        folder, file = Path(self._task.folder), self._task.file
-        told = Loaded({file: sign_file(folder / file)}, time.monotonic(), broken=True)
+        if self._read is None:
+            self._read = self._import()
+        if self._read is not None:
+            self._loaded = self._read.loaded
+        self._output.flush()
+        self._tell(Loaded({}, 0.0, broken=True) if self._read is None else self._read.told)
+
+    def _import(self) -> ReadFile | None:
         try:
             with self._interruptible():
-                read = self._read or read_file(folder, file)
-            self._loaded, told = read.loaded, read.told
+                return read_file(Path(self._task.folder), self._task.file)
         except BaseException as error:  # whatever the file raises, `SystemExit` too
             self._broken = error
-        self._output.flush()
-        self._tell(told)
+            return None
 
     def _explain_import(self, error: BaseException) -> Result:
         """Say why the attempt fails; the log of an attempt begins only when it is given to this process."""
