@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tidemill.runtime.codec import EncodingError, decode, encode, encode_sorted
+from tidemill.runtime.codec import MAX_DEPTH, EncodingError, decode, encode, encode_sorted
 
 text = st.text(st.characters(exclude_categories=("Cs",)))
 scalars = (
@@ -124,6 +124,21 @@ def test_a_value_that_contains_itself_is_refused() -> None:
     with pytest.raises(EncodingError, match="nested more than 200 deep; does a part contain itself") as refused:
         encode(endless)
     assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("deepest", [[], (), {}])
+def test_the_limit_of_nesting_is_the_same_for_plain_json_and_other_values(deepest: Any) -> None:
+    value = deepest
+    for _ in range(MAX_DEPTH):
+        value = [value] if len(str(value)) % 2 else {"a": value}
+    assert decode(encode(value)) == value
+    with pytest.raises(EncodingError, match="nested more than 200 deep"):
+        encode([value])
+
+
+def test_many_values_and_brackets_in_texts_are_not_deep() -> None:
+    for value in ([[{}] for _ in range(1000)], ["[" * 1000, "]{" * 1000], [["]" * 500]] * 500):
+        assert decode(encode(value)) == value
 
 
 class Level(IntEnum):

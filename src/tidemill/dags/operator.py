@@ -333,7 +333,11 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
         raise NotImplementedError(f"{type(self).__name__} does not define execute")
 
     def on_kill(self) -> None:
-        """End what `execute` has started elsewhere; called when the attempt is ended from outside."""
+        """End what `execute` has started elsewhere; called when the attempt is ended from outside.
+
+        A user cleared, marked or cancelled the task; it took longer than its `execution_timeout`; or its worker stopped,
+        and did not wait any longer: then the attempt is repeated.
+        """
         return
 
     def pre_execute(self, context: Any) -> None:

@@ -29,6 +29,8 @@ _VALUE: Final = "value"
 _MARK_BYTES: Final = b'"$tidemill"'
 #: Deeper values are refused: they are usually ones that contain themselves.
 MAX_DEPTH: Final = 200
+_SQUARE: Final = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 #: Longer names of parts are cut in messages.
 _MAX_PATH: Final = 200
 
@@ -91,11 +93,27 @@ def _encode_with(encoder: Callable[[Any], bytes], value: Any, name: str) -> str:
     # Most values are plain JSON. Whether one is shows in the text: where something is not, what is read differs.
     try:
         raw = encoder(value)
-        if _MARK_BYTES not in raw and _is_same(_decode(raw), value):
+        if _MARK_BYTES not in raw and _is_same(_decode(raw), value) and not _may_be_deep(raw):
             return raw.decode()
     except (TypeError, ValueError, RecursionError, OverflowError):
         pass
     return encoder(_mark(value, name, 0, is_sorted=encoder is _encode_sorted)).decode()
+
+
+def _may_be_deep(raw: bytes) -> bool:
+    """Tell whether JSON may be nested too deeply; what reads it may have less of the stack left than this process.
+
+    Brackets in strings count, too: `_mark` decides.
+    """
+    if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
+        return False
+    brackets = raw.translate(_SQUARE, _NO_BRACKETS)
+    for _ in range(MAX_DEPTH + 1):
+        before = len(brackets)
+        brackets = brackets.replace(b"[]", b"")  # one level
+        if not brackets or len(brackets) == before:
+            break
+    return bool(brackets)
 
 
 def _is_same(read: Any, value: Any) -> bool:

@@ -448,6 +448,7 @@ async def test_what_still_runs_at_the_end_is_given_back(worker: RunningWorker) -
     worker.worker.end_all()
     await worker.running
     assert isinstance(worker.store.reports[1].result, Loss)
+    assert "on_kill was called" in worker.store.text_of(1)
     assert not worker.worker.pids
 
 
