@@ -270,6 +270,11 @@ def test_a_program_that_fails_is_named(args: tuple[str, ...], arguments: Any, me
     assert message in ending.error
 
 
+def test_a_program_carries_the_mark_of_the_process_of_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEMILL_ENGINE_ID", "tree-1-a")
+    assert "TIDEMILL_ENGINE_ID=tree-1-a" in str(value_of(program("env"))).splitlines()
+
+
 def test_a_program_may_skip_and_is_given_as_a_list() -> None:
     assert program("sh", "-c", "exit 99").ending == AttemptSkipped("the program ended with exit code 99")
     with DAG("d"), pytest.raises(DagError, match="task 't': args must be a list of the program and its arguments"):

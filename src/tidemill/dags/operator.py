@@ -335,8 +335,8 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
     def on_kill(self) -> None:
         """End what `execute` has started elsewhere; called when the attempt is ended from outside.
 
-        A user cleared, marked or cancelled the task; it took longer than its `execution_timeout`; or its worker stopped,
-        and did not wait any longer: then the attempt is repeated.
+        A user cleared, marked or cancelled the task; it took longer than its `execution_timeout`; or its worker stopped
+        and waits no longer: then the attempt is repeated.
         """
         return
 

@@ -374,6 +374,7 @@ async def test_tasks_have_the_filtered_environment_the_configured_one_their_own_
         "my_token": "x",
         "AWS_KEY": "x",
         "TIDEMILL_CONFIG": "x",
+        "_TIDEMILL_DAEMON_PID": "1",
     }
     executor = make(environ, env={"CONFIGURED": "2", "A_TOKEN": "meant"})
     own = {"OWN": "3", "KEEP": "4", "TIDEMILL_ENGINE_ID": "forged"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -15,6 +16,7 @@ from tidemill.dags.operator import BaseOperator
 from tidemill.dags.operators.command import GRACE_SECONDS
 from tidemill.pipeline.tasks.executor import Executor, Run
 from tidemill.pipeline.tasks.process import ProcessOutcome
+from tidemill.runtime.warden import ENGINE_ID_VARIABLE
 
 
 class SubprocessOperator(BaseOperator):
@@ -78,7 +80,8 @@ class SubprocessOperator(BaseOperator):
 
     async def _run(self) -> ProcessOutcome:
         settings = ExecutorSettings(max_stdout_bytes=self.max_output_bytes, env_inherit_deny=[])
-        executor = Executor(settings, "")
+        # The mark of the task's process: by it, what the program leaves behind is found.
+        executor = Executor(settings, os.environ.get(ENGINE_ID_VARIABLE, ""))
         executor.open()
         ended: asyncio.Future[ProcessOutcome] = asyncio.get_running_loop().create_future()
         stdin = self.stdin.encode() if isinstance(self.stdin, str) else self.stdin

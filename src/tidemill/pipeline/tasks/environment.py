@@ -1,8 +1,8 @@
 """What a task's process starts with: its environment, and the file behind a program's name.
 
-Invariants: what `executor.env_inherit_deny` names is never inherited; every process carries the engine's id,
-whatever the task says, because the warden finds it by that; a program that has moved is looked
-up again.
+Invariants: neither what `executor.env_inherit_deny` names nor what tidemill tells its own processes is inherited; every
+process carries the engine's id, whatever the task says, because the warden finds it by that; a program that has moved
+is looked up again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from pathlib import Path
 
 from tidemill.runtime.warden import ENGINE_ID_VARIABLE
 
+#: What processes of tidemill tell each other.
+_OWN = "_TIDEMILL_*"
 #: This many looked-up names are kept, so that a handler that invents names cannot fill the memory.
 _MAX_PROGRAMS = 1024
 
@@ -50,7 +52,7 @@ class TaskEnvironment:
         self, environ: Mapping[str, str], deny: Iterable[str], extra: Mapping[str, str], engine_id: str
     ) -> None:
         """Filter and encode once."""
-        variables = {**filter_environment(environ, deny), **extra, ENGINE_ID_VARIABLE: engine_id}
+        variables = {**filter_environment(environ, [*deny, _OWN]), **extra, ENGINE_ID_VARIABLE: engine_id}
         #: Bytes on both sides: posix_spawn takes them as they are.
         self.base: Environment = {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
         self._engine_id = os.fsencode(engine_id)

@@ -2,6 +2,8 @@
 
 A trigger may start programs. While the triggerer runs they are the trigger's business; a warden ends them when the
 triggerer is gone, whatever they did to their environments, sessions and parents.
+
+Invariant: programs get no settings, and with them secrets, in their environment, as those of tasks.
 """
 
 from __future__ import annotations
@@ -11,17 +13,20 @@ import os
 from collections.abc import Iterator
 
 from tidemill.runtime.kept_warden import KeptWarden
-from tidemill.runtime.warden import ENGINE_ID_VARIABLE, Warden, carry_number, number_tree, read_number
-from tidemill.services.zygote.client import build_mark
+from tidemill.runtime.warden import Warden, carry_number, number_tree, read_number
+from tidemill.services.zygote.client import build_mark, clean_environment
 
 
 @contextlib.contextmanager
 def end_left_processes() -> Iterator[None]:
-    """Have all that is started in this block end with it; call it on the loop, in the main thread."""
+    """Have all that is started in this block end with it; call it on the loop, once the settings are read."""
     mark, before = build_mark(os.environ), read_number(os.getpid())
     warden = KeptWarden(Warden(mark))
     warden.start()
-    os.environ[ENGINE_ID_VARIABLE] = mark
+    environ = clean_environment(os.environ, mark)
+    for name in os.environ.keys() - environ.keys():
+        del os.environ[name]
+    os.environ.update(environ)
     carry_number(number_tree(mark))
     try:
         yield
