@@ -63,7 +63,7 @@ FUNCTIONS: dict[type[Call[Any]], Function] = {
     calls.EndService: lambda c, r, x: services.end_service(c, r.service, None, x),
     calls.LoseService: lambda c, r, x: services.end_service(c, r.service, r.by, x),
     calls.LoseOthers: services.lose_others,
-    calls.ListServices: lambda c, r, x: services.list_services(c, r),
+    calls.ListServices: services.list_services,
     calls.StoreFile: dags.store_file,
     calls.RemoveFile: lambda c, r, x: dags.remove_file(c, r.path, x),
     calls.ListFiles: lambda c, r, x: dags.list_files(c, r),

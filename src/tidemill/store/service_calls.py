@@ -83,7 +83,7 @@ class LoseOthers(Call[tuple[int, ...]], frozen=True):
 
 
 class ServiceRecord(msgspec.Struct, frozen=True):
-    """A service, with the fields of `BeginService`. `beat` rises while it lives."""
+    """A service, with the fields of `BeginService`. `beat` rises while it lives; `quiet_us`: how old it is."""
 
     id: int
     kind: str
@@ -96,6 +96,7 @@ class ServiceRecord(msgspec.Struct, frozen=True):
     beat: int
     started_us: int
     beat_us: int
+    quiet_us: int = 0
 
 
 class ListServices(Call[tuple[ServiceRecord, ...]], frozen=True):

@@ -56,9 +56,7 @@ def _format_wait(wait: Wait) -> str:
 
 def find_services(store: Asker) -> AliveServices:
     """Return the services that are alive."""
-    import time
-
     from tidemill.store.service_calls import ListServices
     from tidemill.web.dags.waiting import list_alive
 
-    return list_alive(store.ask(ListServices()), time.time_ns() // 1000)
+    return list_alive(store.ask(ListServices()))

@@ -17,12 +17,12 @@ class SeenService:
     Attributes:
         kind: `scheduler`, `worker` or `triggerer`.
         queues: The queues that a worker takes tasks from.
-        beat_us: When it was last heard of.
+        quiet_us: How long ago it was last heard of.
     """
 
     kind: str
     queues: tuple[str, ...]
-    beat_us: int
+    quiet_us: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,6 @@ class AliveServices:
         return f"{' and '.join(f'no {kind}' for kind in missing)} is alive; {_START}" if missing else ""
 
 
-def find_alive(services: Sequence[SeenService], now_us: int) -> AliveServices:
+def find_alive(services: Sequence[SeenService]) -> AliveServices:
     """Return those of some services that were heard of lately."""
-    return AliveServices(tuple(service for service in services if now_us - service.beat_us < SILENT_US))
+    return AliveServices(tuple(service for service in services if service.quiet_us < SILENT_US))

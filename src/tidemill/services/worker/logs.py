@@ -196,9 +196,10 @@ class AttemptLog:
         if gone.ended:
             self._gaps.pop(gone.stream, None)
             return
-        size = chars if isinstance(gone.data, str) else 4 * chars
-        begun = self._gaps.get(gone.stream, gone.data[:0])
-        self._gaps[gone.stream] = (begun + gone.data)[-size:]  # type: ignore[operator]
+        size, end = 4 * chars, gone.data
+        if len(end) < size:
+            end = self._gaps.get(gone.stream, end[:0]) + end  # type: ignore[operator]
+        self._gaps[gone.stream] = end[-size:]
 
     def _finish_tail(self, now_us: int) -> None:
         first_us = self._tail[0].time_us if self._tail else now_us

@@ -125,7 +125,7 @@ def lose_others(connection: Connection, request: LoseOthers, context: CallContex
     return ended
 
 
-def list_services(connection: Connection, request: ListServices) -> tuple[ServiceRecord, ...]:
+def list_services(connection: Connection, request: ListServices, context: CallContext) -> tuple[ServiceRecord, ...]:
     """Return the services that have not ended; see `ListServices`."""
     statement = select(service).where(_SERVICE.ended_us.is_(None)).order_by(_SERVICE.id)
     if request.kind:
@@ -143,6 +143,7 @@ def list_services(connection: Connection, request: ListServices) -> tuple[Servic
             row.beat,
             row.started_us,
             row.beat_us,
+            context.now_us - row.beat_us,
         )
         for row in connection.execute(statement)
     )

@@ -355,7 +355,7 @@ class KafkaStreamProducer(SharedStreamProducer):
                 "and their failures are counted from 0",
                 topic=topic,
                 partition=partition,
-                note=redact_text(text[:_SHOWN_CHARACTERS]),
+                note=redact_text(text)[:_SHOWN_CHARACTERS],
             )
         return past
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 import zlib
 from collections.abc import Sequence
 from typing import TypeVar
@@ -204,7 +203,7 @@ class Desk:
         numbers = tuple(task.trigger for task in tasks if task.state == "deferred" and task.trigger is not None)
         triggers = self.ask(DescribeTriggers(numbers)) if numbers else ()
         pools = {pool.name: pool for pool in self.ask(ListPools())}
-        alive = list_alive(self.ask(ListServices()), time.time_ns() // 1000)
+        alive = list_alive(self.ask(ListServices()))
         return Around(pools, {each.id: each for each in triggers}, alive)
 
     def find_task(self, dag_id: str, run_id: str, task_id: str, map_index: int) -> tuple[RunRecord, models.Task]:

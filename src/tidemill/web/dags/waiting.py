@@ -34,9 +34,9 @@ class Around:
     alive: AliveServices
 
 
-def list_alive(services: Sequence[ServiceRecord], now_us: int) -> AliveServices:
+def list_alive(services: Sequence[ServiceRecord]) -> AliveServices:
     """Return which services are alive, by what the store says of them."""
-    return find_alive([SeenService(each.kind, each.queues, each.beat_us) for each in services], now_us)
+    return find_alive([SeenService(each.kind, each.queues, each.quiet_us) for each in services])
 
 
 def describe_wait(
