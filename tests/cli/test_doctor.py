@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tidemill.cli.checks import Cluster, check_program, run_check
+from tidemill.cli.checks import Cluster, check_group, check_program, run_check
 from tidemill.cli.folder_checks import Folder, check_folder, list_folders
 from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.config.kafka_settings import KafkaSettings
@@ -57,11 +57,22 @@ def test_everything_well_is_said_part_by_part(tidemill: Run, tmp_path: Path, emb
     assert "worker name: w1 (from WORKER_ID)" in text
     assert f"Kafka: {embedded_kafka.bootstrap} answers" in text
     assert f"source topic: topic {source}, 3 partitions" in text
+    assert "consumer group: group tidemill-workers, 0 members" in text
     assert f"dead letters: topic {source}_dlq, will be created at startup" in text
     assert f"sinks.kafka.out: topic {results}, 1 partition" in text
     assert f"sinks.filesystem.files.base_path: {tmp_path / 'out'}, will be created at startup" in text
     assert "handler: handlers_for_doctor:Good\n" in text
     assert not (tmp_path / "out").exists()
+
+
+def test_a_session_timeout_that_the_brokers_do_not_allow_is_found(embedded_kafka: EmbeddedBroker) -> None:
+    topic = embedded_kafka.create_topic(unique_name("in"))
+    kafka = {"brokers": embedded_kafka.bootstrap, "source_topic": topic, "consumer_group": topic}
+    settings = Settings.model_validate({"kafka": {**kafka, "session_timeout_ms": 1500}})
+    with pytest.raises(RemoteError, match="session_timeout_ms is 1500, and the brokers allow 2000 to"):
+        check_group(settings)
+    settings = Settings.model_validate({"kafka": kafka})
+    assert check_group(settings) == f"group {topic}, 0 members"
 
 
 @pytest.mark.timeout(60)

@@ -24,7 +24,7 @@ from tidemill.core.errors import RemoteError
 from tidemill.pipeline.handler.base import Handler
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.pipeline_socket import release_brakes
-from tidemill.runtime.progress import EngineProgress, SinkStats
+from tidemill.runtime.progress import GROUP_NAME, EngineProgress, SinkStats
 from tidemill.spark.live.control_desk import ControlDesk
 from tidemill.spark.live.status_report import SILENT_SECONDS, build_report, find_problems
 from tidemill.spark.pipeline import Pipeline
@@ -48,6 +48,12 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def settings(group: str = "g") -> Settings:
     kafka = {"brokers": "b:9092", "consumer_group": group, "source_topic": "t"}
     return Settings.model_validate({"kafka": {**kafka, "client_config": {"sasl.password": "hunter2"}}})
+
+
+def refused() -> PipelineProgress:
+    progress = busy()
+    progress.stalled = {GROUP_NAME: "the brokers do not allow it"}
+    return progress
 
 
 def busy(state: str = "running", silent_seconds: float = 0.1) -> PipelineProgress:
@@ -111,6 +117,7 @@ def test_a_running_pipeline_is_well_although_it_waits_for_a_sink() -> None:
         (RUNNING, busy(silent_seconds=SILENT_SECONDS), "engine 0 has been silent for 10 s"),
         (RUNNING, busy("finished"), None),
         (RunState(Phase.DRAINING), busy(), None),
+        (RUNNING, refused(), "it cannot read its topic: the brokers do not allow it"),
     ],
 )
 def test_what_is_wrong_with_a_pipeline_is_named(

@@ -192,6 +192,11 @@ class Cluster:
                 ) from None
         return {name: len(topic.partitions) for name, topic in metadata.topics.items()}
 
+    @property
+    def answers(self) -> bool:
+        """Whether they answered the last request."""
+        return self._topics is not None
+
     def check(self) -> str:
         """Check that the brokers answer."""
         count = len(self.topics())
@@ -209,6 +214,27 @@ class Cluster:
         """Check whether the dead-letter topic exists; if not, the pipeline creates it."""
         partitions = self.topics().get(topic)
         return f"topic {topic}" + (", will be created at startup" if partitions is None else "")
+
+
+def check_group(settings: Settings) -> str:
+    """Check that the pipeline would be admitted to its consumer group; joins nothing."""
+    from confluent_kafka import KafkaException
+
+    from tidemill.core.pipeline.group_refusal import GroupTerms, find_refusal
+    from tidemill.runtime.identity import find_worker_name
+    from tidemill.runtime.kafka_client import describe_client_error
+    from tidemill.sources.group_facts import find_group_facts
+
+    kafka = settings.kafka
+    own_prefix = f"{kafka.consumer_group}.{find_worker_name(settings)}."
+    try:
+        facts = find_group_facts(kafka, own_prefix, _ASK_SECONDS / 4)
+    except KafkaException as error:
+        raise RemoteError(f"group {kafka.consumer_group} cannot be looked up: {describe_client_error(error)}") from None
+    refusal = find_refusal(facts, GroupTerms(kafka.consumer_group, kafka.source_topic, kafka.session_timeout_ms))
+    if refusal is not None:
+        raise RemoteError(refusal, retryable=False)
+    return f"group {kafka.consumer_group}, {format_count(facts.members, 'member')}"
 
 
 def check_sink(settings: Settings, kind: str, name: str) -> str:

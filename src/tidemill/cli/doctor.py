@@ -88,18 +88,21 @@ def examine(config: Path | None, handler: str | None) -> Iterator[Finding]:
 
 
 def _examine_remote(settings: Settings) -> Iterator[Finding]:
-    from tidemill.cli.checks import Cluster, check_program, check_worker, run_check
+    from tidemill.cli.checks import Cluster, check_group, check_program, check_worker, run_check
     from tidemill.cli.folder_checks import check_folder, list_folders
     from tidemill.spark.session.conf import is_local
 
     kafka = settings.kafka
     source = Cluster(kafka, "", kafka.client_config, "kafka.brokers")
-    yield run_check("worker name", lambda: check_worker(settings))
+    worker = run_check("worker name", lambda: check_worker(settings))
+    yield worker
     # On a cluster it must exist where the engines are, which is not here.
     if settings.executor.binary_path and is_local(settings.spark):
         yield run_check("program", lambda: check_program(settings.executor))
     yield run_check("Kafka", source.check)
     yield run_check("source topic", lambda: source.check_topic(kafka.source_topic, "kafka.source_topic"))
+    if source.answers and worker.problem is None:
+        yield run_check("consumer group", lambda: check_group(settings))
     if not settings.dlq.path:
         other = Cluster(kafka, settings.dlq_brokers, {}, "dlq.brokers")
         letters = source if settings.dlq_brokers == kafka.brokers else other

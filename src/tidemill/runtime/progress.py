@@ -20,6 +20,10 @@ class StopReason(enum.StrEnum):
     FAILED = "failed"
 
 
+#: What an engine waits for if its brokers do not let it read.
+GROUP_NAME = "consumer group"
+
+
 def brake_name(slot: int) -> str:
     """Return the name under which the brake of a slot's engine is in `stalled`."""
     return f"brake of engine {slot}"

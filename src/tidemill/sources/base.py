@@ -167,6 +167,9 @@ class Source(Protocol):
     def describe_stall(self) -> str | None:
         """Why no messages arrive, if the source knows."""
 
+    def describe_refusal(self) -> str | None:
+        """Why the engine may not read at all, and what to change; None: it may, or that is not known."""
+
     async def close(self, *, leave: bool, seconds: float = 30.0) -> None:
         """Disconnect within this time; with `leave`, give the partitions to others instead of keeping them reserved."""
 

@@ -131,6 +131,10 @@ class BoundedSource:
         """Say why nothing comes."""
         return self._reader.describe_stall()
 
+    def describe_refusal(self) -> str | None:
+        """Return None: it is in no group."""
+        return None
+
     async def close(self, *, leave: bool, seconds: float = CLOSE_SECONDS) -> None:
         """End the thread."""
         self.stop_fetching()

@@ -10,6 +10,8 @@ from collections.abc import Callable
 import confluent_kafka as ck
 import structlog
 
+from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.core.pipeline.group_refusal import GroupTerms, JoinWatch
 from tidemill.runtime.log import throttle
 from tidemill.sources.base import Fatal
 
@@ -20,19 +22,20 @@ class BrokerWatch:
     """What the client's errors say about the brokers.
 
     Args:
-        topic: The source topic.
-        servers: The brokers' addresses, for messages.
+        kafka: The `kafka` section.
         on_fatal: Called when the member has been fenced.
 
     Attributes:
+        join: Whether the group, or the topic, is refused.
         trouble: Why nothing comes, while the brokers are unreachable or have no such topic.
         errors: How many errors the client reported.
     """
 
-    def __init__(self, topic: str, servers: str, on_fatal: Callable[[Fatal, str], None]) -> None:
+    def __init__(self, kafka: KafkaSettings, on_fatal: Callable[[Fatal, str], None]) -> None:
         """Start with nothing wrong."""
-        self._topic = topic
-        self._servers = servers
+        self._topic = kafka.source_topic
+        self._servers = kafka.brokers
+        self.join = JoinWatch(GroupTerms(kafka.consumer_group, kafka.source_topic, kafka.session_timeout_ms))
         self._on_fatal = on_fatal
         self.trouble: str | None = None
         self.errors = 0
@@ -40,6 +43,15 @@ class BrokerWatch:
     def on_answer(self) -> None:
         """Note that the brokers answered."""
         self.trouble = None
+
+    def on_joined(self, *, has_partitions: bool) -> None:
+        """Note that the member has joined its group."""
+        self.join.note_joined(has_partitions=has_partitions)
+
+    def on_messages(self) -> None:
+        """Note that messages came."""
+        self.trouble = None
+        self.join.note_messages()
 
     def on_record_error(self, error: ck.KafkaError) -> None:
         """Take an error that a poll returned instead of a record."""
@@ -50,6 +62,8 @@ class BrokerWatch:
         elif code == ck.KafkaError.UNKNOWN_TOPIC_OR_PART:
             self.trouble = f"topic {self._topic!r} no longer exists; create it again or stop the pipeline"
             throttle(log, 10.0).warning("the source topic is missing", topic=self._topic)
+        elif self.join.note_error(error.name()):
+            throttle(log, 60.0).error("the brokers refuse this engine; it waits", reason=self.join.refusal)
         elif code != ck.KafkaError._PARTITION_EOF:
             throttle(log, 10.0).warning("consumer error", error=error.str())
 

@@ -7,8 +7,6 @@ partition paused at the broker's side, because a pause discards everything that 
 A partition can go and come back while the loop is busy, so a buffer stands for one ownership: the engine pulls from,
 and commits for, only the ownership that it knows of; calls for an earlier one have no effect.
 
-A topic that is deleted and created again is another one: what was fetched is finished, then it is read from its start.
-
 Membership is static (`group.instance.id`), cooperative-sticky, in the classic protocol. A member fenced by another
 keeps fetching until it finds out, so `_FATAL` and FENCED_INSTANCE_ID end the engine.
 """
@@ -88,7 +86,7 @@ class KafkaSource:
         self._fetching = True
         self._leave: bool | None = None
         self._close_by = 0.0
-        self._brokers = BrokerWatch(self._topic, self._config["bootstrap.servers"], self._on_fatal)
+        self._brokers = BrokerWatch(settings.kafka, self._on_fatal)
         self._lag = LagWatch()
         self._flow = FlowControl(self._buffers, settings.executor.max_queued_bytes)
         self._watch = TopicWatch(topic_ids or open_topic_ids(settings.kafka), self._notes)
@@ -151,8 +149,11 @@ class KafkaSource:
 
     def describe_stall(self) -> str | None:
         """Say why nothing comes, while the brokers are unreachable."""
-        trouble = self._pending.trouble
-        return self._brokers.trouble or (f"transactions: {trouble}" if trouble else None)
+        return self._brokers.trouble or self._pending.trouble
+
+    def describe_refusal(self) -> str | None:
+        """Say why the brokers refuse the member."""
+        return self._brokers.join.refusal
 
     async def close(self, *, leave: bool, seconds: float = CLOSE_SECONDS) -> None:
         """End the thread; with `leave` the group has the partitions in about a second."""
@@ -259,8 +260,10 @@ class KafkaSource:
             if buffer is None or not self._fetching or buffer.closed_at is not None:
                 continue  # given up meanwhile, or stopping: its next owner reads it again
             if offset != buffer.expected:
-                if offset < buffer.expected and self._is_replaced(topic, partition):
-                    continue
+                if offset < buffer.expected:
+                    self._check_topic(at_once=True)
+                    if (topic, partition) in self._watch.positions.replaced:
+                        continue
                 if offset < buffer.expected <= read_cached_end(self._consumer, (topic, partition)):
                     continue  # fetched twice
                 note_jump(buffer, offset)
@@ -285,7 +288,7 @@ class KafkaSource:
                 latest = buffer
                 arrived.add((topic, partition))
         if arrived:
-            self._brokers.on_answer()
+            self._brokers.on_messages()
             self._flow.note_growth(arrived)
             self._tell(self._events.on_messages, arrived)
 
@@ -322,16 +325,13 @@ class KafkaSource:
         if positions:
             # librdkafka keeps a pause over a revoke: what was full when it went would never be read again.
             consumer.resume(positions)
+        self._brokers.on_joined(has_partitions=bool(positions))
         self._lag.assigned({tp: start.offset for tp, start in starts.items()})
         self._tell(self._tell_assigned, buffers)
 
     def _check_topic(self, *, at_once: bool = False) -> None:
         for tp in self._watch.close_replaced(self._consumer, self._buffers, at_once=at_once):
             self._lag.forget(tp)
-
-    def _is_replaced(self, topic: str, partition: int) -> bool:
-        self._check_topic(at_once=True)
-        return self._buffers[topic, partition].closed_at is not None
 
     def _begin_anew(self) -> None:
         """Read a new topic once what was fetched of the old one is done, or the time of a revoke is over."""

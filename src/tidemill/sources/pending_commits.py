@@ -85,7 +85,8 @@ class PendingCommits:
     @property
     def trouble(self) -> str | None:
         """Why transactions make no progress, while they make none."""
-        return self._producer.trouble if self._producer is not None else None
+        trouble = self._producer.trouble if self._producer is not None else None
+        return f"transactions: {trouble}" if trouble else None
 
     def open(self, ended: Callable[[], bool]) -> bool:
         """Open the transactional producer, if there is one; return whether commits are possible.

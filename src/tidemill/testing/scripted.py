@@ -139,6 +139,10 @@ class ScriptedSource:
         """Return None: a scripted source never stalls."""
         return None
 
+    def describe_refusal(self) -> str | None:
+        """Return None: nobody refuses it."""
+        return None
+
     async def close(self, *, leave: bool, seconds: float = 0.0) -> None:
         """Record whether the group was left."""
         self.left = leave

@@ -237,6 +237,9 @@ class Source:
     def describe_stall(self) -> str | None:
         return None
 
+    def describe_refusal(self) -> str | None:
+        return None
+
     async def close(self, *, leave: bool) -> None:
         await asyncio.sleep(0)
         self.closed = True

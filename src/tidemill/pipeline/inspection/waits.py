@@ -9,7 +9,7 @@ from tidemill.deadletters.writer import DeadLetters
 from tidemill.pipeline.context import EngineContext
 from tidemill.pipeline.services import Services
 from tidemill.pipeline.tasks.process import TaskExecutor
-from tidemill.runtime.progress import brake_name
+from tidemill.runtime.progress import GROUP_NAME, brake_name
 from tidemill.sources.base import Source
 
 
@@ -44,6 +44,7 @@ class Waits:
         """Keep the parts."""
         self._context = context
         self._services = services
+        self._source = source
         brake = context.brake
         self._others: tuple[tuple[str, Waiting], ...] = (
             ("kafka", source),
@@ -58,6 +59,8 @@ class Waits:
         stalled = (
             context.outbox.describe_stall() | self._services.describe_stall() | context.hooks.calls.describe_stall()
         )
+        if (refusal := self._source.describe_refusal()) is not None:
+            stalled[GROUP_NAME] = refusal
         for name, part in self._others:
             if (text := part.describe_stall()) is not None:
                 stalled[name] = text

@@ -10,7 +10,7 @@ import msgspec
 from tidemill.config.redaction import redact_text
 from tidemill.config.settings import Settings
 from tidemill.runtime.log import version
-from tidemill.runtime.progress import PartitionHead
+from tidemill.runtime.progress import GROUP_NAME, PartitionHead
 from tidemill.spark.progress import EngineStatus, PipelineProgress
 from tidemill.spark.run_state import Phase, RunState
 
@@ -91,7 +91,9 @@ def describe_head(name: str, head: PartitionHead) -> dict[str, Any]:
 
 
 def find_problems(state: RunState, progress: PipelineProgress) -> list[str]:
-    """Return why a pipeline is not running as it should; what it waits for outside is not its own problem.
+    """Return why a pipeline is not running as it should.
+
+    What it waits for outside is not its own problem, except what will not end by itself: brokers that refuse it.
 
     Example:
         >>> find_problems(RunState(step="Spark is starting", step_seconds=3), PipelineProgress())
@@ -108,6 +110,8 @@ def find_problems(state: RunState, progress: PipelineProgress) -> list[str]:
             problems.append(f"engine {engine.slot} is not running: {engine.state} (start {engine.starts})")
         elif engine.silent_seconds is not None and engine.silent_seconds >= SILENT_SECONDS:
             problems.append(f"engine {engine.slot} has been silent for {engine.silent_seconds:.0f} s")
+    if GROUP_NAME in progress.stalled:
+        problems.append(f"it cannot read its topic: {progress.stalled[GROUP_NAME]}")
     return problems
 
 

@@ -25,13 +25,11 @@ from typing import Any
 
 import structlog
 
-from tidemill.config.redaction import redact_text
 from tidemill.config.settings import Settings
 from tidemill.core.errors import FencedError, RemoteError, TidemillError
-from tidemill.core.streams.offset_metadata import decode_metadata, encode_metadata
+from tidemill.core.streams.offset_metadata import encode_metadata
 from tidemill.core.streams.redelivery import Redelivery
 from tidemill.core.streams.redelivery_items import (
-    Commit,
     Delivery,
     RedeliveryLimits,
     RedeliveryVerdict,
@@ -46,6 +44,7 @@ from tidemill.sources.kafka import KafkaSource
 from tidemill.triggers.producers.kafka_blame import Blame, build_letter, build_unreadable_letter, describe_absence
 from tidemill.triggers.producers.kafka_member import build_member_id
 from tidemill.triggers.producers.kafka_member import kafka_claim as kafka_claim
+from tidemill.triggers.producers.kafka_past import PastCommits
 from tidemill.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 from tidemill.triggers.stream_api import UPSTREAM_COUNTS, UpstreamCounts
 
@@ -58,7 +57,6 @@ SETTLE_SECONDS = 5.0
 #: If a pull comes later than this after the last one, the time between does not count for redeliveries.
 PAUSE_SECONDS = 1.0
 _PULL_MESSAGES = 64
-_SHOWN_CHARACTERS = 100
 _NOBODY = Blame()
 
 Event = Delivery[TopicPartition, SourceMessage]
@@ -135,7 +133,7 @@ class KafkaStreamProducer(SharedStreamProducer):
         self._sent: dict[TopicPartition, int] = {}
         self._writing: set[int] = set()
         self._settled = asyncio.Event()
-        self._unreadable: set[TopicPartition] = set()  # partitions whose metadata was reported as such
+        self._past = PastCommits()
 
     # -- the manager's side -----------------------------------------------------------------------------------
 
@@ -201,7 +199,8 @@ class KafkaStreamProducer(SharedStreamProducer):
 
     def describe_stall(self) -> str | None:
         """Return why nothing comes or goes, if that is known."""
-        return self._letters.describe_stall() or self._source.describe_stall()
+        source = self._source
+        return self._letters.describe_stall() or source.describe_refusal() or source.describe_stall()
 
     # -- SubscriberObserver -------------------------------------------------------------------------------------------
 
@@ -340,24 +339,9 @@ class KafkaStreamProducer(SharedStreamProducer):
         """See `SourceEvents`."""
         self._forget(partitions)
         for lane in partitions:
-            self._redelivery.assign(lane, self._read_past_commit(lane))
+            self._redelivery.assign(lane, self._past.read(lane, self._source.noted(lane)))
             self._lanes.append(lane)
         self._wake.set()
-
-    def _read_past_commit(self, lane: TopicPartition) -> Commit[TopicPartition] | None:
-        text = self._source.noted(lane)
-        past = decode_metadata(lane, text)
-        if text and past is None and lane not in self._unreadable:
-            self._unreadable.add(lane)
-            topic, partition = lane
-            log.warning(
-                "the metadata of a committed offset cannot be read: all events from that offset on are redelivered, "
-                "and their failures are counted from 0",
-                topic=topic,
-                partition=partition,
-                note=redact_text(text)[:_SHOWN_CHARACTERS],
-            )
-        return past
 
     async def on_revoked(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Return the floors to commit; the next reader of the partitions redelivers what is outstanding."""

@@ -1,0 +1,76 @@
+"""Asks the brokers, before a pipeline starts, what would keep it out of its consumer group.
+
+Joins nothing. What the brokers do not tell (describing configurations takes a right of its own) is left open. As in
+`membership`, no admin request goes to the group's coordinator.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import confluent_kafka as ck
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
+
+from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.core.pipeline.group_refusal import GroupFacts
+from tidemill.runtime.kafka_client import LibraryLog, make_client_config
+
+_STABLE = "Stable"
+
+
+def find_group_facts(kafka: KafkaSettings, own_prefix: str, timeout_seconds: float) -> GroupFacts:
+    """Return what the brokers say about the group.
+
+    Args:
+        kafka: The `kafka` section.
+        own_prefix: How the names of this pipeline's own members begin.
+        timeout_seconds: How long each request may take.
+
+    Raises:
+        KafkaException: The brokers do not answer.
+    """
+    config = make_client_config(kafka, kafka.brokers, {})
+    if _is_forbidden(kafka, config, timeout_seconds):
+        return GroupFacts(forbidden=True)
+    admin = AdminClient(config, logger=LibraryLog())
+    found = admin.list_groups(kafka.consumer_group, timeout=timeout_seconds)
+    names = [str(member.client_id or "") for member in found[0].members] if found else []
+    limits = _read_limits(admin, timeout_seconds)
+    least, most = limits.get("group.min.session.timeout.ms"), limits.get("group.max.session.timeout.ms")
+    return GroupFacts(
+        protocol=found[0].protocol if found and found[0].state == _STABLE else "",
+        others=tuple(sorted(name for name in names if not name.startswith(own_prefix))),
+        members=len(names),
+        max_members=limits.get("group.max.size"),
+        session_timeouts_ms=None if least is None or most is None else (least, most),
+    )
+
+
+def _is_forbidden(kafka: KafkaSettings, config: dict[str, Any], timeout_seconds: float) -> bool:
+    consumer = ck.Consumer({**config, "group.id": kafka.consumer_group}, logger=LibraryLog())
+    try:
+        consumer.committed([ck.TopicPartition(kafka.source_topic, 0)], timeout=timeout_seconds)
+    except ck.KafkaException as raised:
+        # Without the right to know the group's coordinator the call times out, and the reason is among the records.
+        # It times out on a new cluster, too, which first creates the topic of all groups.
+        record = consumer.poll(0)
+        errors = [raised.args[0], record.error() if record is not None else None]
+        return any(error is not None and error.code() == ck.KafkaError.GROUP_AUTHORIZATION_FAILED for error in errors)
+    finally:
+        consumer.close()
+    return False
+
+
+def _read_limits(admin: AdminClient, timeout_seconds: float) -> dict[str, int]:
+    broker = next(iter(admin.list_topics(timeout=timeout_seconds).brokers))
+    resource = ConfigResource(ResourceType.BROKER, str(broker))
+    try:
+        answer = admin.describe_configs([resource], request_timeout=timeout_seconds)[resource]
+        found = answer.result(timeout_seconds + 1.0)
+    except (ck.KafkaException, TimeoutError):
+        return {}
+    return {name: int(entry.value) for name, entry in found.items() if name.startswith("group.") and _is_number(entry)}
+
+
+def _is_number(entry: Any) -> bool:
+    return entry.value is not None and entry.value.isdecimal()
