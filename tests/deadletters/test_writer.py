@@ -14,6 +14,7 @@ import msgspec
 import pydantic
 import pytest
 import structlog.testing
+from confluent_kafka.admin import AdminClient
 from tests.until import until
 
 from tidemill.config.settings import Settings
@@ -277,6 +278,22 @@ async def test_a_topic_that_cannot_be_created_is_said_by_name(embedded_kafka: Em
     letters._topic = "no/name"
     with pytest.raises(RemoteError, match=r"dlq: topic 'no/name' cannot be (looked up|created) at 127"):
         await letters.open()
+
+
+@pytest.mark.kafka
+async def test_a_topic_that_is_deleted_while_the_pipeline_runs_is_said_with_what_to_do(
+    embedded_kafka: EmbeddedBroker,
+) -> None:
+    topic = unique_name("dlq")
+    letters = KafkaDeadLetters(settings_for(embedded_kafka.bootstrap, topic), Backoff(0.05, 0.2))
+    letters._config |= {"topic.metadata.propagation.max.ms": 200, "topic.metadata.refresh.interval.ms": 200}
+    await letters.open()
+    await written(letters, Letter(kind=LetterKind.HOOK, error="first"))
+    admin = AdminClient({"bootstrap.servers": embedded_kafka.bootstrap})
+    await asyncio.to_thread(lambda: admin.delete_topics([topic])[topic].result(30))
+    letters.put(Letter(kind=LetterKind.HOOK, error="second"), lambda: None)
+    await until(lambda: "create the topic again" in (letters.describe_stall() or ""))
+    await letters.close()
 
 
 @pytest.mark.kafka

@@ -27,6 +27,15 @@ def test_a_misspelt_dag_is_not_found_and_the_nearest_is_named(tmp_path: Path) ->
         find_dag(tmp_path, "x")
 
 
+def test_an_interrupt_shows_where_a_file_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "slow.py").write_text(f"def slow():\n    raise KeyboardInterrupt\nslow()\n{FILE}")
+    with pytest.raises(KeyboardInterrupt):
+        find_dag(tmp_path, "daily_report")
+    said = capsys.readouterr().err
+    assert "interrupted while importing slow.py" in said
+    assert 'slow.py", line 2, in slow' in said
+
+
 def test_a_file_that_takes_long_is_named_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

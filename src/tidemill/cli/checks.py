@@ -164,7 +164,13 @@ class Cluster:
         from confluent_kafka import KafkaError, KafkaException
         from confluent_kafka.admin import AdminClient
 
-        from tidemill.runtime.kafka_client import LibraryLog, describe_client_error, describe_connection, scrub
+        from tidemill.runtime.kafka_client import (
+            LibraryLog,
+            advise_start,
+            describe_client_error,
+            describe_connection,
+            scrub,
+        )
 
         heard: list[KafkaError] = []
         config: dict[str, Any] = {**self.config, "error_cb": heard.append}
@@ -187,8 +193,8 @@ class Cluster:
                 why = [each.str() for each in heard if each.code() != KafkaError._ALL_BROKERS_DOWN]
                 text = describe_connection(why[-1] if why else describe_client_error(error))
                 raise RemoteError(
-                    f"no answer from {self.brokers}: {scrub(text, self.config)}; start Kafka there (to try things out: "
-                    f"tidemill broker) or change {self._setting}"
+                    f"no answer from {self.brokers}: {scrub(text, self.config)}; "
+                    f"{advise_start(self.brokers, self._setting)}"
                 ) from None
         return {name: len(topic.partitions) for name, topic in metadata.topics.items()}
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tidemill.dags.exceptions import DagError
+from tidemill.dags.file_errors import OLD_ARGUMENTS
 from tidemill.dags.group import find_open_group
 from tidemill.dags.scope import open_dags
 
@@ -55,6 +56,8 @@ def check_names(cls: type, owner: str, given: Mapping[str, Any], last: type) -> 
     names, others = list_names(cls, last)
     for name in given:
         if name not in names and not others:
+            if (advice := OLD_ARGUMENTS.get(name)) is not None:
+                raise DagError(f"{owner}: {cls.__name__} has no argument {name!r}; {advice}")
             near = difflib.get_close_matches(name, sorted(names), n=1)
             advice = f"did you mean {near[0]!r}?" if near else "remove it"
             raise DagError(f"{owner}: {cls.__name__} has no argument {name!r}; {advice}")

@@ -23,9 +23,9 @@ from tidemill.deadletters.letter import Letter, decode_letter
 from tidemill.deadletters.payloads import Blob
 from tidemill.runtime.kafka_client import (
     CALL_SECONDS,
-    KAFKA_ADVICE,
     LibraryLog,
     TopicAdmin,
+    advise_start,
     describe_client_error,
     make_client_config,
     scrub,
@@ -225,7 +225,7 @@ class LetterReader:
 
     def _complete(self, said: str) -> str:
         heard = f" ({self._heard})" if self._heard else ""
-        return f"dlq: {said} at {self.brokers}{heard}; {KAFKA_ADVICE}"
+        return f"dlq: {said} at {self.brokers}{heard}; {advise_start(self.brokers)}"
 
 
 def _decode_message(message: ck.Message) -> Found:

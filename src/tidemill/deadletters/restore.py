@@ -16,7 +16,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError
 from tidemill.deadletters.letter import LetterSource
 from tidemill.deadletters.payloads import Blob
-from tidemill.runtime.kafka_client import CALL_SECONDS, KAFKA_ADVICE, LibraryLog, describe_client_error, scrub
+from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, advise_start, describe_client_error, scrub
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.record_headers import read_headers
 
@@ -146,7 +146,9 @@ class SourceReader:
         except ck.KafkaException as error:
             text = scrub(describe_client_error(error), self._config)
             raise RemoteError(f"{place} cannot be read at {self._brokers}: {text}") from None
-        raise RemoteError(f"{place}: no answer from Kafka at {self._brokers} within {READ_SECONDS:g} s; {KAFKA_ADVICE}")
+        raise RemoteError(
+            f"{place}: no answer from Kafka at {self._brokers} within {READ_SECONDS:g} s; {advise_start(self._brokers)}"
+        )
 
     def find_range(self, topic: str, partition: int) -> tuple[int, int] | None:
         """Return the first offset and the end of a partition; None: the partition does not exist.
@@ -162,7 +164,8 @@ class SourceReader:
             text = scrub(describe_client_error(error), self._config)
             raise RemoteError(f"{topic}/{partition} cannot be looked up at {self._brokers}: {text}") from None
         if found is None:
-            raise RemoteError(f"{topic}/{partition}: no answer from Kafka at {self._brokers}; {KAFKA_ADVICE}")
+            advice = advise_start(self._brokers)
+            raise RemoteError(f"{topic}/{partition}: no answer from Kafka at {self._brokers}; {advice}")
         return found
 
     def close(self) -> None:

@@ -88,6 +88,10 @@ def prepare_letter_topic(topic: str, admin_config: Mapping[str, Any]) -> int | N
     return admin.max_message_bytes(topic)
 
 
+#: The topic was deleted while the pipeline runs.
+_MISSING = (ck.KafkaError.UNKNOWN_TOPIC_OR_PART, ck.KafkaError._UNKNOWN_TOPIC)
+
+
 class KafkaDeadLetters:
     """Letters as records of the dead-letter topic.
 
@@ -183,6 +187,8 @@ class KafkaDeadLetters:
 
     def _retry_later(self, error: ck.KafkaError, attempt: int, again: Callable[[], None]) -> None:
         text = scrub(error.str(), self._config)
+        if error.code() in _MISSING:
+            text += "; create the topic again, or restart the pipeline, which does"
         self._failing = (self._failing[0] if self._failing else time.monotonic(), text)
         throttle(log, 10.0).error("a dead letter is refused; trying again", topic=self._topic, error=text)
 

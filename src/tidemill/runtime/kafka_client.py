@@ -28,8 +28,7 @@ FRESH_TOPIC_SECONDS = 5.0
 _STATE = re.compile(r" \(after \d+ms in state [A-Z_]+(?:, \d+ identical error\(s\) suppressed)?\)")
 #: One request to the brokers may take this long, connecting included.
 CALL_SECONDS = 10.0
-#: What to do when brokers do not answer.
-KAFKA_ADVICE = "start Kafka there (to try things out: tidemill broker), or correct `brokers`"
+_HERE = ("127.0.0.1", "localhost")
 
 _INHERITED = ("security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.")
 _UNREACHABLE = frozenset(
@@ -226,7 +225,8 @@ class TopicAdmin:
             self._client.poll(0)  # calls _on_error
             # What the client heard says why; the answer to the call says only that it timed out.
             why = self._heard or said
-            return RemoteError(f"{self._what}: no answer from Kafka at {self._brokers}: {why}; {KAFKA_ADVICE}")
+            advice = advise_start(self._brokers)
+            return RemoteError(f"{self._what}: no answer from Kafka at {self._brokers}: {why}; {advice}")
         return RemoteError(f"{self._what}: {text} at {self._brokers}: {said}", retryable=error.retriable())
 
     def _on_error(self, error: ck.KafkaError) -> None:
@@ -264,3 +264,16 @@ class BackgroundCall:
             self.error = error
         finally:
             self.ended.set()
+
+
+def advise_start(brokers: str, setting: str = "`brokers`") -> str:
+    """Return what to do when brokers do not answer.
+
+    Example:
+        >>> advise_start("127.0.0.1:9093")
+        'start Kafka there (to try things out: tidemill broker --port 9093), or correct `brokers`'
+    """
+    host, _, port = brokers.partition(",")[0].strip().rpartition(":")
+    command = "tidemill broker" if port == "9092" else f"tidemill broker --port {port}"
+    trial = f" (to try things out: {command})" if host in _HERE and port.isdigit() else ""
+    return f"start Kafka there{trial}, or correct {setting}"

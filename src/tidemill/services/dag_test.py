@@ -21,14 +21,16 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from tidemill.config.settings import Settings
-from tidemill.core.errors import ConfigError, InvariantError, RemoteError, describe_error
+from tidemill.core.errors import ConfigError, InvariantError, RemoteError
 from tidemill.dags.building import serialize_dag
+from tidemill.dags.file_errors import explain_file_error
 from tidemill.dags.loading import LoadedFile, load_file
 from tidemill.dags.results import AttemptDeferred, AttemptFailed, AttemptResult, AttemptSkipped
 from tidemill.dags.running import run_attempt
 from tidemill.runtime.codec import encode
 from tidemill.runtime.folders import OwnedFolder
 from tidemill.services.dag_store import NoStoreError, open_dag_store
+from tidemill.services.parser.program import describe_failure
 from tidemill.services.triggerer.loading import create_trigger, encode_payload
 from tidemill.services.triggerer.run_ending import explain_fault
 from tidemill.services.worker.task_services import StoreServices
@@ -120,7 +122,7 @@ def find_dag(folder: Path, dag_id: str) -> tuple[Path, LoadedFile]:
             with _telling_when_slow(path.relative_to(folder)):
                 loaded = load_file(path, folder)
         except (Exception, SystemExit) as error:
-            problems.append(f"{path.relative_to(folder)}: {describe_error(error)}")
+            problems.append(f"{path.relative_to(folder)}: {explain_file_error(error)}")
             if name in path.read_bytes():
                 traceback.print_exc(file=sys.stderr)
             continue
@@ -142,6 +144,9 @@ def _telling_when_slow(path: Path) -> Iterator[None]:
     timer.start()
     try:
         yield
+    except KeyboardInterrupt as interrupt:
+        print(f"interrupted while importing {path}:\n{describe_failure(interrupt)}", file=sys.stderr, flush=True)
+        raise
     finally:
         timer.cancel()
 

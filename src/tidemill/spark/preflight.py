@@ -250,8 +250,8 @@ def refuse_no_sinks(settings: Settings) -> None:
     """
     if settings.sinks.is_empty():
         raise SinkNotConfiguredError(
-            "no sink is configured, so nothing could be delivered; add one to the section sinks, for example "
-            "sinks.filesystem.out.base_path: out"
+            "no sink is configured, so nothing could be delivered; add one, for example "
+            "sinks: {filesystem: {out: {base_path: out}}}"
         )
 
 

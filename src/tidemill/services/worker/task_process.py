@@ -29,6 +29,7 @@ import msgspec
 from tidemill.core.errors import TidemillError, describe_error, escape_surrogates
 from tidemill.dags.current import note_interrupted
 from tidemill.dags.exceptions import TaskTimeout
+from tidemill.dags.file_errors import explain_file_error
 from tidemill.dags.loading import LoadedFile, digest_file, load_file
 from tidemill.dags.opened_files import sign_file
 from tidemill.dags.results import (
@@ -177,7 +178,7 @@ class TaskProcess:
         if isinstance(error, FileNotFoundError) and not (Path(self._task.folder) / self._task.file).exists():
             return Failure(f"the DAG file {self._task.file} no longer exists")
         log.error("%s cannot be imported", self._task.file, exc_info=error)
-        return Failure(f"{self._task.file} cannot be imported: {describe_error(error)}")
+        return Failure(f"{self._task.file} cannot be imported: {explain_file_error(error)}")
 
     # -- an attempt ------------------------------------------------------------------------------------------------
 
