@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from tidemill.store.people_calls import RunRecord, TaskRecord
     from tidemill.web.dags.models import Wait
 
+#: So many triggers are described by one call.
+_MANY = 500
+
 
 def describe_waits(store: Asker, run: RunRecord, tasks: Sequence[TaskRecord]) -> dict[int, str]:
     """Return what tasks wait for, by their numbers; one that runs or has ended is left out.
@@ -35,9 +38,13 @@ def describe_waits(store: Asker, run: RunRecord, tasks: Sequence[TaskRecord]) ->
     structure = None if found is None else msgspec.json.decode(found.structure, type=DagStructure)
     plans = {} if structure is None else {task.id: task for task in structure.tasks}
     pools = {pool.name: pool for pool in store.ask(ListPools())}
-    numbers = tuple(task.trigger for task in tasks if task.state == "deferred" and task.trigger is not None)
-    triggers = store.ask(DescribeTriggers(numbers)) if numbers else ()
-    around = Around(pools, {each.id: each for each in triggers}, find_services(store))
+    numbers = [task.trigger for task in tasks if task.state == "deferred" and task.trigger is not None]
+    triggers = {
+        each.id: each
+        for start in range(0, len(numbers), _MANY)
+        for each in store.ask(DescribeTriggers(tuple(numbers[start : start + _MANY])))
+    }
+    around = Around(pools, triggers, find_services(store))
     states = {task.task_id: task.state for task in tasks}
     waits: dict[int, str] = {}
     for task in tasks:

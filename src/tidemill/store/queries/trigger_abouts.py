@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import Connection, Row, select
 
 from tidemill.config.known_secrets import KnownSecrets
-from tidemill.config.redaction import redact
+from tidemill.config.redaction import is_secret, redact
 from tidemill.core.errors import ConfigError
 from tidemill.store.asked_secrets import find_secrets
 from tidemill.store.call import Call
@@ -46,8 +46,11 @@ def _list_secrets(connection: Connection, context: CallContext) -> Iterator[str]
     stored: list[tuple[Call[Any], str]] = [
         (GetConnection(row.id), row.value) for row in connection.execute(select(connections.c.id, connections.c.value))
     ]
+    # Looking into the others would cost much where there are thousands.
     stored += [
-        (GetVariable(row.key), row.value) for row in connection.execute(select(variable.c.key, variable.c.value))
+        (GetVariable(row.key), row.value)
+        for row in connection.execute(select(variable.c.key, variable.c.value))
+        if is_secret(row.key)
     ]
     for call, value in stored:
         try:
