@@ -115,6 +115,21 @@ def test_a_host_that_is_killed_runs_its_triggers_again_and_continues_their_numbe
     assert [row["sequence"] for row in rows] == list(range(len(rows)))
 
 
+def test_a_store_whose_file_is_removed_is_saved_and_the_host_ends(odd):
+    host = started(odd, "count")
+    odd.until(lambda: len(odd.rows("events", "spec.yaml")) > 5)
+    kept = odd.rows("events", "spec.yaml")
+    (path,) = odd.folder.glob("*.db")
+    for file in odd.folder.glob(f"{path.name}*"):
+        file.unlink()
+
+    assert host.wait(60) == ExitCode.REMOTE
+    (saved,) = odd.folder.glob(f"{path.name}.recovered-*")
+    assert str(saved) in odd.log
+    saved.rename(path)
+    assert odd.rows("events", "spec.yaml")[: len(kept)] == kept
+
+
 def test_a_store_that_is_gone_at_a_stop_is_a_failure_that_says_how_many_events_wait(odd, own_postgres):
     host = started(odd, "count", TIDEMILL_STORE__URL=own_postgres.url())
     own_postgres.stop("immediate")

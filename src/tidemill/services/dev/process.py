@@ -38,6 +38,7 @@ from tidemill.services.dev.silence import wait_until_silent
 from tidemill.services.dev.takeover import KIND, Lease, take_over
 from tidemill.services.dev.trials import Trials
 from tidemill.services.dev.web_ui import WatchedDags, serve_dags_metrics, serve_dags_web
+from tidemill.services.lost_store import check_files, recover_store, watch_files
 from tidemill.services.parser.manager import ParserManager
 from tidemill.services.parser.reading import PRELOAD
 from tidemill.services.scheduler.scheduler import Scheduler
@@ -117,9 +118,9 @@ async def _run(about: DevFolder, signals: Signals, on_ready: Callable[[Dev], Awa
     database = await _open(url, about.settings)
     try:
         await _serve_all(about, database, signals, on_ready)
-        await _check_files(database)
-    except StoreLostError as error:
-        await _recover(database, error)
+        await check_files(database)
+    except StoreLostError as loss:
+        await recover_store(database, loss, "tidemill dev")
     finally:
         await database.close()
     log.info("tidemill dev has ended")
@@ -135,25 +136,6 @@ async def _serve_all(
             dev = Dev(about, database, address, output)
             with _serve_web(dev, measured, meter):
                 await dev.run(signals.stop, on_ready)
-
-
-async def _check_files(database: Database) -> None:
-    """Raise StoreLostError if the file of the store was removed or moved away."""
-    if (loss := await asyncio.to_thread(database.find_loss)) is not None:
-        log.error("the store has lost its file; everything is ended, and its content is saved", file=loss)
-        raise StoreLostError(loss)
-
-
-async def _recover(database: Database, loss: StoreLostError) -> None:
-    """Save a store that lost its file, once nothing can be stored in it any more, and raise StoreLostError."""
-    try:
-        path = await database.recover()
-    except StoreLostError as error:
-        raise StoreLostError(f"{loss} while `tidemill dev` had it open, {error}") from loss
-    raise StoreLostError(
-        f"{loss} while `tidemill dev` had it open, so it has ended; what was in the store is in {path}. "
-        f"To go on with it, move it to {database.label}, and {path}.key, if there is one, to {database.label}.key"
-    ) from loss
 
 
 async def _open(url: str, settings: Settings) -> Database:
@@ -277,6 +259,7 @@ class Dev:
             self._start("parser", self._parse()),
             self._start("beats", self._beat(dev, scheduler)),
             self._start("trials of triggers", self.trials.run(dev)),
+            self._start("watch of the store's file", watch_files(self.database)),
             self._start("retention", RunRetention(self.database, settings.store).run()),
             *(self._start(child.name, child.run()) for child in self.children),
             *(self._start(f"watch of the {child.name}", self._watch(child)) for child in self.children),
@@ -350,7 +333,6 @@ class Dev:
     async def _beat(self, *services: int) -> None:
         while True:
             await asyncio.sleep(BEAT_SECONDS)
-            await _check_files(self.database)
             for service in services:
                 try:
                     lives = await self.database.call(BeatService(service))

@@ -22,6 +22,7 @@ from tidemill.core.wording import format_count
 from tidemill.runtime.exitcode import ExitCode, find_exit_code
 from tidemill.runtime.identity import find_worker_name
 from tidemill.runtime.service_signals import Signals
+from tidemill.services.lost_store import check_files, recover_store, watch_files
 from tidemill.services.triggerer.checking import add_import_folders, read_checked
 from tidemill.services.triggerer.control import control_server
 from tidemill.services.triggerer.leaving import end_anyway
@@ -37,6 +38,7 @@ from tidemill.services.triggerer.web_ui import serve_host_web
 from tidemill.store.database import Database
 from tidemill.store.opening import choose_store_url, has_one_writer, open_store
 from tidemill.store.records import TriggerSpec
+from tidemill.store.recovery import StoreLostError
 from tidemill.store.retention import Retention
 from tidemill.triggers.shared_stream import StreamReport
 
@@ -119,7 +121,10 @@ async def _run(
                 )
                 log.info("the trigger host is starting", triggers=len(found), store=database.label, list=name)
                 report = partial(_report, replica, monitor, web.address if web is not None else None)
-                unconfirmed = await _take_part(replica, report, specs, found, signals)
+                unconfirmed = await _take_part(replica, report, specs, found, signals, database)
+                await check_files(database)
+            except StoreLostError as loss:
+                await recover_store(database, loss, "tidemill triggers run")
             finally:
                 await database.close()
     finally:
@@ -149,22 +154,33 @@ async def _open_store(url: str, signals: Signals) -> Database | None:
 
 
 async def _take_part(
-    replica: Replica, report: Callable[[], dict[str, Any]], specs: Path, found: list[TriggerSpec], signals: Signals
+    replica: Replica,
+    report: Callable[[], dict[str, Any]],
+    specs: Path,
+    found: list[TriggerSpec],
+    signals: Signals,
+    database: Database,
 ) -> int:
-    """Run the list, or wait for it, until a signal ends it or nothing is left to run; return what was not stored."""
+    """Run the list, or wait for it, until a signal ends it or nothing is left to run; return what was not stored.
+
+    Raises:
+        StoreLostError: The file of the store was removed or moved away.
+    """
     control = control_server(specs, report)
     await control.start()
     running = asyncio.ensure_future(replica.run(found))
-    stopping = asyncio.ensure_future(signals.stop.wait())
+    stopping, watching = asyncio.ensure_future(signals.stop.wait()), asyncio.ensure_future(watch_files(database))
     signals.on_hangup(replica.read_again)
     try:
-        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            running.result()
+        await asyncio.wait({running, stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
+        for each in (running, watching):
+            if each.done():
+                each.result()
     finally:
         stopping.cancel()
         running.cancel()
-        await asyncio.wait({running})
+        watching.cancel()
+        await asyncio.wait({running, watching})
         unconfirmed = await replica.stop()
         await control.close()
     return unconfirmed
