@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ import threading
 import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,7 +28,7 @@ from tidemill.spark.progress import sum_progress
 from tidemill.spark.session.conf import place_sockets, spark_conf
 from tidemill.spark.session.jvm import JvmOutput
 from tidemill.spark.session.packaging import _package_zip
-from tidemill.spark.session.session import Spark
+from tidemill.spark.session.session import Spark, keep_accumulators_quiet
 
 
 def test_local_has_one_core_more_than_engines() -> None:
@@ -35,6 +37,26 @@ def test_local_has_one_core_more_than_engines() -> None:
     assert conf["spark.driver.host"] == "127.0.0.1"
     assert conf["spark.scheduler.mode"] == "FAIR"
     assert conf["spark.ui.enabled"] == "false"
+
+
+@pytest.mark.parametrize("is_quiet", [False, True])
+def test_a_jvm_that_ends_first_prints_no_traceback_of_accumulators(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], is_quiet: bool
+) -> None:
+    from pyspark.accumulators import _start_update_server
+
+    server = _start_update_server("", True, str(tmp_path / "a"))
+    try:
+        if is_quiet:
+            keep_accumulators_quiet(SimpleNamespace(_accumulatorServer=server))  # type: ignore[arg-type]
+        handle, handled = server.handle_error, threading.Event()
+        server.handle_error = lambda *details: (handle(*details), handled.set())  # type: ignore[method-assign, assignment]
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(tmp_path / "a"))
+        assert handled.wait(30)
+    finally:
+        server.shutdown()
+    assert ("EOFError" not in capfd.readouterr().err) is is_quiet
 
 
 def test_the_users_configuration_wins_but_for_what_engines_need() -> None:

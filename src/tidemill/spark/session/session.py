@@ -165,6 +165,7 @@ class Spark:
         gateway = self._launch.open_gateway()
         with keep_signal_handlers():
             context = SparkContext(conf=conf, gateway=gateway)
+        keep_accumulators_quiet(context)
         with self._lock:
             if not self._launch.stopping.is_set():
                 self._context = context
@@ -325,3 +326,19 @@ def _describe(error: BaseException) -> str:
         return find_cause(str(error)) or type(error).__name__
     except Exception:  # py4j has many ways to say that the JVM is gone
         return ""
+
+
+def keep_accumulators_quiet(context: SparkContext) -> None:
+    """Keep PySpark's server of accumulators from printing a traceback when the JVM ends first, as at a second Ctrl-C.
+
+    Args:
+        context: One that has just been created.
+    """
+    from pyspark.errors import PySparkRuntimeError
+
+    def note(request: object, address: object) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, (EOFError, OSError, PySparkRuntimeError)):
+            log.error("PySpark's server of accumulators failed", exc_info=error)
+
+    context._accumulatorServer.handle_error = note
