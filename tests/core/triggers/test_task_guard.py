@@ -33,12 +33,14 @@ def test_a_trigger_whose_helper_task_others_cancel_is_disturbed(caller):
     assert judge_cancelling(MINE, caller, Code.OTHER, guarded=False) is Cancelling.DISTURBS
 
 
-def test_a_task_that_was_created_outside_of_any_trigger_is_for_code_outside_to_cancel():
-    assert judge_cancelling(None, None, Code.OTHER, guarded=False) is Cancelling.ALLOWED
-    assert judge_cancelling(None, MINE, Code.OTHER, guarded=False) is Cancelling.REFUSED
-
-
-def test_outside_of_any_trigger_asyncio_cancels_parts_of_the_host_at_timeouts_and_no_other_code_does():
-    assert judge_cancelling(None, None, Code.ASYNCIO, guarded=True) is Cancelling.ALLOWED
-    assert judge_cancelling(None, None, Code.OTHER, guarded=True) is Cancelling.REFUSED
+@pytest.mark.parametrize("code", Code)
+def test_code_outside_of_any_trigger_may_cancel_what_belongs_to_none(code: Code):
+    """Timeouts of libraries, too: they cancel the task that they run in."""
+    assert judge_cancelling(None, None, code, guarded=False) is Cancelling.ALLOWED
     assert judge_cancelling(MINE, None, Code.ASYNCIO, guarded=True) is Cancelling.REFUSED
+
+
+def test_groups_and_timeouts_of_the_host_end_what_they_have_created_in_the_context_of_a_trigger():
+    assert judge_cancelling(None, MINE, Code.ASYNCIO, guarded=False, creator=MINE) is Cancelling.ALLOWED
+    assert judge_cancelling(None, MINE, Code.OTHER, guarded=False, creator=MINE) is Cancelling.REFUSED
+    assert judge_cancelling(None, MINE, Code.ASYNCIO, guarded=False, creator=OTHER) is Cancelling.REFUSED

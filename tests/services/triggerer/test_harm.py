@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -65,5 +66,23 @@ def test_a_trigger_of_a_task_that_harms_the_others_fails_it_and_they_go_on(run, 
         await until(lambda: helped.resumed)
         assert (helped.error, good.error, good.claims) == (None, None, 1)
         await triggerers.stop(host)
+
+    run(work())
+
+
+def test_what_a_plain_thread_cancels_fails_no_task_and_leaves_what_ran_to_the_parent(run, tmp_path: Path):
+    async def work() -> None:
+        triggerers = Triggerers(tmp_path)
+        store = triggerers.store
+        good = store.defer(hosted.Counting, count=0, then="wait")
+        host = triggerers.start()
+        await until(lambda: "yielded" in DID[good.claim.id])
+        task, _ = triggerers.running.pop(host)
+
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+        assert (good.error, good.service, store.ended) == (None, 1, [])
 
     run(work())

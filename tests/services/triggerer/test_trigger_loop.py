@@ -195,3 +195,20 @@ def test_a_loop_that_cannot_go_on_ends_the_process_at_once(loop: TriggerLoop, mo
     with pytest.raises(ExitedError):
         loop.run_to_end(work())
     monkeypatch.undo()
+
+
+def test_a_library_may_cancel_the_task_of_the_host_in_which_it_runs(loop: TriggerLoop):
+    """As its timeouts do."""
+
+    async def work() -> str:
+        task = asyncio.current_task()
+        assert task is not None
+        loop.call_later(0.001, lambda: task.cancel())
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            task.uncancel()
+            return "timed out"
+        return "slept"
+
+    assert loop.run_to_end(work()) == "timed out"

@@ -31,14 +31,17 @@ class Cancelling(enum.Enum):
     REFUSED = "refused"
 
 
-def judge_cancelling(owner: object | None, caller: object | None, code: Code, *, guarded: bool) -> Cancelling:
+def judge_cancelling(
+    owner: object | None, caller: object | None, code: Code, *, guarded: bool, creator: object | None = None
+) -> Cancelling:
     """Decide what is to be done about a call of a task's `cancel`.
 
     Args:
         owner: The trigger that the task belongs to; None: the host, or a library outside of any trigger.
         caller: The trigger in whose context the call is made; None: it is made in none.
         code: Whose code calls.
-        guarded: Whether a trigger runs in the task, or a part of the host.
+        guarded: Whether a trigger runs in the task.
+        creator: The trigger in whose context a part of the host has created a task of its own.
 
     Example:
         >>> judge_cancelling("a trigger", "another one", Code.OTHER, guarded=True)
@@ -48,6 +51,6 @@ def judge_cancelling(owner: object | None, caller: object | None, code: Code, *,
         return Cancelling.ALLOWED
     if owner is not None:
         return Cancelling.REFUSED if guarded else Cancelling.DISTURBS
-    if caller is not None:
-        return Cancelling.REFUSED
-    return Cancelling.ALLOWED if not guarded or code is Code.ASYNCIO else Cancelling.REFUSED
+    # Timeouts and groups of the host that run in a trigger's context end what they have created there.
+    ends_own = code is Code.ASYNCIO and caller is creator
+    return Cancelling.ALLOWED if caller is None or ends_own else Cancelling.REFUSED

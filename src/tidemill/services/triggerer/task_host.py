@@ -151,9 +151,12 @@ class TaskHost:
             works.append(source.wait_over(trial_seconds))
         tasks = {asyncio.create_task(one) for one in works}
         watch = self._watch(service, host)
+        done: set[asyncio.Task[Any]] = set()
         try:
-            await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            # What a plain thread does belongs to no trigger.
+            is_broken = not done or any(task.cancelled() for task in done)
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
@@ -162,12 +165,15 @@ class TaskHost:
                     log.error("a part of the triggerer failed; this is a bug in tidemill", exc_info=error)
             if watch is not None:
                 watch.close()
-            is_meant = not stopping.done() or self._is_told is None or await self._is_told()
+            is_meant = not is_broken and (not stopping.done() or self._is_told is None or await self._is_told())
             if not is_meant:
-                log.error("a signal that tidemill did not send stops the triggerer; this counts as a crash")
+                by = "code that cancels its tasks" if is_broken else "a signal that tidemill did not send"
+                log.error(f"{by} stops the triggerer; this counts as a crash")
                 source.keep_claims()
             await host.stop(CancelReason.HAND_OVER if source.ended.is_set() else CancelReason.SHUTDOWN)
             self.host = None
+        if is_broken:
+            raise asyncio.CancelledError
         if is_meant and not source.ended.is_set():
             try:
                 async with asyncio.timeout(END_SECONDS):

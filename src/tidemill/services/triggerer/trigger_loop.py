@@ -65,12 +65,14 @@ class TriggerTask(asyncio.Task[Any]):
 
     Attributes:
         owner: The trigger that it belongs to; None: it belongs to none.
-        guarded: Whether a trigger runs in it, or a part of the host.
+        creator: The trigger in whose context a part of the host has created it.
+        guarded: Whether a trigger runs in it.
     """
 
-    __slots__ = ("guarded", "owner")
+    __slots__ = ("creator", "guarded", "owner")
 
     owner: Blamed | None
+    creator: Blamed | None
     guarded: bool
 
     def cancel(self, msg: Any | None = None) -> bool:
@@ -78,7 +80,7 @@ class TriggerTask(asyncio.Task[Any]):
         loop = self.get_loop()
         if isinstance(loop, TriggerLoop) and loop.is_guarding and not self.done():
             caller, code = RUN.get(), _find_code(sys._getframe(1).f_code.co_filename)
-            verdict = judge_cancelling(self.owner, caller, code, guarded=self.guarded)
+            verdict = judge_cancelling(self.owner, caller, code, guarded=self.guarded, creator=self.creator)
             if verdict is Cancelling.REFUSED:
                 loop.blame(caller, "cancelled tasks of others; cancel those that it created, not all of all_tasks()")
                 return False
@@ -106,7 +108,7 @@ class TriggerLoop(asyncio.SelectorEventLoop):
             BaseException: What the work raises.
         """
         running = self.create_task(work)
-        cast(TriggerTask, running).guarded = self.is_guarding = True
+        self.is_guarding = True
         try:
             while True:
                 try:
@@ -158,13 +160,14 @@ def _create_task(
 ) -> TriggerTask:
     run = RUN.get() if context is None else context.get(RUN)
     code = getattr(work, "cr_code", None)
-    guarded = code is not None and code.co_filename.startswith(_HOST)
-    if guarded and run is not None and context is None:
+    is_host = code is not None and code.co_filename.startswith(_HOST)
+    creator = None
+    if is_host and run is not None and context is None:
         # A trigger reads a variable, say, and with that connects the store for all.
-        context, run = contextvars.copy_context(), None
+        context, creator, run = contextvars.copy_context(), run, None
         context.run(RUN.set, None)
     task = TriggerTask(work, loop=loop, context=context, **options)
-    task.owner, task.guarded = run, guarded
+    task.owner, task.creator, task.guarded = run, creator, is_host and run is not None
     return task
 
 
