@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -90,16 +91,43 @@ async def test_statement_mode_is_refused_by_name(pooler: Start, database: str, v
     assert sink.pool is None
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_login_that_the_pooler_refuses_is_a_mistake_in_the_configuration(
+    pooler: Start, database: str, version: str, tmp_path: Path
+) -> None:
+    behind = pooler("transaction", version, auth_type="plain", auth_file=make_users(tmp_path))
+    for user, name in (("app:wrong", database), ("nobody:hunter2", database), ("app:hunter2", "nowhere")):
+        with pytest.raises(ConfigError) as caught:
+            await make_sink(f"postgresql://{user}@127.0.0.1:{behind.port}/{name}").connect()
+        assert "hunter2" not in str(caught.value)
+    sink = make_sink(f"postgresql://app:hunter2@127.0.0.1:{behind.port}/{database}")
+    await sink.connect()
+    await sink.close()
+
+
+async def test_a_pooler_without_room_for_a_client_is_tried_again(pooler: Start, database: str) -> None:
+    behind = pooler("transaction", max_client_conn=1)
+    first = await asyncpg.connect(behind.url(database), statement_cache_size=0)
+    with pytest.raises(RemoteError) as caught:
+        await make_sink(behind.url(database)).connect()
+    assert caught.value.retryable
+    await first.close()
+
+
+def make_users(folder: Path) -> Path:
+    users = folder / "users"
+    users.write_text('"app" "hunter2"\n')
+    users.chmod(0o644)
+    return users
+
+
 @pytest.mark.long
 class TestContractBehindAPooler(test_postgres_sink.TestPostgresContract):
     @pytest.fixture(autouse=True)
     def _pooler(
-        self, pooler: Start, postgres: PostgresServer, proxy: Callable[[int], FaultyProxy], tmp_path: Any
+        self, pooler: Start, postgres: PostgresServer, proxy: Callable[[int], FaultyProxy], tmp_path: Path
     ) -> None:
-        users = tmp_path / "users"
-        users.write_text('"app" "hunter2"\n')
-        users.chmod(0o644)
-        behind = pooler("transaction", auth_type="plain", auth_file=users)
+        behind = pooler("transaction", auth_type="plain", auth_file=make_users(tmp_path))
         self.between = proxy(behind.port)
         self.dsn = self.dsn.replace(self.dsn.split("@")[1].split("/")[0], f"127.0.0.1:{self.between.port}")
 

@@ -1,4 +1,4 @@
-"""How PgBouncer refuses transactions, for the sink and the store in PostgreSQL."""
+"""What PgBouncer refuses, for the sink and the store in PostgreSQL: it tells that by its texts, not by its codes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,23 @@ STATEMENT_MODE = (
     "the pooler in front of the server is in statement mode, which has no transactions; "
     "set its pool_mode to transaction or session"
 )
-#: A part of what PgBouncer says before it closes the connection; it is not translated.
+#: Parts of what PgBouncer says before it closes the connection; they are not translated.
 _REFUSAL = "statement pooling mode"
+_WRONG_LOGINS = (
+    "authentication failed",
+    "no such user",
+    "no such database",
+    "does not exist",
+    "unsupported startup parameter",
+)
 
 
 def is_statement_mode(error: BaseException) -> bool:
     """Return whether a transaction could not begin because the pooler is in statement mode."""
     return _REFUSAL in str(error)
+
+
+def is_wrong_login(error: BaseException) -> bool:
+    """Return whether the user, the password, the database or a parameter is wrong, rather than the pooler busy."""
+    text = str(error)
+    return any(part in text for part in _WRONG_LOGINS)

@@ -19,6 +19,7 @@ from tidemill.config.redaction import find_url_secrets, mask_secrets, redact_tex
 from tidemill.config.sink_settings import PostgresSinkSettings
 from tidemill.core.delivery.sql_plan import Operation, Row, Shape
 from tidemill.core.errors import ConfigError, RemoteError, describe_error
+from tidemill.runtime.poolers import is_wrong_login
 from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, close_within, shorten, to_mapping
 from tidemill.sinks.payloads import PostgresPayload
 from tidemill.sinks.postgres_codecs import JsonCodec, set_codecs, writing_payloads
@@ -97,6 +98,11 @@ class PostgresSink(Sink):
             raise ConfigError(f"{self.place}: {where}: {error}") from None
         except (ValueError, asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
             raise ConfigError(f"{self.place}: {where}: {self._describe(error)}; correct dsn") from None
+        except asyncpg.ProtocolViolationError as error:
+            text = f"{self.place}: {where}: {self._describe(error)}"
+            if is_wrong_login(error):
+                raise ConfigError(f"{text}; correct dsn") from None
+            raise RemoteError(f"{text}; {CHECK} dsn") from None
         except TimeoutError:
             raise RemoteError(f"{self.place}: {where}: no answer within {CONNECT_SECONDS:g} s; {CHECK} dsn") from None
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
