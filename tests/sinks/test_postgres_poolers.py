@@ -23,7 +23,7 @@ from tidemill.sinks.payloads import PostgresPayload
 from tidemill.sinks.postgres_connections import PoolerFoundError
 from tidemill.testing.contract import deliver, deliver_at_last
 
-MODES = ("session", "transaction")
+MODES = (pytest.param("session", marks=pytest.mark.long), "transaction")
 Start = Callable[..., PgBouncer]
 
 
