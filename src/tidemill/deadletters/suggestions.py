@@ -22,7 +22,8 @@ def suggest_commands(letter: Letter, config: str, *, again: bool, max_redrives: 
     commands = {}
     if letter.sources:
         allowed = f" --max-redrives {letter.redrives + 1}" if letter.redrives >= max_redrives else ""
-        commands["process again"] = f"{command}{allowed}"
+        headers = " --drop-headers" if any(source.headers_error for source in letter.sources) else ""
+        commands["process again"] = f"{command}{allowed}{headers}"
     if letter.sink_name and letter.original_payloads:
         commands["deliver again"] = f"{command} --to sink"
     return commands
