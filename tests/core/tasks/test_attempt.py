@@ -197,8 +197,17 @@ def test_pauses_before_retries_are_constant_or_grow_to_their_maximum():
     constant = Policy(retry_delay_us=10 * SECOND)
     assert [constant.compute_delay(tries, most) for tries in (1, 5)] == [10 * SECOND] * 2
     growing = Policy(retry_delay_us=10 * SECOND, exponential=True, max_retry_delay_us=30 * SECOND)
-    assert [growing.compute_delay(tries, 0) for tries in (1, 2, 3, 4)] == [5e6, 10e6, 15e6, 15e6]
-    assert [round(growing.compute_delay(tries, most), -1) for tries in (1, 2, 3)] == [10e6, 20e6, 30e6]
+    assert [growing.compute_delay(tries, 0) for tries in (1, 2, 3, 4)] == [10e6, 15e6, 15e6, 15e6]
+    assert [round(growing.compute_delay(tries, most), -1) for tries in (1, 2, 3)] == [20e6, 30e6, 30e6]
+    short = Policy(retry_delay_us=10 * SECOND, exponential=True, max_retry_delay_us=12 * SECOND)
+    assert [short.compute_delay(tries, bits) for tries in (1, 9) for bits in (0, most)] == [
+        10e6,
+        12e6 - 1,
+        10e6,
+        12e6 - 1,
+    ]
+    capped = Policy(retry_delay_us=10 * SECOND, exponential=True, max_retry_delay_us=5 * SECOND)
+    assert capped.compute_delay(1, 0) == 5e6
 
 
 def test_a_deferred_task_gives_its_slots_back_and_is_resumed_with_the_event():

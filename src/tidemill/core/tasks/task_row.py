@@ -38,7 +38,8 @@ class Policy:
     Attributes:
         retries: How many tries may follow the first one.
         retry_delay_us: The pause before a retry, in microseconds.
-        exponential: Whether each pause is about twice as long as the one before, at random within a factor of two.
+        exponential: Whether each pause is about twice as long as the one before, at random within a factor of two; the
+            first is `retry_delay_us` at least.
         max_retry_delay_us: The longest pause.
         execution_timeout_us: How long a try may take, from its first start; None: any time.
         soft_fail: A sensor that is skipped where it would fail because its trigger failed or came too late.
@@ -57,8 +58,9 @@ class Policy:
         """Return the pause in microseconds after a try failed, the first one being 1."""
         if not self.exponential:
             return min(self.retry_delay_us, self.max_retry_delay_us)
-        bound = Backoff(self.retry_delay_us, self.max_retry_delay_us).compute_bound(tries)
-        return int(bound * (0.5 + bits / (2 << JITTER_BITS)))
+        bound = Backoff(self.retry_delay_us, self.max_retry_delay_us).compute_bound(tries + 1)
+        pause = max(self.retry_delay_us, int(bound * (0.5 + bits / (2 << JITTER_BITS))))
+        return min(pause, self.max_retry_delay_us)
 
 
 class Resume(NamedTuple):
