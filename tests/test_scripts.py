@@ -123,6 +123,20 @@ def test_a_picture_shows_each_line_for_as_long_as_the_terminal_did_and_ends_with
     assert ".a2{animation-name:k2}" in style
 
 
+def test_a_missed_bar_of_the_triggers_stops_no_measurement_and_fails_the_whole(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(SCRIPTS / "bench", tmp_path / "scripts")
+    python = tmp_path / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    programs = {tmp_path / "scripts/install": "exit 0", python: 'echo "$2"; [[ $2 != bench.shared_stream ]]'}
+    for path, line in programs.items():
+        path.write_text(f"#!/usr/bin/env bash\n{line}\n")
+        path.chmod(0o755)
+    done = subprocess.run([tmp_path / "scripts/bench", "triggers"], capture_output=True, text=True, timeout=30)
+    assert done.stdout.split() == ["bench.shared_stream", "bench.shared_stream_memory", "bench.trigger_host"]
+    assert done.returncode == 1
+
+
 def test_the_scripts_can_be_started() -> None:
     for script in ("install", "demo", "test", "lock", "picture", "../.ci/run"):
         path = SCRIPTS / script
