@@ -853,6 +853,17 @@ def test_no_half_of_a_secret_is_left_where_a_long_stream_is_cut() -> None:
         assert b"unter2" not in mask_stream(cut_stream(lines))
 
 
+@pytest.mark.parametrize("blank", [b"", b" "])
+def test_a_document_in_one_line_is_cut_where_no_half_of_a_secret_is_left(blank: bytes) -> None:
+    item = b'{"password":' + blank + b'"hunter2hunter2"},' + blank
+    for shift in range(len(item)):
+        data = b"[" + b"x" * shift + item * (3 * MAX_STREAM_BYTES // len(item)) + b"]"
+        cut = mask_stream(cut_stream(data))
+        assert len(cut) <= MAX_STREAM_BYTES
+        assert b"hunt" not in cut
+        assert b"ter2" not in cut
+
+
 def test_masking_leaves_what_is_not_text_as_it_is() -> None:
     assert mask_stream(b"\xff\xfe token=abc \x00") == b"\xff\xfe token=*** \x00"
 

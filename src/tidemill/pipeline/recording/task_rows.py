@@ -336,17 +336,28 @@ class TakenTaskRows:
         return mask_stream(data) if self._has_output else None
 
 
+#: So much on each side of a cut is masked before it; few secrets are longer. All of it would hold up the engine.
+_AROUND_BYTES = 1024
+
+
 def cut_stream(data: bytes) -> bytes:
     """Return what is kept of a stream: all of it, or its beginning and its end.
 
-    Between them it is cut at the end of a line if it has lines, so that no half of a secret is left unmasked.
+    Between them it is cut at the end of a line, so that no half of a secret is left unmasked. What has no lines, such
+    as a document in one line, is masked around the cut before that.
     """
     if len(data) <= MAX_STREAM_BYTES:
         return data
-    half = (MAX_STREAM_BYTES - 100) // 2
+    half, around = (MAX_STREAM_BYTES - 100) // 2, _AROUND_BYTES
     head, tail = data[:half], data[-half:]
-    head = head[: head.rfind(b"\n") + 1] or head
-    tail = tail[tail.find(b"\n") + 1 :] or tail
+    if b"\n" in head:
+        head = head[: head.rfind(b"\n") + 1]
+    else:
+        head = (head[:-around] + mask_stream(data[half - around : half + around])[:-around])[:half]
+    if b"\n" in tail:
+        tail = tail[tail.find(b"\n") + 1 :] or tail
+    else:
+        tail = (mask_stream(data[-half - around : -half + around])[around:] + tail[around:])[-half:]
     return head + b"\n... (%d bytes left out) ...\n" % (len(data) - len(head) - len(tail)) + tail
 
 
