@@ -20,6 +20,9 @@ from tests.until import wait_until
 from tidemill.runtime.exitcode import ExitCode
 from tidemill.runtime.processes import find_descendants, find_marked, is_running, read_command
 
+#: Signals at a start are sent this late at most, and then when it is over.
+LATEST_SECONDS = 4.5
+
 
 def find_process(root: int, text: str) -> int:
     found = [pid for pid in find_descendants(root) if text in read_command(pid)]
@@ -304,24 +307,22 @@ def test_closing_its_terminal_ends_dev_in_order(dev):
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-@pytest.mark.parametrize(
-    "words", [["dev"], ["web", "c.yaml"], ["triggers", "run", "list.yaml"]], ids=lambda words: words[0]
-)
+@pytest.mark.parametrize("words", [["dev"], ["triggers", "run", "list.yaml"]], ids=lambda words: words[0])
 def test_a_signal_at_each_moment_of_a_start_ends_it_well(dev, words, number):
     (dev.folder / "list.yaml").write_text(
         "- {name: waits, classpath: tidemill.triggers.builtin.temporal.TimeDeltaTrigger, kwargs: {delta: 3600}}"
     )
-    (dev.folder / "c.yaml").write_text("debug: {db_dir: recordings, port: 0}")
-    (dev.folder / "recordings").mkdir()
     if number == signal.SIGHUP and words[0] == "triggers":
         pytest.skip("a trigger host reloads its list")
-    ready = {"dev": "the worker is ready", "web": "http://", "triggers": "the trigger host is starting"}[words[0]]
+    ready = {"dev": "the worker is ready", "triggers": "the trigger host is starting"}[words[0]]
     seconds, is_ready = 0.0, False
     while not is_ready:
         with running(words, dev.env, dev.folder) as command:
             pid = command.process.pid
             wait_until(lambda pid=pid: handles(pid, number), what=lambda command=command: command.said)
-            time.sleep(seconds)
+            time.sleep(min(seconds, LATEST_SECONDS))
+            if seconds > LATEST_SECONDS:  # a busy machine
+                command.until_said(ready)
             is_ready = ready in command.said
             command.process.send_signal(number)
             assert command.process.wait(60) == ExitCode.OK, (seconds, command.said)

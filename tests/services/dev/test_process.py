@@ -87,6 +87,7 @@ async def run_dev(store: SqliteDatabase, folder: Path) -> AsyncIterator[Dev]:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("has_begun", [True, False], ids=["at work", "as it starts"])
 @pytest.mark.parametrize("name", ["worker", "triggerer"])
 async def test_a_service_that_hangs_without_a_word_is_replaced(
@@ -117,6 +118,7 @@ async def wait_begun(store: SqliteDatabase, name: str, pid: int) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 async def test_a_task_of_a_worker_that_hangs_goes_on_in_another_one_and_uses_no_retry(
     store: SqliteDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
