@@ -45,6 +45,7 @@ from tidemill.spark.session.packaging import list_own_folders, pack_handler, shi
 from tidemill.spark.session.session import Spark
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
 log = structlog.get_logger(__name__)
@@ -165,7 +166,7 @@ class Backfill:
                 ):
                     self._run = run
                     try:
-                        self._check(todo, run.results(lambda: self._collect(context, run.address, todo)))
+                        self._check(todo, run.results(lambda: self._collect(context, run.address, todo, None)))
                     finally:
                         self._note_end(run)
             self._report(todo)
@@ -273,7 +274,7 @@ class Backfill:
         def work() -> None:
             try:
                 spark.context.setJobGroup(group, f"tidemill backfill of {todo.plan.topic}")
-                results.extend(run.results(lambda: self._collect(spark, run.address, todo)))
+                results.extend(run.results(lambda: self._collect(spark.context, run.address, todo, spark.environ)))
             except Exception as error:
                 failure.append(error)
             self._foreground.wakes.put(Wake.FINISHED)
@@ -293,11 +294,9 @@ class Backfill:
             raise failure[0]
         return results
 
-    def _collect(self, spark: Spark, address: LinkAddress, todo: _Work) -> list[bytes]:
+    def _collect(self, spark: SparkContext, link: LinkAddress, todo: _Work, env: dict[str, str] | None) -> list[bytes]:
         folder, context, folders = str(self._folder.path), self._foreground.log_context, list_own_folders()
-        job = EngineJob(
-            0, 0, todo.worker, address, todo.settings, todo.packed, context, import_path=folders, environ=spark.environ
-        )
+        job = EngineJob(0, 0, todo.worker, link, todo.settings, todo.packed, context, import_path=folders, environ=env)
         job, topic_id = todo.letters.of(job), todo.plan.topic_id
 
         def work(parts: Iterator[tuple[int, Chunk]]) -> Iterator[bytes]:
@@ -305,7 +304,7 @@ class Backfill:
                 yield run_ranges(job.of_part(index), folder, chunk, topic_id)
 
         parts = list(enumerate(todo.parts))
-        collected: list[bytes] = spark.context.parallelize(parts, len(parts)).mapPartitions(work).collect()
+        collected: list[bytes] = spark.parallelize(parts, len(parts)).mapPartitions(work).collect()
         return collected
 
     def _note_end(self, run: BoundedRun) -> None:
