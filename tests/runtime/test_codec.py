@@ -223,3 +223,15 @@ def test_half_a_character_is_read_as_python_writes_it() -> None:
     assert decode('{"text": "\\ud800"}') == {"text": "\ud800"}
     with pytest.raises(ValueError, match="NaN is not JSON"):
         decode("[NaN]")
+
+
+class Length(timedelta):
+    """Counts a negative length by its own rules, as that of pendulum does."""
+
+    days = property(lambda self: -2)  # type: ignore[assignment]
+    seconds = property(lambda self: -68_400)  # type: ignore[assignment]
+
+
+def test_a_length_of_another_library_is_read_as_the_same_length() -> None:
+    length = Length(days=-2, hours=5)
+    assert decode(encode([length])) == [timedelta(days=-2, hours=5)]

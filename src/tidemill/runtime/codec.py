@@ -23,6 +23,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from tidemill.core.errors import TidemillError
+from tidemill.core.plain_times import make_plain_duration
 
 _MARK: Final = "$tidemill"
 _VALUE: Final = "value"
@@ -169,7 +170,8 @@ def _mark_scalar(value: Any, path: str) -> Any:
         case date() | time():
             return _marked("time" if isinstance(value, time) else "date", _format_plain_time(value, path))
         case timedelta():
-            return _marked("timedelta", [value.days, value.seconds, value.microseconds])
+            plain = make_plain_duration(value)
+            return _marked("timedelta", [plain.days, plain.seconds, plain.microseconds])
         case UUID():
             return _marked("uuid", str(value))
         case Decimal():
