@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 from tests.until import until
 
 from tidemill.core.errors import InvariantError, RemoteError
@@ -368,6 +369,18 @@ async def test_a_file_is_read_again_though_nothing_has_changed_and_says_so(folde
         assert store.files["a.py"].reread
         write(folder, "a.py", DAG.format(name="a", task="two"))
         await until(lambda: store.task_of("a.py") == "two")
+
+
+async def test_what_a_file_prints_or_raises_is_said_once_though_it_is_read_again(folder: Path, store: Store) -> None:
+    write(folder, "prints.py", "print('hello')" + DAG.format(name="a", task="one"))
+    write(folder, "raises.py", "raise ValueError('no dag')")
+    with capture_logs() as logs:
+        async with running(folder, store, reparse_seconds=0.1):
+            await until(lambda: store.calls >= 8)
+    said = [(entry["event"], entry["file"]) for entry in logs]
+    assert said.count(("a DAG file printed", "prints.py")) == 1
+    # Once more when the folder begins to be watched: what was missing may have come before.
+    assert said.count(("a DAG file cannot be read; its DAGs stay as they were", "raises.py")) <= 2
 
 
 async def test_a_folder_behind_a_link_that_is_moved_is_read_as_it_is_then(

@@ -314,7 +314,8 @@ class ParserManager:
         )
         stored = await self._store.call(call)
         self._note_unsteady(name, {dag.dag_id: dag.differs for dag in stored if dag.differs})
-        self._tell(name, reading, [(dag.dag_id, dag.refused) for dag in stored if dag.refused or dag.changed])
+        changed = [(dag.dag_id, dag.refused) for dag in stored if dag.changed or (dag.refused and not reread)]
+        self._tell(name, reading, changed, reread)
         self._note_refused(name, any(dag.refused for dag in stored))
 
     def _note_unsteady(self, name: str, differs: Mapping[str, str]) -> None:
@@ -342,17 +343,17 @@ class ParserManager:
         if waiting:
             self._changed.set()
 
-    def _tell(self, name: str, reading: FileReading, changed: list[tuple[str, str]]) -> None:
+    def _tell(self, name: str, reading: FileReading, changed: list[tuple[str, str]], reread: bool) -> None:
         file = self._files.get(name)
         was_broken = file is not None and file.broken
         if file is not None:
             file.broken = reading.error is not None
-        if reading.output.strip():
+        if reading.output.strip() and not reread:
             log.info("a DAG file printed", file=name, output=reading.output.strip()[:_MAX_LINE])
-        if reading.error is not None:
+        if reading.error is not None and not (reread and was_broken):
             last = reading.error.strip().splitlines()[-1] if reading.result else reading.error.splitlines()[0]
             log.error("a DAG file cannot be read; its DAGs stay as they were", file=name, error=last[:_MAX_LINE])
-        elif was_broken:
+        elif was_broken and reading.error is None:
             log.info("a DAG file can be read again", file=name)
         for dag_id, refused in changed:
             if refused:

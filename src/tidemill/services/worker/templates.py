@@ -30,7 +30,7 @@ from tidemill.services.zygote.messages import Setup, Started
 log = structlog.get_logger(__name__)
 
 _TARGET = "tidemill.services.worker.template:main"
-#: How many files have one at a time; that of a small file takes 5 MB of its own.
+#: How many files have one at a time. It shares what the zygote has imported; a small file takes a few MB more.
 MAX_TEMPLATES = 32
 #: How long one is kept that forks nothing.
 IDLE_SECONDS = 60.0
