@@ -6,7 +6,9 @@ from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import pendulum
 import pytest
+import pytz
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,10 +97,12 @@ def test_a_clock_time_with_the_offset_of_another_century_is_read_by_the_rules_of
 
 
 def test_those_of_pendulum_and_pytz_are_made_plain():
-    pendulum = pytest.importorskip("pendulum")
     moment = pendulum.datetime(2026, 10, 25, 2, 30, tz="Europe/Vienna")
     assert make_plain_moment(moment) == datetime(2026, 10, 25, 2, 30, tzinfo=VIENNA, fold=moment.fold)
     assert make_plain_moment(pendulum.datetime(2026, 1, 1)).tzinfo is UTC
     assert make_plain_moment(pendulum.datetime(2026, 1, 1, tz=2)).utcoffset() == timedelta(hours=2)
     length = make_plain_duration(pendulum.duration(months=1, days=-3, seconds=7))
     assert (type(length), length) == (timedelta, timedelta(days=27, seconds=7))
+    local = pytz.timezone("Europe/Vienna").localize(datetime(2026, 1, 1))
+    assert make_plain_moment(local) == datetime(2026, 1, 1, tzinfo=VIENNA)
+    assert make_plain_moment(datetime(2026, 1, 1, tzinfo=pytz.utc)).tzinfo is UTC
