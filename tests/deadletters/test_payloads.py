@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import enum
 import json
 import math
 import uuid
@@ -87,6 +88,34 @@ def test_a_model_comes_back_as_its_dump() -> None:
     text = encode_payload(FilePayload("s", "p", row))
     assert restore_fields(text, typed=True)["data"] == row.model_dump()
     assert restore_fields(text, typed=False)["data"] == row.model_dump(mode="json")
+
+
+class Column(str, enum.Enum):  # noqa: UP042 - its `str` is not its value
+    AMOUNT = "amount"
+
+
+@pytest.mark.parametrize("key", [Column.AMOUNT, AT, uuid.UUID(int=1), 7], ids=lambda key: type(key).__name__)
+def test_what_is_under_a_key_that_is_no_text_comes_back(key: Any) -> None:
+    text = encode_payload(PostgresPayload("s", "t", data={"doc": {key: decimal.Decimal("1.10"), "n": math.inf}}))
+    again = restore_fields(text, typed=True)["data"]["doc"]
+    assert list(again.values()) == [decimal.Decimal("1.10"), math.inf]
+
+
+def test_a_model_that_is_one_number_keeps_what_it_writes_for_nan() -> None:
+    class Rate(pydantic.RootModel[float]):
+        model_config = pydantic.ConfigDict(ser_json_inf_nan="constants")
+
+    again = restore_fields(encode_payload(KafkaPayload("s", None, Rate(math.nan))), typed=False)["data"]
+    assert to_json(again) == to_json(Rate(math.nan)) == b"NaN"
+
+
+def test_a_float_of_another_library_comes_back_as_a_float() -> None:
+    class Float64(float):
+        """Like NumPy's."""
+
+    row = {"x": Float64(1.5), "y": Float64("inf")}
+    again = restore_fields(encode_payload(PostgresPayload("s", "t", data=row)), typed=True)["data"]
+    assert again == {"x": 1.5, "y": math.inf}
 
 
 @pytest.mark.parametrize("data", [object(), {"x": object()}, "lone \udcff", [{1, object()}]])

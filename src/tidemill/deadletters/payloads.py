@@ -134,7 +134,7 @@ def _note_types(place: str, value: Any, types: dict[str, str], model: str = "") 
         _note_types(place, read_dump(value), types, _CONSTANT)
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            _note_types(f"{place}/{_escape(str(key))}", item, types, model)
+            _note_types(f"{place}/{_escape(_name_key(key))}", item, types, model)
     elif isinstance(value, (list, tuple, set, frozenset)):
         for index, item in enumerate(value):
             _note_types(f"{place}/{index}", item, types, model)
@@ -174,8 +174,8 @@ def restore_fields(payload: str, *, typed: bool) -> dict[str, Any]:
             fields[name] = value if kind == _JSON or not _is_blob(value) else _restore_bytes(name, value)
         elif typed or name != _DATA:
             fields[name] = _convert(kind, value)
-        elif kind in _NUMBERS:
-            fields[name] = float(kind)
+        elif kind in _NUMBERS or kind.startswith(_CONSTANT):
+            fields[name] = _convert_for_json(kind, value)
     for place, kind in types.items():
         if typed or place.partition("/")[0] != _DATA:
             _convert_at(fields, place, _convert, kind)
@@ -260,15 +260,23 @@ def _escape(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
+def _name_key(key: Any) -> str:
+    """Return the name that a key of a mapping has in JSON: for enumerations and times it is not their `str`."""
+    return key if type(key) is str else next(iter(msgspec.to_builtins({key: None}, str_keys=True)))
+
+
 def _encode_any(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)
     return dump(mode="json") if dump is not None else _show(value)
 
 
 def _encode_model(value: Any) -> Any:
-    if not is_model(value):
-        raise TypeError(f"a {type(value).__name__} has no JSON form")
-    return read_dump(value)
+    if is_model(value):
+        return read_dump(value)
+    # PostgreSQL and MongoDB take NumPy's float64, which is a float; JSON sinks refuse it.
+    if isinstance(value, float):
+        return float.__float__(value)
+    raise TypeError(f"a {type(value).__name__} has no JSON form")
 
 
 def _show(value: Any) -> str:
