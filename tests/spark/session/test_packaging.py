@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import types
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +303,13 @@ def test_an_installed_handler_travels_by_name(tmp_path: Path) -> None:
     packed = packed_by_a_driver(place, "", "shop.orders")
     assert unpacked_elsewhere(packed, tmp_path, str(place)) == "['b!', 'ONE'] ONE"
     assert len(packed) < 300, packed
+
+
+def test_spark_on_the_path_is_not_the_users(user_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("pyspark.elsewhere")
+    module.__file__ = str(user_folder / "pyspark.zip" / "pyspark" / "elsewhere.py")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert module not in find_own_modules(), "spark-submit puts its own Spark on the path"
 
 
 def test_the_modules_of_the_user_are_found() -> None:

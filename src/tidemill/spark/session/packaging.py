@@ -36,6 +36,9 @@ from tidemill.spark.session.shipped_modules import Parcel, ShippedModule
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
+#: Engines have their own, wherever the driver's are: spark-submit puts an archive of them on the path.
+_SPARK = ("pyspark", "py4j")
+
 
 def pack_handler(handler: Handler[Any, Any]) -> bytes:
     """Return the handler, pickled with all of its code that engines do not have.
@@ -174,7 +177,7 @@ def _is_own(module: ModuleType, folders: list[str], resolve: Callable[[str], str
     name = getattr(module, "__name__", "")
     if not file or not name or name == "__main__" or sys.modules.get(name) is not module:
         return False  # cloudpickle itself takes __main__ by value
-    if name.partition(".")[0] == _package_folder().name:
+    if name.partition(".")[0] in (_package_folder().name, *_SPARK):
         return False
     path = resolve(file)
     if not path.startswith(tuple(f"{folder}{os.sep}" for folder in _installed())):
