@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 
+import asyncpg
 import pytest
 from tests.store.dags import Player, dag, task
 from tests.store.server import PostgresServer
@@ -14,6 +16,7 @@ from tidemill.store.calls import (
     CreateRun,
     Deferral,
     ListPools,
+    LoseService,
     OutcomeKind,
     Report,
     SchedulerTurn,
@@ -25,12 +28,84 @@ from tidemill.store.opening import open_store
 
 
 @pytest.fixture
-async def players(postgres: PostgresServer):  # type: ignore[no-untyped-def]
-    url = await postgres.new_database()
-    stores = [await open_store(url) for _ in range(3)]
+async def address(postgres: PostgresServer) -> str:
+    return await postgres.new_database()
+
+
+@pytest.fixture
+async def players(address: str) -> AsyncIterator[list[Player]]:
+    stores = [await open_store(address) for _ in range(3)]
     yield [await Player(store).begin() for store in stores]
     for store in stores:
         await store.close()
+
+
+class HeldRuns:
+    """Holds the locks of all runs, so that what needs them goes on in the order in which it came."""
+
+    def __init__(self, connection: asyncpg.Connection) -> None:
+        self._connection = connection
+
+    async def wait_for(self, waiting: int) -> None:
+        """Wait until as many others wait for locks."""
+        count = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        async with asyncio.timeout(20):
+            while await self._connection.fetchval(count) < waiting:
+                await asyncio.sleep(0.01)
+                # What a transaction reads of the statistics stays the same until it forgets that.
+                await self._connection.execute("SELECT pg_stat_clear_snapshot()")
+
+    async def release(self) -> None:
+        await self._connection.execute("COMMIT")
+
+
+@pytest.fixture
+async def held_runs(address: str, players: list[Player]) -> AsyncIterator[Callable[[], Awaitable[HeldRuns]]]:
+    connection = await asyncpg.connect(address)
+
+    async def hold() -> HeldRuns:
+        await connection.execute("BEGIN; SELECT FROM dag_run FOR UPDATE")
+        return HeldRuns(connection)
+
+    yield hold
+    await connection.close()
+
+
+async def test_a_task_that_is_cleared_while_its_worker_is_lost_runs_again(
+    players: list[Player], held_runs: Callable[[], Awaitable[HeldRuns]]
+) -> None:
+    run = await players[0].create(dag(task("a")))
+    await players[0].claim_one()
+    held = await held_runs()
+    clearing = asyncio.create_task(players[0].store.call(ClearTasks(run.dag_id, run.run_id, ("a",), "tester")))
+    await held.wait_for(1)
+    losing = asyncio.create_task(players[1].store.call(LoseService(players[0].worker)))
+    await held.wait_for(2)
+    await held.release()
+    await asyncio.gather(clearing, losing)
+
+    assert (await players[1].claim_one()).try_number == 2
+
+
+async def test_a_run_that_ends_while_it_is_to_give_its_place_is_not_begun_again(
+    players: list[Player], held_runs: Callable[[], Awaitable[HeldRuns]]
+) -> None:
+    earlier = await players[0].create(dag(task("a", depends_on_past=True), max_active_runs=1), logical_us=1)
+    await players[0].play()
+    later = await players[0].store.call(CreateRun("dag", logical_us=2))
+    attempt = await players[0].claim_one()
+    await players[0].store.call(ClearTasks(earlier.dag_id, earlier.run_id, ("a",), "tester"))
+    held = await held_runs()
+    ending = asyncio.create_task(players[0].report(attempt, Success()))
+    await held.wait_for(1)
+    starting = asyncio.create_task(players[1].store.call(SchedulerTurn(players[1].scheduler)))
+    await held.wait_for(2)
+    await held.release()
+    await asyncio.gather(ending, starting)
+
+    assert (await players[0].run(later)).state == "success"
+    await players[0].play()
+    assert (await players[0].run(earlier)).state == "success"
 
 
 async def test_workers_that_claim_at_once_get_different_tasks(players: list[Player]) -> None:

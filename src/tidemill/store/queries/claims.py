@@ -43,7 +43,7 @@ from tidemill.store.dag_tables import dag, dag_file, dag_run, dag_version, task_
 from tidemill.store.queries.board import Board
 from tidemill.store.queries.cursors import IDS, SKIPPED, build_id_rows
 from tidemill.store.queries.task_rows import COLUMNS, TaskEntry, load_plan
-from tidemill.store.queries.tasks import close_board
+from tidemill.store.queries.tasks import move_held
 from tidemill.store.statements import Statement
 
 log = structlog.get_logger(__name__)
@@ -79,13 +79,7 @@ def _find_claimed(connection: Connection, turn: WorkerTurn) -> tuple[list[int], 
 def _note_ended(connection: Connection, turn: WorkerTurn, ending: Sequence[int], context: CallContext) -> None:
     """Let tasks go on whose old attempts the worker does not have any more, or whose claim it never heard of."""
     gone = set(ending) - {task for task, _ in turn.held}
-    if not gone:
-        return
-    board = Board(connection, context)
-    board.lock(gone)
-    mine = [task for task, entry in board.tasks.items() if entry.row.ending and entry.row.session == turn.service]
-    board.give_all([(task, Ended(board.tasks[task].row.epoch)) for task in mine], f"worker {turn.service}")
-    close_board(board)
+    move_held(connection, gone, turn.service, Ended, context, f"worker {turn.service}")
 
 
 @Statement

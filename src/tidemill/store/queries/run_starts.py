@@ -68,7 +68,9 @@ def _choose_runs(
     yielding = [] if room else find_yielding(waiting, active)
     board = Board(connection, context)
     board.lock((), [one.number for one in yielding])
-    plan = plan_starts(waiting, active, _find_idle(connection, board.runs), found.max_active_runs)
+    # One may have ended before it was locked.
+    running = [run.id for run in board.runs.values() if run.state == "running"]
+    plan = plan_starts(waiting, active, _find_idle(connection, running), found.max_active_runs)
     for number in plan.wait:
         queue_run(board.runs[number], context)
     board.flush()

@@ -21,7 +21,7 @@ from tidemill.store.dag_tables import task_callback, task_instance
 from tidemill.store.queries.cursors import IDS, build_id_rows, lock_cursors
 from tidemill.store.queries.isolation import work_on_runs
 from tidemill.store.queries.sessions import beat_session, end_session, is_session_live
-from tidemill.store.queries.tasks import draw_bits, move_tasks
+from tidemill.store.queries.tasks import draw_bits, move_held
 from tidemill.store.records import TriggerState
 from tidemill.store.statements import Statement
 from tidemill.store.tables import service, trigger, trigger_cursor
@@ -151,10 +151,16 @@ def list_services(connection: Connection, request: ListServices, context: CallCo
 
 def _lose_tasks(connection: Connection, number: int, context: CallContext) -> None:
     held = and_(_TASK.session_id == number, _TASK.state.in_((TaskState.RUNNING.value, TaskState.ENDING.value)))
-    found = connection.execute(select(_TASK.run, _TASK.id, _TASK.epoch).where(held)).all()
-    given = [(run, (task, Lost(epoch, draw_bits(), f"s{number}"))) for run, task, epoch in found]
+    given = [(row.run, row.id) for row in connection.execute(select(_TASK.run, _TASK.id).where(held))]
+
+    def build(epoch: int) -> Lost:
+        return Lost(epoch, draw_bits(), f"s{number}")
+
     work_on_runs(
-        connection, context, given, lambda tasks: len(move_tasks(connection, tasks, context, f"service {number}"))
+        connection,
+        context,
+        given,
+        lambda tasks: move_held(connection, tasks, number, build, context, f"service {number}"),
     )
 
 

@@ -52,7 +52,7 @@ from tidemill.store.queries.cursors import IDS, build_id_rows
 from tidemill.store.queries.events import store_events
 from tidemill.store.queries.reserved_triggers import take_reserved
 from tidemill.store.queries.services import check_service, free_triggers, take_service
-from tidemill.store.queries.tasks import close_board, draw_bits, move_tasks
+from tidemill.store.queries.tasks import close_board, draw_bits, move_held
 from tidemill.store.queries.triggers import make_storable
 from tidemill.store.records import TriggerState
 from tidemill.store.tables import service, trigger, trigger_cursor
@@ -313,9 +313,9 @@ def note_cleaned_up(connection: Connection, number: int, triggers: Collection[in
     dialect = find_dialect(connection)
     wanted = and_(_TRIGGER.id.in_(select(IDS.build_source(dialect).c.id)), last)
     waiting = and_(_TASK.session_id == number, _TASK.state == literal_column("'ending'"))
-    statement = select(_TASK.id, _TASK.epoch).join(trigger, _TRIGGER.task_id == _TASK.id).where(and_(wanted, waiting))
-    found = connection.execute(statement, IDS.build_parameters(dialect, build_id_rows(triggers))).all()
-    move_tasks(connection, [(task, Ended(epoch)) for task, epoch in found], context, f"triggerer {number}")
+    statement = select(_TASK.id).join(trigger, _TRIGGER.task_id == _TASK.id).where(and_(wanted, waiting))
+    found = connection.execute(statement, IDS.build_parameters(dialect, build_id_rows(triggers))).scalars().all()
+    move_held(connection, found, number, Ended, context, f"triggerer {number}")
 
 
 def find_stopped(connection: Connection, request: HeldTriggers) -> tuple[StoppedTrigger, ...]:

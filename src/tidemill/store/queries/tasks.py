@@ -7,7 +7,7 @@ ends in the transaction in which its last task ends.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from sqlalchemy import Connection, and_, select
 
@@ -48,6 +48,36 @@ def move_tasks(
     answers = board.give_all(pairs, by)
     close_board(board)
     return answers
+
+
+def move_held(
+    connection: Connection,
+    tasks: Collection[int],
+    session: int,
+    build: Callable[[int], Input],
+    context: CallContext,
+    by: str,
+) -> int:
+    """Feed inputs to those tasks that a session still holds once they are locked; return how many changed.
+
+    A user may have cleared or marked one since it was looked for: then it is ending, and has another epoch.
+
+    Args:
+        connection: In a transaction that has locked nothing behind runs.
+        tasks: Those that the session may hold.
+        session: The session.
+        build: Returns the input, given the epoch of a task.
+        context: The time, and what the transaction leaves besides rows.
+        by: Who says so, for the journal.
+    """
+    if not tasks:
+        return 0
+    board = Board(connection, context)
+    board.lock(tasks)
+    held = [entry for entry in board.tasks.values() if entry.row.session == session]
+    board.give_all([(entry.id, build(entry.row.epoch)) for entry in held], by)
+    close_board(board)
+    return len(held)
 
 
 def close_board(board: Board) -> None:
