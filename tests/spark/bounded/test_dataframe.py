@@ -126,7 +126,7 @@ def test_tasks_have_the_environment_of_this_process_and_no_descriptors(session, 
     pairs = (tmp_path / "environ").read_bytes().rstrip(b"\0").split(b"\0")
     found = dict(pair.decode().split("=", 1) for pair in pairs)
     assert found.pop(ENGINE_ID_VARIABLE)
-    assert found == filter_environment(list_environment(), settings.executor.env_inherit_deny)
+    assert found == filter_environment(list_environment({}), settings.executor.env_inherit_deny)
     assert (tmp_path / "descriptors").read_text().split() == ["0", "1", "2", "3"]  # that of the listing
 
 

@@ -20,7 +20,12 @@ SPARKS = {
 
 def test_a_driver_gives_all_but_what_pyspark_has_set_there() -> None:
     environ = {"HOME": "/", "PYTHONHASHSEED": "7", "SPARK_HOME": "/spark", "SPARK_BUFFER_SIZE": "65536"}
-    assert list_environment(environ) == {"HOME": "/", "PYTHONHASHSEED": "7", "SPARK_HOME": "/spark"}
+    assert list_environment({}, environ) == {"HOME": "/", "PYTHONHASHSEED": "7", "SPARK_HOME": "/spark"}
+
+
+def test_a_driver_gives_what_the_configuration_of_spark_sets_for_workers() -> None:
+    conf = {"spark.executorEnv.LEVEL": "2", "spark.executorEnv.HOME": "/own", "spark.master": "local"}
+    assert list_environment(conf, {"HOME": "/"}) == {"HOME": "/own", "LEVEL": "2"}
 
 
 @pytest.mark.parametrize(

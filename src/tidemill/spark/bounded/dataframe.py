@@ -256,7 +256,7 @@ class _Rows:
         about = {"worker_id": find_worker_name(settings), "consumer_group": settings.kafka.consumer_group}
         environ = None
         if is_local_context(self._context):
-            environ = list_environment()
+            environ = list_environment(dict(self._context.getConf().getAll()))
             # Engines have no terminal, but the JVM passes what they log on to that of this process.
             form = choose_format(settings.logging)
             settings = settings.model_copy(update={"logging": settings.logging.model_copy(update={"format": form})})

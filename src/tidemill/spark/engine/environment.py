@@ -19,11 +19,19 @@ _SET_IN_DRIVER = frozenset({"SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE"})
 _SET_IN_WORKERS = frozenset({"PYTHONHASHSEED", "PYTHONUNBUFFERED"})
 _PREFIXES = ("SPARK_", "PYSPARK_", "_PYSPARK_", "PYTHON_DAEMON_", "PYTHON_UDF_", "PYTHON_WORKER_")
 _PATH = "PYTHONPATH"
+#: Before the name of a variable in a Spark configuration.
+_GIVEN = "spark.executorEnv."
 
 
-def list_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables of a driver's process, without what pyspark sets there."""
-    return {name: value for name, value in environ.items() if name not in _SET_IN_DRIVER}
+def list_environment(conf: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables of a driver's process, without what pyspark sets there, and those of the configuration.
+
+    Args:
+        conf: Spark's configuration; `spark.executorEnv.NAME` is a variable for its workers.
+        environ: The driver's variables.
+    """
+    own = {name: value for name, value in environ.items() if name not in _SET_IN_DRIVER}
+    return own | {name.removeprefix(_GIVEN): value for name, value in conf.items() if name.startswith(_GIVEN)}
 
 
 def strip_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -152,7 +152,7 @@ class Spark:
 
     def _start(self) -> None:
         self._launch.begin()
-        self.environ = list_environment() if is_local(self._settings) else None
+        self.environ = list_environment(self._settings.conf) if is_local(self._settings) else None
         # This takes about as long as the JVM.
         from pyspark import SparkConf, SparkContext
 
