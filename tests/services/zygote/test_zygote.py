@@ -134,6 +134,16 @@ async def test_a_request_that_is_too_long_is_refused_by_its_size(zygote: ZygoteC
         await zygote.fork(f"{TARGETS}:answer", b"x" * 200_000)
 
 
+async def test_a_fork_without_room_for_its_descriptors_is_not_waited_for(zygote: ZygoteClient) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="descriptor"):
+        await zygote.fork(f"{TARGETS}:answer", b"", [0, 1_000_000])
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert not zygote.link.is_busy, "it would be taken for stuck, and killed"
+    _, text = await fork_and_read(zygote, "answer")
+    assert text
+
+
 async def test_many_processes_are_forked_and_reaped_without_leaving_descriptors(zygote: ZygoteClient) -> None:
     await (await zygote.fork(f"{TARGETS}:end_as_told")).ended
 

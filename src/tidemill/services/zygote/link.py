@@ -112,15 +112,16 @@ class ForkLink:
 
         Raises:
             ZygoteError: There is no room for another process, or the zygote died.
+            OSError: There is no room for more descriptors.
             ValueError: The request is too long.
         """
         packet = encode(Fork(self._number + 1, target, request))
         if self._socket is None:
             raise ZygoteError("the zygote, which starts task processes, is not running")
+        copies = _copy_all(fds)
         self._expect_answer()
         waiting: asyncio.Future[ForkedProcess] = self._loop.create_future()
         self._forks[self._number] = waiting
-        copies = tuple(os.dup(fd) for fd in fds)
         self._send(packet, copies)
         return await waiting
 
@@ -247,6 +248,17 @@ class ForkLink:
         for waiting in forks.values():
             if not waiting.done():
                 waiting.set_exception(ZygoteError("the zygote, which starts task processes, died"))
+
+
+def _copy_all(fds: Sequence[int]) -> tuple[int, ...]:
+    copies: list[int] = []
+    try:
+        for fd in fds:
+            copies.append(os.dup(fd))  # noqa: PERF401 - those before a failure are closed
+    except OSError:
+        _close_all(copies)
+        raise
+    return tuple(copies)
 
 
 def _close_all(fds: Sequence[int]) -> None:
