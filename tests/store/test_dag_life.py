@@ -606,6 +606,21 @@ async def test_a_structure_that_cannot_be_read_keeps_no_other_dag_from_running(p
     assert (await player.report(attempt, Success())).kind is OutcomeKind.REFUSED
 
 
+async def test_dags_whose_runs_wait_for_the_past_do_not_keep_those_of_others_from_beginning(player: Player) -> None:
+    for number in range(51):
+        await player.create(dag(task("a", depends_on_past=True), id=f"dag{number}", max_active_runs=1), logical_us=1)
+    await player.schedule()
+    for number in range(51):
+        await player.store.call(CreateRun(f"dag{number}", logical_us=2))
+    await player.create(dag(task("a", queue="mine"), id="other", max_active_runs=1))
+    other = await player.store.call(CreateRun("other"))
+    await player.schedule()
+    (attempt,) = (await player.turn(capacity=1, queues=("mine",))).claimed
+    await player.report(attempt, Success())
+    await player.schedule()
+    assert (await player.run(other)).state == "running"
+
+
 async def test_a_cleared_run_takes_the_place_of_a_later_one_that_waits_for_it(player: Player) -> None:
     structure = dag(task("a", depends_on_past=True), task("b"), max_active_runs=1)
     first = await player.create(structure, run_id="first", logical_us=1)

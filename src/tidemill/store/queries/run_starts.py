@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, and_, exists, func, literal_column, or_, select
 
 from tidemill.core.tasks.run_starts import RunPlace, find_yielding, plan_starts
 from tidemill.core.tasks.task_row import STATES, TaskState
@@ -46,9 +46,18 @@ def _find_dags(connection: Connection, limit: int) -> list[int]:
     """Return the DAGs that have room for one of their runs that wait, or may have to make it."""
     waiting = select(_RUN.dag).where(IS_QUEUED).distinct().subquery()
     running = select(func.count()).where(and_(_RUN.dag == _DAG.id, IS_RUNNING)).scalar_subquery()
-    room = or_(running < _DAG.max_active_runs, _DAG.by_past == 1)
+    room = or_(running < _DAG.max_active_runs, and_(_DAG.by_past == 1, _has_earlier_run()))
     statement = select(_DAG.id).join(waiting, waiting.c.dag == _DAG.id).where(and_(_DAG.paused == 0, room))
     return list(connection.execute(statement.order_by(_DAG.id).limit(limit)).scalars())
+
+
+def _has_earlier_run() -> ColumnElement[bool]:
+    """Return whether a run of a DAG waits that goes before one that is active."""
+    waits, runs = dag_run.alias("waits"), dag_run.alias("runs")
+    first = or_(waits.c.logical_us.is_(None), waits.c.logical_us < runs.c.logical_us)
+    states = and_(waits.c.state == literal_column("'queued'"), runs.c.state == literal_column("'running'"))
+    same = and_(waits.c.dag == _DAG.id, runs.c.dag == _DAG.id, runs.c.logical_us.is_not(None))
+    return exists(select(waits.c.id).where(and_(same, states, first)))
 
 
 def _choose_runs(
