@@ -75,7 +75,7 @@ def test_what_a_brake_holds_is_dead_lettered_by_a_user_and_not_before(
         assert process.wait(60) == ExitCode.OK
 
     log = (project / "log.txt").read_text()
-    assert "messages failed with on_task_complete: LookupError (last: LookupError: no table of letters)" in log
+    assert "messages failed with on_task_complete: LookupError (last: LookupError: no table of letters (" in log
     assert "the brake is released by a user" in log
     letters = consume(embedded_kafka.bootstrap, f"{topic}_dlq", LINES)
     assert len({letter.value for letter in letters}) == LINES

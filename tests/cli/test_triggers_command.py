@@ -205,8 +205,10 @@ def test_a_table_has_one_line_of_plain_text_for_each_row_and_stops_when_nobody_r
         assert events.wait(30) == ExitCode.OK
 
 
-def test_a_task_that_a_trigger_left_behind_cannot_exit_the_host(site):
-    site.write("name: leaves, classpath: mine.Leaves, restart: never")
+def test_a_trigger_whose_task_exits_fails_alone(site):
+    site.write(*(f"name: {name}, classpath: mine.{name.title()}, restart: never" for name in ("leaves", "debugged")))
     assert site.host().wait(30) == ExitCode.OK
-    assert [row["payload"] for row in site.rows("events", "spec.yaml")] == ["went on"]
-    assert site.log.count("called sys.exit") == 2
+    found = {row["name"]: (row["state"], row["events"], row["error"]) for row in site.rows("list", "spec.yaml")}
+    assert found["debugged"] == ("finished", 1, None)
+    assert found["leaves"][:2] == ("failed", 0)
+    assert "a task or callback of the trigger raised SystemExit: 5" in found["leaves"][2]

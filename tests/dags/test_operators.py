@@ -29,8 +29,11 @@ from tidemill.dags import (
     TaskTimeout,
     task,
 )
+from tidemill.dags.operators import subprocess as subprocess_operator
 from tidemill.dags.operators.command import Command
 from tidemill.dags.results import AttemptFailed, AttemptSkipped, AttemptSucceeded
+from tidemill.pipeline.tasks.executor import Executor
+from tidemill.pipeline.tasks.process import Run
 
 
 def bash(command: str, **arguments: Any) -> Any:
@@ -234,6 +237,19 @@ def test_a_timeout_ends_the_command(tmp_path: Path, kind: str) -> None:
     assert result.ending == AttemptFailed("TaskTimeout: too long")
     pid = int((tmp_path / "pid").read_text())
     wait_until(lambda: not is_alive(pid))
+
+
+def test_a_timeout_in_the_middle_of_a_start_ends_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    def raise_timeout(executor: Executor, run: Run) -> None:
+        started.append(run.pid or 0)
+        raise TaskTimeout("too long")
+
+    monkeypatch.setattr(Executor, "_watch", raise_timeout)
+    monkeypatch.setattr(subprocess_operator, "GRACE_SECONDS", 0.1)
+    assert program("sleep", "1000").ending == AttemptFailed("TaskTimeout: too long")
+    wait_until(lambda: not is_alive(started[0]))
 
 
 def test_a_function_may_return_the_command() -> None:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from tests.until import wait_until
 
 from tidemill.runtime.parent_pipes import keep_from_forks
 from tidemill.runtime.processes import find_marked
-from tidemill.spark.session.jvm import end, launch
+from tidemill.spark.session.jvm import JvmOutput, end, launch
 
 
 @contextlib.contextmanager
@@ -41,7 +40,7 @@ def forked() -> Iterator[int]:
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_jvm_ends_although_a_forked_process_lives(tmp_path: Path) -> None:
-    jvm = launch(["cat"], os.environ, tmp_path, tmp_path / "connection", threading.Event())
+    jvm = launch(["cat"], os.environ, tmp_path, tmp_path / "connection", JvmOutput())
     with forked():
         end(jvm)
     assert jvm.returncode == 0  # else it was killed

@@ -14,7 +14,7 @@ from tidemill.dags.arguments import check_duration
 from tidemill.dags.exceptions import DagError, TaskError, TaskSkipped
 from tidemill.dags.operator import BaseOperator
 from tidemill.dags.operators.command import GRACE_SECONDS
-from tidemill.pipeline.tasks.executor import Executor, Run
+from tidemill.pipeline.tasks.executor import Executor
 from tidemill.pipeline.tasks.process import ProcessOutcome
 from tidemill.runtime.warden import ENGINE_ID_VARIABLE
 
@@ -87,10 +87,10 @@ class SubprocessOperator(BaseOperator):
         stdin = self.stdin.encode() if isinstance(self.stdin, str) else self.stdin
         argv = [str(part) for part in self.args]
         seconds = float("inf") if self.timeout is None else self.timeout
-        run: Run = executor.start(argv, stdin, self.env, seconds, ended.set_result)
         try:
+            executor.start(argv, stdin, self.env, seconds, ended.set_result)
             return await ended
         finally:
-            # Also where the attempt is ended from outside.
-            await executor.kill([run], GRACE_SECONDS)
+            # Also where the attempt is ended from outside, which may be in the middle of the start.
+            await executor.kill_all(GRACE_SECONDS)
             executor.close()
