@@ -201,6 +201,30 @@ def test_a_process_that_gets_a_second_handler_imports_its_modules_again(user_fol
     assert done.stdout.split() == ["b!", "b!", "second!", "b!"]
 
 
+@pytest.mark.long
+def test_in_a_process_that_gets_a_handler_twice_its_modules_run_twice_and_libraries_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libraries, own = tmp_path / "libraries", tmp_path / "own"
+    (libraries / "tides-1.0.dist-info").mkdir(parents=True)
+    (libraries / "tides.py").write_text('print("library")')
+    own.mkdir()
+    project(own, "helper", '"aa!"')
+    (own / "orders.py").write_text('import tides\nprint("handler")\n' + (own / "orders.py").read_text())
+    monkeypatch.setenv("PYTHONPATH", str(libraries))
+    (tmp_path / "packed").write_bytes(
+        packed_by_a_driver(site_packages(tmp_path), own, "orders").partition(b"handler\n")[2]
+    )
+    monkeypatch.delenv("PYTHONPATH")
+    script = f"""
+        from pyspark import cloudpickle
+        for _ in range(2):
+            cloudpickle.loads(open({str(tmp_path / "packed")!r}, "rb").read())
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["library", "handler", "handler"]
+
+
 def test_a_handler_of_the_main_module_travels_too(user_folder: Path, tmp_path: Path) -> None:
     project(user_folder, "helper", '"aa!"')
     script = f"""

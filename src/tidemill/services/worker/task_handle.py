@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import msgspec
+import structlog
 
 from tidemill.runtime.task_lines import WrittenLine
 from tidemill.services.worker.logs import AttemptLog
@@ -42,6 +43,8 @@ _MAX_ENTRIES = 512
 _DRAIN_CHUNKS = 16
 #: How long a process that has closed its connection may take to end.
 _CLOSED_SECONDS = 1.0
+
+log = structlog.get_logger(__name__)
 
 _decode_line = msgspec.msgpack.Decoder(WrittenLine).decode
 
@@ -162,6 +165,9 @@ class TaskHandle:
     def _note_started(self, starting: asyncio.Task[None], theirs: list[int]) -> None:
         _close_all(theirs)
         if starting.cancelled():
+            self._end(None)
+        elif (error := starting.exception()) is not None:
+            log.error("a task process could not be started", exc_info=error)
             self._end(None)
 
     # -- orders ----------------------------------------------------------------------------------------------------

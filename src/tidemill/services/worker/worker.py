@@ -262,8 +262,9 @@ class Worker:
             timeout = (claim.deadline_us - now_us) / 1e6
         if key in self._running:
             return  # the answer to a repeated turn has it again
+        checked: dict[int, bool] = {}
         for handle in list(self._handles.values()):
-            if handle.task.file == claim.file and not self._is_fresh(handle):
+            if handle.task.file == claim.file and not self._is_fresh(handle, checked):
                 self._do(self._slots.note_stale(handle.number, now))
         try_number = 0 if claim.callback is not None else claim.try_number
         attempt_log = self._budget.open_log(claim.task, try_number, epoch, self._secrets.find(claim.file))
@@ -271,12 +272,20 @@ class Worker:
         deadline = None if timeout is None else now + timeout
         self._do(self._slots.claim(Attempt(key, claim.file, deadline, self._config.reuses(claim.dag_id)), now))
 
-    def _is_fresh(self, handle: TaskHandle) -> bool:
-        """Tell whether the files of a process are what it has read, not too long ago."""
+    def _is_fresh(self, handle: TaskHandle, checked: dict[int, bool]) -> bool:
+        """Tell whether the files of a process are what it has read, not too long ago.
+
+        Args:
+            handle: The process.
+            checked: What was found out for other processes, by the identity of what they have loaded: those that are
+                forked from one template share it.
+        """
         loaded = handle.loaded
         if loaded is None:  # it reads them now, or has not begun
             return handle.began_with == sign_files(self._config.folder, handle.began_with)
-        return self._templates.is_current(loaded) and not loaded.broken
+        if (known := checked.get(id(loaded))) is None:
+            known = checked[id(loaded)] = self._templates.is_current(loaded) and not loaded.broken
+        return known
 
     def _do(self, effects: Sequence[Effect]) -> None:
         for effect in effects:

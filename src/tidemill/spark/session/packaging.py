@@ -83,26 +83,39 @@ def ship_package(context: SparkContext, folder: Path | None = None) -> None:
 
 
 def find_own_modules() -> list[ModuleType]:
-    """Return the modules of the user that this process has imported, each once whatever its names; from any thread."""
+    """Return the modules of the user that this process has imported, each once whatever its names; from any thread.
+
+    Those of libraries that `pip install --target` put into a folder of the user are left out.
+    """
+    return [module for module, is_library in _find_travelling_modules() if not is_library]
+
+
+def _find_travelling_modules() -> list[tuple[ModuleType, bool]]:
+    """Return the modules that an engine may be unable to import, and whether each belongs to a library."""
     folders, resolve = list_own_folders(), _Resolver()
+    libraries = tuple(f"{folder}{os.sep}" for folder in folders if next(Path(folder).glob("*.dist-info"), None))
     modules = {id(module): module for module in list(sys.modules.values())}
-    return [module for module in modules.values() if _is_own(module, folders, resolve)]
+    return [
+        (module, resolve(str(module.__file__)).startswith(libraries))
+        for module in modules.values()
+        if _is_own(module, folders, resolve)
+    ]
 
 
 def _collect_modules() -> list[ShippedModule]:
     """Return the source of the user's modules, and the packages without a file that they are in."""
     shipped = {}
-    for module in find_own_modules():
+    for module, is_library in _find_travelling_modules():
         if (source := _read_source(module)) is not None:
             shipped[module.__name__] = ShippedModule(
-                module.__name__, str(module.__file__), _find_package_folders(module), source
+                module.__name__, str(module.__file__), _find_package_folders(module), source, is_library
             )
         name = module.__name__
         while name := name.rpartition(".")[0]:
             package = sys.modules.get(name)
             folders = None if getattr(package, "__file__", None) else _find_package_folders(package)
             if folders is not None:
-                shipped[name] = ShippedModule(name, "", folders, None)
+                shipped[name] = ShippedModule(name, "", folders, None, is_library)
     return list(shipped.values())
 
 

@@ -4,8 +4,8 @@ An engine imports these modules as the driver did, so what cannot be pickled (a 
 created there again, and a class has one identity. The source is that of the moment when the handler was packed: an
 engine that is replaced while a file is being edited runs the code of its neighbours.
 
-Invariants: what this process has imported by itself stays; a module that arrived with an earlier parcel gives way to
-that of a later one.
+Invariants: what this process has imported by itself stays, and so do libraries, whose compiled parts cannot be loaded
+twice; a module of the user that arrived with an earlier parcel gives way to that of a later one, also to the same.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ class ShippedModule(msgspec.Struct, frozen=True):
         file: Where the driver found it.
         folders: Where a package looks for its modules; None: it is not a package.
         source: Its text, encoded as its file is; None: a package without a file.
+        is_library: Whether it was installed, into a folder of the user.
     """
 
     name: str
     file: str
     folders: list[str] | None
     source: bytes | None
+    is_library: bool = False
 
 
 class Parcel:
@@ -70,10 +72,9 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def replace(self, modules: dict[str, ShippedModule]) -> None:
         """Find these modules from now on, apart from those that this process has imported by itself."""
-        if modules == self._modules:
-            return
-        for name in self._modules:
-            sys.modules.pop(name, None)
+        for name, module in self._modules.items():
+            if not module.is_library:
+                sys.modules.pop(name, None)
         self._modules = {name: module for name, module in modules.items() if name not in sys.modules}
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
