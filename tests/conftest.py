@@ -104,3 +104,5 @@ def _log_is_not_configured() -> Iterator[None]:
     yield
     if structlog.is_configured():
         structlog.reset_defaults()
+    if (user_code := sys.modules.get("tidemill.runtime.user_code")) is not None:
+        user_code._know_places.cache_clear()  # the folder that was the current one

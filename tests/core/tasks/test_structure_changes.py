@@ -14,3 +14,9 @@ def test_what_differs_is_named() -> None:
 def test_only_some_are_named_where_much_differs() -> None:
     now = DagStructure("d", tuple(TaskStructure(f"t{number}") for number in range(7)))
     assert describe_changes(DagStructure("d"), now).endswith("new task 't4' and 2 more")
+
+
+def test_a_dag_waits_for_the_past_if_one_of_its_tasks_does():
+    assert not DagStructure("d", (TaskStructure("a"),)).waits_for_past
+    assert DagStructure("d", (TaskStructure("a"), TaskStructure("b", depends_on_past=True))).waits_for_past
+    assert DagStructure("d", (TaskStructure("a", wait_for_downstream=True),)).waits_for_past
