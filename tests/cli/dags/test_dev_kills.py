@@ -154,5 +154,6 @@ def kill_two(leaves: Leaves, random_: random.Random, story: list[str]) -> None:
             story.append(f"kills {victim} {read_command(victim)[:90]}")
             with contextlib.suppress(ProcessLookupError):
                 os.kill(victim, signal.SIGKILL)
+            wait_until(lambda victim=victim: not is_running(victim), what=f"{victim} is dead")
         story.append(action)
         leaves.act(action)
