@@ -198,8 +198,9 @@ def test_every_message_is_in_every_sink_or_in_the_dead_letters_while_engines_are
         assert values == {f"k{key}": max(of_key(expected, key)) for key in range(KEYS)}, name
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("handler", ["Deliver", pytest.param("DeliverTransformed", marks=pytest.mark.long)])
+@pytest.mark.parametrize("handler", ["Deliver", "DeliverTransformed"])
 def test_with_exactly_once_each_result_is_seen_once_while_engines_are_killed(
     site: Site, load: Load, long_run: bool, embedded_kafka: Any, handler: str
 ) -> None:

@@ -166,6 +166,7 @@ def test_an_engine_that_hangs_is_replaced_and_its_partitions_idle_for_less_than_
     wait_until(lambda: engine not in pipeline.marked(), 15, what="the hung engine is gone")
 
 
+@pytest.mark.long
 def test_when_spark_dies_the_engines_drain_and_the_run_fails(site):
     site.feed(600, sleep=0.1, slow_every=3)
     pipeline = site.start(executor={"drain_timeout_seconds": 20, "window_size": 25, "max_executors": 4})

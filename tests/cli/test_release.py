@@ -36,6 +36,7 @@ class Capitals(Handler[bytes, bytes]):
 LINES = 90
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 @pytest.mark.spark
 def test_what_a_brake_holds_is_dead_lettered_by_a_user_and_not_before(

@@ -306,6 +306,7 @@ def test_a_killed_backfill_is_resumed_without_doing_finished_ranges_again(site: 
     assert "holds the backfill of topic" in other.stderr
 
 
+@pytest.mark.long
 def test_sigterm_keeps_what_is_done_and_a_killed_engine_costs_nothing(site: Site) -> None:
     site.feed(900)
     config = site.config(executor={"max_executors": 8})

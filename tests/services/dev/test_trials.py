@@ -221,6 +221,7 @@ async def test_one_that_ends_a_process_well_that_took_longer_to_start_than_its_t
         assert len(deaths) == 3
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 async def test_processes_of_trials_that_somebody_kills_blame_nobody(store: SqliteDatabase, folder: Path):
     deferring = await defer(store, waits(folder), ends("SIGSEGV", 1.0), waits(folder), waits(folder))
