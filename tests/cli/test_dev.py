@@ -266,6 +266,7 @@ def dev(tmp_path: Path) -> Iterator[DevRun]:
         run.process.wait()
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.timeout(240)

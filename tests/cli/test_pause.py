@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tidemill.runtime.broker import EmbeddedBroker
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 @pytest.mark.spark
 def test_a_paused_pipeline_reads_nothing_until_it_is_resumed_also_after_a_restart_of_its_engine(

@@ -54,6 +54,7 @@ def test_a_topic_is_created_as_soon_as_a_broker_that_was_too_busy_for_its_heartb
         assert [broker.create_topic(f"topic-{n}") for n in range(4)] == [f"topic-{n}" for n in range(4)]
 
 
+@pytest.mark.long
 def test_a_broker_keeps_its_port_its_oldest_records_and_its_folder_until_another_one_takes_that_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -172,6 +172,7 @@ def leave_a_gap(site: Site, first: int) -> None:
         future.result(10)
 
 
+@pytest.mark.long
 def test_a_backfill_between_offsets_is_recorded_with_its_counts_and_failures_and_found_like_a_pipeline(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

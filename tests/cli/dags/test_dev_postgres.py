@@ -27,6 +27,7 @@ async def dev(tmp_path: Path, postgres):
     site.close()
 
 
+@pytest.mark.long
 def test_a_second_dev_is_refused_and_the_next_after_a_kill_continues_at_once_and_all_can_be_read_without_it(dev):
     process = dev.start()
     dev.run("variables", "set", "seconds", "5")

@@ -206,6 +206,7 @@ async def test_one_that_ends_its_process_is_found_among_others_and_fails_while_t
         assert len(deaths) == 3
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 async def test_one_that_ends_a_process_well_that_took_longer_to_start_than_its_trial_is_not_cleared(
     store: SqliteDatabase, folder: Path, monkeypatch: pytest.MonkeyPatch
