@@ -15,6 +15,7 @@ from confluent_kafka.admin import ResourceType as AclResource
 from tests.sources.test_kafka import Events, scripted
 from tests.until import until
 
+from tidemill.cli.checks import check_group
 from tidemill.config.settings import Settings
 from tidemill.core.pipeline.group_refusal import GroupTerms, find_refusal
 from tidemill.sources.group_facts import find_group_facts
@@ -126,3 +127,34 @@ async def test_a_refusal_among_the_records_is_kept_and_messages_end_it(code: str
     assert source.statistics().errors == 1
     source._brokers.on_messages()
     assert source.describe_refusal() is None
+
+
+def answer_loading(monkeypatch: pytest.MonkeyPatch, times: float) -> None:
+    """Make a broker that has just started of the real one: so many times it says that it loads its groups."""
+    ask, left = AdminClient.list_groups, [times]
+
+    def list_groups(self: AdminClient, *args: Any, **kwargs: Any) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise ck.KafkaException(ck.KafkaError(ck.KafkaError.COORDINATOR_LOAD_IN_PROGRESS))
+        return ask(self, *args, **kwargs)
+
+    monkeypatch.setattr(AdminClient, "list_groups", list_groups)
+
+
+def test_a_broker_that_is_loading_its_groups_is_asked_again(
+    embedded_kafka: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kafka = make_settings(embedded_kafka).kafka
+    answer_loading(monkeypatch, times=2)
+    facts = find_group_facts(kafka, "me.", 10.0)
+    assert (facts.loading, facts.members) == (False, 0)
+
+
+def test_a_group_that_is_still_being_loaded_refuses_nobody(
+    embedded_kafka: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = make_settings(embedded_kafka)
+    answer_loading(monkeypatch, times=float("inf"))
+    monkeypatch.setattr("tidemill.cli.checks._ASK_SECONDS", 2.0)
+    assert "still loading" in check_group(settings)

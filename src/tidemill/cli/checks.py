@@ -240,6 +240,8 @@ def check_group(settings: Settings) -> str:
     refusal = find_refusal(facts, GroupTerms(kafka.consumer_group, kafka.source_topic, kafka.session_timeout_ms))
     if refusal is not None:
         raise RemoteError(refusal, retryable=False)
+    if facts.loading:
+        return f"group {kafka.consumer_group}, members not known yet: the broker is still loading its groups"
     return f"group {kafka.consumer_group}, {format_count(facts.members, 'member')}"
 
 

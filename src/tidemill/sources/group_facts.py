@@ -6,6 +6,7 @@ Joins nothing. What the brokers do not tell (describing configurations takes a r
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import confluent_kafka as ck
@@ -16,6 +17,8 @@ from tidemill.core.pipeline.group_refusal import GroupFacts
 from tidemill.runtime.kafka_client import LibraryLog, make_client_config
 
 _STABLE = "Stable"
+#: Pause between two requests to a broker that is still loading its groups.
+_LOADING_PAUSE_SECONDS = 0.2
 
 
 def find_group_facts(kafka: KafkaSettings, own_prefix: str, timeout_seconds: float) -> GroupFacts:
@@ -24,7 +27,8 @@ def find_group_facts(kafka: KafkaSettings, own_prefix: str, timeout_seconds: flo
     Args:
         kafka: The `kafka` section.
         own_prefix: How the names of this pipeline's own members begin.
-        timeout_seconds: How long each request may take.
+        timeout_seconds: How long each request may take, and how long a broker that has just started may load its
+            groups before the facts come without the members.
 
     Raises:
         KafkaException: The brokers do not answer.
@@ -33,7 +37,12 @@ def find_group_facts(kafka: KafkaSettings, own_prefix: str, timeout_seconds: flo
     if _is_forbidden(kafka, config, timeout_seconds):
         return GroupFacts(forbidden=True)
     admin = AdminClient(config, logger=LibraryLog())
-    found = admin.list_groups(kafka.consumer_group, timeout=timeout_seconds)
+    try:
+        found = _list_group(admin, kafka.consumer_group, timeout_seconds)
+    except ck.KafkaException as error:
+        if error.args[0].code() != ck.KafkaError.COORDINATOR_LOAD_IN_PROGRESS:
+            raise
+        return GroupFacts(loading=True)
     names = [str(member.client_id or "") for member in found[0].members] if found else []
     limits = _read_limits(admin, timeout_seconds)
     least, most = limits.get("group.min.session.timeout.ms"), limits.get("group.max.session.timeout.ms")
@@ -44,6 +53,18 @@ def find_group_facts(kafka: KafkaSettings, own_prefix: str, timeout_seconds: flo
         max_members=limits.get("group.max.size"),
         session_timeouts_ms=None if least is None or most is None else (least, most),
     )
+
+
+def _list_group(admin: AdminClient, group: str, timeout_seconds: float) -> Any:
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            return admin.list_groups(group, timeout=timeout_seconds)
+        except ck.KafkaException as error:
+            loading = error.args[0].code() == ck.KafkaError.COORDINATOR_LOAD_IN_PROGRESS
+            if not loading or time.monotonic() > deadline:
+                raise
+        time.sleep(_LOADING_PAUSE_SECONDS)
 
 
 def _is_forbidden(kafka: KafkaSettings, config: dict[str, Any], timeout_seconds: float) -> bool:

@@ -35,6 +35,7 @@ class GroupFacts:
 
     Attributes:
         forbidden: Whether the client may not use it.
+        loading: Whether a broker that has just started is still loading its groups: the members are not known yet.
         protocol: How its members share partitions; '' without members, or while that is being negotiated.
         others: The names of members that are not this pipeline's.
         members: How many members it has.
@@ -43,6 +44,7 @@ class GroupFacts:
     """
 
     forbidden: bool = False
+    loading: bool = False
     protocol: str = ""
     others: tuple[str, ...] = ()
     members: int = 0
