@@ -6,10 +6,10 @@ used.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 from tidemill.config.sink_types import SINK_TYPES
+from tidemill.lazy_exports import load_export
 
 if TYPE_CHECKING:
     from tidemill.config.settings import Settings
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tidemill.sinks.payloads import CollectResult, CustomPayload
     from tidemill.spark.pipeline import Pipeline
 
-_MODULES = {
+_MODULES: dict[str, tuple[str, ...]] = {
     "tidemill.config.settings": ("Settings",),
     "tidemill.core.errors": (
         "AmbiguousSinkError",
@@ -76,8 +76,9 @@ _MODULES = {
     "tidemill.sinks.payloads": ("CollectResult", "CustomPayload"),
     "tidemill.spark.pipeline": ("Pipeline",),
 }
-_PAYLOADS = {name: module for module, _, name in (kind.payload.partition(":") for kind in SINK_TYPES.values())}
-_PLACES = {**{name: module for module, names in _MODULES.items() for name in names}, **_PAYLOADS}
+_PAYLOADS = [kind.payload.partition(":") for kind in SINK_TYPES.values()]
+for _module, _, _name in _PAYLOADS:
+    _MODULES[_module] = (*_MODULES.get(_module, ()), _name)
 
 __all__ = [
     "AmbiguousSinkError",
@@ -108,18 +109,12 @@ __all__ = [
     "make_task_id",
     "periodic",
 ]
-__all__ += list(_PAYLOADS)
+__all__ += [name for _, _, name in _PAYLOADS]
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name when it is first used (PEP 562)."""
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_PLACES[name]), name)
-    globals()[name] = value
-    return value
+    return load_export(__name__, _MODULES, name)
 
 
 def __dir__() -> list[str]:
-    """Return the public names, loaded or not."""
     return sorted({*globals(), *__all__})

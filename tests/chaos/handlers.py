@@ -63,7 +63,7 @@ class BlockOnce(Work):
 class Deliver(Handler[Job, Any]):
     """A known result per message, with a key that keeps its order, into each type of sink that there is."""
 
-    async def on_ready(self, config, pg_pool):
+    async def on_ready(self, config, sinks):
         self.sinks = frozenset(config.sinks.group_by_type())
 
     async def arrange(self, messages, pending):
@@ -106,7 +106,7 @@ def make_outputs(n: int) -> dict[str, list[Any]]:
 class DeliverTransformed(Handler[Job, Any]):
     """The same without tasks."""
 
-    async def on_ready(self, config, pg_pool):
+    async def on_ready(self, config, sinks):
         self.sinks = frozenset(config.sinks.group_by_type())
 
     async def transform(self, messages):

@@ -295,7 +295,7 @@ def test_saved_code_replaces_the_running_one_and_nothing_is_lost_or_repeated(dev
     dev.wait_for("match the running code again")
     dev.change(
         "    async def arrange(",
-        "    async def on_ready(self, config, pg_pool):\n        1 / 0\n\n    async def arrange(",
+        "    async def on_ready(self, config, sinks):\n        1 / 0\n\n    async def arrange(",
     )
     dev.wait_for("the code before it continues")
     assert dev.processed(dev.send()) == {"mjof"}

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import asyncpg
@@ -69,7 +70,7 @@ def test_names_are_read_from_the_table(
             await pool.execute("CREATE TABLE customers (id bigint PRIMARY KEY, name text)")
             await pool.execute("INSERT INTO customers VALUES (1, 'Ada'), (2, 'Bo')")
             enrich = handler.Enrich()
-            await enrich.on_ready(None, pool)
+            await enrich.on_ready(None, {"postgres.customers": SimpleNamespace(pool=pool)})
             return await enrich.read_names([2, 7])
 
     assert asyncio.run(read()) == {2: "Bo"}

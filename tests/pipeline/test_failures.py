@@ -73,7 +73,7 @@ class Stuck(Handler[bytes, Any]):
         if hook == self.hook:
             await asyncio.Event().wait()
 
-    async def on_ready(self, config, pg_pool):
+    async def on_ready(self, config, sinks):
         await self._reach("on_ready")
 
     async def on_assign(self, partitions):

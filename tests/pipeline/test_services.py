@@ -241,7 +241,7 @@ async def test_errors_and_context_pass_through_an_offloaded_call(rig):
 
 
 class Counting(Quiet):
-    async def on_ready(self, config, pg_pool):
+    async def on_ready(self, config, sinks):
         self.at_start = await self.cache.get("count", 0)
 
     async def on_message_complete(self, group):

@@ -84,7 +84,7 @@ async def test_errors_about_paths_that_are_not_utf_8_can_be_sent_from_wherever_t
 
 async def test_an_engine_that_cannot_start_for_a_path_that_is_not_utf_8_says_so(rig) -> None:
     class Unready(Known):
-        async def on_ready(self, config, pg_pool):
+        async def on_ready(self, config, sinks):
             open(PATH)  # noqa: SIM115
 
     summary = await ended(rig(Unready(), []))
@@ -214,7 +214,7 @@ async def test_a_periodic_hook_that_cancels_its_own_task_is_counted_as_failed_an
 
 async def test_an_error_of_a_users_own_task_ends_nothing(rig) -> None:
     class Careless(Known):
-        async def on_ready(self, config, pg_pool):
+        async def on_ready(self, config, sinks):
             asyncio.get_running_loop().call_soon(lambda: 1 / 0)
 
     run = rig(Careless(), [message(0)])

@@ -83,7 +83,7 @@ async def test_the_table_that_on_ready_makes_is_the_one_that_the_first_handler_f
     sink = PostgresSink("db", PostgresSinkSettings(dsn=postgres.url(database), pool_min=1))
     await sink.connect()
     for _ in range(2):  # another engine, another start
-        await shown["Orders"]().on_ready(None, sink.pool)
+        await shown["Orders"]().on_ready(None, {"postgres.orders": sink})
     assert list(await deliver(sink, shown["run"].payloads["postgres.orders"])) == [None]
     assert await sink.pool.fetchval("SELECT total FROM orders WHERE id = 1") == 7
     await sink.close()

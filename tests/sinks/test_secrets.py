@@ -146,7 +146,7 @@ class ToAll(Known):
     def __init__(self, between: Iterable[FaultyProxy]) -> None:
         self.between = between
 
-    async def on_ready(self, config: Settings, pg_pool: Any) -> None:
+    async def on_ready(self, config: Settings, sinks: Any) -> None:
         for each in self.between:
             await asyncio.to_thread(each.down)
 

@@ -31,6 +31,7 @@ from tidemill import (
     RedisPayload,
     Settings,
 )
+from tidemill.core.errors import SinkNotConfiguredError
 from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.engine import Engine
 from tidemill.pipeline.tasks.resident import build_executor
@@ -38,6 +39,7 @@ from tidemill.runtime.broker import free_port
 from tidemill.runtime.identity import Identity
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.progress import EngineSummary, StopReason
+from tidemill.sinks.base import SinksByName
 from tidemill.sinks.build import build_sinks
 from tidemill.testing.scripted import ScriptedDeadLetters, ScriptedSource
 
@@ -97,8 +99,8 @@ class Run:
 
 
 class ToPostgres(Known):
-    async def on_ready(self, config: Settings, pg_pool: Any) -> None:
-        await pg_pool.execute("CREATE TABLE results (id text PRIMARY KEY, n int CHECK (n <> 13))")
+    async def on_ready(self, config: Settings, sinks: Any) -> None:
+        await sinks["postgres.db"].pool.execute("CREATE TABLE results (id text PRIMARY KEY, n int CHECK (n <> 13))")
 
     async def on_task_complete(self, result: ExecutorResult) -> CollectResult:
         data = {"id": result.task.task_id, "n": int(result.stdout)}
@@ -127,8 +129,8 @@ async def test_a_pipeline_delivers_to_postgresql_and_dead_letters_what_it_refuse
 
 
 class ToAll(Known):
-    async def on_ready(self, config: Settings, pg_pool: Any) -> None:
-        await pg_pool.execute("CREATE TABLE IF NOT EXISTS results (id text PRIMARY KEY, n int)")
+    async def on_ready(self, config: Settings, sinks: Any) -> None:
+        await sinks["postgres.db"].pool.execute("CREATE TABLE IF NOT EXISTS results (id text PRIMARY KEY, n int)")
 
     async def on_task_complete(self, result: ExecutorResult) -> CollectResult:
         name, data = result.task.task_id, {"id": result.task.task_id, "n": int(result.stdout)}
@@ -254,15 +256,19 @@ async def test_a_sink_that_is_down_at_the_start_is_named_and_the_others_are_clos
     own = await connection.fetchval("SELECT count(*) FROM pg_stat_activity WHERE datname = $1", database)
     await connection.close()
     assert own == 1
-    assert run.outbox.pg_pool is None
+    assert run.outbox.name_sinks()["postgres.db"].pool is None
 
 
-async def test_without_postgresql_a_handler_gets_no_pool(tmp_path: Path) -> None:
-    pools: list[Any] = []
+async def test_a_handler_gets_its_sinks_by_type_and_name(tmp_path: Path) -> None:
+    found: list[SinksByName] = []
 
     class Ready(Known):
-        async def on_ready(self, config: Settings, pg_pool: Any) -> None:
-            pools.append(pg_pool)
+        async def on_ready(self, config: Settings, sinks: SinksByName) -> None:
+            found.append(sinks)
 
     await Run(Ready(), 10, sinks={"filesystem": {"log": {"base_path": str(tmp_path)}}}).to_end()
-    assert pools == [None]
+    (sinks,) = found
+    assert list(sinks) == ["filesystem.log"]
+    assert sinks.get("postgres.main") is None
+    with pytest.raises(SinkNotConfiguredError, match=r"sinks\.postgres\.main is not configured.*filesystem\.log"):
+        sinks["postgres.main"]

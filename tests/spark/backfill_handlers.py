@@ -88,7 +88,7 @@ class Broken(Known):
 
 
 class Unready(Known):
-    async def on_ready(self, config, pool):
+    async def on_ready(self, config, sinks):
         raise LookupError("no such table")
 
 

@@ -6,8 +6,9 @@ used. The names are those of `airflow.sdk`.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from tidemill.lazy_exports import load_export
 
 if TYPE_CHECKING:
     from tidemill.dags.connection import BaseHook, Connection
@@ -58,13 +59,13 @@ if TYPE_CHECKING:
     from tidemill.dags.xcom_arg import XComArg
 
 _MODULES = {
-    "connection": ("BaseHook", "Connection"),
-    "lazy_context": ("Context",),
-    "current": ("get_current_context",),
-    "definition": ("DAG", "dag"),
-    "decorators": ("setup", "task", "teardown"),
-    "edges": ("EdgeModifier", "Label", "chain", "chain_linear", "cross_downstream"),
-    "exceptions": (
+    ".connection": ("BaseHook", "Connection"),
+    ".lazy_context": ("Context",),
+    ".current": ("get_current_context",),
+    ".definition": ("DAG", "dag"),
+    ".decorators": ("setup", "task", "teardown"),
+    ".edges": ("EdgeModifier", "Label", "chain", "chain_linear", "cross_downstream"),
+    ".exceptions": (
         "AirflowException",
         "AirflowFailException",
         "AirflowSensorTimeout",
@@ -80,20 +81,20 @@ _MODULES = {
         "TaskSkipped",
         "TaskTimeout",
     ),
-    "group": ("TaskGroup", "task_group"),
-    "operator": ("BaseOperator",),
-    "operators.bash": ("BashOperator",),
-    "operators.empty": ("EmptyOperator",),
-    "operators.http": ("HttpOperator",),
-    "operators.python": ("BranchPythonOperator", "PythonOperator", "ShortCircuitOperator"),
-    "operators.subprocess": ("SubprocessOperator",),
-    "params": ("Param",),
-    "sensors.base": ("BaseSensorOperator", "PokeReturnValue"),
-    "sensors.file": ("FileSensor",),
-    "sensors.http": ("HttpSensor",),
-    "sensors.process": ("ProcessExitSensor",),
-    "sensors.python": ("PythonSensor",),
-    "sensors.temporal": (
+    ".group": ("TaskGroup", "task_group"),
+    ".operator": ("BaseOperator",),
+    ".operators.bash": ("BashOperator",),
+    ".operators.empty": ("EmptyOperator",),
+    ".operators.http": ("HttpOperator",),
+    ".operators.python": ("BranchPythonOperator", "PythonOperator", "ShortCircuitOperator"),
+    ".operators.subprocess": ("SubprocessOperator",),
+    ".params": ("Param",),
+    ".sensors.base": ("BaseSensorOperator", "PokeReturnValue"),
+    ".sensors.file": ("FileSensor",),
+    ".sensors.http": ("HttpSensor",),
+    ".sensors.process": ("ProcessExitSensor",),
+    ".sensors.python": ("PythonSensor",),
+    ".sensors.temporal": (
         "DateTimeSensor",
         "DateTimeSensorAsync",
         "TimeDeltaSensor",
@@ -101,11 +102,10 @@ _MODULES = {
         "TimeSensor",
         "TimeSensorAsync",
     ),
-    "templates": ("literal",),
-    "variable": ("Variable",),
-    "xcom_arg": ("XComArg",),
+    ".templates": ("literal",),
+    ".variable": ("Variable",),
+    ".xcom_arg": ("XComArg",),
 }
-_PLACES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
 __all__ = [
     "DAG",
     "AirflowException",
@@ -165,14 +165,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name when it is first used (PEP 562)."""
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_PLACES[name]), name)
-    globals()[name] = value
-    return value
+    return load_export(__name__, _MODULES, name)
 
 
 def __dir__() -> list[str]:
-    """Return the public names, loaded or not."""
     return sorted({*globals(), *__all__})

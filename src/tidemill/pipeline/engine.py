@@ -279,7 +279,7 @@ class Engine:
         await self.letters.open()
         await self.services.open()
         try:
-            hook = self.context.handler.on_ready(self.settings, self.outbox.pg_pool)
+            hook = self.context.handler.on_ready(self.settings, self.outbox.name_sinks())
             await call_hook(hook, self.context.hooks.calls, "on_ready")
         except Exception as error:
             raise HandlerError(f"on_ready raised {describe_error(error)}") from error

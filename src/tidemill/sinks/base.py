@@ -16,7 +16,7 @@ from typing import Any, ClassVar, cast
 import msgspec
 
 from tidemill.config.sink_types import name_sink_section
-from tidemill.core.errors import RemoteError
+from tidemill.core.errors import RemoteError, SinkNotConfiguredError
 from tidemill.sinks.non_finite import NonFinite, describe_non_finite, has_non_finite, is_model, spell_non_finite
 
 #: What to do when the other side does not answer; the name of the setting follows.
@@ -122,6 +122,18 @@ class Sink(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Release everything; what was confirmed stays confirmed."""
+
+
+class SinksByName(dict[str, Sink]):
+    """The sinks of an engine by type and name, as they are configured: `postgres.main` for `sinks.postgres.main`.
+
+    Raises:
+        SinkNotConfiguredError: By `sinks[name]`, if there is no such sink; `sinks.get(name)` returns None instead.
+    """
+
+    def __missing__(self, name: str) -> Sink:
+        known = ", ".join(sorted(self)) or "none"
+        raise SinkNotConfiguredError(f"sinks.{name} is not configured; add it, or use one of those that are: {known}")
 
 
 def encode_checked(sink: Sink, payload: Any) -> Encoded:

@@ -8,8 +8,9 @@ sink must do.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from tidemill.lazy_exports import load_export
 
 if TYPE_CHECKING:
     from tidemill.runtime.broker import EmbeddedBroker
@@ -25,7 +26,6 @@ _MODULES = {
     "tidemill.testing.run": ("HandlerRun", "MessageOutcome", "run_handler", "run_handler_async"),
     "tidemill.testing.scripted": ("ScriptedDeadLetters", "ScriptedSink", "ScriptedSource"),
 }
-_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "EmbeddedBroker",
@@ -45,8 +45,6 @@ __all__ = [
 ]
 
 
+# pytest loads this package with its plugins, in every run: nothing heavy is imported before it is used.
 def __getattr__(name: str) -> object:
-    # pytest loads this package with its plugins, in every run: nothing heavy is imported before it is used.
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return load_export(__name__, _MODULES, name)

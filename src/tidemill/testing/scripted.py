@@ -159,6 +159,8 @@ class ScriptedSink(Sink):
     """
 
     type = "scripted"
+    #: In place of a PostgreSQL sink's connections: there is no server.
+    pool = None
 
     def __init__(
         self,

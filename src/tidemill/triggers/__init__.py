@@ -1,1 +1,95 @@
-"""Triggers: small asynchronous waiters, many of them on one shared stream."""
+"""Triggers: small asynchronous waiters, many of them on one shared stream.
+
+Everything that a trigger of your own imports is here, and every trigger that tidemill has. A name is loaded from its
+module when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidemill.lazy_exports import load_export
+
+if TYPE_CHECKING:
+    from tidemill.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
+    from tidemill.triggers.builtin.directory import DirectoryTrigger
+    from tidemill.triggers.builtin.file import FileTrigger
+    from tidemill.triggers.builtin.http import HttpTrigger
+    from tidemill.triggers.builtin.kafka import KafkaTrigger
+    from tidemill.triggers.builtin.process import ProcessExitTrigger
+    from tidemill.triggers.builtin.sqs import SqsTrigger
+    from tidemill.triggers.builtin.temporal import DateTimeTrigger, TimeDeltaTrigger
+    from tidemill.triggers.producers.kafka import kafka_stream
+    from tidemill.triggers.producers.kafka_member import kafka_claim
+    from tidemill.triggers.producers.sqs import sqs_stream
+    from tidemill.triggers.shared_stream import reject_shared_stream_event
+    from tidemill.triggers.stream_api import (
+        AckTimeout,
+        AdvanceItem,
+        AdvanceOutcome,
+        SharedStreamProducer,
+        StreamEnded,
+        SubscriberOverflow,
+    )
+
+_MODULES = {
+    ".base": (
+        "BaseEventTrigger",
+        "BaseTrigger",
+        "TriggerEvent",
+    ),
+    ".builtin.directory": ("DirectoryTrigger",),
+    ".builtin.file": ("FileTrigger",),
+    ".builtin.http": ("HttpTrigger",),
+    ".builtin.kafka": ("KafkaTrigger",),
+    ".builtin.process": ("ProcessExitTrigger",),
+    ".builtin.sqs": ("SqsTrigger",),
+    ".builtin.temporal": (
+        "DateTimeTrigger",
+        "TimeDeltaTrigger",
+    ),
+    ".producers.kafka": ("kafka_stream",),
+    ".producers.kafka_member": ("kafka_claim",),
+    ".producers.sqs": ("sqs_stream",),
+    ".stream_api": (
+        "AckTimeout",
+        "AdvanceItem",
+        "AdvanceOutcome",
+        "SharedStreamProducer",
+        "StreamEnded",
+        "SubscriberOverflow",
+    ),
+    ".shared_stream": ("reject_shared_stream_event",),
+}
+
+__all__ = [
+    "AckTimeout",
+    "AdvanceItem",
+    "AdvanceOutcome",
+    "BaseEventTrigger",
+    "BaseTrigger",
+    "DateTimeTrigger",
+    "DirectoryTrigger",
+    "FileTrigger",
+    "HttpTrigger",
+    "KafkaTrigger",
+    "ProcessExitTrigger",
+    "SharedStreamProducer",
+    "SqsTrigger",
+    "StreamEnded",
+    "SubscriberOverflow",
+    "TimeDeltaTrigger",
+    "TriggerEvent",
+    "kafka_claim",
+    "kafka_stream",
+    "reject_shared_stream_event",
+    "sqs_stream",
+]
+
+
+def __getattr__(name: str) -> object:
+    return load_export(__name__, _MODULES, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

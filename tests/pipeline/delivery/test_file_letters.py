@@ -294,7 +294,7 @@ async def test_a_folder_that_vanishes_in_the_run_ends_it_by_name(
     run = Run(tmp_path)
 
     class Vanishing(Refusing):
-        async def on_ready(self, config, pool):
+        async def on_ready(self, config, sinks):
             run.letters.rmdir()
             run.letters.write_text("no folder")
 
@@ -310,7 +310,7 @@ async def test_a_disk_that_refuses_at_the_end_leaves_no_outcomes(
     run = Run(tmp_path)
 
     class Vanishing(Refusing):
-        async def on_ready(self, config, pool):
+        async def on_ready(self, config, sinks):
             run.letters.rmdir()
             run.letters.write_text("no folder")
 

@@ -434,7 +434,7 @@ async def test_an_engine_that_starts_probes_nothing(rig: MakeRig) -> None:
     gate = asyncio.Event()
 
     class Slow(Cat):
-        async def on_ready(self, config: Any, pg_pool: Any) -> None:
+        async def on_ready(self, config: Any, sinks: Any) -> None:
             await gate.wait()
 
     made = rig(Slow(), [], debug=DEBUG)

@@ -146,7 +146,7 @@ def test_rows_go_through_transform_and_those_it_refuses_are_outcomes_too(session
 @pytest.mark.parametrize(("terminal", "form"), [(True, "console"), (False, "json")])
 def test_engines_log_for_people_if_the_session_has_a_terminal(session, settings, monkeypatch, terminal, form):
     class Telling(Known):
-        async def on_ready(self, config, pg_pool):
+        async def on_ready(self, config, sinks):
             self.form = config.logging.format
 
         async def arrange(self, messages, pending):
@@ -444,7 +444,7 @@ def test_a_stream_needs_no_broker_and_a_micro_batch_given_again_has_its_letters_
     broken.touch()
 
     class Refusing(Known):
-        async def on_ready(self, config, pool):
+        async def on_ready(self, config, sinks):
             from pyspark import TaskContext
 
             if broken.exists() and TaskContext.get().partitionId() == 1:
@@ -478,7 +478,7 @@ def test_letters_that_are_not_where_they_are_looked_for_are_told(session, broker
     class Elsewhere(Known):
         """Does what another host's folder of that name would: takes the file, and it is not here."""
 
-        async def on_ready(self, config, pool):
+        async def on_ready(self, config, sinks):
             from tidemill.deadletters.files import LetterFile
 
             publish = LetterFile.publish

@@ -24,7 +24,7 @@ class Quiet(Handler[bytes, bytes]):
 class SlowFirst(Quiet):
     """Slot 0 is slow to be ready; says who was ready when."""
 
-    async def on_ready(self, config: Settings, pg_pool: Any) -> None:
+    async def on_ready(self, config: Settings, sinks: Any) -> None:
         with open(self.journal, "a") as file:
             file.write(f"begin {os.getpid()}\n")
             file.flush()
@@ -35,7 +35,7 @@ class SlowFirst(Quiet):
 class SecondWaits(Quiet):
     """The first that comes, slot 0, is ready at once, the second when a file says so."""
 
-    async def on_ready(self, config: Settings, pg_pool: Any) -> None:
+    async def on_ready(self, config: Settings, sinks: Any) -> None:
         folder = Path(self.folder)
         if not (folder / "first").exists():
             (folder / "first").touch()
@@ -46,7 +46,7 @@ class SecondWaits(Quiet):
 
 
 class Refusing(Quiet):
-    async def on_ready(self, config: Settings, pg_pool: Any) -> None:
+    async def on_ready(self, config: Settings, sinks: Any) -> None:
         raise RuntimeError("the database is not migrated")
 
 

@@ -29,7 +29,7 @@ from tidemill.pipeline.hooks import Calls, begin_hook, call_hook, check_returned
 from tidemill.runtime.engine_tasks import EngineTasks
 from tidemill.runtime.messages import Place, place_of
 from tidemill.runtime.progress import SinkStats
-from tidemill.sinks.base import Sink
+from tidemill.sinks.base import Sink, SinksByName
 from tidemill.sinks.sending.run import RunPart
 from tidemill.sinks.sending.sender import Sender, connect_sender
 from tidemill.sinks.sending.submission import DeliveryLane, Entry, Failure, Question, Submission
@@ -129,11 +129,11 @@ class Outbox:
                     found.setdefault(lane, []).append((sender.label, sources[0].offset, sources[-1].offset))
         return found
 
-    @property
-    def pg_pool(self) -> Any:
-        """The connection pool of the first PostgreSQL sink, once it is connected; None without one."""
-        sender = next(iter(self._senders.get("postgres", {}).values()), None)
-        return getattr(sender.sink, "pool", None) if sender is not None else None
+    def name_sinks(self) -> SinksByName:
+        """Return the sinks for `Handler.on_ready`."""
+        return SinksByName(
+            {f"{kind}.{name}": sender.sink for kind, named in self._senders.items() for name, sender in named.items()}
+        )
 
     def describe_stall(self) -> dict[str, str]:
         """Return what waits, and why, by the sink's place; 'dead letters' for those."""

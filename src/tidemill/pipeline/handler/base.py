@@ -27,6 +27,7 @@ from tidemill.pipeline.handler.models import (
     PendingContext,
 )
 from tidemill.runtime.messages import SourceMessage
+from tidemill.sinks.base import SinksByName
 from tidemill.sinks.payloads import CollectResult, Payload
 
 #: The hooks that are given windows: a handler has one of them.
@@ -66,8 +67,14 @@ class Handler(Generic[InputT, OutputT]):
         """Prepare on the driver; return a changed configuration, or None to keep it."""
         return None
 
-    async def on_ready(self, config: Settings, pg_pool: Any) -> None:
-        """Prepare in an engine, after its sinks are connected and before the first message."""
+    async def on_ready(self, config: Settings, sinks: SinksByName) -> None:
+        """Prepare in an engine, after its sinks are connected and before the first message.
+
+        Args:
+            config: The settings of the pipeline.
+            sinks: The engine's sinks by type and name, such as `sinks["postgres.main"]`. A PostgreSQL sink has a
+                `pool` of connections for hooks.
+        """
 
     async def on_assign(self, partitions: Sequence[TopicPartition]) -> None:
         """React to partitions that this engine now owns, in addition to those it had."""
