@@ -36,7 +36,7 @@ def hanging_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program = tmp_path / "java-home" / "bin" / "java"
     program.parent.mkdir(parents=True)
     answer = 'if [ "$1" = -version ]; then echo \'openjdk version "17.0.1"\' >&2; exit 0; fi\n'
-    program.write_text(f"#!/bin/sh\n{answer}sleep 1000\n")
+    program.write_text(f"#!/bin/sh\n{answer}exec tail -f /dev/null $0 >/dev/null\n")
     program.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(program.parent.parent))
     return program
@@ -124,6 +124,29 @@ def test_sigterm_before_the_pipeline_runs_ends_the_jvm_as_well(hanging_java: Pat
         assert process.wait(60) == -15
     # They are nobody's descendants now.
     wait_until(lambda: not any(map(is_running, launched)))
+
+
+@pytest.mark.parametrize("launched", ["launcher", "JVM"])
+def test_a_driver_that_is_killed_before_its_jvm_listens_leaves_no_jvm(
+    launched: str, cache: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if launched == "JVM":
+        program = tmp_path / "jvm"
+        command = {"before": [sys.executable, "-c", "import time; time.sleep(1000)", str(program)], "after": []}
+        (keep_hanging_command().folder / "command.json").write_text(json.dumps(command))
+    else:
+        program = request.getfixturevalue("hanging_java")
+    script = """
+        import sys
+        from tidemill.config.settings import SparkSettings
+        from tidemill.spark.session.early import launched_early
+        with launched_early(SparkSettings()):
+            sys.stdin.read()
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdin=subprocess.PIPE) as driver:
+        pids = wait_until(lambda: jvms(program))
+        driver.kill()
+    wait_until(lambda: not any(map(is_running, pids)))
 
 
 def keep_hanging_command() -> KeptLaunch:

@@ -2,7 +2,8 @@
 
 Invariants: the JVM alone ignores SIGTERM, SIGINT and SIGHUP (Ctrl-C in a terminal, and its end, reach the whole process
 group, and the engines have to drain first), from before the first instruction of Spark's launcher; nothing is changed
-in this process for that. The end of its standard input ends the JVM, so that it does not outlive this process.
+in this process for that. The JVM does not outlive this process: the end of its standard input ends a JVM that listens,
+and a guard, which reads that input as well, kills one that does not listen yet.
 """
 
 from __future__ import annotations
@@ -41,8 +42,28 @@ _KEPT_LINES, _SAID_LINES = 200, 5
 _LAST_LINES_SECONDS = 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
-#: Signals that are ignored when a program is executed stay so.
-_IGNORING = 'trap "" HUP INT TERM; exec "$@"'
+#: What becomes the JVM. Signals that are ignored when a program is executed stay so. In the background, a child of the
+#: JVM waits for the end of the JVM's standard input; as long as its parent is the JVM, no other process has that id.
+#: A JVM that has written its address ends by itself. Only what Spark's launcher started is killed with it: below a JVM
+#: are engines, whose wardens have to outlive them.
+_LAUNCH = """
+trap "" HUP INT TERM
+end() {
+    started=
+    test "$(cat "/proc/$1/comm")" = java || started=$(cat "/proc/$1/task/"*/children)
+    kill -KILL "$1"
+    set -- $started
+    for pid; do
+        test "$pid" = "$guard" || end "$pid"
+    done
+}
+{
+    read -r _
+    read -r guard _ _ parent _ </proc/self/stat
+    test -e "$_PYSPARK_DRIVER_CONN_INFO_PATH" || test "$parent" != $$ || end $$
+} </proc/$$/fd/0 >/dev/null 2>&1 &
+exec "$@"
+"""
 #: Java's warnings about options that Spark itself sets: noise, and plain text among JSON logs.
 _NOISE = (b"WARNING: Using incubator modules", b"WARNING: package sun.security.action not in")
 
@@ -130,7 +151,7 @@ def launch(
     }
     with output.pipe() as standard_error:
         jvm = subprocess.Popen(
-            ["sh", "-c", _IGNORING, "sh", *command],
+            ["sh", "-c", _LAUNCH, "sh", *command],
             stdin=subprocess.PIPE,
             stderr=standard_error,
             env=environ,
