@@ -57,7 +57,6 @@ class Standstill:
     __slots__ = ("_beats", "_most", "_seconds", "_step")
 
     def __init__(self, pulse_seconds: float) -> None:
-        """Have seen nothing yet."""
         self._most = 2 * pulse_seconds
         self._beats = -1
         self._step: object = None

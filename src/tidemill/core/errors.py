@@ -31,7 +31,6 @@ class RemoteError(TidemillError):
     """
 
     def __init__(self, message: str, *, retryable: bool = True) -> None:
-        """Keep whether trying again can help."""
         super().__init__(message)
         self.retryable = retryable
 

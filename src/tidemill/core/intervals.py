@@ -23,7 +23,6 @@ class Intervals:
     __slots__ = ("_ends", "_starts")
 
     def __init__(self) -> None:
-        """Start empty."""
         self._starts: list[int] = []
         self._ends: list[int] = []
 
@@ -53,10 +52,8 @@ class Intervals:
         return tuple(zip(self._starts, self._ends, strict=True))
 
     def __contains__(self, number: int) -> bool:
-        """Return whether a number is in the set."""
         index = bisect_right(self._starts, number) - 1
         return index >= 0 and number < self._ends[index]
 
     def __len__(self) -> int:
-        """Return how many intervals there are."""
         return len(self._starts)

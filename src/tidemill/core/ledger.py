@@ -62,7 +62,6 @@ class LedgerEntry(Generic[LaneT, ItemT]):
     queue: LaneQueue[LaneT, ItemT]
 
     def __init__(self, position: int, item: ItemT, members: int) -> None:
-        """Start without any resolution."""
         self.position = position
         self.item = item
         self.pending = members
@@ -86,7 +85,6 @@ class LedgerEntry(Generic[LaneT, ItemT]):
         return bool(self.acked) and not (self.pending or self.failed or self.rejected)
 
     def __repr__(self) -> str:
-        """Return what matters while debugging."""
         state = f"pending={self.pending:#b}" if self.pending else "resolved"
         return f"<LedgerEntry {self.position} of {self.lane!r}: {self.item!r}, {state}>"
 
@@ -101,7 +99,6 @@ class Batch(Generic[LaneT, ItemT]):
     __slots__ = ("_queue", "entries")
 
     def __init__(self, queue: LaneQueue[LaneT, ItemT], entries: Sequence[LedgerEntry[LaneT, ItemT]]) -> None:
-        """Take the entries as they are."""
         self._queue = queue
         self.entries = entries
 
@@ -143,7 +140,6 @@ class Ledger(Generic[LaneT, ItemT]):
     __slots__ = ("_position", "_ready", "queues", "total")
 
     def __init__(self) -> None:
-        """Start without lanes."""
         #: The lanes that have entries. Public for callers that `add` so often that they inline its body.
         self.queues: dict[LaneT, LaneQueue[LaneT, ItemT]] = {}
         # Lanes with a resolved head and nothing in flight, in the order in which they became so.

@@ -61,7 +61,6 @@ class TopicIdentity(Generic[LaneT]):
     """
 
     def __init__(self) -> None:
-        """Start without partitions."""
         self._ids: dict[LaneT, str | None] = {}
 
     def assign(self, lane: LaneT, committed: str | None, now: str | None) -> bool:

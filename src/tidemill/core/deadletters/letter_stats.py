@@ -33,7 +33,6 @@ class LetterStats:
     """
 
     def __init__(self, most: int = 1_000) -> None:
-        """Start at zero."""
         self._most = most
         self.letters = 0
         self.messages = 0

@@ -170,7 +170,6 @@ class SinkNames:
     """
 
     def __init__(self, wanted: Iterable[str], configured: Iterable[tuple[str, str]]) -> None:
-        """Start with the configured sinks."""
         self.unknown = set(wanted)
         for kind, name in configured:
             self.note_sink(kind, name)
@@ -191,7 +190,6 @@ class Cursor:
     """
 
     def __init__(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> None:
-        """Start with nothing processed."""
         self._ends = dict(ends)
         self._positions = {number: min(starts.get(number, 0), end) for number, end in ends.items()}
         self._saved = dict(self._positions)
@@ -229,7 +227,6 @@ class Pace:
     """
 
     def __init__(self, per_second: float | None) -> None:
-        """Start before the first message."""
         self._seconds = 1.0 / per_second if per_second else 0.0
         self._next = 0.0
 
@@ -287,7 +284,6 @@ class Recent:
     """
 
     def __init__(self, size: int = 20_000) -> None:
-        """Start empty."""
         self._size = size
         self._ids: set[str] = set()
         self._order: deque[str] = deque()

@@ -42,7 +42,6 @@ class Breaker:
     __slots__ = ("_failed", "_failures", "_open_seconds", "opened", "until")
 
     def __init__(self, failures: int, open_seconds: float) -> None:
-        """Start closed."""
         self._failures = failures
         self._open_seconds = open_seconds
         self._failed = 0

@@ -96,7 +96,6 @@ class Witnesses:
     """Counts the deliveries of one sink, and judges the items at which it raises."""
 
     def __init__(self) -> None:
-        """Start without any delivery."""
         self._through = 0
         self._since = 0
 

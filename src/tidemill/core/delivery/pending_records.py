@@ -45,7 +45,6 @@ class Staged(Generic[LaneT, ResultT]):
     __slots__ = ("first", "lane", "last", "result", "state")
 
     def __init__(self, lane: LaneT, first: int, last: int, result: ResultT) -> None:
-        """Start ready."""
         self.lane = lane
         self.first = first
         self.last = last
@@ -81,7 +80,6 @@ class PendingRecords(Generic[LaneT, ResultT]):
     __slots__ = ("_lanes",)
 
     def __init__(self) -> None:
-        """Start empty."""
         self._lanes: dict[LaneT, _LaneRecords[LaneT, ResultT]] = {}
 
     def stage(self, lane: LaneT, first: int, last: int, result: ResultT) -> Staged[LaneT, ResultT]:

@@ -79,7 +79,6 @@ class Item(Generic[LaneT, ValueT]):
     )
 
     def __init__(self, lane: LaneT, key: Hashable, size_bytes: int, value: ValueT) -> None:
-        """Create an item that was never tried."""
         self.lane = lane
         self.key = key
         self.size_bytes = size_bytes
@@ -161,7 +160,6 @@ class Hold(Generic[LaneT, ValueT]):
     __slots__ = ("asked", "behind", "head")
 
     def __init__(self, head: Item[LaneT, ValueT]) -> None:
-        """Start with nothing behind."""
         self.head = head
         self.behind: deque[Item[LaneT, ValueT]] = deque()
         self.asked = 0
@@ -181,7 +179,6 @@ class Failures(Generic[LaneT, ValueT]):
     __slots__ = ("_same", "again", "bits", "due", "now", "sink_failed")
 
     def __init__(self, now: float, due: float | None, bits: int, *, sink_failed: bool = False) -> None:
-        """Start empty."""
         self.sink_failed = sink_failed
         self.now = now
         self.due = due

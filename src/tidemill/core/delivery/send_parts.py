@@ -18,12 +18,10 @@ class Parts(Generic[LaneT, ValueT]):
     """The parts, in the order in which they are sent."""
 
     def __init__(self) -> None:
-        """Start with none."""
         self._parts: deque[Sequence[Item[LaneT, ValueT]]] = deque()
         self._is_part = False
 
     def __bool__(self) -> bool:
-        """Return whether anything is left."""
         return bool(self._parts)
 
     def __iter__(self) -> Iterator[Item[LaneT, ValueT]]:

@@ -17,13 +17,11 @@ class Probes(Generic[LaneT, ValueT]):
     """The items of one queue that are retried; times are seconds of the queue's clock."""
 
     def __init__(self) -> None:
-        """Start with none."""
         self._due: list[Item[LaneT, ValueT]] = []
         self._later: list[tuple[float, Item[LaneT, ValueT]]] = []
         self._others_first = False
 
     def __bool__(self) -> bool:
-        """Return whether there is any item, due or not."""
         return bool(self._due or self._later)
 
     def __iter__(self) -> Iterator[Item[LaneT, ValueT]]:

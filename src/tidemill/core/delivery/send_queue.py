@@ -59,7 +59,6 @@ class SendQueue(Generic[LaneT, ValueT]):
     """
 
     def __init__(self, limits: Limits) -> None:
-        """Start empty."""
         self._limits = limits
         self._health = SinkHealth(limits)
         self._ready: deque[Item[LaneT, ValueT]] = deque()

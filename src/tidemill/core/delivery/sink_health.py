@@ -18,7 +18,6 @@ class SinkHealth:
     """One sink, as its queue sees it; all times are seconds of one monotonic clock, `bits` are 32 random bits."""
 
     def __init__(self, limits: Limits) -> None:
-        """Start with a sink that works."""
         self._limits = limits
         self._failures = 0
         self._witnesses = Witnesses()

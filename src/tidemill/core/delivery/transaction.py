@@ -112,7 +112,6 @@ class Transaction(Generic[LaneT]):
     __slots__ = ("call", "lanes", "offsets")
 
     def __init__(self, offsets: Mapping[LaneT, int]) -> None:
-        """Start before its first call."""
         self.call = Call.BEGIN
         self.lanes = frozenset(offsets)
         self.offsets = dict(offsets)

@@ -74,7 +74,6 @@ class Arrangement:
     __slots__ = ("_all", "_arranged", "_holds", "_hooks_left", "_stages", "_tasks", "_tasks_left")
 
     def __init__(self, size: int) -> None:
-        """Start with nothing arranged."""
         self._all: Sequence[int] = range(size)
         self._arranged = False
         self._hooks_left = size

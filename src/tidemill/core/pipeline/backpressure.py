@@ -59,7 +59,6 @@ class Backpressure(Generic[LaneT]):
     def __init__(
         self, high: int, low: int, window_size: int, max_bytes: int, max_uncommitted: int, max_undelivered: int
     ) -> None:
-        """Start without lanes."""
         self._high = high
         self._low = low
         self._window_size = window_size

@@ -114,7 +114,6 @@ class Brake(Generic[LaneT, CaseT]):
     __slots__ = ("_causes", "_due", "_failed", "_held", "_last", "_max_ratio", "_trials")
 
     def __init__(self, max_ratio: float) -> None:
-        """Start off, with nothing counted."""
         self._max_ratio = max_ratio
         #: The cause of failure of each of the last messages; None: it succeeded.
         self._causes: deque[str | None] = deque(maxlen=WINDOW)

@@ -116,7 +116,6 @@ class JoinWatch:
     """
 
     def __init__(self, terms: GroupTerms) -> None:
-        """Start without a refusal."""
         self._terms = terms
         self._code = ""
         self.refusal: str | None = None

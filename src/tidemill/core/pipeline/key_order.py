@@ -84,7 +84,6 @@ class KeyOrder(Generic[TaskT]):
     __slots__ = ("_hooked", "_hooks", "_places", "_queues", "_waits", "waiting_tasks")
 
     def __init__(self, *, hooked: bool = False) -> None:
-        """Start with nothing open."""
         self._hooked = hooked
         self._queues: dict[Hashable, deque[_Group[TaskT]]] = {}
         self._places: dict[TaskT, _Place[TaskT]] = {}

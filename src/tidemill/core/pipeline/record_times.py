@@ -29,7 +29,6 @@ class RecordTimes:
     __slots__ = ("_marks", "last")
 
     def __init__(self) -> None:
-        """Start before the first batch."""
         self._marks: deque[tuple[int, int]] = deque()
         self.last = -1
 

@@ -101,7 +101,6 @@ class Residents(Generic[TaskT]):
     )
 
     def __init__(self, limit: int, recycle_after: int, backoff: Backoff, ahead: int = 0) -> None:
-        """Start without copies."""
         self._limit = limit
         self._recycle = recycle_after
         self._backoff = backoff

@@ -48,7 +48,6 @@ class StandstillWatch(Generic[LaneT]):
     __slots__ = ("_heads", "_named", "_stall_seconds")
 
     def __init__(self, stall_seconds: float) -> None:
-        """Start before the first check."""
         self._stall_seconds = stall_seconds
         self._heads: dict[LaneT, tuple[int, float]] = {}
         self._named: dict[LaneT, float] = {}

@@ -29,7 +29,6 @@ class TaskSample(Generic[ItemT]):
     __slots__ = ("_fast", "_kept", "_least_seconds", "_left_out", "_most")
 
     def __init__(self, least_seconds: float, most: int) -> None:
-        """Start empty."""
         self._least_seconds = least_seconds
         self._most = most
         self._kept: list[tuple[ItemT, int]] = []

@@ -40,7 +40,6 @@ class Windowing(Generic[T]):
     __slots__ = ("_due", "_items", "_linger_seconds", "_max_bytes", "_max_count", "_number", "_size_bytes")
 
     def __init__(self, max_count: int, max_bytes: int, linger_seconds: float) -> None:
-        """Start with an empty window."""
         self._max_count = max_count
         self._max_bytes = max_bytes
         self._linger_seconds = linger_seconds

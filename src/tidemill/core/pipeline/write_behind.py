@@ -57,7 +57,6 @@ class Load:
     __slots__ = ("key", "overtaken", "readers")
 
     def __init__(self, key: str) -> None:
-        """Start with one reader."""
         self.key = key
         self.readers = 1
         self.overtaken = False
@@ -84,7 +83,6 @@ class WriteBehind:
     )
 
     def __init__(self, max_entries: int) -> None:
-        """Start empty, over a store whose content is unknown."""
         self._max = max_entries
         self._memory: OrderedDict[str, CacheEntry] = OrderedDict()
         self._changes: dict[str, CacheEntry | None] = {}
@@ -99,7 +97,6 @@ class WriteBehind:
         self.lost = 0
 
     def __len__(self) -> int:
-        """Return how many entries are in memory."""
         return len(self._memory)
 
     @property

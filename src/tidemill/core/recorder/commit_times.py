@@ -24,7 +24,6 @@ class CommitTimes(Generic[PartitionT]):
     """
 
     def __init__(self) -> None:
-        """Start without any."""
         # The next offsets and times of the commits, both rising.
         self._commits: dict[PartitionT, tuple[list[int], list[int]]] = {}
 

@@ -27,7 +27,6 @@ class FailureSample:
     """
 
     def __init__(self, per_second: int) -> None:
-        """Start with nothing counted."""
         self._per_second = per_second
         self._second = -1
         self._admitted = 0

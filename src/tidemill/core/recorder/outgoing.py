@@ -26,7 +26,6 @@ class OutgoingFrame:
     __slots__ = ("body", "count", "seq", "table", "was_sent")
 
     def __init__(self, seq: int, table: str, body: bytes, count: int) -> None:
-        """Keep the body."""
         self.seq = seq
         self.table = table
         self.body = body
@@ -63,7 +62,6 @@ class OutgoingFrames:
     """
 
     def __init__(self, max_bytes: int, max_events: int, window_bytes: int) -> None:
-        """Start empty."""
         self._max_bytes = max_bytes
         self._max_events = max_events
         self._window_bytes = window_bytes

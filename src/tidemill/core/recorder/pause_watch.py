@@ -22,7 +22,6 @@ class PauseWatch:
     """
 
     def __init__(self, seconds: float) -> None:
-        """Start with nothing held."""
         self._seconds = seconds
         self._held_since: dict[str, float] = {}
         #: When a partition that was told as held was seen first without being held; None: it is held.

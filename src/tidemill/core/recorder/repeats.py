@@ -18,7 +18,6 @@ class KnownFrames:
     """
 
     def __init__(self, max_engines: int = MAX_ENGINES) -> None:
-        """Know none."""
         self._max_engines = max_engines
         self._highest: dict[str, int] = {}
 

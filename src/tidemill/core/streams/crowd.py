@@ -34,7 +34,6 @@ class Crowd(Generic[LaneT, PayloadT, EventT]):
         fanout: Fanout[Sent[LaneT, PayloadT, EventT], Member[LaneT, PayloadT, EventT]],
         ledger: Ledger[LaneT, PayloadT],
     ) -> None:
-        """Start without members, at the end of the log."""
         self._fanout = fanout
         self._ledger = ledger
         self._laggards: LazyMin[Member[LaneT, PayloadT, EventT], int] = LazyMin(_find_position)

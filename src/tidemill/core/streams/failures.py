@@ -32,7 +32,6 @@ class Failures(Generic[LaneT, PayloadT, EventT]):
     __slots__ = ("_blame", "_ledger", "_pending_events")
 
     def __init__(self, ledger: Ledger[LaneT, PayloadT], pending_events: PendingEvents) -> None:
-        """Start without failures."""
         self._ledger = ledger
         self._pending_events = pending_events
         # The error of each member that failed an event; None: it never read it.

@@ -58,7 +58,6 @@ class LogReader(Generic[ItemT]):
     __slots__ = ("_chunk", "_fresh", "ahead", "exempt", "name", "present", "unread")
 
     def __init__(self, name: Hashable) -> None:
-        """Start without a position; `Fanout.join` sets it."""
         self.name = name
         self.present = False
         self.exempt = False
@@ -120,7 +119,6 @@ class Fanout(Generic[ItemT, ReaderT]):
     __slots__ = ("_max_backlog", "_slowest", "_tail", "items", "room", "size")
 
     def __init__(self, max_backlog: int) -> None:
-        """Start with an empty log and without readers."""
         if max_backlog < 1:
             raise ValueError(f"max_backlog must be at least 1, not {max_backlog}")
         self._max_backlog = max_backlog

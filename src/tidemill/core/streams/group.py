@@ -81,7 +81,6 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
     )
 
     def __init__(self, limits: StreamLimits, pending_events: PendingEvents, home: Home) -> None:
-        """Start without members."""
         if limits.max_outstanding < 1:
             raise ValueError(f"max_outstanding must be at least 1, not {limits.max_outstanding}")
         self._limits: Final = limits

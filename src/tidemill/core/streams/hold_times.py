@@ -27,7 +27,6 @@ class HoldTimes(Generic[LaneT, PayloadT, EventT]):
     __slots__ = ("_timed", "unconfirmed")
 
     def __init__(self) -> None:
-        """Start without members."""
         # Members to which the ack timeout applies, the one that is last in the log first.
         self._timed: LazyMin[Member[LaneT, PayloadT, EventT], int] = LazyMin(_find_position)
         self.unconfirmed: LazyMin[Member[LaneT, PayloadT, EventT], float] = LazyMin(_find_oldest)

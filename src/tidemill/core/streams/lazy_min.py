@@ -40,7 +40,6 @@ class LazyMin(Generic[MemberT, KeyT]):
     __slots__ = ("_heap", "_key", "_out", "_serial", "members")
 
     def __init__(self, key: Callable[[MemberT], KeyT | None]) -> None:
-        """Start empty."""
         self._key = key
         self._heap: list[tuple[KeyT, int, MemberT]] = []
         self._serial = 0

@@ -129,7 +129,6 @@ class Member(LogReader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, 
         ledger: Ledger[LaneT, PayloadT],
         holders: LazyMin[Member[LaneT, PayloadT, EventT], float],
     ) -> None:
-        """Start on no event."""
         super().__init__(name)
         self.group = group
         self.home = home

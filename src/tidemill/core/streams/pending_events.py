@@ -28,7 +28,6 @@ class PendingEvents:
     __slots__ = ("_first", "_groups", "_last", "_owners", "_recent", "_recent_key")
 
     def __init__(self) -> None:
-        """Start with number 1."""
         self._last = 0
         # The owners of the numbers from `_first` on; None once confirmed or given up.
         self._owners: list[Member[Any, Any, Any] | None] = []

@@ -62,7 +62,6 @@ class Redelivery(Generic[LaneT, HeldT]):
     """
 
     def __init__(self, limits: RedeliveryLimits | None = None) -> None:
-        """Start without lanes and without subscribers."""
         self._limits = limits or RedeliveryLimits()
         self._lanes: dict[LaneT, LaneOffsets[LaneT, HeldT]] = {}
         self._number = 0
@@ -367,5 +366,4 @@ class Redelivery(Generic[LaneT, HeldT]):
         return len(self._numbers)
 
     def __contains__(self, lane: object) -> bool:
-        """Return whether a lane is assigned."""
         return lane in self._lanes

@@ -100,7 +100,6 @@ class Delivery(Generic[LaneT, HeldT]):
     def __init__(
         self, lane: LaneT, offset: int, held: HeldT, size_bytes: int, number: int, failures: int, unread: int = 0
     ) -> None:
-        """Start unresolved."""
         self.lane = lane
         self.offset = offset
         self.held = held
@@ -112,7 +111,6 @@ class Delivery(Generic[LaneT, HeldT]):
         self.waiting: Waiting[LaneT, HeldT] | None = None
 
     def __repr__(self) -> str:
-        """Return what matters while debugging."""
         return f"<Delivery {self.number} of {self.lane!r} at {self.offset}, failed {self.failures} times>"
 
 
@@ -132,7 +130,6 @@ class Waiting(Generic[LaneT, HeldT]):
     __slots__ = ("accepted", "anybody", "concerns", "deadline", "delivery", "due", "missing")
 
     def __init__(self, delivery: Delivery[LaneT, HeldT], due: float, deadline: float) -> None:
-        """Start without waiting for a subscriber."""
         self.delivery = delivery
         self.due = due
         self.deadline = deadline

@@ -34,14 +34,12 @@ class Seats:
     __slots__ = ("_alone_since", "_full_seconds", "_returns", "_until")
 
     def __init__(self, full_seconds: float) -> None:
-        """Start without seats."""
         self._full_seconds: Final = full_seconds
         self._until: dict[AnyMember, float] = {}
         self._returns: dict[AnyMember, _Return] = {}
         self._alone_since: float | None = None
 
     def __contains__(self, member: object) -> bool:
-        """Return whether a member is a seat."""
         return member in self._until
 
     def __bool__(self) -> bool:

@@ -27,7 +27,6 @@ class OwnerWatch:
     """
 
     def __init__(self, patience_seconds: float) -> None:
-        """Start before the first check."""
         self._patience = patience_seconds
         #: The partitions that were named, and have had no owner since.
         self.orphans: list[int] = []

@@ -34,7 +34,6 @@ class Pauses:
     """The pauses of a pipeline."""
 
     def __init__(self) -> None:
-        """Start with nothing paused."""
         self._pauses: dict[int | None, Pause] = {}
 
     @property

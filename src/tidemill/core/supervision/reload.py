@@ -113,7 +113,6 @@ class Reload:
     """
 
     def __init__(self, code: str) -> None:
-        """Start with engines that run this code."""
         self._running = code
         #: The code that the engines ran before the running one, while that is on trial.
         self._last_good: str | None = None

@@ -40,7 +40,6 @@ class SilenceWatch:
     """
 
     def __init__(self, silent_seconds: float = 15.0, tick_seconds: float = 1.0, max_hangs: int = 4) -> None:
-        """Start with no engine."""
         self._silent_seconds = silent_seconds
         self._late_seconds = 2 * tick_seconds
         self._max_hangs = max_hangs

@@ -55,7 +55,6 @@ class Slot:
     """
 
     def __init__(self, number: int, limits: SlotLimits | None = None) -> None:
-        """Start idle."""
         self.number = number
         self._limits = limits or SlotLimits()
         self._last_job = 0

@@ -77,7 +77,6 @@ class SlotGroup:
     """
 
     def __init__(self, slots: int, partitions: int | None = None) -> None:
-        """Start before any slot begins."""
         self._unfinished = set(range(slots))
         self._count = slots
         self._expected_owners = min(slots, slots if partitions is None else partitions)

@@ -26,7 +26,6 @@ class Stalls:
     """
 
     def __init__(self) -> None:
-        """Start without stalls."""
         self._due: dict[int, dict[str, float]] = {}
 
     def feed(self, engine: int, stalled: Mapping[str, str], now: float) -> list[tuple[str, str]]:

@@ -165,7 +165,6 @@ class WorkerSlots:
     """The processes of a worker and their attempts."""
 
     def __init__(self, limits: Limits) -> None:
-        """Start without processes."""
         self._limits = limits
         self._processes: dict[int, _Process] = {}
         self._started = 0

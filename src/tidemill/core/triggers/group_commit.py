@@ -108,7 +108,6 @@ class GroupCommit(Generic[T]):
     )
 
     def __init__(self, limits: CommitLimits) -> None:
-        """Start with nothing pending."""
         self._limits = limits
         self._waiting: deque[tuple[T, int, float]] = deque()
         self._retries: deque[Batch[T]] = deque()

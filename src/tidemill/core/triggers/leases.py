@@ -39,11 +39,9 @@ class Leases:
     _held: OrderedDict[int, _Lease] = field(default_factory=OrderedDict)
 
     def __len__(self) -> int:
-        """Return how many leases are held."""
         return len(self._held)
 
     def __contains__(self, number: int) -> bool:
-        """Return whether a lease is held."""
         return number in self._held
 
     def hold(self, number: int, now: float) -> None:

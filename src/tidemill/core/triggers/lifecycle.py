@@ -88,7 +88,6 @@ class TriggerLife:
     __slots__ = ("_backoff", "_failures", "restart")
 
     def __init__(self, restart: Restart, backoff: Backoff = BACKOFF) -> None:
-        """Start before the first run."""
         self.restart = restart
         self._backoff = backoff
         self._failures = 0

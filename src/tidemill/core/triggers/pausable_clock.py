@@ -21,7 +21,6 @@ class PausableClock:
     __slots__ = ("_held_at", "_lost")
 
     def __init__(self) -> None:
-        """Start running."""
         self._held_at: float | None = None
         self._lost = 0.0
 

@@ -58,7 +58,6 @@ class SessionWatch:
     __slots__ = ("_counted_seconds", "_last", "_lease_seconds", "_seen")
 
     def __init__(self, lease_seconds: float, look_seconds: float) -> None:
-        """Start without sessions."""
         self._lease_seconds = lease_seconds
         self._counted_seconds = 2 * look_seconds
         # When the last read took place; None: there was none, or one has failed since.

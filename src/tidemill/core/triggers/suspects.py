@@ -134,7 +134,6 @@ class Suspects:
     __slots__ = ("_begun", "_hasty", "_in_turn", "_killed", "_lives", "_number", "_records", "_trials")
 
     def __init__(self) -> None:
-        """Suspect none."""
         self._records: dict[int, _Record] = {}
         # How long the last triggerers lived.
         self._lives: deque[float] = deque(maxlen=SUSPECT_DEATHS)

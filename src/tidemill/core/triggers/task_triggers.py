@@ -105,7 +105,6 @@ class TaskTriggers:
     __slots__ = ("_capacity", "_held", "_last", "_stopped")
 
     def __init__(self, capacity: int) -> None:
-        """Start without any."""
         self._capacity = capacity
         self._held: set[ClaimKey] = set()
         self._stopped: set[ClaimKey] = set()
