@@ -122,7 +122,7 @@ def test_a_hook_that_holds_up_the_loop_for_good_does_not_delay_a_stop(site, sign
     print(f"ended {seconds:.1f} s after the signal")
     assert code == (4 if signals == 1 else 130), pipeline.log
     if signals == 1:
-        assert "did not end within 5 s after it was told to drain and was killed" in pipeline.log
+        assert "did not end within 5 s after the request to drain and was killed" in pipeline.log
     assert seconds < 7.0 * max(1.0, os.getloadavg()[0] / 5)
     assert not [pid for pid in engines if os.path.exists(f"/proc/{pid}")], "an engine outlived the run"
     site.start(handler="BlockOnce")

@@ -297,7 +297,7 @@ def test_saved_code_replaces_the_running_one_and_nothing_is_lost_or_repeated(dev
         "    async def arrange(",
         "    async def on_ready(self, config, sinks):\n        1 / 0\n\n    async def arrange(",
     )
-    dev.wait_for("the code before it continues")
+    dev.wait_for("the previous code starts again")
     assert dev.processed(dev.send()) == {"mjof"}
 
     reloads = dev.log().count("code saved; ")

@@ -77,7 +77,7 @@ async def test_members_of_another_program_are_named_and_the_engine_joins_once_th
     events = Events()
     try:
         with member(settings, "billing-7", "range"):
-            assert "(billing-7), which share partitions by range" in find_before(settings)
+            assert "(billing-7) that use the range assignor" in find_before(settings)
             source.start(events)
             await until(source.describe_refusal)
             assert "kafka.consumer_group" in (source.describe_refusal() or "")

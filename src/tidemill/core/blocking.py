@@ -1,9 +1,9 @@
-"""Tells a blocked event loop from a machine that gives it no CPU.
+"""Distinguishes a blocked event loop from a machine that gives it no CPU.
 
-The loop is late by some time. For part of it, its thread may have been waiting for a CPU: no code is to blame for that
-part. For the rest, some code did not return to the loop: it was computing, or waiting in a call that blocks. Code that
-holds the GIL (a regular expression, large JSON) delays the watching thread as well; the CPU time of the loop's thread
-then distinguishes it from a busy machine.
+Part of a loop's delay may be due to its thread waiting for a CPU; no code is to blame for that part. During the rest,
+some code did not return to the loop: it was computing, or waiting in a blocking call. Code that holds the GIL (a
+regular expression, large JSON) delays the watching thread as well; the CPU time of the loop's thread then distinguishes
+it from a busy machine.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 class Cause(enum.Enum):
     """Why a loop is late.
 
-    COMPUTING: some code computes without returning to the loop. WAITING: some code waits in a call that blocks.
-    STARVED: the thread got no CPU.
+    COMPUTING: code computes without returning to the loop. WAITING: code waits in a blocking call. STARVED: the thread
+    got no CPU.
     """
 
     COMPUTING = "computing"
@@ -26,12 +26,12 @@ class Cause(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The time a thread has used, in seconds; only differences are meaningful.
+    """The time that a thread has used, in seconds; only differences are meaningful.
 
     Attributes:
         cpu_seconds: Time on a CPU.
         queued_seconds: Time in the run queue, waiting for a CPU; a wait counts when it is over.
-        is_runnable: Whether it runs, or waits for a CPU, at this moment, and not in a call.
+        is_runnable: Whether it is running or waiting for a CPU at this moment, and not in a blocking call.
     """
 
     cpu_seconds: float
@@ -40,13 +40,14 @@ class Usage:
 
 
 class Standstill:
-    """How long one step of a loop has been going on, as a thread sees it that looks regularly.
+    """Measures how long one step of a loop has been running, as seen by a thread that checks regularly.
 
-    A loop can be late for long although each of its steps is short: only one that is found again and again, with no
-    report of the loop between, has lasted. Time in which the thread itself did not look does not count.
+    A loop can be late for long although each of its steps is short. Only a step that is found again and again, with no
+    report of the loop in between, has really taken that long. Time in which the thread itself did not check does not
+    count.
 
     Args:
-        pulse_seconds: How often the thread looks; the loop reports at least twice in that time.
+        pulse_seconds: The interval between checks; the loop reports at least twice in that time.
 
     Example:
         >>> standstill, step = Standstill(1.0), object()
@@ -63,12 +64,12 @@ class Standstill:
         self._seconds = 0.0
 
     def look(self, beats: int, step: object, passed_seconds: float) -> float:
-        """Return for how many seconds the step has been going on.
+        """Return for how many seconds the step has been running.
 
         Args:
-            beats: How often the loop has reported.
-            step: What the loop runs.
-            passed_seconds: The time since the last look.
+            beats: The number of the loop's reports so far.
+            step: The step that the loop is running.
+            passed_seconds: The time since the last check.
         """
         if beats == self._beats and step is self._step:
             self._seconds += min(passed_seconds, self._most)
@@ -83,12 +84,13 @@ def judge_block(
     """Return why a loop is late by more than the threshold.
 
     Args:
-        late_seconds: How long ago the loop last ran.
-        before: What its thread had used by then.
-        now: What it has used by now.
+        late_seconds: The time since the loop last ran.
+        before: The usage of its thread at that time.
+        now: The usage of its thread now.
         threshold_seconds: How long one callback may take.
-        overslept_seconds: How much later than planned the watching thread itself woke up. The kernel counts a wait for
-            a CPU only when it is over; but while the loop's thread waits, the watching thread usually waits too.
+        overslept_seconds: The delay with which the watching thread itself woke up. The kernel counts a wait for a CPU
+            only
+            when it is over; but while the loop's thread waits, the watching thread usually waits too.
 
     Example:
         >>> judge_block(0.5, Usage(1.0, 0.0), Usage(1.1, 0.4), 0.2)
@@ -105,7 +107,7 @@ def judge_block(
         return Cause.COMPUTING
     queued = now.queued_seconds - before.queued_seconds
     if now.is_runnable:
-        queued = max(queued, late_seconds - computed)  # the wait that is not over yet
+        queued = max(queued, late_seconds - computed)  # includes the wait that is not over yet
     own_seconds = late_seconds - max(queued, overslept_seconds)
     if own_seconds < threshold_seconds:
         return Cause.STARVED

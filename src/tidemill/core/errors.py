@@ -1,4 +1,4 @@
-"""The errors a user of tidemill can see, split by who is to blame.
+"""The errors that users of tidemill can see, split by who is to blame.
 
 Every message says what happened, to what, and what to do about it.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 class TidemillError(Exception):
-    """Base of every error that tidemill raises on purpose."""
+    """Base class of every error that tidemill raises on purpose."""
 
 
 class ConfigError(TidemillError):
@@ -15,7 +15,7 @@ class ConfigError(TidemillError):
 
 
 class HandlerError(TidemillError):
-    """The user's handler is wrong or raised."""
+    """The user's handler is wrong or raised an exception."""
 
 
 class TooManyFailuresError(HandlerError):
@@ -26,8 +26,8 @@ class RemoteError(TidemillError):
     """A broker, a sink or a database failed.
 
     Args:
-        message: What happened, to what, and what to do.
-        retryable: True when the same call may succeed later (connection, time-out, overload).
+        message: What happened, to what, and what to do about it.
+        retryable: Whether the same call may succeed later (connection, timeout, overload).
     """
 
     def __init__(self, message: str, *, retryable: bool = True) -> None:
@@ -36,23 +36,25 @@ class RemoteError(TidemillError):
 
 
 class WrongPlaceError(RemoteError):
-    """The place that a sink writes to is missing, and no payload is to blame: everything waits until it exists."""
+    """The target of a sink (a table or topic, say) is missing. No payload is to blame; everything waits until it
+    exists.
+    """
 
 
 class InvariantError(TidemillError):
-    """A bug in tidemill: one of its invariants does not hold; please report it with the traceback."""
+    """A bug in tidemill: one of its invariants does not hold. Please report it with the traceback."""
 
 
 class SinkNotConfiguredError(ConfigError):
-    """A pipeline has no sink at all, or a payload names a sink that does not exist."""
+    """The pipeline has no sink, or a payload names a sink that is not configured."""
 
 
 class AmbiguousSinkError(ConfigError):
-    """A payload leaves its sink open although several of that type are configured."""
+    """A payload names no sink although several of its type are configured."""
 
 
 class UserActionError(TidemillError):
-    """What a user asks of a running pipeline is not possible."""
+    """A user's request to a running pipeline cannot be carried out."""
 
 
 class FencedError(TidemillError):
@@ -60,7 +62,7 @@ class FencedError(TidemillError):
 
 
 def escape_surrogates(text: str) -> str:
-    r"""Return a text that every encoder accepts: lone surrogates, as in file names that are not UTF-8, are escaped.
+    r"""Return a text that can be encoded: lone surrogates, as in file names that are not UTF-8, are escaped.
 
     Example:
         >>> escape_surrogates("caf\udce9.jpg")
@@ -76,7 +78,7 @@ def escape_surrogates(text: str) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the type and text of an error, encodable; never raises, although a user's `__str__` may.
+    """Return the type and text of an error, encodable. It never raises, although a user's `__str__` may.
 
     Example:
         >>> describe_error(ValueError("no number"))
@@ -90,8 +92,8 @@ def describe_error(error: BaseException) -> str:
 
 
 def find_unexpected(error: BaseException) -> BaseException | None:
-    """Return an error whose traceback says more than its text: any but those that the outside world caused."""
+    """Return the exception whose traceback is worth showing; None for a configuration or remote error."""
     if isinstance(error, (ConfigError, RemoteError)):
         return None
-    # What a hook raised is the cause; around it are only tidemill's own lines.
+    # The exception that a hook raised is the cause; the frames around it belong to tidemill.
     return (error.__cause__ if isinstance(error, HandlerError) else None) or error

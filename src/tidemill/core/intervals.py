@@ -1,4 +1,4 @@
-"""A set of integers, kept as sorted intervals.
+"""A set of integers, stored as sorted intervals.
 
 Invariants: intervals are [start, end) with start < end, sorted, and neither overlap nor touch.
 """
@@ -30,7 +30,7 @@ class Intervals:
         """Add the numbers of [start, end); an empty interval changes nothing."""
         if start >= end:
             return
-        # The intervals that overlap or touch the new one: from the first that ends at `start` or later.
+        # The intervals that overlap or touch the new one start with the first that ends at `start` or later.
         first = bisect_left(self._ends, start)
         last = bisect_right(self._starts, end)
         if first < last:
@@ -40,7 +40,7 @@ class Intervals:
         self._ends[first:last] = [end]
 
     def absorb(self, floor: int) -> int:
-        """Drop everything below `floor` and what adjoins it; return the first number from `floor` on not in the set."""
+        """Remove all numbers up to the first gap at or after `floor`, and return the first number of the gap."""
         count = bisect_right(self._starts, floor)
         if count:
             floor = max(floor, self._ends[count - 1])

@@ -1,23 +1,23 @@
-"""The ledger: who has resolved what, in order, per lane; the one thing that decides what may be advanced.
+"""The ledger records which members have resolved which entries, per lane, and alone decides how far a lane may advance.
 
-A lane is a queue of entries. An entry is opened with a bit mask of members and is resolved when every member
-has resolved it. `take_all` returns, per lane, the whole contiguous resolved prefix as one batch; the caller
-advances the source past it (a commit, an acknowledgement) and then calls `settle`, or `retry` if that failed.
-`abandon` gives a lane up, whatever is outstanding.
+A lane is a queue of entries. An entry is opened with a bit mask of members and is resolved when every member has
+resolved it. `take_all` returns, per lane, the whole contiguous resolved prefix as one batch; the caller advances the
+source past it (a commit, an acknowledgement) and then calls `settle`, or `retry` if that failed. `abandon` drops a lane
+with all its outstanding entries.
 
 Invariants:
 1. An entry is in a batch only if every earlier entry of its lane is resolved.
 2. Nothing is settled twice, and a lane's settled positions only rise.
 3. Each member resolves an entry once; late, duplicate and unknown resolutions change nothing.
 4. Members are frozen when the entry is opened.
-5. An entry that nobody accepted is not clean.
+5. An entry that no member accepted is not clean.
 
 Positions rise per ledger and are never reused: a redelivery is a new entry. Memory is O(outstanding). `open` and
 `resolve` are O(1); `take_all`, `take` and `settle` cost only what they return or drop.
 
 A caller that counts members differently adds its own kind of entry (`add`), changes `pending` itself and reports when
-nothing is pending any more (`note_resolved`): to the ledger only "zero or not" matters. `core.streams.group` does this,
-because a thousand subscribers would need masks of a thousand bits.
+it becomes zero (`note_resolved`): to the ledger only "zero or not" matters. `core.streams.group` does this, because a
+thousand subscribers would need masks of a thousand bits.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _FAILED = EntryOutcome.FAILED
 
 
 class LedgerEntry(Generic[LaneT, ItemT]):
-    """One item in a lane; read-only to all but the ledger.
+    """An item in a lane. Only the ledger changes it.
 
     Attributes:
         position: Its number in the ledger; rises with every entry.
-        item: What the caller put there.
+        item: The caller's item.
         pending: The members that have not resolved it, as a bit mask.
         acked: The members that accepted it, as a bit mask; so are `failed` and `rejected`.
         failed: The members that failed on it.
@@ -71,17 +71,16 @@ class LedgerEntry(Generic[LaneT, ItemT]):
 
     @property
     def lane(self) -> LaneT:
-        """The lane it is in."""
         return self.queue.lane
 
     @property
     def resolved(self) -> bool:
-        """Whether every member has resolved it."""
+        """Whether every member has resolved the entry."""
         return not self.pending
 
     @property
     def clean(self) -> bool:
-        """Whether it is resolved, at least one member accepted it, and none failed on it or refused it."""
+        """Whether the entry is resolved, at least one member accepted it, and none failed on it or refused it."""
         return bool(self.acked) and not (self.pending or self.failed or self.rejected)
 
     def __repr__(self) -> str:
@@ -90,7 +89,7 @@ class LedgerEntry(Generic[LaneT, ItemT]):
 
 
 class Batch(Generic[LaneT, ItemT]):
-    """The contiguous resolved prefix of a lane, on its way to the source.
+    """The contiguous resolved prefix of a lane, while the source is being advanced past it.
 
     Attributes:
         entries: At least one entry, in order.
@@ -104,7 +103,6 @@ class Batch(Generic[LaneT, ItemT]):
 
     @property
     def lane(self) -> LaneT:
-        """The lane whose head it is."""
         return self._queue.lane
 
 
@@ -142,10 +140,10 @@ class Ledger(Generic[LaneT, ItemT]):
     def __init__(self) -> None:
         #: The lanes that have entries. Public for callers that `add` so often that they inline its body.
         self.queues: dict[LaneT, LaneQueue[LaneT, ItemT]] = {}
-        # Lanes with a resolved head and nothing in flight, in the order in which they became so.
+        # Lanes with a resolved head and nothing in flight, in the order in which they became ready.
         self._ready: dict[LaneT, LaneQueue[LaneT, ItemT]] = {}
         self._position = 0
-        #: How many entries of all lanes are not settled; read-only to callers, except those that inline `add`.
+        #: The number of entries of all lanes that are not settled. Only callers that inline `add` may change it.
         self.total = 0
 
     def open(self, lane: LaneT, item: ItemT, members: int = 1) -> LedgerEntry[LaneT, ItemT]:
@@ -153,7 +151,7 @@ class Ledger(Generic[LaneT, ItemT]):
 
         Args:
             lane: The lane; it exists while it has entries.
-            item: Anything the caller wants to find in the batch.
+            item: The caller's item, which is returned in the batch.
             members: The members that must resolve it, as a bit mask; with 0 it is resolved at once.
 
         Raises:
@@ -167,7 +165,7 @@ class Ledger(Generic[LaneT, ItemT]):
         return entry
 
     def open_all(self, lane: LaneT, items: Sequence[ItemT]) -> list[LedgerEntry[LaneT, ItemT]]:
-        """Append an entry with one member for each of several items, as `open` does."""
+        """Append one entry per item, each with one member, as `open` does."""
         if not items:
             return []
         queue = self.queues.get(lane) or self.start_lane(lane)
@@ -181,11 +179,11 @@ class Ledger(Generic[LaneT, ItemT]):
         return entries
 
     def add(self, lane: LaneT, entry: LedgerEntry[LaneT, ItemT]) -> None:
-        """Append an entry that the caller has created, with a position of its own choosing.
+        """Append an entry that the caller has created, with a position of the caller's choice.
 
         Args:
             lane: The lane; it exists while it has entries.
-            entry: One that is not in a ledger.
+            entry: An entry that is not in a ledger.
 
         Raises:
             TypeError: The lane is not hashable; nothing was changed.
@@ -203,12 +201,12 @@ class Ledger(Generic[LaneT, ItemT]):
         return queue
 
     def resolve(self, entry: LedgerEntry[LaneT, ItemT], outcome: EntryOutcome = _ACKED, member: int = 1) -> None:
-        """Note how a member resolved an entry.
+        """Record how a member resolved an entry.
 
         A second resolution by the same member, one by a non-member, and any in an abandoned lane change nothing.
 
         Args:
-            entry: What `open` returned.
+            entry: A result of `open`.
             outcome: How the member resolved it.
             member: The member's bit, or the bits of several.
         """
@@ -223,12 +221,12 @@ class Ledger(Generic[LaneT, ItemT]):
             entry.failed |= new
         else:
             entry.rejected |= new
-        # While a batch is in flight the head is resolved already, so this entry is not the head.
+        # While a batch is in flight, the head is already resolved, so this entry is not the head.
         if not entry.pending and queue.entries[0] is entry:
             self._ready[queue.lane] = queue
 
     def accept_all(self, entries: Iterable[LedgerEntry[LaneT, ItemT]]) -> None:
-        """Note that the first member accepted entries, as `resolve` does."""
+        """Record that the first member accepted entries, as `resolve` does."""
         for entry in entries:
             queue = entry.queue
             if not entry.pending & 1 or queue.abandoned:
@@ -239,7 +237,7 @@ class Ledger(Generic[LaneT, ItemT]):
                 self._ready[queue.lane] = queue
 
     def note_resolved(self, entry: LedgerEntry[LaneT, ItemT]) -> None:
-        """Note that the caller has brought `pending` of an entry to zero, which it may do once."""
+        """Note that the caller has lowered `pending` of an entry to zero, which it may do once."""
         queue = entry.queue
         if not queue.abandoned and queue.entries[0] is entry:
             self._ready[queue.lane] = queue
@@ -250,7 +248,7 @@ class Ledger(Generic[LaneT, ItemT]):
         Each batch is in flight from now until `settle`, `retry` or `abandon`.
 
         Args:
-            cut: Returns how many entries of a lane's prefix may go; the rest is offered again.
+            cut: Returns how many entries of a lane's prefix to take; the others are offered again.
         """
         batches = []
         waiting = {}
@@ -300,7 +298,7 @@ class Ledger(Generic[LaneT, ItemT]):
             self._ready[queue.lane] = queue
 
     def abandon(self, lane: LaneT) -> None:
-        """Give a lane up: its entries are dropped, and its batch in flight no longer counts."""
+        """Give a lane up: drop its entries and ignore its batch in flight."""
         queue = self.queues.pop(lane, None)
         if queue is None:
             return
@@ -311,7 +309,7 @@ class Ledger(Generic[LaneT, ItemT]):
         queue.entries.clear()
 
     def count_outstanding(self, lane: LaneT) -> int:
-        """Return how many entries of a lane are not settled."""
+        """Return the number of entries of a lane that are not settled."""
         queue = self.queues.get(lane)
         return 0 if queue is None else len(queue.entries)
 

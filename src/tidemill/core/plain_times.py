@@ -1,7 +1,7 @@
-"""Turns what libraries derive from datetime and timedelta (pendulum, pandas, pytz's zones) into what Python has.
+"""Converts subclasses of datetime and timedelta (pendulum, pandas, pytz's zones) to the plain types of Python.
 
-Their classes override arithmetic, fields and text. Invariant: the same moment, wall clock, zone and length, of exactly
-the types `datetime`, `timedelta`, and `ZoneInfo` or `timezone`.
+These subclasses override arithmetic, fields and text. Invariant: the result has the same moment, wall clock, zone and
+length, and exactly the types `datetime`, `timedelta`, and `ZoneInfo` or `timezone`.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from zoneinfo import ZoneInfo
 
 
 class UnknownZoneError(ValueError):
-    """A time zone that has no name by which its rules are found."""
+    """A time zone has no name by which its rules can be found."""
 
 
 def make_plain_duration(value: timedelta) -> timedelta:
-    """Return the same length of time as a timedelta.
+    """Return the same duration as a timedelta.
 
     Example:
         >>> make_plain_duration(timedelta(days=-1, seconds=5))
         datetime.timedelta(days=-1, seconds=5)
     """
-    # Not the attributes: a subclass may count the seconds of a negative length otherwise.
+    # Bypass the attributes: a subclass may count the seconds of a negative duration differently.
     fields = (timedelta.days, timedelta.seconds, timedelta.microseconds)
     return timedelta(*(field.__get__(value) for field in fields))
 
 
 def make_plain_moment(value: datetime) -> datetime:
-    """Return the same moment as a datetime, its zone as `find_zone` finds it.
+    """Return the same moment as a datetime whose zone is the result of `find_zone`.
 
     Raises:
         UnknownZoneError: Its zone has no name.
@@ -37,16 +37,16 @@ def make_plain_moment(value: datetime) -> datetime:
     plain = datetime(*clock, tzinfo=zone, fold=value.fold)
     if isinstance(value.tzinfo, ZoneInfo) or plain.utcoffset() == value.utcoffset():
         return plain
-    # Of a clock time that comes twice, pytz tells the later one by another zone.
+    # For a clock time that occurs twice, pytz marks the later one with another zone.
     other = plain.replace(fold=1 - plain.fold)
     return other if other.utcoffset() == value.utcoffset() else plain
 
 
 def find_zone(zone: tzinfo) -> tzinfo:
-    """Return a zone of any library as a `ZoneInfo` of its `key`, `zone` or `name`, or as a `timezone`.
+    """Return a zone of any library as a `ZoneInfo`, found by its `key`, `zone` or `name`, or as a `timezone`.
 
     Raises:
-        UnknownZoneError: It has no name that is known, and no fixed offset.
+        UnknownZoneError: It has no known name and no fixed offset.
 
     Example:
         >>> find_zone(ZoneInfo("Europe/Vienna"))
@@ -59,12 +59,12 @@ def find_zone(zone: tzinfo) -> tzinfo:
         if isinstance(name, str) and name:
             try:
                 return UTC if name == "UTC" else ZoneInfo(name)
-            except (ValueError, OSError, KeyError):  # it is not known; OSError: the name of a folder
+            except (ValueError, OSError, KeyError):  # an unknown name; OSError: the name of a folder
                 continue
     offset = zone.utcoffset(None)
     if offset is None:
         raise UnknownZoneError(
-            f"the time zone {zone!r} has no name by which its rules are found; use "
-            "zoneinfo.ZoneInfo('Europe/Vienna'), for example"
+            f"the rules of time zone {zone!r} are unknown, because it has no IANA name; use a named zone, such as "
+            "zoneinfo.ZoneInfo('Europe/Vienna')"
         )
     return timezone(make_plain_duration(offset)) if offset else UTC

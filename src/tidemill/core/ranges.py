@@ -1,6 +1,6 @@
-"""Offset ranges: where they begin and end, how they are split, and what is left of them after a run that was stopped.
+"""Offset ranges: parsing, splitting, and the part that remains after a run was stopped.
 
-Pure decisions of a bounded run. Invariants: pieces cover exactly what was requested, in order and without overlap;
+Pure decisions of a bounded run. Invariants: pieces cover exactly the requested range, in order and without overlap;
 finished offsets are never returned again; no chunk holds two ranges of one partition.
 """
 
@@ -40,7 +40,7 @@ class Offset:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """In every partition the first message at or after a time, in milliseconds since the epoch."""
+    """The first message at or after a time, in every partition; the time is in milliseconds since the epoch."""
 
     milliseconds: int
 
@@ -50,7 +50,7 @@ Position = Edge | Offset | Moment
 
 @dataclass(frozen=True, slots=True, order=True)
 class OffsetRange:
-    """The offsets of one partition from `start` up to, but without, `end`."""
+    """The offsets of one partition from `start` up to, but not including, `end`."""
 
     partition: int
     start: int
@@ -64,12 +64,12 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The part of a requested range that a partition has.
+    """The part of a requested range that exists in a partition.
 
     Attributes:
         range: The offsets that exist; may be empty.
-        deleted: How many requested offsets the broker has deleted.
-        beyond: How many requested offsets do not exist yet.
+        deleted: The number of requested offsets that the broker has deleted.
+        beyond: The number of requested offsets that do not exist yet.
     """
 
     range: OffsetRange
@@ -81,14 +81,14 @@ Chunk = tuple[OffsetRange, ...]
 
 
 def parse_position(text: str, name: str) -> Position:
-    """Parse where a range begins or ends.
+    """Parse the start or end of a range.
 
     Args:
         text: `earliest`, `latest`, an offset, or an ISO 8601 time with a time zone.
         name: The option or setting it comes from, for the error message.
 
     Raises:
-        ConfigError: It is none of these.
+        ConfigError: The text is none of these.
 
     Example:
         >>> parse_position("42", "--from")
@@ -118,12 +118,12 @@ def parse_position(text: str, name: str) -> Position:
 
 
 def check_order(start: Position, end: Position, names: tuple[str, str] = ("--from", "--to")) -> None:
-    """Reject a range that cannot contain anything.
+    """Reject a range that is always empty.
 
     Args:
-        start: Where it begins.
-        end: Where it ends.
-        names: The options or settings that both come from, for the error message.
+        start: The start of the range.
+        end: The end of the range.
+        names: The options or settings that they come from, for the error message.
 
     Raises:
         ConfigError: The end is not after the start.
@@ -141,10 +141,10 @@ def check_order(start: Position, end: Position, names: tuple[str, str] = ("--fro
 
 
 def find_span(partition: int, start: int, end: int, low: int, high: int) -> Span:
-    """Return the part of [start, end) that a partition has.
+    """Return the part of [start, end) that exists in a partition.
 
     Args:
-        partition: Its number.
+        partition: The number of the partition.
         start: The first offset requested.
         end: The offset after the last one requested.
         low: The oldest offset that the partition still has.
@@ -162,7 +162,7 @@ def find_span(partition: int, start: int, end: int, low: int, high: int) -> Span
 
 
 def choose_piece_size(total: int, cores: int) -> int:
-    """Return how many offsets a piece has unless the user says otherwise.
+    """Return the default number of offsets in a piece.
 
     Example:
         >>> choose_piece_size(100_000, 2), choose_piece_size(10_000_000, 2), choose_piece_size(10, 2)
@@ -173,7 +173,7 @@ def choose_piece_size(total: int, cores: int) -> int:
 
 
 def split(ranges: Iterable[OffsetRange], size: int) -> list[OffsetRange]:
-    """Cut ranges into pieces of nearly the same size, none above `size`, in the order in which they are to be run.
+    """Cut ranges into pieces of nearly equal size, none above `size`, in the order in which they are to be run.
 
     The first pieces of all partitions come first, so that older messages are processed before newer ones.
 

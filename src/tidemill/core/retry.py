@@ -1,10 +1,10 @@
 """Retrying: whether to try again, and how long to wait first.
 
-Exponential backoff with full jitter: the delay is uniform between 0 and a bound that grows with each attempt,
-so that clients that failed together do not all retry together. Randomness comes in as bits.
+Exponential backoff with full jitter: the delay is uniform between 0 and a bound that grows with each attempt, so that
+clients that failed together do not all retry together. Randomness comes in as bits.
 
-Invariants: a delay is never negative and never above the maximum; after `max_retries` retries, or beyond the
-time budget, the decision is to give up.
+Invariants: a delay is never negative and never above the maximum; after `max_retries` retries, or beyond the time
+budget, the decision is to give up.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import enum
 import math
 from dataclasses import dataclass
 
-#: How many random bits `Backoff.compute_delay` takes.
+#: The number of random bits that `Backoff.compute_delay` takes.
 JITTER_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait after each failed attempt.
+    """The delays after failed attempts.
 
     Attributes:
         initial_seconds: The bound after the first attempt.
@@ -32,24 +32,24 @@ class Backoff:
     multiplier: float = 2.0
 
     def compute_bound(self, attempt: int) -> float:
-        """Return the longest delay in seconds after a failed attempt, the first one being 1."""
+        """Return the longest delay in seconds after a failed attempt; attempts count from 1."""
         try:
             return min(self.maximum_seconds, self.initial_seconds * self.multiplier ** (max(attempt, 1) - 1))
-        except OverflowError:  # a float ends at 1e308; the maximum is far below
+        except OverflowError:  # floats end at 1e308; the maximum is far below
             return self.maximum_seconds
 
     def compute_delay(self, attempt: int, bits: int) -> float:
         """Return the delay in seconds after a failed attempt.
 
         Args:
-            attempt: Which attempt failed, the first one being 1.
+            attempt: The number of the attempt, from 1.
             bits: 32 random bits.
         """
         return self.compute_bound(attempt) * (bits / (1 << JITTER_BITS))
 
 
 class Limit(enum.Enum):
-    """What ended the retries."""
+    """The limit that ended the retries."""
 
     ATTEMPTS = "attempts"
     TIME = "time"
@@ -84,12 +84,12 @@ def decide(
     """Decide what follows a failed attempt.
 
     Args:
-        attempt: Which attempt failed, the first one being 1.
-        max_retries: How many attempts may follow the first one.
+        attempt: The number of the attempt, from 1.
+        max_retries: The number of attempts that may follow the first one.
         backoff: The delays between attempts.
         bits: 32 random bits.
-        elapsed_seconds: Time since the first attempt began.
-        budget_seconds: How long after the first attempt another may begin.
+        elapsed_seconds: The time since the first attempt began.
+        budget_seconds: How long after the first attempt another one may begin.
 
     Example:
         >>> decide(1, 3, Backoff(0.5, 30.0), bits=1 << 31)

@@ -1,11 +1,11 @@
-"""Which topic the offsets of a partition belong to: a topic that is deleted and created again has another id.
+"""Ties committed offsets to a topic id, because a topic that is deleted and created again has the same name.
 
-The name and the offsets alone do not show that, so the id is committed beside each offset, before any other note. An
-offset of another topic is never used, and a partition whose topic was replaced while it was read starts at its
-beginning.
+The name and the offsets alone do not show the difference, so the id is committed with each offset, before any other
+metadata. An offset of another topic is never used. A partition whose topic is replaced while it is being read restarts
+at its beginning.
 
-Invariants: an offset is distrusted only if both ids are known and differ; while an id is not known, offsets are used
-as they are; a text in another format is a note without an id, and no note is changed by the id before it.
+Invariants: an offset is distrusted only if both ids are known and differ; while an id is unknown, offsets are used as
+they are; a text in another format is a note without an id; the id never changes the note after it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ LaneT = TypeVar("LaneT", bound=Hashable)
 #: 128 bits as Kafka writes them, in base64 without padding.
 _ID = r"[A-Za-z0-9+/_-]{22}"
 _MARKED = re.compile(rf"topic=({_ID});(.*)", re.ASCII | re.DOTALL)
-#: How much longer a note is with an id.
+#: The additional length of a note with an id.
 MARK_BYTES = len("topic=;") + 22
 
 
 def add_mark(topic_id: str | None, note: str) -> str:
-    """Return what is committed beside an offset of a topic.
+    """Return the metadata to commit with an offset of a topic.
 
     Example:
         >>> add_mark("taYg+JvuRumb3DRM9XqF/A", "mine"), add_mark(None, "mine")
@@ -34,7 +34,7 @@ def add_mark(topic_id: str | None, note: str) -> str:
 
 
 def split_mark(text: str) -> tuple[str | None, str]:
-    """Return the id of the topic and the note of a text beside an offset.
+    """Return the topic id and the note in the metadata of an offset.
 
     Example:
         >>> split_mark("topic=taYg+JvuRumb3DRM9XqF/A;mine"), split_mark("mine")
@@ -45,12 +45,12 @@ def split_mark(text: str) -> tuple[str | None, str]:
 
 
 def is_replaced(before: str | None, now: str | None) -> bool:
-    """Return whether a topic is certainly another one than before."""
+    """Return whether two topic ids are known and differ."""
     return before is not None and now is not None and before != now
 
 
 class TopicIdentity(Generic[LaneT]):
-    """The topic that each partition of one consumer is read from.
+    """The topic ids of the partitions that one consumer reads.
 
     Example:
         >>> identity: TopicIdentity[str] = TopicIdentity()
@@ -64,33 +64,33 @@ class TopicIdentity(Generic[LaneT]):
         self._ids: dict[LaneT, str | None] = {}
 
     def assign(self, lane: LaneT, committed: str | None, now: str | None) -> bool:
-        """Start to read a partition.
+        """Start to track a partition.
 
         Args:
             lane: The partition.
-            committed: The id beside its committed offset; None: not known.
-            now: The id of the topic now; None: not known.
+            committed: The id committed with its offset; None: unknown.
+            now: The id of the topic now; None: unknown.
 
         Returns:
-            Whether the committed offset is one of this topic, as far as it is known.
+            Whether the committed offset belongs to this topic, as far as is known.
         """
-        # Without the present id it is still read as the topic of its offset: once the id is known, they are compared.
+        # While the current id is unknown, the committed id is kept and compared with it later.
         self._ids[lane] = committed if now is None else now
         return not is_replaced(committed, now)
 
     def forget(self, lane: LaneT) -> None:
-        """Read a partition no longer."""
+        """Stop tracking a partition."""
         self._ids.pop(lane, None)
 
     def find_id(self, lane: LaneT) -> str | None:
-        """Return the id of the topic that a partition is read from; None: not known."""
+        """Return the id of the topic that a partition is read from; None: unknown."""
         return self._ids.get(lane)
 
     def find_replaced(self, now: str | None) -> Collection[LaneT]:
-        """Return the partitions whose topic was replaced since they were assigned; others take on the id.
+        """Return the partitions whose topic was replaced since they were assigned. Partitions without an id take `now`.
 
         Args:
-            now: The id of the topic now; None: not known.
+            now: The id of the topic now; None: unknown.
         """
         if now is None:
             return []

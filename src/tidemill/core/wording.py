@@ -1,4 +1,4 @@
-"""Numbers in sentences, and sentences in one line."""
+"""Formats numbers and sentences for messages."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ def format_count(count: int, noun: str) -> str:
     """Return a number with its noun, in the singular or the plural.
 
     Args:
-        count: How many.
-        noun: In the singular; its plural ends in s, or in es after an s.
+        count: The number.
+        noun: The noun in the singular; its plural ends in s, or in es after an s.
 
     Example:
         >>> format_count(1, "message"), format_count(1_200, "message"), format_count(0, "process")
@@ -18,7 +18,7 @@ def format_count(count: int, noun: str) -> str:
 
 
 def to_one_line(text: str) -> str:
-    r"""Return a text in one line: line breaks become spaces, other control characters are escaped.
+    r"""Return a text on one line: line breaks become spaces, other control characters are escaped.
 
     Example:
         >>> to_one_line("the file is damaged:\n  no header\n"), to_one_line("a \x1b[31m key")

@@ -119,7 +119,7 @@ def test_a_query_is_added_to_that_of_the_url_and_parses_as_it_was(base: str, que
         ([("a", 1, 2)], "pairs of name and value"),
         ({"a\ud800": 1}, "lone surrogate"),
         ({"a": "\ud800"}, "lone surrogate"),
-        ({"key": "mine"}, "query has 'key', which the sink's url has already"),
+        ({"key": "mine"}, "query has 'key', which is already in the sink's url"),
         ({"a": "x" * 10_000_000}, "longer than 8000"),
         ({"a" * 10_000_000: None}, "must be str"),
     ],

@@ -60,7 +60,7 @@ def test_a_topic_that_may_not_be_read_is_one_until_partitions_or_messages_come()
         (GroupFacts(forbidden=True), ["grant Read"]),
         (GroupFacts(session_timeouts_ms=(6_000, 60_000)), ["is 4000", "6000 to 60000"]),
         (GroupFacts(session_timeouts_ms=(1_000, 3_000)), ["is 4000", "1000 to 3000"]),
-        (GroupFacts(protocol="range", others=("billing-1",), members=1), ["(billing-1)", "by range"]),
+        (GroupFacts(protocol="range", others=("billing-1",), members=1), ["(billing-1)", "the range assignor"]),
         (GroupFacts(protocol="range", others=("a", "b", "c", "d", "e"), members=5), ["(a, b, c and 2 more)"]),
         (GroupFacts(members=3, max_members=3, others=("w2.0",)), ["group.max.size"]),
     ],

@@ -142,7 +142,7 @@ def play(seed: int, hooked: bool) -> None:
         assert order.waiting_tasks == len(waiting - model.started)
     assert not any(place.open for place in model.places), f"seed {seed}: something waits for ever"
     assert (order.waiting_tasks, order.waiting_messages) == (0, 0)
-    assert [*order._queues, *order._places, *order._hooks] == [], "memory is what is open"
+    assert [*order._queues, *order._positions, *order._hooks] == [], "memory is what is open"
 
 
 @pytest.mark.parametrize("part", range(2))
@@ -194,7 +194,7 @@ def play_with_withdrawals(seed: int) -> None:
         started(order.note_task_done(name))
     assert waiting == [], f"seed {seed}: {waiting} never start"
     assert (order.waiting_tasks, order.waiting_messages) == (0, 0)
-    assert [*order._queues, *order._places] == []
+    assert [*order._queues, *order._positions] == []
 
 
 def test_tasks_of_one_message_run_in_parallel_and_those_of_the_next_with_its_key_wait_for_all() -> None:

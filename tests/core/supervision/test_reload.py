@@ -60,7 +60,7 @@ def test_code_that_does_not_load_leaves_the_engines_alone_and_is_shown() -> None
 
     assert isinstance(tell, Tell)
     assert tell.error == "SyntaxError in line 3"
-    assert "the running code continues" in tell.text
+    assert "the running code stays in use" in tell.text
 
 
 def test_code_that_did_not_load_is_tried_again_at_the_next_save_even_unchanged() -> None:
@@ -115,7 +115,7 @@ def test_a_failed_load_during_a_drain_starts_the_code_that_did_load() -> None:
 
     (tell,) = told(machine.feed(LoadFailed("no")))
 
-    assert "the code that was saved before continues" in tell.text
+    assert "the previously saved code stays in use" in tell.text
     assert act(machine.feed(EnginesEnded())) == [StartEngines("b")]
 
 

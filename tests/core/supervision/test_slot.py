@@ -449,7 +449,7 @@ def test_an_engine_that_does_not_end_after_a_drain_is_killed_when_the_time_for_i
     for _ in range(7):
         assert play.feed(Heartbeat(1) if linked else Tick(), 1.0) == []
         assert play.tick(0.0) == []
-    why = "an engine that did not end within 8 s after it was told to drain"
+    why = "an engine that did not end within 8 s after the request to drain"
     assert play.tick(1.0) == [Kill(1), CancelJob(1), Finished(Ending.OVERDUE, why)]
     assert play.kinds()[-1] is ReportKind.CANCELLED
     assert play.feed(JobEnded(1, Ending.CRASHED, "killed"), 0.5) == []
@@ -596,7 +596,7 @@ def test_an_engine_that_does_not_end_for_its_restart_is_killed_and_replaced(runn
         effects += running.feed(Heartbeat(1), 1.0)
     assert effects == [Kill(1), CancelJob(1), CancelJob(1)][: len(effects)]
     assert running.reports[0].text == (
-        "slot 3 has an engine that did not end within 33 s after it was told to restart; it is considered dead and "
+        "slot 3 has an engine that did not end within 33 s after the request to restart; it is considered dead and "
         "replaced"
     )
     running.feed(LinkClosed(1))

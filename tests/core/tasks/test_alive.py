@@ -24,4 +24,4 @@ def test_a_service_that_was_not_heard_of_for_long_does_nothing() -> None:
 
 
 def test_workers_of_other_queues_are_named() -> None:
-    assert "takes tasks of queue 'gpu'" in find_alive([WORKER]).explain_missing("worker", "gpu")
+    assert "takes tasks from queue 'gpu'" in find_alive([WORKER]).explain_missing("worker", "gpu")

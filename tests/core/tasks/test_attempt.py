@@ -358,7 +358,7 @@ def test_a_task_that_is_cleared_while_it_runs_waits_until_its_process_or_its_wor
     assert life.task.session == 7
     assert life.task.next_due_us is None
     assert feed(life.task, Succeeded(epoch), life.now) == Fenced(), "what the old attempt says does not count"
-    assert "takes no ready" in life.refuse(Ready, Readiness.RUN)
+    assert "ready does not apply" in life.refuse(Ready, Readiness.RUN)
     life.take(over)
     assert life.task.state is TaskState.NONE
     assert life.effects == (ClearXComs(), Ring(Channel.SCHEDULER))
@@ -395,14 +395,14 @@ def test_a_deferred_task_that_is_cleared_waits_until_its_trigger_has_cleaned_up_
 def test_the_last_wish_counts_while_a_task_is_ending():
     life = bring(TaskState.DEFERRED).take(Clear, triggerer=9)
     due_us = life.task.due_us
-    assert "takes no clear" in life.refuse(Clear)
+    assert "clear does not apply" in life.refuse(Clear)
     answer = feed(life.task, Mark(Outcome.FAILED), life.now)
     assert isinstance(answer, Moved)
     assert answer.effects == ()
     assert (answer.task.session, answer.task.due_us) == (9, due_us)
     life.task = answer.task
     assert isinstance(feed(life.task, Mark(Outcome.FAILED), life.now), Refused)
-    assert "takes no cancel" in life.refuse(Cancel)
+    assert "cancel does not apply" in life.refuse(Cancel)
     assert life.take(Clear).take(Cancel).take(Ended).task.outcome is Outcome.SKIPPED, "it was to begin anew"
 
 
@@ -412,7 +412,7 @@ def test_a_task_that_was_cleared_and_does_not_start_again_calls_nobody_back():
 
 
 def test_nothing_has_to_be_cleared_where_nothing_has_happened():
-    assert "takes no clear" in Life().refuse(Clear)
+    assert "clear does not apply" in Life().refuse(Clear)
 
 
 @pytest.mark.parametrize("outcome", Outcome)

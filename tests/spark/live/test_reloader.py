@@ -157,7 +157,7 @@ def test_code_that_no_engine_could_run_is_shown_and_drains_nothing(
 
     (entry,) = [entry for entry in logs if entry["log_level"] == "warning"]
     assert said in entry["error"]
-    assert "the running code continues" in entry["event"]
+    assert "the running code stays in use" in entry["event"]
     assert run.live.told == []
 
 

@@ -1,16 +1,16 @@
-"""Dead letters in files: how files are named, which of them are valid, and the journal of a redrive of them.
+"""Dead letters in files: the names of the files, their validity, and the journal of a redrive.
 
 Theory of operation. A part of a bounded run writes its letters to one file, which is renamed just before the part's
-outcome file; the outcome file names the letters file. A crash in between leaves a letters file that no outcome names:
-the part is processed again and writes its letters again, so such a file is not valid. If the outcomes have been removed
-since (their folder is gone, or a later run created another of the same name), nothing will be reprocessed because of
-them, so the file is valid.
+outcome file; the outcome file names the letters file. A crash in between leaves a letters file that no outcome names.
+Such a file is not valid: the part is processed again and writes its letters again. If the outcomes have been removed
+since (their folder was deleted, or a later run created another one of the same name), nothing will be reprocessed
+because of them, so the file is valid.
 
 A redrive keeps a journal: one line per file and save; the last line of a file is its state. Appending costs the same
 however many files there are. A crash can only truncate the last line, which then has no line feed and is skipped.
 
-Invariants: a name belongs to one run and one part, so a part that is retried replaces its own file and no other; a
-journal that cannot be parsed is an error, never an empty one.
+Invariants: a name belongs to one run and one part, so a retried part replaces its own file and no other; a journal that
+cannot be parsed is an error and never counts as empty.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def build_run_pattern(run: str) -> str:
 
 
 def name_unfinished_file(outcomes_id: str, engine_id: str, part: int) -> str:
-    """Return the name that a letters file has until it is complete.
+    """Return the name of a letters file before it is complete.
 
     Args:
         outcomes_id: The id of the outcomes folder it is written for.
@@ -59,12 +59,12 @@ def build_unfinished_pattern(outcomes_id: str) -> str:
 
 
 def is_valid(name: str, written_for: str, outcomes_id: str | None, named: str | None) -> bool:
-    """Return whether the letters of a file are to be shown and sent.
+    """Return whether the letters in a file may be shown and sent.
 
     Args:
         name: The file's name.
         written_for: The id of the outcomes folder that it was written for.
-        outcomes_id: The id of the folder that exists now; None if there is none.
+        outcomes_id: The id of the outcomes folder that exists now; None if there is none.
         named: The letters file that its outcome file names; None if there is no outcome file.
 
     Example:
@@ -76,7 +76,7 @@ def is_valid(name: str, written_for: str, outcomes_id: str | None, named: str | 
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """How far a redrive has come in one file.
+    """The progress of a redrive in one file.
 
     Attributes:
         file: The file's name.
@@ -107,7 +107,7 @@ def decode_journal(text: str) -> dict[str, JournalEntry]:
     """Return the last entry of each file.
 
     Raises:
-        ValueError: A line is not an entry of a journal; the message gives its number.
+        ValueError: A line is not a journal entry; the message gives its number.
 
     Example:
         >>> decode_journal(encode_journal([JournalEntry("a", "m", 3, "")]) + '{"torn')

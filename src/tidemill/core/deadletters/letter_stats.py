@@ -1,4 +1,4 @@
-"""Counts dead letters by what they have in common, in bounded memory however many there are."""
+"""Counts dead letters by kind, sink, error and day, in bounded memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OTHERS = "(others)"
 
 
 def generalize_error(error: str) -> str:
-    """Return the first line of an error with # for the parts that differ from letter to letter.
+    r"""Return the first line of an error, with # for the parts that differ from letter to letter.
 
     Example:
         >>> generalize_error("no user 123456 in table users\\nmore")
@@ -29,7 +29,7 @@ class LetterStats:
     """Counts of letters.
 
     Args:
-        most: How many different values are counted separately; the rest is counted as others.
+        most: The number of different values that are counted separately; the others are counted together.
     """
 
     def __init__(self, most: int = 1_000) -> None:
@@ -64,7 +64,7 @@ class LetterStats:
 
     @property
     def counts(self) -> Mapping[str, Mapping[str, int]]:
-        """The counts by kind, sink, error (the most frequent first) and day (in order)."""
+        """The counts by kind, sink and error (the most frequent first) and by day (in order)."""
         return {
             group: dict(sorted(counts.items(), key=lambda each: each[0] if group == "day" else (-each[1], each[0])))
             for group, counts in self._counts.items()

@@ -1,14 +1,14 @@
-"""Which dead letters are read and sent again, how fast, and how far a redrive has come.
+"""Redriving dead letters: the selection, the pace, and the progress.
 
 Theory of operation. A redrive reads the dead-letter topic in order. Each letter is judged once: skipped for a reason,
-or sent. The cursor holds, per partition, the position up to which letters have been processed; it is saved in steps,
-together with what was sent (or right after it), and a redrive that starts again continues at the last saved step.
+or sent. The cursor holds, per partition, the offset up to which letters have been processed. It is saved in steps,
+together with the letters of the step or right after them; a restarted redrive continues at the last saved step.
 
 Invariants, each a property test:
-1. Without a crash each letter before the end of the cursor is processed exactly once; after a crash exactly those
-   letters are processed again that came after the last saved step.
+1. Without a crash each letter before the end of the cursor is processed exactly once; after a crash exactly the letters
+   after the last saved step are processed again.
 2. A cursor never moves back, and never past the letters that were processed.
-3. In any time, counted from the start, no more is sent than the rate allows.
+3. In any period, counted from the start, no more is sent than the rate allows.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-#: The consumer group and the transactional id of a redrive begin with this.
+#: The prefix of the consumer group and the transactional id of a redrive.
 REDRIVE_PREFIX = "tidemill-redrive-"
 
 
 class Target(enum.Enum):
-    """Where letters go."""
+    """The destination of the letters."""
 
     SOURCE = "source"
     SINK = "sink"
@@ -54,19 +54,19 @@ class Why(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a letter is judged by.
+    """The facts by which a letter is judged.
 
     Attributes:
-        letter_id: Its id.
-        kind: What went wrong.
-        sink_type: The type of the sink that refused, '' where none did.
+        letter_id: The letter's id.
+        kind: The kind of failure.
+        sink_type: The type of the sink that refused it; '' if none did.
         sink_name: The name of that sink.
         written_at: When it was written, in seconds since the epoch.
         keys: The keys of its messages.
-        redrives: How often it was redriven before.
-        messages: How many source messages it has.
-        payloads: How many payloads it has.
-        text: Everything in which a text is searched for; set only if `Criteria.text` is.
+        redrives: How many times it was redriven before.
+        messages: The number of its source messages.
+        payloads: The number of its payloads.
+        text: All text that a search covers; set only if `Criteria.text` is.
     """
 
     letter_id: str
@@ -83,16 +83,16 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Criteria:
-    """Which letters are selected: those that match at least one value of every criterion that is set.
+    """Selects letters: those that match at least one value of every criterion that is set.
 
     Attributes:
         ids: Prefixes of letter ids.
-        kinds: What went wrong.
+        kinds: Kinds of failure.
         sinks: `name`, `type.name` or `sinks.type.name`.
         since: Written at or after this time, in seconds since the epoch.
         until: Written before this time, in seconds since the epoch.
         keys: Keys of source messages.
-        text: Contained anywhere in the letter, in upper or lower case.
+        text: Text that occurs anywhere in the letter, in upper or lower case.
 
     Example:
         >>> Criteria(kinds=("task",)).matches(Facts("1", "task"))
@@ -130,13 +130,13 @@ class Criteria:
 
 
 def identify_redrive(topic: str, brokers: str, target: str, criteria: Criteria) -> str:
-    """Return the id of a redrive: the same selection of letters to the same target is the same redrive.
+    """Return the id of a redrive. The same selection of letters with the same target is the same redrive.
 
     Args:
         topic: The dead-letter topic.
         brokers: Its brokers.
         target: The target, as the user gave it.
-        criteria: Which letters are selected.
+        criteria: The selection.
     """
     lists = (criteria.ids, criteria.kinds, criteria.sinks, criteria.keys)
     sets = [sorted(set(words)) for words in lists]
@@ -145,7 +145,7 @@ def identify_redrive(topic: str, brokers: str, target: str, criteria: Criteria) 
 
 
 def judge_letter(facts: Facts, criteria: Criteria, target: Target, max_redrives: int) -> Why | None:
-    """Return why a letter is not sent; None if it is.
+    """Return why a letter is not sent, or None if it is.
 
     Example:
         >>> judge_letter(Facts("1", "task", redrives=3), Criteria(), Target.SOURCE, max_redrives=3)
@@ -157,12 +157,12 @@ def judge_letter(facts: Facts, criteria: Criteria, target: Target, max_redrives:
         return None if facts.payloads and facts.sink_name else Why.NO_PAYLOADS
     if not facts.messages:
         return Why.NO_MESSAGES
-    # A payload sent to a sink ends there; a message sent to a topic may come back as a letter, again and again.
+    # A payload sent to a sink ends there; a message sent to a topic may return as a letter, again and again.
     return Why.MAX_REDRIVES if facts.redrives >= max_redrives else None
 
 
 class SinkNames:
-    """Finds the sinks in `Criteria.sinks` that match no sink at all: most likely they are misspelt.
+    """Finds the names in `Criteria.sinks` that match no sink, which are probably misspelt.
 
     Args:
         wanted: The names, as in `Criteria.sinks`.
@@ -182,11 +182,11 @@ class SinkNames:
 
 
 class Cursor:
-    """How far a redrive has come in the partitions of a topic.
+    """The progress of a redrive in the partitions of a topic.
 
     Args:
         starts: The first offset of each partition that is not processed.
-        ends: The offset after the last one to process; letters written later are left to another run.
+        ends: The offset after the last one to process; later letters are left to another redrive.
     """
 
     def __init__(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> None:
@@ -195,7 +195,7 @@ class Cursor:
         self._saved = dict(self._positions)
 
     def advance(self, partition: int, position: int) -> None:
-        """Note that everything before `position` is processed."""
+        """Mark all offsets before `position` as processed."""
         if partition in self._ends:
             self._positions[partition] = max(self._positions[partition], min(position, self._ends[partition]))
 
@@ -210,20 +210,20 @@ class Cursor:
             self._saved[number] = max(self._saved[number], at)
 
     def find_saved(self, partition: int) -> int:
-        """Return the position that was saved last."""
+        """Return the last saved position."""
         return self._saved[partition]
 
     @property
     def left(self) -> int:
-        """How many offsets are not processed."""
+        """The number of offsets that are not processed."""
         return sum(end - self._positions[number] for number, end in self._ends.items())
 
 
 class Pace:
-    """When the next message may be sent.
+    """The pace at which messages are sent.
 
     Args:
-        per_second: How many messages per second; None: no limit.
+        per_second: The number of messages per second; None: no limit.
     """
 
     def __init__(self, per_second: float | None) -> None:
@@ -231,7 +231,7 @@ class Pace:
         self._next = 0.0
 
     def find_wait(self, now: float) -> float:
-        """Return how many seconds to wait before the next message may be sent."""
+        """Return the seconds to wait before the next message may be sent."""
         return max(0.0, self._next - now)
 
     def note_sent(self, count: int, now: float) -> None:
@@ -241,12 +241,12 @@ class Pace:
 
 @dataclass(slots=True)
 class Batching:
-    """When a batch of letters has to be sent.
+    """The limits at which a batch of letters has to be sent.
 
     Attributes:
-        max_letters: After this many letters.
-        max_bytes: Or after this many bytes.
-        max_seconds: Or this long after the first letter.
+        max_letters: The maximum number of letters.
+        max_bytes: The maximum size.
+        max_seconds: The maximum time since the first letter.
     """
 
     max_letters: int
@@ -257,13 +257,11 @@ class Batching:
     began: float | None = None
 
     def add(self, size_bytes: int, now: float) -> None:
-        """Count a letter."""
         self.letters += 1
         self.size_bytes += size_bytes
         self.began = now if self.began is None else self.began
 
     def is_due(self, now: float) -> bool:
-        """Return whether the batch has to be sent now."""
         return (
             self.letters >= self.max_letters
             or self.size_bytes >= self.max_bytes
@@ -271,7 +269,7 @@ class Batching:
         )
 
     def clear(self) -> None:
-        """Begin a new batch."""
+        """Start a new batch."""
         self.letters = self.size_bytes = 0
         self.began = None
 
@@ -280,7 +278,7 @@ class Recent:
     """The letters seen recently: an engine whose broker answered late may have written a letter twice.
 
     Args:
-        size: How many to remember; the second copy follows within seconds, so a bound loses nothing.
+        size: The number of letters to remember; a second copy follows within seconds, so a bound loses nothing.
     """
 
     def __init__(self, size: int = 20_000) -> None:
@@ -306,11 +304,11 @@ class Tally:
     Attributes:
         sent: Letters that were sent.
         messages: Messages or payloads that were sent.
-        why: How many letters were not sent, by reason.
+        why: The number of letters that were not sent, by reason.
         failed: (letter id, reason, text) of the first letters that were selected but not sent.
-        lost_messages: Messages that were not sent because their letters had no room for their positions.
-        in_part: (letter id, messages lost) of the first such letters.
-        keep: How many entries `failed` and `in_part` keep.
+        lost_messages: Messages that were not sent because their letters had no room for their offsets.
+        in_part: (letter id, lost messages) of the first letters sent without some of their messages.
+        keep: The maximum number of entries in `failed` and `in_part`.
     """
 
     sent: int = 0
@@ -328,12 +326,12 @@ class Tally:
             self.failed.append((letter_id, why, text))
 
     def note_sent_in_part(self, letter_id: str, lost: int) -> None:
-        """Count a letter that was sent without the messages whose positions it had no room for."""
+        """Count a letter that was sent without the messages whose offsets it had no room for."""
         self.lost_messages += lost
         if len(self.in_part) < self.keep:
             self.in_part.append((letter_id, lost))
 
     @property
     def unsent(self) -> int:
-        """How many letters were selected but not sent."""
+        """The number of letters that were selected but not sent."""
         return sum(count for why, count in self.why.items() if why.failed)

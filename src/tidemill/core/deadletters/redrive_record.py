@@ -1,10 +1,10 @@
-"""What a redrive saves beside its cursor: which letters it sent, where, and when.
+"""The record of a redrive, saved with its cursor: which letters were sent, to which target, and when.
 
-A redrive processes the letters of a partition in order, so a run is a range of offsets and a time; the letters in the
-range that match the criteria were sent, except those that are listed as unsent.
+A redrive processes the letters of a partition in order, so each entry is a range of offsets and a time. All letters in
+the range that match the criteria were sent, except those that are listed as unsent.
 
-Invariant: a record never claims a letter that was not sent. What does not fit into the available room is forgotten,
-the oldest first.
+Invariant: a record never claims a letter that was not sent. If there is not enough room, the oldest entries are
+forgotten.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from dataclasses import dataclass, field
 
 from tidemill.core.deadletters.redrive import Criteria, Facts
 
-#: Kafka keeps 4,096 bytes beside a committed offset by default.
+#: By default, Kafka stores up to 4,096 bytes with a committed offset.
 ROOM_BYTES = 4_000
-#: A range that is saved within this time of the last run, and adjoins it, extends that run.
+#: A range that adjoins the last one, and is saved within this time of it, extends it.
 SAME_RUN_SECONDS = 60.0
 _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Offsets that were processed together.
+    """A range of offsets that were processed together.
 
     Attributes:
         first: The first offset.
         end: The offset after the last one.
-        at: When the last of them was processed, in whole seconds since the epoch.
+        at: When the last one was processed, in whole seconds since the epoch.
     """
 
     first: int
@@ -39,11 +39,11 @@ class Run:
 
 @dataclass(slots=True)
 class RedriveRecord:
-    """What one redrive did in one partition.
+    """The record of one redrive in one partition.
 
     Attributes:
-        to: Where the letters went: source, sink, or a topic.
-        criteria: Which letters were selected.
+        to: The target of the letters: source, sink, or a topic.
+        criteria: The selection.
         runs: The ranges that were processed, in the order of processing.
         unsent: Offsets of letters that were selected but not sent.
     """
@@ -54,7 +54,7 @@ class RedriveRecord:
     unsent: list[int] = field(default_factory=list)
 
     def note_range(self, first: int, end: int, at: float, unsent: Iterable[int] = ()) -> None:
-        """Note that the letters of a range are processed, and which of the selected ones were not sent."""
+        """Record that a range is processed, and which of its selected letters were not sent."""
         if end <= first:
             return
         last = self.runs[-1] if self.runs else None
@@ -66,33 +66,32 @@ class RedriveRecord:
         self.unsent += unsent
 
     def note_unsent(self, offset: int) -> None:
-        """Note that a letter was not sent after all."""
+        """Record that a letter was not sent after all."""
         self.unsent.append(offset)
 
     def find_sent_at(self, offset: int, facts: Facts) -> int | None:
-        """Return when a letter was sent last, in seconds since the epoch; None: this redrive did not send it.
+        """Return when a letter was last sent, in seconds since the epoch; None if this redrive did not send it.
 
         Args:
             offset: The letter's offset.
-            facts: What the letter is judged by, with its text if `criteria.text` is set.
+            facts: The facts of the letter, with its text if `criteria.text` is set.
         """
         if offset in self.unsent or not self.criteria.matches(facts):
             return None
         return next((run.at for run in reversed(self.runs) if run.first <= offset < run.end), None)
 
     def copy(self) -> RedriveRecord:
-        """Return an independent copy."""
         return RedriveRecord(self.to, self.criteria, list(self.runs), list(self.unsent))
 
     def encode(self, room_bytes: int = ROOM_BYTES) -> str:
-        """Return the record as text of at most `room_bytes`; '' if not even one run has room."""
+        """Return the record as text of at most `room_bytes`; '' if not even one range fits."""
         runs, unsent = list(self.runs), list(self.unsent)
         while runs:
             text = self._format(runs, unsent)
-            if len(text) <= room_bytes:  # ASCII
+            if len(text) <= room_bytes:  # the text is ASCII, so characters are bytes
                 return text
             if unsent:
-                # Forgotten offsets were unsent, so nothing at or before the last of them may be claimed.
+                # Forgotten offsets were unsent, so no letter up to the last of them may be claimed.
                 cut = sorted(unsent)[(len(unsent) - 1) // 2] + 1
                 unsent = [offset for offset in unsent if offset >= cut]
                 runs = [Run(max(run.first, cut), run.end, run.at) for run in runs if run.end > cut]

@@ -1,1 +1,1 @@
-"""The decisions about delivery to sinks: batches, retries, breakers, transactions, statements."""
+"""Delivery to sinks: batches, retries, circuit breakers, transactions, SQL statements and HTTP requests."""

@@ -1,12 +1,12 @@
-"""The circuit breaker in front of one sink: whether anything is sent at all, and how much.
+"""The circuit breaker of one sink. It decides whether the sink may be called now, and whether only for a single probe.
 
-Theory of operation. *Closed*: everything may be sent. After a number of failures in a row it is *open*: nothing is sent
-until a cool-down is over. Then it is *half-open*: one probe may be sent, whose failure opens it again and whose
-success closes it. What happens to the items that wait meanwhile is decided by the caller.
+Theory of operation. *Closed*: everything may be sent. After a number of consecutive failures the breaker *opens*:
+nothing is sent until the cool-down is over. Then it is *half-open* and lets one probe through. A failed probe opens the
+breaker again; a successful one closes it. The caller decides what to do with items that wait meanwhile.
 
-Invariants: it opens only after the configured number of failures in a row, or after a failed probe; one success closes
-it; a cool-down is between half of `open_seconds` and all of it, so that breakers that opened together do not all probe
-together.
+Invariants: the breaker opens only after the configured number of consecutive failures, or after a failed probe; one
+success closes it; a cool-down takes between half of `open_seconds` and all of it, so that breakers that opened together
+do not all probe together.
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ from tidemill.core.retry import JITTER_BITS
 
 
 class BreakerState(enum.Enum):
-    """What may be sent."""
-
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half-open"
 
 
 class Breaker:
-    """One breaker; all times are seconds of one monotonic clock.
+    """A circuit breaker. All times are seconds of one monotonic clock.
 
     Args:
-        failures: After how many failures in a row it opens.
+        failures: The number of consecutive failures that opens the breaker.
         open_seconds: The longest cool-down.
 
     Example:
@@ -45,22 +43,21 @@ class Breaker:
         self._failures = failures
         self._open_seconds = open_seconds
         self._failed = 0
-        #: How often it opened, failed probes not counted.
+        #: How many times the breaker opened; failed probes do not count.
         self.opened = 0
-        #: When the cool-down is over; None while it is closed.
+        #: When the cool-down ends; None while the breaker is closed.
         self.until: float | None = None
 
     def find_state(self, now: float) -> BreakerState:
-        """Return what may be sent at this time."""
         if self.until is None:
             return BreakerState.CLOSED
         return BreakerState.OPEN if now < self.until else BreakerState.HALF_OPEN
 
     def note_failure(self, now: float, bits: int) -> BreakerState:
-        """Count a failure and return what may be sent after it.
+        """Count a failure and return the state that follows.
 
         Args:
-            now: The time.
+            now: The current time.
             bits: 32 random bits.
         """
         self._failed += 1
@@ -72,6 +69,6 @@ class Breaker:
         return self.find_state(now)
 
     def note_success(self) -> None:
-        """Note a success: the breaker closes, and failures are counted from zero."""
+        """Close the breaker and reset the count of failures."""
         self._failed = 0
         self.until = None

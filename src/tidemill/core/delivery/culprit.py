@@ -1,15 +1,15 @@
-"""Finds the payload that makes a sink raise, and tells a bad payload from a sink that fails.
+"""Tells a bad payload from a broken sink when `send` raises, and finds the payload at fault.
 
 Theory of operation. A sink reports the payloads it refuses, and raises a `TidemillError` if it failed as a whole. Any
 other exception is unexpected: one payload of the batch may have caused it. The batch is then sent in parts of about the
-square root of its size, and if a part raises too, its payloads are sent one by one. Halving would find the culprit in
-fewer calls, but a sink that writes part of a batch before it raises would write the culprit's neighbours once per
-halving (seven times in a batch of 50); this way no payload is sent more than three times.
+square root of its size; if a part raises too, its payloads are sent one by one. Bisection would take fewer calls, but a
+sink that writes part of a batch before it raises would write the neighbours of the bad payload once per step (seven
+times in a batch of 50). This way no payload is sent more than three times.
 
-A payload whose call raised when it was sent alone is at fault if the exception is of a kind that bad data causes. With
-any other exception it is at fault if its call raises a second time although another payload has been delivered since
-its batch was sent; until then the sink is blamed. Deliveries before the circuit breaker opened prove nothing about the
-time after.
+A payload that was sent alone when the call raised is at fault if the exception is of a kind that bad data causes. After
+any other exception the payload is at fault only if its call raises a second time although another payload has been
+delivered since its batch was sent; until then the sink is blamed. Deliveries before the circuit breaker opened prove
+nothing about the time after.
 
 Invariant: a payload is never at fault unless a call with that payload alone has raised.
 """
@@ -25,16 +25,16 @@ from tidemill.core.errors import TidemillError, WrongPlaceError
 
 ItemT = TypeVar("ItemT")
 
-#: The exceptions that bad data causes, whatever the sink does with it.
+#: Exceptions that point to bad data in any sink.
 _DATA_ERRORS = (TypeError, ValueError, LookupError, AttributeError, OverflowError)
 
 
 class Fault(enum.Enum):
-    """What an exception raised by `send` says about its cause.
+    """The cause that an exception raised by `send` points to.
 
     Attributes:
-        SINK: The sink failed, and says so.
-        PLACE: The place it writes to is missing, so no payload can be to blame.
+        SINK: The sink failed and says so.
+        PLACE: The target (a table or topic, say) is missing, so no payload can be to blame.
         DATA: A payload is bad.
         UNKNOWN: Either the sink or a payload.
     """
@@ -46,12 +46,12 @@ class Fault(enum.Enum):
 
     @property
     def may_be_a_payload(self) -> bool:
-        """Whether one payload of a batch may have caused it."""
+        """Whether a single payload of the batch may be the cause."""
         return self in (Fault.DATA, Fault.UNKNOWN)
 
 
 def find_fault(error: BaseException) -> Fault:
-    """Return what an exception raised by `send` says about its cause.
+    """Return the cause that an exception raised by `send` points to.
 
     Example:
         >>> find_fault(KeyError("id")), find_fault(OSError("gone"))
@@ -69,8 +69,8 @@ def split_batch(batch: Sequence[ItemT], *, is_part: bool) -> list[Sequence[ItemT
     """Split a batch whose call raised.
 
     Args:
-        batch: Its items.
-        is_part: Whether it is a part of such a batch already; then each item is sent alone.
+        batch: The items of the batch.
+        is_part: Whether the batch is already a part of a larger one; then each item is sent alone.
 
     Example:
         >>> split_batch("abcdefg", is_part=False), split_batch("abc", is_part=True)
@@ -84,7 +84,7 @@ class Suspect(Protocol):
     """An item of a batch whose call raised.
 
     Attributes:
-        doubted_at: How many deliveries had been counted when its batch was sent; None while it is above suspicion.
+        doubted_at: The number of deliveries counted when the batch was sent; None while the item is above suspicion.
         raised_alone: Whether a call with this item alone has raised.
     """
 
@@ -93,7 +93,7 @@ class Suspect(Protocol):
 
 
 class Witnesses:
-    """Counts the deliveries of one sink, and judges the items at which it raises."""
+    """Counts a sink's deliveries and uses them to judge the items for which it raises."""
 
     def __init__(self) -> None:
         self._through = 0
@@ -104,16 +104,16 @@ class Witnesses:
         self._through += 1
 
     def note_sink_failure(self) -> None:
-        """Let only deliveries from now on count."""
+        """Discard the deliveries so far: they no longer prove that the sink works."""
         self._since = self._through
 
     def doubt(self, suspect: Suspect) -> None:
-        """Note that the call for a batch with this item raised."""
+        """Mark an item of a batch whose call raised as suspect."""
         if suspect.doubted_at is None:
             suspect.doubted_at = self._through
 
     def judge_alone(self, suspect: Suspect, fault: Fault) -> bool:
-        """Note that a call with this item alone raised, and return whether the item is at fault."""
+        """Record that a call with this item alone raised; return whether the item is at fault."""
         self.doubt(suspect)
         assert suspect.doubted_at is not None
         again, suspect.raised_alone = suspect.raised_alone, True

@@ -1,6 +1,6 @@
-"""What an HTTP response means for the payload of its request, what its body says, and when the request is retried.
+"""Judges HTTP responses: whether the payload was delivered, refused or should be retried, and when to retry.
 
-Invariants: a response that a retry cannot change is a refusal; a `Retry-After` is honoured only up to the given bound,
+Invariants: a response that a retry cannot change is a refusal; `Retry-After` is honoured only up to the given bound,
 and ignored if it cannot be parsed.
 """
 
@@ -11,15 +11,16 @@ import enum
 import re
 import zlib
 
-#: How much of a body is read: more than is shown, so that a secret at the end of what is shown can still be recognised.
+#: The number of bytes read from a body. It exceeds what is shown, so that a secret cut off at the end can still be
+#: redacted.
 MAX_TEXT_BYTES = 16 * 1024
 _CHARSET = re.compile(r"charset=[\"']?([A-Za-z0-9._:-]{1,40})", re.IGNORECASE)
 #: The 4xx statuses that are transient: request timeout, too early, too many requests.
 _TRANSIENT = frozenset({408, 425, 429})
-#: The server as a whole is unavailable, whatever is sent.
+#: Statuses that say that the server as a whole is unavailable.
 _OVERLOADED = frozenset({408, 429, 502, 503, 504})
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-#: The formats of RFC 9110, section 5.6.7: IMF-fixdate and RFC 850's, then asctime's.
+#: The date formats of RFC 9110, section 5.6.7: IMF-fixdate and RFC 850's, then asctime's.
 _DATES = (
     re.compile(r"\w+, (?P<day>\d\d?)[ -](?P<month>\w{3})[ -](?P<year>\d{4}|\d\d) (?P<time>\d\d:\d\d:\d\d) GMT"),
     re.compile(r"\w{3} (?P<month>\w{3}) +(?P<day>\d\d?) (?P<time>\d\d:\d\d:\d\d) (?P<year>\d{4})"),
@@ -27,8 +28,6 @@ _DATES = (
 
 
 class HttpVerdict(enum.Enum):
-    """What becomes of a payload after a response."""
-
     DELIVERED = "delivered"
     REFUSED = "refused"
     AGAIN = "again"
@@ -36,13 +35,14 @@ class HttpVerdict(enum.Enum):
 
 
 def judge_response(status: int, *, deleting: bool = False, again: bool = False) -> HttpVerdict:
-    """Return what a status means for the payload.
+    """Return the verdict on a payload, given the status of the response.
 
     Args:
         status: The status of the response.
-        deleting: Whether the request was a DELETE, which has succeeded if the resource is gone (410), or is not found
-            (404) on a retry.
-        again: Whether the same request was sent before without a clear response.
+        deleting: Whether the request was a DELETE. It has succeeded if the resource is gone (410), or not found (404)
+            on a
+            retry.
+        again: Whether the same request was sent before without a conclusive response.
 
     Example:
         >>> [judge_response(status).value for status in (204, 301, 404, 425, 500, 503)]
@@ -60,8 +60,9 @@ def describe_body(content: bytes, content_type: str | None = None, content_encod
 
     Args:
         content: The start of the body, as received.
-        content_type: The header of this name, for the character set.
-        content_encoding: The header of this name; with any other than gzip or deflate only the size is given.
+        content_type: The `Content-Type` header, which gives the character set.
+        content_encoding: The `Content-Encoding` header. Of any encoding other than gzip and deflate, only the size is
+            shown.
 
     Example:
         >>> describe_body(b"<h1>not   found</h1>", "text/html; charset=latin-1")
@@ -70,7 +71,8 @@ def describe_body(content: bytes, content_type: str | None = None, content_encod
     packed = (content_encoding or "").strip().lower()
     if packed in ("gzip", "x-gzip", "deflate"):
         try:
-            # gzip or zlib, detected by the header; bounded, because a small body can decompress to gigabytes.
+            # wbits=47 detects gzip and zlib headers. The output is bounded because a small body can decompress to
+            # gigabytes.
             content = zlib.decompressobj(wbits=47).decompress(content, MAX_TEXT_BYTES)
         except zlib.error:
             return f"({len(content)} bytes that are not {packed})"
@@ -91,18 +93,19 @@ def _decode(content: bytes, content_type: str) -> str:
 
 
 def _make_printable(text: str) -> str:
-    """Return a text on one line, without control characters."""
+    """Collapse a text to one line without control characters."""
     return " ".join("".join(character if character.isprintable() else " " for character in text).split())
 
 
 def parse_retry_after(header: str | None, date: str | None, now: float, maximum_seconds: float) -> float:
-    """Return how many seconds a server asks clients to wait; 0 if it does not.
+    """Return the seconds that a server asks its clients to wait, or 0.
 
     Args:
-        header: The response's `Retry-After`: seconds, or a date.
-        date: The response's `Date`, which a date is relative to, because the server's clock may be wrong.
-        now: Seconds since the epoch, used where there is no `Date`.
-        maximum_seconds: The longest wait to return.
+        header: The `Retry-After` header of the response: seconds, or a date.
+        date: The `Date` header of the response. A `Retry-After` date is relative to it, since the server's clock may be
+            wrong.
+        now: The current time in seconds since the epoch, used if there is no `Date`.
+        maximum_seconds: The upper bound of the result.
     """
     text = (header or "").strip()
     if text.isascii() and text.isdigit():

@@ -1,11 +1,11 @@
-"""Builds the parts of an HTTP request from a payload: a URL below the configured one, headers and forms.
+"""Builds HTTP requests from payloads: URLs below the configured one, headers and forms.
 
 Invariants, each a property test:
 1. A path leads nowhere but below the configured URL: none of its segments is, or becomes when decoded or normalised
-   once more, a step up, an empty segment or another host. A path is text and is encoded here, so one that is
-   percent-encoded already is refused.
-2. The query of the configured URL stays as it is, and no name in it is repeated.
-3. No header contains a character that could split it in two, or decides where the request ends.
+   once more, a step up, an empty segment or another host. Paths are given as text and encoded here; a path that is
+   already percent-encoded is refused.
+2. The query of the configured URL is preserved, and none of its names is repeated.
+3. No header contains a character that could split it in two, and no header decides where the request ends.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
-#: Servers accept request targets and headers of about 8 kB; many close the connection over more, as if they were down.
+#: Servers accept request targets and headers of about 8 kB. For longer ones many close the connection, which looks like
+#: an outage.
 MAX_TARGET_CHARACTERS = 8_000
 MAX_HEADER_CHARACTERS = 8_000
-#: The characters that RFC 3986 allows in a path segment, without the semicolon: some servers cut segments there.
+#: The characters that RFC 3986 allows in a path segment, except the semicolon: some servers cut segments there.
 _PATH_SAFE = "!$&'()*+,=:@"
 _ENCODED = re.compile(r"%[0-9A-Fa-f]{2}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE = re.compile(r"(?:[\x21-\x7e](?:[\t\x20-\x7e]*[\x21-\x7e])?)?")
-#: Set by the client: they follow from the request itself, or concern its connection.
+#: The client sets these: they follow from the request itself or belong to its connection.
 _OWNED_HEADERS = frozenset(
     {
         *("host", "content-length", "transfer-encoding", "connection", "keep-alive", "te", "trailer", "upgrade"),
@@ -38,12 +39,12 @@ def build_url(url: str, path: str = "", query: object = None) -> str:
     """Return a URL below another one.
 
     Args:
-        url: The configured URL; its fragment is left out.
-        path: Segments with / between them, as text; not encoded, and relative.
-        query: A mapping, or pairs, of names to text, numbers, booleans or lists of those; added to the query of `url`.
+        url: The configured URL; its fragment is dropped.
+        path: A relative path as plain text, not percent-encoded, with / between segments.
+        query: A mapping or pairs of names and text, numbers, booleans, or lists of those; added to the query of `url`.
 
     Raises:
-        TypeError: `path`, `query` or something in them has the wrong type.
+        TypeError: `path`, `query` or a value in them has the wrong type.
         ValueError: The result would lead elsewhere, be too long, or repeat a name in the query of `url`.
 
     Example:
@@ -56,10 +57,10 @@ def build_url(url: str, path: str = "", query: object = None) -> str:
     added = _encode_path(path)
     pairs = list(_read_pairs("query", query)) if query is not None else []
     if known := {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)} & {name for name, _ in pairs}:
-        raise ValueError(f"query has {_abbreviate(min(known))}, which the sink's url has already")
+        raise ValueError(f"query has {_abbreviate(min(known))}, which is already in the sink's url")
     more = _encode_pairs("query", pairs, form=False)
     if len(added) + len(more) > MAX_TARGET_CHARACTERS:
-        raise ValueError(f"path and query together are longer than {MAX_TARGET_CHARACTERS} characters when encoded")
+        raise ValueError(f"path and query are longer than {MAX_TARGET_CHARACTERS} characters when encoded")
     whole = f"{parts.path.rstrip('/')}/{added}" if added else parts.path
     return urlunsplit((parts.scheme, parts.netloc, whole, "&".join(filter(None, (parts.query, more))), ""))
 
@@ -78,24 +79,24 @@ def _encode_path(path: str) -> str:
 
 
 def _find_problem(path: str) -> str | None:
-    """Return why a path cannot be added."""
+    """Return why a path is not allowed, or None."""
     if _CONTROL.search(path):
         return "has a control character"
     if _ENCODED.search(path):
         return "is encoded already; give it as text"
-    # As some servers normalise it: fullwidth dots and slashes become plain ones.
+    # Some servers normalise paths, which turns fullwidth dots and slashes into plain ones.
     folded = unicodedata.normalize("NFKC", path)
     if "\\" in folded or folded.count("/") != path.count("/"):
         return "has a character that servers may treat as /"
     if _ENCODED.search(folded):
         return "is encoded already; give it as text"
     parts = folded.split("/")
-    # Some servers drop what follows a semicolon, and surrounding blanks.
+    # Some servers drop everything after a semicolon, and surrounding blanks.
     bare = [part.partition(";")[0].strip() for part in parts]
     if "" in bare[:-1] or (parts[-1] and not bare[-1]):
-        return "begins with / or has an empty segment; it is relative to the sink's url"
+        return "begins with / or has an empty segment; give it relative to the sink's url"
     if any(part in (".", "..") for part in bare):
-        return "has a segment . or .., which could lead outside the sink's url"
+        return "has a segment . or .., which could lead out of the sink's url"
     return None
 
 
@@ -103,11 +104,11 @@ def encode_form(data: object) -> bytes:
     """Return a body of the type application/x-www-form-urlencoded.
 
     Args:
-        data: As for the query of `build_url`.
+        data: Names and values, as in the `query` of `build_url`.
 
     Raises:
-        TypeError: It, or something in it, has the wrong type.
-        ValueError: Something in it cannot be encoded.
+        TypeError: `data` or a value in it has the wrong type.
+        ValueError: A value cannot be encoded.
 
     Example:
         >>> encode_form({"a": "x y", "n": [1, 2]})
@@ -137,7 +138,7 @@ def _read_pairs(field: str, given: object) -> Iterator[tuple[str, str]]:
             yield name, _format_value(f"{_abbreviate(name)} of {field}", each)
 
 
-def _format_value(place: str, value: object) -> str:
+def _format_value(field: str, value: object) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -146,20 +147,20 @@ def _format_value(place: str, value: object) -> str:
         return str(value)
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise ValueError(f"{place} is {value}, which is not a finite number")
+            raise ValueError(f"{field} is {value}, which is not a finite number")
         return repr(value)
-    raise TypeError(f"{place} must be str, int, float, bool or a list of those, not {type(value).__name__}")
+    raise TypeError(f"{field} must be str, int, float, bool or a list of those, not {type(value).__name__}")
 
 
 def build_headers(given: object, reserved: str) -> dict[str, str]:
-    """Return headers by their names in lower case.
+    """Return headers with lower-case names.
 
     Args:
         given: A mapping of names to values.
-        reserved: One more name that is not allowed.
+        reserved: An additional name that is not allowed.
 
     Raises:
-        TypeError: It is not a mapping of text to text.
+        TypeError: `given` is not a mapping of text to text.
         ValueError: A name or value is not allowed in a header, or the headers are too long.
 
     Example:
@@ -175,7 +176,7 @@ def build_headers(given: object, reserved: str) -> dict[str, str]:
             raise TypeError(f"headers must map str to str, not {type(name).__name__} to {type(value).__name__}")
         size += len(name) + len(value)
         if size > MAX_HEADER_CHARACTERS:
-            raise ValueError(f"headers are longer than {MAX_HEADER_CHARACTERS} characters together")
+            raise ValueError(f"headers are longer than {MAX_HEADER_CHARACTERS} characters in total")
         lower = name.lower()
         if not _HEADER_NAME.fullmatch(name):
             raise ValueError(f"{_abbreviate(name)} is not a valid header name")

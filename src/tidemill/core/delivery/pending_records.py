@@ -1,15 +1,14 @@
-"""What goes into the next transaction: results that wait until their messages may be committed with them.
+"""Results that wait to be committed in one transaction with the offsets of their messages.
 
-Theory of operation. A result is *staged* in its lane, for the span of its messages' positions. A lane's resolved prefix
-is committed only up to a *cut* that no staged result straddles: a result some of whose messages lie behind the prefix
-waits, and so do its messages within the prefix, or a crash would lose the result. A result that awaits a decision is
-*undecided*, and blocks everything from its first message on. What is taken is in flight until it is settled or offered
-again.
+Theory of operation. A result is *staged* in its lane, for the span of its messages' offsets. A lane's resolved prefix
+is committed only up to a *cut* that no staged result straddles: if some messages of a result lie behind the prefix, the
+result waits, and so do its messages within the prefix, because a crash would otherwise lose the result. A result that
+awaits a decision is *undecided* and blocks everything from its first message on. Results that were taken are in flight
+until they are settled or offered again.
 
-Invariants: a result and the positions of its span are all at or before a cut, or none of them is; nothing is taken
-twice unless it was offered again; the results that are taken together from a lane are in the order of their messages
-(of their last ones), and those of one message in the order in which they were staged; an abandoned lane has nothing.
-Memory is O(staged).
+Invariants: a result and the offsets of its span are either all at or before a cut, or all behind it; nothing is taken
+twice unless it was offered again; results taken together from a lane are ordered by their last messages, and those of
+one message by when they were staged; an abandoned lane holds nothing. Memory is O(staged).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ ResultT = TypeVar("ResultT")
 
 
 class StagedState(enum.Enum):
-    """Whether a result may go."""
+    """Whether a result may be committed."""
 
     READY = "ready"
     UNDECIDED = "undecided"
@@ -32,14 +31,14 @@ class StagedState(enum.Enum):
 
 
 class Staged(Generic[LaneT, ResultT]):
-    """One result and its span; read-only to all but `PendingRecords`.
+    """A result and its span. Only `PendingRecords` changes it.
 
     Attributes:
-        lane: Its lane.
+        lane: The lane of the result.
         first: The first position of its messages.
         last: The last position of its messages.
-        result: Opaque.
-        state: Whether it may go.
+        result: The result; opaque.
+        state: Whether the result may be committed.
     """
 
     __slots__ = ("first", "lane", "last", "result", "state")
@@ -66,7 +65,7 @@ class _LaneRecords(Generic[LaneT, ResultT]):
 
 
 class PendingRecords(Generic[LaneT, ResultT]):
-    """Lanes of staged results.
+    """Staged results by lane.
 
     Example:
         >>> staging: PendingRecords[str, str] = PendingRecords()
@@ -83,13 +82,13 @@ class PendingRecords(Generic[LaneT, ResultT]):
         self._lanes: dict[LaneT, _LaneRecords[LaneT, ResultT]] = {}
 
     def stage(self, lane: LaneT, first: int, last: int, result: ResultT) -> Staged[LaneT, ResultT]:
-        """Add a result behind the others of its lane."""
+        """Append a result to its lane."""
         staged = Staged(lane, first, last, result)
         self._find_records(lane).waiting.append(staged)
         return staged
 
     def stage_all(self, lane: LaneT, positions: Sequence[int], results: Sequence[ResultT]) -> None:
-        """Add results of one position each, in order, behind the others of their lane."""
+        """Append results to a lane, in order, each for a single position."""
         self._find_records(lane).waiting += [
             Staged(lane, position, position, result) for position, result in zip(positions, results, strict=True)
         ]
@@ -101,7 +100,7 @@ class PendingRecords(Generic[LaneT, ResultT]):
         return records
 
     def find_cut(self, lane: LaneT, positions: Sequence[int]) -> int:
-        """Return how many of a lane's resolved positions may be committed now.
+        """Return how many resolved positions of a lane may be committed now.
 
         Args:
             lane: The lane.
@@ -125,11 +124,11 @@ class PendingRecords(Generic[LaneT, ResultT]):
         return count
 
     def take(self, lane: LaneT, last: int) -> Sequence[Staged[LaneT, ResultT]]:
-        """Take every result whose messages are all at or before `last`, the position of a cut, in their order."""
+        """Take the results whose messages are all at or before `last`, which is the position of a cut, in order."""
         records = self._lanes.get(lane)
         if records is None:
             return ()
-        # Nearly in order already: sorting costs little more than a look at each.
+        # The list is almost sorted already, so this is nearly O(n).
         records.in_flight = sorted([staged for staged in records.waiting if staged.last <= last], key=_get_last)
         if len(records.in_flight) == len(records.waiting):
             records.waiting = []
@@ -138,7 +137,7 @@ class PendingRecords(Generic[LaneT, ResultT]):
         return records.in_flight
 
     def settle(self, lane: LaneT) -> Sequence[Staged[LaneT, ResultT]]:
-        """Forget what is in flight, and return it: the transaction was committed."""
+        """Forget the results in flight after their transaction was committed, and return them."""
         records = self._lanes.get(lane)
         if records is None:
             return ()
@@ -150,7 +149,7 @@ class PendingRecords(Generic[LaneT, ResultT]):
         return done
 
     def retry(self, lane: LaneT) -> Sequence[Staged[LaneT, ResultT]]:
-        """Offer what is in flight again, ahead of the others, and return it: the transaction was aborted."""
+        """Offer the results in flight again, ahead of the others, after their transaction was aborted; return them."""
         records = self._lanes.get(lane)
         if records is None:
             return ()
@@ -159,29 +158,29 @@ class PendingRecords(Generic[LaneT, ResultT]):
         return back
 
     def withhold(self, staged: Staged[LaneT, ResultT]) -> None:
-        """Mark a waiting result as undecided: nothing from its first message on is committed until it is decided."""
+        """Mark a waiting result as undecided. Until it is decided, nothing from its first message on is committed."""
         if staged.state is StagedState.READY:
             staged.state = StagedState.UNDECIDED
 
     def allow(self, staged: Staged[LaneT, ResultT]) -> None:
-        """Let an undecided result be committed with its messages after all."""
+        """Allow an undecided result to be committed with its messages after all."""
         if staged.state is StagedState.UNDECIDED:
             staged.state = StagedState.READY
 
     def drop(self, staged: Staged[LaneT, ResultT]) -> None:
-        """Forget an undecided result: its messages are committed without it."""
+        """Forget an undecided result; its messages are committed without it."""
         if staged.state is StagedState.UNDECIDED:
             staged.state = StagedState.GONE
             self._lanes[staged.lane].waiting.remove(staged)
 
     def abandon(self, lane: LaneT) -> None:
-        """Forget everything of a lane."""
+        """Forget all results of a lane."""
         records = self._lanes.pop(lane, None)
         if records is not None:
             for staged in (*records.waiting, *records.in_flight):
                 staged.state = StagedState.GONE
 
     def count_outstanding(self, lane: LaneT) -> int:
-        """Return how many results of a lane are staged, those in flight included."""
+        """Return the number of staged results of a lane, including those in flight."""
         records = self._lanes.get(lane)
         return 0 if records is None else len(records.waiting) + len(records.in_flight)

@@ -1,4 +1,4 @@
-"""The inputs, effects and limits of `send_queue.SendQueue`: items, what became of them, and how a queue behaves."""
+"""The inputs, effects and limits of `send_queue.SendQueue`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Refused(Protocol):
 
     @property
     def error(self) -> str:
-        """What happened."""
+        """The error message."""
 
     @property
     def retryable(self) -> bool:
@@ -27,15 +27,15 @@ class Refused(Protocol):
 
     @property
     def oversize(self) -> bool:
-        """Whether it is larger than the sink ever accepts."""
+        """Whether the item is larger than the sink ever accepts."""
 
     @property
     def waits(self) -> bool:
-        """Whether it was not tried because an earlier item of the batch was refused."""
+        """Whether the sink did not try the item because it refused an earlier one of the batch."""
 
 
 class State(enum.Enum):
-    """Where an item is."""
+    """The state of an item in the queue."""
 
     QUEUED = "queued"
     WAITING = "waiting"
@@ -51,16 +51,16 @@ class Decision(enum.Enum):
 
 
 class Item(Generic[LaneT, ValueT]):
-    """One thing to deliver.
+    """An item to deliver.
 
     Attributes:
         lane: Items of one lane are abandoned together.
-        key: Items of one key are delivered in order; None: the item has no order.
-        size_bytes: Its size in a batch.
-        value: Opaque.
-        attempts: How often it was refused; waiting behind another item does not count.
+        key: Items of one key are delivered in order; an item without a key (None) has no order.
+        size_bytes: The size of the item in a batch.
+        value: The payload; opaque.
+        attempts: The number of refusals; waiting behind another item does not count.
         doubted_at: See `culprit.Suspect`.
-        raised_alone: See `culprit.Suspect`; from then on it is sent alone.
+        raised_alone: See `culprit.Suspect`; from then on the item is sent alone.
     """
 
     __slots__ = (
@@ -94,38 +94,38 @@ class Item(Generic[LaneT, ValueT]):
 
     @property
     def gone(self) -> bool:
-        """Whether it has ended."""
+        """Whether the item is done: delivered, given up, dropped or abandoned."""
         return self.state is State.GONE
 
     def note_refusal(self, deadline: float) -> float:
-        """Count a refusal, and return until when the item is retried: the deadline of its first refusal."""
+        """Count a refusal and return the end of the item's retries; the first refusal fixes it at `deadline`."""
         self.attempts += 1
         if self.deadline is None:
             self.deadline = deadline
         return self.deadline
 
     def __lt__(self, other: Item[LaneT, ValueT]) -> bool:
-        """Order by arrival: of items due at the same time the oldest goes first."""
+        """Order by arrival: of items due at the same time, the oldest goes first."""
         return self.number < other.number
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered(Generic[LaneT, ValueT]):
-    """The sink confirmed these."""
+    """The sink confirmed these items."""
 
     items: Sequence[Item[LaneT, ValueT]]
 
 
 @dataclass(frozen=True, slots=True)
 class Ask(Generic[LaneT, ValueT]):
-    """These need a decision; answer with `SendQueue.note_decision`.
+    """These items need a decision. Answer with `SendQueue.note_decision`.
 
     Attributes:
-        items: What was refused.
-        error: Why.
-        oversize: Whether they are larger than the sink ever accepts.
-        attempts: How often each was refused.
-        sink_failed: Whether the sink failed as a whole, permanently: none of the items is to blame.
+        items: The refused items.
+        error: The reason.
+        oversize: Whether the items are larger than the sink ever accepts.
+        attempts: The number of refusals of each item.
+        sink_failed: Whether the sink failed as a whole, permanently; then no item is to blame.
     """
 
     items: Sequence[Item[LaneT, ValueT]]
@@ -137,7 +137,7 @@ class Ask(Generic[LaneT, ValueT]):
 
 @dataclass(frozen=True, slots=True)
 class GaveUp(Generic[LaneT, ValueT]):
-    """These are not retried."""
+    """These items are not retried."""
 
     items: Sequence[Item[LaneT, ValueT]]
     error: str
@@ -149,12 +149,12 @@ Effect = Delivered[LaneT, ValueT] | Ask[LaneT, ValueT] | GaveUp[LaneT, ValueT]
 
 
 class Hold(Generic[LaneT, ValueT]):
-    """A key whose first item is retried or awaits a decision, and the items behind it.
+    """A key whose first item is being retried or awaits a decision, and the items behind it.
 
     Attributes:
         head: The first item.
-        behind: The others, in order.
-        asked: How many of those behind await a decision.
+        behind: The other items, in order.
+        asked: The number of items behind that await a decision.
     """
 
     __slots__ = ("asked", "behind", "head")
@@ -166,13 +166,13 @@ class Hold(Generic[LaneT, ValueT]):
 
 
 class Failures(Generic[LaneT, ValueT]):
-    """What was refused of one batch; items that failed in the same way share one `Ask` or `GaveUp`.
+    """The refused items of one batch. Items that failed in the same way share one `Ask` or `GaveUp`.
 
     Attributes:
-        now: The time.
-        due: When all of it is retried; None: each item has its own backoff.
+        now: The current time.
+        due: When the whole batch is retried; None: each item has its own backoff.
         bits: 32 random bits.
-        again: When items that wait for the last one refused may be sent; None while none was refused.
+        again: When items behind the last refused one may be sent; None if none was refused.
         sink_failed: Whether the sink failed as a whole, permanently.
     """
 
@@ -187,12 +187,12 @@ class Failures(Generic[LaneT, ValueT]):
         self._same: dict[tuple[str, bool, int], tuple[list[Item[LaneT, ValueT]], list[Item[LaneT, ValueT]]]] = {}
 
     def add(self, item: Item[LaneT, ValueT], answer: Refused, *, asked: bool) -> None:
-        """Add an item that needs a decision (`asked`), or is given up."""
+        """Add an item that needs a decision (`asked`) or is given up."""
         same = self._same.setdefault((answer.error, answer.oversize, item.attempts), ([], []))
         same[0 if asked else 1].append(item)
 
     def yield_effects(self) -> Iterator[Effect[LaneT, ValueT]]:
-        """Yield what becomes of the items."""
+        """Yield one effect for each group of items that failed in the same way."""
         for (error, oversize, attempts), (asked, given_up) in self._same.items():
             if asked:
                 yield Ask(asked, error, oversize, attempts, self.sink_failed)
@@ -202,7 +202,7 @@ class Failures(Generic[LaneT, ValueT]):
 
 @dataclass(frozen=True, slots=True)
 class WholeBatch:
-    """The answer about every item when the sink itself failed."""
+    """The answer for every item of a batch when the sink itself failed."""
 
     error: str
     retryable: bool
@@ -211,7 +211,7 @@ class WholeBatch:
 
 
 class WhenOpen(enum.Enum):
-    """What becomes of items while the sink's circuit breaker is open."""
+    """What happens to items while the circuit breaker is open."""
 
     HOLD = "hold"
     GIVE_UP = "give up"
@@ -222,18 +222,18 @@ DEFAULT_BACKOFF = Backoff(0.1, 10.0)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How a queue behaves.
+    """The limits of a queue.
 
     Attributes:
-        max_count: A batch has at most this many items.
-        max_bytes: And at most this many bytes, unless a single item is larger.
-        linger_seconds: How long a batch that is not full waits for more.
+        max_count: The maximum number of items in a batch.
+        max_bytes: The maximum size of a batch, unless a single item is larger.
+        linger_seconds: How long a batch that is not full waits for more items.
         budget_seconds: How long an item is retried after its first refusal before it needs a decision.
         backoff: The delays between attempts.
-        max_retries: How often an item is retried after a decision to retry it, within one more budget.
-        breaker_failures: After how many failures in a row the sink's circuit breaker opens.
-        breaker_seconds: The longest time it stays open before one item is sent as a probe.
-        when_open: What becomes of items meanwhile.
+        max_retries: The maximum number of retries after a decision to retry, within one more budget.
+        breaker_failures: The number of consecutive failures that opens the circuit breaker.
+        breaker_seconds: The longest time the breaker stays open before one item is sent as a probe.
+        when_open: What happens to items while the breaker is open.
     """
 
     max_count: int = 500

@@ -1,4 +1,4 @@
-"""The rest of a batch at which a sink raised, split into the parts that are sent to find the item at fault.
+"""The parts of a batch for which a sink raised. They are sent one after another to find the item at fault.
 
 Invariant: parts are sent ahead of everything else in their queue, in the order of the batch, so that no later item of a
 key overtakes one of them.
@@ -25,22 +25,22 @@ class Parts(Generic[LaneT, ValueT]):
         return bool(self._parts)
 
     def __iter__(self) -> Iterator[Item[LaneT, ValueT]]:
-        """Yield the items that are left, including some that are gone."""
+        """Yield the remaining items, including some that are gone."""
         for part in self._parts:
             yield from part
 
     def split(self, batch: Sequence[Item[LaneT, ValueT]]) -> None:
-        """Put a batch, or a part, back as smaller parts."""
+        """Put a batch, or a part of one, back as smaller parts."""
         self._parts.extendleft(reversed(split_batch(batch, is_part=self._is_part)))
 
     def note_refusals(self, deadline: float) -> None:
-        """Count a first refusal of each item that has none yet: the sink failed, not an item."""
+        """Start the retry budget of every item that has not been refused yet: the sink failed, not an item."""
         for item in self:
             if item.deadline is None and item.state is not State.GONE:
                 item.note_refusal(deadline)
 
     def put_first(self, items: Sequence[Item[LaneT, ValueT]]) -> None:
-        """Send these before the others: the item that they waited for has ended."""
+        """Send these items before the others, because the item that held them back is done."""
         self._parts.appendleft(items)
 
     def take(
@@ -50,12 +50,12 @@ class Parts(Generic[LaneT, ValueT]):
         holds: Mapping[Hashable, Hold[LaneT, ValueT]],
         passed: Callable[[Item[LaneT, ValueT]], None],
     ) -> list[Item[LaneT, ValueT]]:
-        """Return the items of the next part that are to be sent; empty if nothing is left.
+        """Return the items of the next part to send; empty if no parts are left.
 
         Args:
-            max_count: At most this many items.
-            max_bytes: And at most this many bytes, unless a single item is larger.
-            holds: The held keys; an item whose key another item holds is put behind that one.
+            max_count: The maximum number of items.
+            max_bytes: The maximum total size, unless a single item is larger.
+            holds: The held keys. An item whose key is held by another item is queued behind that item.
             passed: Called with each item that is gone.
         """
         batch: list[Item[LaneT, ValueT]] = []

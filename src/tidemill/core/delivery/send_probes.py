@@ -1,7 +1,7 @@
-"""Items that are retried: when each is due, and which are sent next.
+"""Items to be retried, ordered by when they are due.
 
-Of those that are due, the oldest goes first. An item whose own call raised is sent alone; after a call that left open
-whether the item or the sink was at fault, the other items have one turn first: they show whether the sink works.
+Of the items that are due, the oldest goes first. An item whose own call raised is sent alone. If such a call left open
+whether the item or the sink was at fault, the other items have a turn first: they show whether the sink works.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tidemill.core.delivery.send_items import Item, LaneT, State, ValueT
 
 
 class Probes(Generic[LaneT, ValueT]):
-    """The items of one queue that are retried; times are seconds of the queue's clock."""
+    """The items of one queue that are retried. Times are seconds of the queue's clock."""
 
     def __init__(self) -> None:
         self._due: list[Item[LaneT, ValueT]] = []
@@ -31,14 +31,14 @@ class Probes(Generic[LaneT, ValueT]):
             yield item
 
     def add(self, item: Item[LaneT, ValueT], due: float | None = None) -> None:
-        """Add an item to be retried at this time; None: now."""
+        """Schedule the retry of an item; None: now."""
         if due is None:
             heapq.heappush(self._due, item)
         else:
             heapq.heappush(self._later, (due, item))
 
     def let_others_first(self) -> None:
-        """Let the other items have one turn before those whose own call raised."""
+        """Give the other items one turn before those whose own call raised."""
         self._others_first = True
 
     def has_due(self, now: float) -> bool:
@@ -48,7 +48,7 @@ class Probes(Generic[LaneT, ValueT]):
         return bool(self._due)
 
     def find_next_due(self, now: float) -> float | None:
-        """Return when the next item is due, `now` if one is due already; None if there is no item."""
+        """Return when the next item is due: `now` if one already is, None if there is no item."""
         if self._due:
             return now
         return self._later[0][0] if self._later else None
@@ -59,12 +59,12 @@ class Probes(Generic[LaneT, ValueT]):
         """Take items that are due.
 
         Args:
-            max_count: At most this many items.
-            max_bytes: And at most this many bytes, unless a single item is larger.
+            max_count: The maximum number of items.
+            max_bytes: The maximum total size, unless a single item is larger.
             passed: Called with each item that is gone.
 
         Returns:
-            The items, and whether no other item may be added to the batch.
+            The items, and whether the batch is closed to other items.
         """
         batch: list[Item[LaneT, ValueT]] = []
         alone: list[Item[LaneT, ValueT]] = []

@@ -1,23 +1,22 @@
-"""What is sent to one sink next: batches, retries, which item waits behind which, and when an item is given up.
+"""The send queue of one sink: it builds batches, schedules retries, keeps the order per key and gives items up.
 
-Theory of operation. Items wait in one queue in the order in which they arrived. At most one batch is in flight; items
-that arrive meanwhile go into the next one. An item that is refused and may be retried *holds* its key: later items of
-that key wait behind it, and once its backoff is over it is sent alone, as a probe; when it is delivered, those behind
-it return to the head of the queue together. Items without a key hold nothing. When the sink as a whole fails, the whole
-queue pauses; after several failures in a row its circuit breaker opens, and the first item sent afterwards goes alone.
-An item that cannot be retried, or was retried for too long, needs a decision, and holds its key until then. An item
-that the sink did not try because an earlier one of the batch was refused waits behind that one, and is not counted as
-refused. A batch at which the sink raises is sent in *parts* before anything else, to find the item at fault
-(`culprit`).
+Theory of operation. Items wait in one queue in order of arrival. At most one batch is in flight; items that arrive
+meanwhile go into the next one. An item that is refused and may be retried *holds* its key: later items of that key wait
+behind it. Once its backoff is over, it is sent alone as a probe; when it is delivered, those behind it return to the
+head of the queue together. Items without a key hold nothing. When the sink as a whole fails, the whole queue pauses;
+after several consecutive failures its circuit breaker opens, and the first item sent afterwards goes alone. An item
+that cannot be retried, or was retried for too long, needs a decision and holds its key until then. An item that the
+sink did not try because it refused an earlier one of the batch waits behind that one, and is not counted as refused. A
+batch for which the sink raises is sent in *parts* before anything else, to find the item at fault (`culprit`).
 
 Invariants, each a property test:
 1. Every item ends exactly once: delivered, given up, dropped by a decision, or abandoned with its lane.
-2. Items of one key are delivered in the order of arrival, as far as the sink itself keeps the order within a batch.
+2. Items of one key are delivered in order of arrival, provided the sink itself keeps the order within a batch.
 3. No more than one batch is in flight; memory is O(outstanding).
-4. An item is retried for no longer than twice the budget, counted from its first refusal; the second budget only
-   after a decision to retry it, and no more than `max_retries` times.
-5. An item that was never tried needs no decision, and its budget does not begin.
-6. While the breaker is not closed, at most one item is in flight; with `WhenOpen.GIVE_UP` nothing waits for it.
+4. An item is retried for no longer than twice the budget, counted from its first refusal. The second budget starts only
+   with a decision to retry, and allows at most `max_retries` retries.
+5. An item that was never tried needs no decision, and its budget does not start.
+6. While the breaker is not closed, at most one item is in flight; with `WhenOpen.GIVE_UP` no item waits for it.
 7. A call that raised leads to a decision about an item only if the item was sent alone.
 """
 
@@ -54,7 +53,7 @@ from tidemill.core.delivery.sink_health import SinkHealth
 class SendQueue(Generic[LaneT, ValueT]):
     """The queue in front of one sink.
 
-    Call `take` after every input and at the time `due`; the batch that it returns is in flight until `note_answers` or
+    Call `take` after every input and at the time `due`. The batch it returns is in flight until `note_answers` or
     `note_failure`. All times are seconds of one monotonic clock; `bits` are 32 random bits.
     """
 
@@ -71,9 +70,9 @@ class SendQueue(Generic[LaneT, ValueT]):
         self._parts: Parts[LaneT, ValueT] = Parts()
         self._numbers = 0
         self._abandoned = False
-        #: How many items have not ended yet.
+        #: The number of items that are not done.
         self.outstanding = 0
-        #: Since when items have been refused, and the last error; None while none is refused.
+        #: The time of the first refusal and the last error; None while no item is refused.
         self.failing: tuple[float, str] | None = None
 
     @property
@@ -83,20 +82,19 @@ class SendQueue(Generic[LaneT, ValueT]):
 
     @property
     def asked(self) -> int:
-        """How many items await a decision."""
+        """The number of items that await a decision."""
         return len(self._asked)
 
     @property
     def opened(self) -> int:
-        """How often the circuit breaker opened."""
+        """How many times the circuit breaker opened."""
         return self._health.breaker.opened
 
     def find_breaker_state(self, now: float) -> BreakerState:
-        """Return what the circuit breaker lets through at this time."""
         return self._health.breaker.find_state(now)
 
     def add(self, items: Sequence[Item[LaneT, ValueT]], now: float) -> None:
-        """Put items at the end of the queue."""
+        """Append items to the queue."""
         if items and not self._ready:
             self._ready_since = now
         number, size_bytes = self._numbers, 0
@@ -110,7 +108,7 @@ class SendQueue(Generic[LaneT, ValueT]):
         self._ready_bytes += size_bytes
 
     def refuse(self, item: Item[LaneT, ValueT], error: str, now: float) -> Ask[LaneT, ValueT]:
-        """Add an item that cannot be sent at all: it needs a decision, and is never tried."""
+        """Add an item that cannot be sent at all. It is never tried, and needs a decision."""
         self._numbers += 1
         item.number = self._numbers
         self.outstanding += 1
@@ -122,10 +120,10 @@ class SendQueue(Generic[LaneT, ValueT]):
         self._asked.add(item)
         return Ask((item,), error, False, 1)
 
-    # -- what to send -----------------------------------------------------------------------------------------
+    # -- batches ------------------------------------------------------------------------------------------------------
 
     def take(self, now: float) -> Sequence[Item[LaneT, ValueT]]:
-        """Return the batch to send now; empty while one is in flight, or while nothing is due."""
+        """Return the batch to send now; empty while a batch is in flight, or if nothing is due."""
         if self._in_flight or now < self._health.paused_until:
             return ()
         limits, max_count = self._limits, self._health.max_count
@@ -146,7 +144,7 @@ class SendQueue(Generic[LaneT, ValueT]):
         return self._in_flight
 
     def _collect(self, max_count: int) -> list[Item[LaneT, ValueT]]:
-        """Fill a batch with probes first, then with queued items whose key is not held."""
+        """Fill a batch with probes first, then with queued items whose keys are not held."""
         limits = self._limits
         batch, full = self._probes.take(max_count, limits.max_bytes, self._release_key)
         if full:
@@ -181,10 +179,10 @@ class SendQueue(Generic[LaneT, ValueT]):
             times.append(self._ready_since + self._limits.linger_seconds)
         return max(min(times), paused_until) if times else None
 
-    # -- what became of it ------------------------------------------------------------------------------------
+    # -- answers and decisions ----------------------------------------------------------------------------------------
 
     def note_answers(self, answers: Sequence[Refused | None], now: float, bits: int) -> list[Effect[LaneT, ValueT]]:
-        """Process the sink's answers, one per item of the batch in flight; None: the item is confirmed."""
+        """Process the sink's answers, one per item of the batch in flight; None confirms an item."""
         batch = self._in_flight
         self._health.note_answers(batch, answers, now, bits)
         if not self._holds and not self._abandoned and answers.count(None) == len(batch):
@@ -196,7 +194,7 @@ class SendQueue(Generic[LaneT, ValueT]):
         return self._settle(answers, Failures(now, None, bits)) + self.shed(now)
 
     def shed(self, now: float) -> list[Effect[LaneT, ValueT]]:
-        """Give up what waits while the breaker is open, with `WhenOpen.GIVE_UP`; call it after `add` too."""
+        """With `WhenOpen.GIVE_UP`, give up the waiting items while the breaker is open. Call it after `add` too."""
         if self._limits.when_open is WhenOpen.HOLD or self.find_breaker_state(now) is not BreakerState.OPEN:
             return []
         gone = self._forget(lambda item: item.state is not State.ASKED)
@@ -206,10 +204,11 @@ class SendQueue(Generic[LaneT, ValueT]):
     def note_failure(
         self, error: str, retryable: bool, now: float, bits: int, fault: Fault = Fault.SINK
     ) -> list[Effect[LaneT, ValueT]]:
-        """Note that nothing of the batch in flight is known to be delivered; if it can be retried, the queue pauses.
+        """Process the failure of a whole batch: none of its items is known to be delivered.
 
-        If an item may be at fault, the batch is sent in parts, and an item that was sent alone is judged. While the
-        place that the sink writes to is missing, everything waits, and no refusals are counted.
+        If the failure can be retried, the queue pauses. If an item may be at fault, the batch is sent in parts, and an
+        item that was sent alone is judged. While the sink's target is missing, everything waits and no refusals are
+        counted.
         """
         batch = self._in_flight
         failures: Failures[LaneT, ValueT]
@@ -249,7 +248,7 @@ class SendQueue(Generic[LaneT, ValueT]):
                 delivered.append(item)
                 self._end(item)
             elif answer.waits and failures.again is not None:
-                # If its key is not held, the item that it waited for has ended.
+                # If its key is not held, the item that it waited for is done.
                 self._wait(item, failures.again if item.key is None else failures.now)
             else:
                 self._note_refusal(item, answer, failures)
@@ -283,7 +282,7 @@ class SendQueue(Generic[LaneT, ValueT]):
             self._probes.add(item, due)
 
     def _hold(self, item: Item[LaneT, ValueT]) -> Item[LaneT, ValueT]:
-        """Let an item hold its key, or wait behind the item that does; return the one that does."""
+        """Let an item hold its key, or wait behind the item that holds it; return the holder."""
         if item.key is None:
             return item
         hold = self._holds.get(item.key)
@@ -297,7 +296,7 @@ class SendQueue(Generic[LaneT, ValueT]):
     def note_decision(
         self, ask: Ask[LaneT, ValueT], decision: Decision, now: float, bits: int
     ) -> list[Effect[LaneT, ValueT]]:
-        """Apply the decision about an `Ask`: RETRY is carried out within the budget, or ends in `GaveUp`."""
+        """Apply the decision about an `Ask`. RETRY ends in `GaveUp` once the second budget is spent."""
         given_up: list[Item[LaneT, ValueT]] = []
         for item in ask.items:
             if item.state is not State.ASKED:
@@ -330,7 +329,7 @@ class SendQueue(Generic[LaneT, ValueT]):
         self._release_key(item)
 
     def _release_key(self, item: Item[LaneT, ValueT]) -> None:
-        """Release the key that an item held: the next item becomes its head, or all return to the queue."""
+        """Release the key of an item: either the next item becomes its head, or all of them return to the queue."""
         hold = self._holds.get(item.key) if self._holds and item.key is not None else None
         if hold is None or hold.head is not item:
             return
@@ -354,15 +353,15 @@ class SendQueue(Generic[LaneT, ValueT]):
                 self._ready.appendleft(waiting)
                 self._ready_bytes += waiting.size_bytes
 
-    # -- lanes given up ---------------------------------------------------------------------------------------
+    # -- abandoned lanes ----------------------------------------------------------------------------------------------
 
     def abandon(self, lane: LaneT) -> None:
-        """Forget every item of a lane; answers about those in flight change nothing."""
+        """Forget every item of a lane; answers for its items in flight change nothing."""
         self._forget(lambda item: item.lane == lane)
         self._abandoned = bool(self._in_flight)
 
     def _forget(self, unwanted: Callable[[Item[LaneT, ValueT]], bool]) -> list[Item[LaneT, ValueT]]:
-        """End items wherever they are, and return them, the oldest first."""
+        """End all unwanted items in every part of the queue, and return them, the oldest first."""
         gone: list[Item[LaneT, ValueT]] = []
         heads: list[Item[LaneT, ValueT]] = []
         for item in self.list_items():
@@ -385,7 +384,7 @@ class SendQueue(Generic[LaneT, ValueT]):
         return sorted(gone)
 
     def list_items(self) -> Iterator[Item[LaneT, ValueT]]:
-        """Yield every outstanding item, some of them twice."""
+        """Yield every outstanding item; some may occur twice."""
         yield from list(self._asked)
         yield from self._ready
         yield from self._probes

@@ -1,7 +1,7 @@
-"""What a queue knows about its sink: whether it may be sent to now, and what its answers and exceptions show.
+"""The health of a sink: whether it may be called now, as judged by its answers and exceptions.
 
-Invariants: the circuit breaker counts only failures of the sink, so neither a payload that is at fault nor a batch in
-which one may be; the queue pauses after a failure of the sink, and while the breaker is open.
+Invariants: the circuit breaker counts only failures of the sink itself, not a payload that is at fault nor a batch that
+may contain one; the queue pauses after a failure of the sink, and while the breaker is open.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tidemill.core.delivery.send_items import Item, Limits, Refused
 
 
 class SinkHealth:
-    """One sink, as its queue sees it; all times are seconds of one monotonic clock, `bits` are 32 random bits."""
+    """The health of one sink. All times are seconds of one monotonic clock; `bits` are 32 random bits."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -26,16 +26,16 @@ class SinkHealth:
 
     @property
     def max_count(self) -> int:
-        """How many items a batch may have now."""
+        """The maximum size of a batch now: a single item unless the breaker is closed."""
         return self._limits.max_count if self.breaker.until is None else 1
 
     def note_answers(
         self, batch: Sequence[Item[Any, Any]], answers: Sequence[Refused | None], now: float, bits: int
     ) -> None:
-        """Process the answers about a batch.
+        """Process the answers for a batch.
 
-        They count as a failure if none of them shows that the sink works. While the breaker is closed, another refusal
-        of a retried item proves nothing: the item may be to blame, and must not hold up the others.
+        They count as a failure if none of them shows that the sink works. While the breaker is closed, one more refusal
+        of a retried item proves nothing: the item may be to blame and must not hold up the others.
         """
         self._failures = 0
         if None in answers:
@@ -48,7 +48,7 @@ class SinkHealth:
             self._count(now, bits)
 
     def note_failure(self, retryable: bool, now: float, bits: int) -> float | None:
-        """Note a failure of the sink; return when to send to it again, None if a retry is of no use."""
+        """Process a failure of the sink; return when to call it again, or None if a retry is useless."""
         if not retryable:
             self.breaker.note_success()
             return None
@@ -57,18 +57,18 @@ class SinkHealth:
         return self.paused_until
 
     def pause(self, now: float, bits: int) -> float:
-        """Pause the queue, longer each time, and return until when."""
+        """Pause the queue, longer each time, and return when the pause ends."""
         self._failures += 1
         self.paused_until = now + self._limits.backoff.compute_delay(self._failures, bits)
         return self.paused_until
 
     def doubt(self, batch: Sequence[Item[Any, Any]]) -> None:
-        """Note that a call for several items raised, one of which may be at fault."""
+        """Mark the items of a batch whose call raised as suspects."""
         for item in batch:
             self._witnesses.doubt(item)
 
     def blames(self, item: Item[Any, Any], fault: Fault) -> bool:
-        """Return whether an item is at fault, and not the sink, after a call with that item alone raised."""
+        """Return whether a call that raised with this item alone is the item's fault rather than the sink's."""
         return self._witnesses.judge_alone(item, fault)
 
     def _count(self, now: float, bits: int) -> None:

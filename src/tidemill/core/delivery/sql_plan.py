@@ -1,21 +1,21 @@
 """Groups rows into SQL statements, and builds those statements.
 
-Theory of operation. A row has a shape (operation, table, columns) and its values; adjacent rows of one shape share a
-statement. Where all its parameters have types whose arrays can be unnested again, several rows are sent as one array
-per parameter: that statement is short, and the same for any number of rows. Otherwise each row is a group of
-parameters, and the number of rows is a power of two. Either way there are few statements per shape, so that client and
-server can keep them prepared. An update or delete of several rows joins the table with a list of them. A list of
-parameter groups begins with a row of NULLs taken from the table itself, which gives each column its type and matches
-nothing. Keys that differ here may be equal to the database (a uuid in capitals, a padded char, citext): the list's rows
-are numbered, and of those that the database finds equal the last one is joined.
+Theory of operation. A row has a shape (operation, table, columns) and values; adjacent rows of one shape share a
+statement. If all its parameters have types whose arrays can be unnested, several rows are sent as one array per
+parameter: such a statement is short and the same for any number of rows. Otherwise each row is a group of parameters,
+and the number of rows is a power of two. Either way there are few statements per shape, so that client and server can
+cache them as prepared statements. An update or delete of several rows joins the table with a list of the rows. A list
+of parameter groups begins with a row of NULLs taken from the table itself, which gives each column its type and matches
+nothing. Keys that differ here may be equal to the database (an upper-case uuid, a padded char, citext). The rows of the
+list are therefore numbered, and of rows with equal keys only the last is joined.
 
 Invariants, each a property test:
 1. The ranges cover all rows, in order, without overlap; the rows of a range have one shape.
-2. No statement of several rows has more parameters than `MAX_PARAMETERS`, nor the same conflict key twice.
-3. Rows in one statement have the same effect as one after the other: an update that changes a column of its own
-   condition goes alone, and of several updates of one row the last one wins.
-4. Only identifiers are inserted into a statement, and in quotes; statements from the configuration are sent as they
-   are.
+2. No statement for several rows has more parameters than `MAX_PARAMETERS`, nor the same conflict key twice.
+3. The rows of one statement have the same effect as if applied one by one: an update that changes a column of its own
+   condition is sent alone, and of several updates of one row the last wins.
+4. Only identifiers are inserted into a statement, and they are quoted; statements from the configuration are sent as
+   they are.
 """
 
 from __future__ import annotations
@@ -27,27 +27,25 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-#: The most parameters of a statement for several rows without arrays. The protocol allows 32,767, but longer statements
-#: are no faster, and each is kept by the client and by every server process.
+#: The maximum number of parameters of a statement for several rows without arrays. The protocol allows 32,767, but
+#: longer statements are no faster, and the client and every server process cache each of them.
 MAX_PARAMETERS = 2_048
-#: Parameter types whose arrays have one element per row, whatever the value.
+#: Parameter types whose arrays always have one element per row.
 ARRAY_TYPES = frozenset(
     {
         *("bool", "int2", "int4", "int8", "float4", "float8", "numeric", "text", "varchar", "bpchar", "bytea", "uuid"),
         *("date", "time", "timetz", "timestamp", "timestamptz", "interval", "json", "jsonb"),
     }
 )
-#: Sent as text and cast: their values may be lists, which would be unnested with the array.
+#: These are sent as text and cast, since their values may be lists, which unnest would flatten.
 JSON_TYPES = frozenset({"json", "jsonb"})
-#: How many statements are cached as text; none is longer than a few thousand parameters or the columns of one row.
+#: The number of statements cached as text. Each has at most a few thousand parameters, or the columns of one row.
 _KEPT = 512
-#: PostgreSQL truncates longer names, and might find another table or column.
+#: PostgreSQL truncates longer names, which might then name another table or column.
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,62}")
 
 
 class Operation(enum.StrEnum):
-    """What is done with a row."""
-
     INSERT = "insert"
     UPSERT = "upsert"
     UPDATE = "update"
@@ -57,13 +55,13 @@ class Operation(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What rows in one statement have in common.
+    """The properties that rows in one statement share.
 
     Attributes:
-        operation: What is done.
+        operation: The operation.
         table: `table` or `schema.table`; for a statement from the configuration, its name.
         columns: The columns, or the statement's parameters, that get values, in the order of the values.
-        conflict: The columns that decide whether a row exists already.
+        conflict: The columns that decide whether a row already exists.
         where: The columns in the condition of an update or delete; their values follow those of `columns`.
         nulls: The columns that must be NULL; they have no values.
         sql: The text of a statement from the configuration.
@@ -78,10 +76,10 @@ class Shape:
     sql: str = ""
 
     def __post_init__(self) -> None:
-        """Check the names, and that the parts fit together.
+        """Check that names are identifiers and that the fields suit the operation.
 
         Raises:
-            ValueError: A name is not an identifier, or the parts do not fit together.
+            ValueError: A name is not an identifier, or a field does not suit the operation.
         """
         if not all(_NAME.fullmatch(part) for part in self.table.split(".", 1)):
             raise ValueError(
@@ -120,12 +118,12 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """How many values a row has."""
+        """The number of values in a row."""
         return len(self.columns) + len(self.where)
 
     @property
     def batchable(self) -> bool:
-        """Whether several rows in one statement have the same effect as one after the other."""
+        """Whether several rows in one statement have the same effect as one by one."""
         if self.operation is Operation.UPDATE:
             return bool(self.where) and not set(self.columns) & {*self.where, *self.nulls}
         return self.operation is not Operation.DELETE or bool(self.where)
@@ -135,10 +133,10 @@ class Row(NamedTuple):
     """One row for a statement.
 
     Attributes:
-        shape: What it has in common with other rows of its statement.
-        values: Its values, in the order of the shape.
+        shape: The shape it shares with the other rows of its statement.
+        values: The values, in the order of the shape.
         key: Equal for rows that affect the same row of the table; None: unknown.
-        nested: Whether a value is not a scalar but a list, say, which would be unnested with an array of values.
+        nested: Whether a value is a list or the like, which would be unnested together with an array of values.
     """
 
     shape: Shape
@@ -148,7 +146,7 @@ class Row(NamedTuple):
 
 
 def group_rows(rows: Sequence[Row]) -> Iterator[tuple[int, int]]:
-    """Yield the rows that may share a statement as (first, last + 1), in order."""
+    """Yield the ranges (first, last + 1) of rows that may share a statement, in order."""
     first, keys = 0, set[Hashable]()
     shape: Shape | None = None
     together = apart = False
@@ -161,7 +159,7 @@ def group_rows(rows: Sequence[Row]) -> Iterator[tuple[int, int]]:
                 yield first, index
             first, shape = index, row_shape
             together = shape.batchable
-            # Statements from the configuration are executed one by one, though in one round trip.
+            # Statements from the configuration are executed one by one, but in one round trip.
             apart = shape.operation is not Operation.STATEMENT
             keys = set()
         if key is not None:
@@ -171,7 +169,7 @@ def group_rows(rows: Sequence[Row]) -> Iterator[tuple[int, int]]:
 
 
 def split_by_powers(first: int, last: int, parameters: int) -> Iterator[tuple[int, int]]:
-    """Yield parts of a range whose lengths are powers of two, within `MAX_PARAMETERS` unless a part is one row.
+    """Split a range into parts whose lengths are powers of two, each within `MAX_PARAMETERS` unless it is a single row.
 
     Example:
         >>> list(split_by_powers(0, 7, 2))
@@ -199,16 +197,16 @@ def build_statement(shape: Shape, count: int) -> str:
         head = f"INSERT INTO {table} ({_list_names(shape.columns)}) VALUES "  # noqa: S608 - names are identifiers
         return head + _group_parameters(shape, count) + _build_conflict_clause(shape)
     if count > 1:
-        # Only a statement for one row may both set a column and have it in its condition, so these names are distinct.
+        # Only a statement for a single row may both set a column and test it, so these names are distinct.
         names = (*shape.columns, *shape.where)
         types = ", ".join(f'(NULL::{table})."{name}"' for name in names)
         values = _group_parameters(shape, count, numbered=True)
         return _join_rows(shape, f"(VALUES ({types}, 0), {values}) AS rows ({_number_names(names)})")
-    places = [f'"{name}" = ${place}' for place, name in enumerate((*shape.columns, *shape.where), 1)]
-    tests = " AND ".join([*places[len(shape.columns) :], *(f'"{name}" IS NULL' for name in shape.nulls)])
+    terms = [f'"{name}" = ${number}' for number, name in enumerate((*shape.columns, *shape.where), 1)]
+    tests = " AND ".join([*terms[len(shape.columns) :], *(f'"{name}" IS NULL' for name in shape.nulls)])
     if shape.operation is Operation.DELETE:
         return f"DELETE FROM {table} WHERE {tests}"  # noqa: S608 - names are identifiers
-    changes = ", ".join(places[: len(shape.columns)])
+    changes = ", ".join(terms[: len(shape.columns)])
     return f"UPDATE {table} SET {changes} WHERE {tests}"  # noqa: S608 - names are identifiers
 
 
@@ -226,7 +224,7 @@ def build_array_statement(shape: Shape, types: tuple[str, ...]) -> str:
     """  # noqa: E501
     names = (*shape.columns, *shape.where)
     sent = ["text" if kind in JSON_TYPES else kind for kind in types]
-    arrays = ", ".join(f'${place}::pg_catalog."{kind}"[]' for place, kind in enumerate(sent, 1))
+    arrays = ", ".join(f'${number}::pg_catalog."{kind}"[]' for number, kind in enumerate(sent, 1))
     if shape.operation in (Operation.INSERT, Operation.UPSERT):
         cast = ", ".join(
             f'"{name}"::pg_catalog."{kind}"' if kind in JSON_TYPES else f'"{name}"'
@@ -286,6 +284,6 @@ def _group_parameters(shape: Shape, count: int, *, numbered: bool = False) -> st
     size = shape.parameters
     groups = []
     for number in range(count):
-        places = [f"${place}" for place in range(number * size + 1, (number + 1) * size + 1)]
-        groups.append(f"({', '.join([*places, str(number + 1)] if numbered else places)})")
+        parameters = [f"${index}" for index in range(number * size + 1, (number + 1) * size + 1)]
+        groups.append(f"({', '.join([*parameters, str(number + 1)] if numbered else parameters)})")
     return ", ".join(groups)

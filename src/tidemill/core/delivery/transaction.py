@@ -1,16 +1,16 @@
-"""The course of one transaction: which call comes next, how it ends, and which result is to blame for an abort.
+"""The sequence of calls of one Kafka transaction: the next call, the outcome, and the result to blame for an abort.
 
-The rules of a transactional producer: after a retryable error the very same call is repeated until it is answered;
-after an abortable error the transaction is aborted, and everything in it is offered again; a fatal error ends the
-producer, and with it the engine.
+The rules of a transactional producer: after a retryable error the same call is repeated until it is answered; after an
+abortable error the transaction is aborted, and everything in it is offered again; a fatal error ends the producer, and
+with it the engine.
 
 A lane may be given up while its transaction is open: another member of the group owns it, or soon will, and reads from
 the last committed offset. Once the brokers have accepted the lane's offset, the next owner has to wait for the end of
 this transaction, so it may be committed. Before that it must be aborted, because the next owner does the same work.
 
-Invariants: after `COMMIT` or `ABORT` was called, only the same call may follow; only a call that was answered ends a
-transaction; a transaction is never committed if one of its lanes was given up before its offsets were accepted; a
-result is blamed only if it failed alone, since a broker refuses the whole batch that contains it.
+Invariants: after `COMMIT` or `ABORT` only the same call may follow; only a call that was answered ends a transaction; a
+transaction is never committed if one of its lanes was given up before its offsets were accepted; a result is blamed
+only if it failed alone, since a broker refuses the whole batch that contains it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LaneT = TypeVar("LaneT", bound=Hashable)
 
 
 class Call(enum.Enum):
-    """A call to the producer, in this order; `ABORT` replaces the rest."""
+    """The calls to the producer, in order. `ABORT` replaces the remaining ones."""
 
     BEGIN = "begin"
     SEND = "send"
@@ -33,7 +33,7 @@ class Call(enum.Enum):
 
 
 class TransactionAnswer(enum.Enum):
-    """How the producer answered a call."""
+    """The producer's answer to a call."""
 
     DONE = "done"
     AGAIN = "again"
@@ -42,7 +42,7 @@ class TransactionAnswer(enum.Enum):
 
 
 class End(enum.Enum):
-    """How a transaction ended."""
+    """The outcome of a transaction."""
 
     COMMITTED = "committed"
     ABORTED = "aborted"
@@ -59,7 +59,7 @@ _NEXT: dict[Call, Call | End] = {
 
 
 def choose_next(call: Call, answer: TransactionAnswer) -> Call | End:
-    """Return what follows an answer.
+    """Return the call or outcome that follows an answer.
 
     Example:
         >>> choose_next(Call.OFFSETS, TransactionAnswer.AGAIN)
@@ -77,7 +77,7 @@ def choose_next(call: Call, answer: TransactionAnswer) -> Call | End:
 
 
 def choose_next_given_up(call: Call) -> Call | End:
-    """Return what follows when a lane is given up while this call is next, or has to be repeated.
+    """Return the call or outcome that follows when a lane is given up while this call is next or has to be repeated.
 
     Example:
         >>> choose_next_given_up(Call.OFFSETS)
@@ -91,12 +91,12 @@ def choose_next_given_up(call: Call) -> Call | End:
 
 
 class Transaction(Generic[LaneT]):
-    """An open transaction: which offsets it commits, and which call comes next.
+    """An open transaction: the offsets it commits and its next call.
 
     Attributes:
-        call: The call to make, or to repeat.
-        lanes: The lanes it has offsets of.
-        offsets: The offsets it commits, and for which its end is reported: without the lanes that were forgotten.
+        call: The call to make or to repeat.
+        lanes: The lanes whose offsets the transaction commits.
+        offsets: The offsets whose outcome is reported: all of them, except for lanes that were forgotten.
 
     Example:
         >>> transaction = Transaction({"a": 10, "b": 20})
@@ -117,19 +117,19 @@ class Transaction(Generic[LaneT]):
         self.offsets = dict(offsets)
 
     def note_answer(self, answer: TransactionAnswer) -> End | None:
-        """Note the answer to `call`; return how the transaction ended, if it did."""
+        """Process the answer to `call`; return the outcome if the transaction is over."""
         return self._go_on(choose_next(self.call, answer))
 
     def holds(self, lanes: Collection[LaneT]) -> bool:
-        """Return whether it has offsets of any of these lanes."""
+        """Return whether the transaction has offsets of any of these lanes."""
         return not self.offsets.keys().isdisjoint(lanes)
 
     def give_up(self, lanes: Collection[LaneT]) -> End | None:
-        """Note that lanes belong, or soon will, to another member; return how the transaction ended, if it did."""
+        """Give up lanes that belong, or soon will, to another member; return the outcome if the transaction is over."""
         return self._go_on(choose_next_given_up(self.call)) if self.holds(lanes) else None
 
     def forget(self, lanes: Collection[LaneT]) -> None:
-        """Do not report the end for these lanes: they may be owned again by then, with other work."""
+        """Exclude lanes from the reported outcome: they may be owned again by then, with other work."""
         for lane in lanes:
             self.offsets.pop(lane, None)
 
@@ -148,37 +148,35 @@ class Fence(enum.Enum):
 
 
 def judge_fence(open_seconds: float, timeout_seconds: float) -> Fence:
-    """Return whether a fenced producer was replaced by another one, or its transaction timed out at the brokers.
+    """Return whether a fenced producer was replaced by another one or its transaction timed out at the brokers.
 
     Args:
-        open_seconds: How long its transaction was open.
+        open_seconds: How long the transaction was open.
         timeout_seconds: The transaction timeout. Clocks differ and requests take time, so nine tenths of it count as
-            all of it.
+            the whole.
     """
     return Fence.EXPIRED if open_seconds >= 0.9 * timeout_seconds else Fence.REPLACED
 
 
 class RecordVerdict(enum.Enum):
-    """What becomes of a result that the brokers rejected."""
+    """The verdict on a result that the brokers rejected."""
 
     ISOLATED = "isolated"
     REFUSED = "refused"
 
 
 def judge_records(isolated: Sequence[bool]) -> list[RecordVerdict]:
-    """Judge the results of one aborted transaction that the brokers rejected for their content.
+    """Judge the results of an aborted transaction that the brokers rejected for their content.
 
     Args:
-        isolated: For each of them, whether it was sent in a batch of its own.
+        isolated: For each result, whether it was sent in a batch of its own.
 
     Returns:
-        For each, whether it is refused permanently, or has to be sent in a batch of its own to find out.
+        For each result, whether it is refused permanently or has to be sent in a batch of its own to find out.
 
     Example:
         >>> judge_records([False, False])
         [<RecordVerdict.ISOLATED: 'isolated'>, <RecordVerdict.ISOLATED: 'isolated'>]
-        >>> judge_records([False])
-        [<RecordVerdict.REFUSED: 'refused'>]
     """
     only = len(isolated) == 1
     return [RecordVerdict.REFUSED if only or was_isolated else RecordVerdict.ISOLATED for was_isolated in isolated]

@@ -1,1 +1,1 @@
-"""The decisions of one pipeline engine: windows, tasks, backpressure, order, the brake."""
+"""The decisions of one pipeline engine: windows, tasks, backpressure, order, the failure brake."""

@@ -1,12 +1,11 @@
-"""The graph of the messages and tasks of one window: what is complete, and when.
+"""The dependency graph of the messages and tasks of one window.
 
-Messages are the indexes 0..size-1 of the window, tasks are keys. For each message, first its tasks end
-(`MessageComplete`: the message hook is due), then the hook ends, and once no delivery holds it either, it leaves the
-pipeline (`MessageResolved`). Once all message hooks have ended, the window's own hook is due (`WindowComplete`).
+Messages are the indexes 0..size-1 of the window; tasks are keys. A message is complete once all its tasks have ended
+(`MessageComplete`: its hook is due). It leaves the pipeline (`MessageResolved`) once its hook has ended and no delivery
+holds it. Once all message hooks have ended, the window's own hook is due (`WindowComplete`).
 
-Invariants: each effect occurs exactly once per message or window; `MessageResolved` never occurs before all of the
-message's tasks are terminal, its hook is done and every hold is released; late, unknown and repeated inputs change
-nothing.
+Invariants: each effect occurs exactly once per message or window; `MessageResolved` never occurs before all tasks of
+the message are terminal, its hook is done and every hold is released; late, unknown and repeated inputs change nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class MessageComplete:
 
 @dataclass(frozen=True, slots=True)
 class MessageResolved:
-    """Nothing is left to do for a message."""
+    """A message has no work left."""
 
     index: int
 
@@ -41,7 +40,7 @@ Effect = MessageComplete | MessageResolved | WindowComplete
 
 
 class _Stage(enum.IntEnum):
-    """How far a message is."""
+    """The stages of a message."""
 
     TASKS = 0
     HOOK = 1
@@ -49,15 +48,15 @@ class _Stage(enum.IntEnum):
     RESOLVED = 3
 
 
-# Plain integers: access to a member of an IntEnum costs more than the rest of a step.
+# Plain integers: accessing a member of an IntEnum costs more than the rest of a step.
 _TASKS, _HOOK, _HOLDS, _RESOLVED = (int(stage) for stage in _Stage)
 
 
 class Arrangement:
-    """One window's messages, tasks and holds.
+    """The messages, tasks and holds of one window.
 
     Args:
-        size: How many messages the window has.
+        size: The number of messages in the window.
 
     Example:
         >>> window = Arrangement(2)
@@ -87,16 +86,16 @@ class Arrangement:
         """Set the tasks of the window, once.
 
         Args:
-            tasks: The key of each task, and the indexes of its messages; no index means every message.
+            tasks: The key of each task, and the indexes of its messages; no indexes mean every message.
 
         Returns:
             `MessageComplete` for each message without a task.
 
         Raises:
-            InvariantError: Two tasks have the same key, or the window was arranged before.
+            InvariantError: Two tasks have the same key, or the tasks have already been set.
         """
         if self._arranged:
-            raise InvariantError("a window was arranged twice")
+            raise InvariantError("the tasks of a window were set twice")
         self._arranged = True
         left = self._tasks_left
         for key, indexes in tasks:
@@ -117,10 +116,10 @@ class Arrangement:
             The messages that nothing holds: they are resolved.
 
         Raises:
-            InvariantError: The window was arranged before.
+            InvariantError: The tasks have already been set.
         """
         if self._arranged:
-            raise InvariantError("a window was arranged twice")
+            raise InvariantError("the tasks of a window were set twice")
         self._arranged = True
         self._hooks_left = 0
         resolved: list[int] = []
@@ -143,10 +142,11 @@ class Arrangement:
         return effects
 
     def end_tasks(self, keys: Iterable[Hashable]) -> tuple[int, list[int], bool]:
-        """Note that tasks are terminal in a window without message hooks.
+        """Note that tasks are terminal, in a window without message hooks.
 
         Returns:
-            How many messages are complete by that, those of them that nothing holds, which are resolved, and whether
+            The number of messages that this completes, the ones among them that nothing holds (they are resolved), and
+                whether
             the window's own hook is due.
         """
         complete, resolved = 0, []
@@ -166,7 +166,7 @@ class Arrangement:
         return complete, resolved, complete > 0 and not self._hooks_left
 
     def replace(self, key: Hashable, replacements: Sequence[Hashable]) -> list[Effect]:
-        """Replace a task, which makes it terminal, by other tasks for the same messages; without any, it is done.
+        """Replace a task with other tasks for the same messages; without replacements the task is done.
 
         Raises:
             InvariantError: A replacement has the key of a task that is not terminal.
@@ -185,7 +185,7 @@ class Arrangement:
         return []
 
     def note_hook_done(self, index: int) -> list[Effect]:
-        """Note that the message hook of a complete message has run, or that there is none."""
+        """Note that the message hook of a complete message has ended, or that there is none."""
         if self._stages[index] != _HOOK:
             return []
         effects: list[Effect] = []
@@ -200,7 +200,7 @@ class Arrangement:
         return effects
 
     def hold(self, indexes: Iterable[int]) -> None:
-        """Keep messages from being resolved until `release` is called as often: a delivery of theirs is open."""
+        """Keep messages from being resolved while a delivery of theirs is open. Each hold needs its own `release`."""
         for index in indexes:
             self._holds[index] += 1
 
@@ -209,7 +209,7 @@ class Arrangement:
         return [MessageResolved(index) for index in self.release_all(indexes)]
 
     def release_all(self, indexes: Iterable[int]) -> list[int]:
-        """Release one hold of each of these messages; return those that are resolved by that."""
+        """Release one hold of each of these messages; return the messages that this resolves."""
         resolved: list[int] = []
         holds, stages = self._holds, self._stages
         for index in indexes:

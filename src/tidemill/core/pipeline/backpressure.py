@@ -1,13 +1,13 @@
-"""Backpressure: how many messages of each partition may be in flight.
+"""Backpressure limits how many messages of each partition may be in flight.
 
-The limits are totals per engine; each assigned lane has its share of them, and only its own share decides whether it is
-paused: one lane never pauses another. A lane is paused when its share of messages or of bytes is in flight, when its
-share of results waits for sinks, or when too many of its messages are uncommitted. It then stays paused until its
-messages in flight fall to the low mark and nothing else is at its limit, so that it continues with many at once.
+The limits are totals per engine, divided among the assigned lanes. A lane is paused only because of its own share, so
+that one lane never pauses another. A lane is paused when its share of messages or bytes is in flight, when its share of
+results waits for sinks, or when too many of its messages are uncommitted. It stays paused until its messages in flight
+fall to the low mark and nothing else is at its limit, so that it resumes with many messages at once.
 
-Invariants: messages handed over within `find_room` never take a lane above its high mark or `max_uncommitted`; a lane
-with nothing in flight and nothing uncommitted has room. Messages that wait for others (`note_waiting`) do not count
-against the high mark.
+Invariants: if the caller hands over no more than `find_room` allows, a lane never exceeds its high mark or
+`max_uncommitted`; a lane with nothing in flight and nothing uncommitted has room. Messages that wait for others
+(`note_waiting`) do not count against the high mark.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LaneT = TypeVar("LaneT", bound=Hashable)
 
 
 class _Load:
-    """What one lane has in flight."""
+    """The messages and bytes that one lane has in flight."""
 
     __slots__ = ("count", "paused", "size_bytes", "uncommitted")
 
@@ -34,12 +34,13 @@ class Backpressure(Generic[LaneT]):
     """The loads of all assigned lanes against their shares.
 
     Args:
-        high: Messages with unfinished task work at which an engine with one lane is paused.
-        low: Messages at which it resumes.
-        window_size: A lane's high mark is never below this, or a window could not fill.
-        max_bytes: Bytes in flight in the whole engine.
-        max_uncommitted: Messages in flight or not yet committed, per lane.
-        max_undelivered: Results in the whole engine that wait for sinks; a lane's share is never below a window.
+        high: The number of messages with unfinished task work at which an engine with one lane is paused.
+        low: The number of messages at which it resumes.
+        window_size: A lower bound for a lane's high mark; otherwise a window could not fill.
+        max_bytes: The maximum number of bytes in flight in the whole engine.
+        max_uncommitted: The maximum number of messages per lane that are in flight or not yet committed.
+        max_undelivered: The maximum number of results in the whole engine that wait for sinks; a lane's share is never
+            smaller than a window.
     """
 
     __slots__ = (
@@ -71,7 +72,7 @@ class Backpressure(Generic[LaneT]):
     def _share(self) -> None:
         lanes = len(self._loads) or 1
         self._high_mark = max(self._window_size, self._high // lanes)
-        # The low mark keeps its ratio to the high mark: with many lanes, a plain share of it would be 0, and one slow
+        # The low mark keeps its ratio to the high mark. With many lanes, an equal share of it would be 0, and one slow
         # message would hold up its whole lane.
         self._low_mark = min(self._high_mark * self._low // self._high, self._high_mark - 1)
         self._max_lane_bytes = max(1, self._max_bytes // lanes)
@@ -79,11 +80,11 @@ class Backpressure(Generic[LaneT]):
 
     @property
     def lanes(self) -> int:
-        """How many lanes are assigned."""
+        """The number of assigned lanes."""
         return len(self._loads)
 
     def count_bytes(self) -> int:
-        """Return how many bytes are in flight; costs by the number of lanes."""
+        """Return the number of bytes in flight; O(lanes)."""
         return sum(load.size_bytes for load in self._loads.values())
 
     def assign(self, lane: LaneT) -> None:
@@ -97,35 +98,34 @@ class Backpressure(Generic[LaneT]):
         self._share()
 
     def note_handed_over(self, lane: LaneT, count: int, size_bytes: int) -> None:
-        """Count messages that were handed over."""
         load = self._loads.get(lane)
         if load is not None:
             load.count += count
             load.size_bytes += size_bytes
             load.uncommitted += count
-            # Pause now: `find_room` may not be called again before the load has fallen below the limit.
+            # Pause now: by the next call of `find_room` the load may have fallen below the limit.
             if self._count_left(load) <= 0:
                 load.paused = True
 
     def note_finished(self, lane: LaneT, count: int, size_bytes: int) -> None:
-        """Count messages whose task work is over, and bytes that were freed."""
+        """Subtract messages whose task work has ended, and bytes that were freed."""
         load = self._loads.get(lane)
         if load is not None:
             load.count -= count
             load.size_bytes -= size_bytes
 
     def note_waiting(self, lane: LaneT, count: int) -> None:
-        """Count messages that began to wait for others, or, with a negative count, stopped waiting.
+        """Move messages out of the count while they wait for others; a negative count moves them back.
 
-        While they wait they count only against `max_uncommitted` and the bytes. When they stop, they may take the lane
-        above its high mark; it is then paused.
+        While they wait, they count only against `max_uncommitted` and the bytes. When they stop waiting, they may take
+        the lane above its high mark; the lane is then paused.
         """
         load = self._loads.get(lane)
         if load is not None:
             load.count -= count
 
     def note_committed(self, lane: LaneT, count: int) -> None:
-        """Count messages that were committed."""
+        """Subtract messages that were committed."""
         load = self._loads.get(lane)
         if load is not None:
             load.uncommitted -= count
@@ -135,8 +135,8 @@ class Backpressure(Generic[LaneT]):
 
         Args:
             lane: The lane.
-            more_bytes: The bytes it has in flight besides its messages.
-            undelivered: How many of its results wait for sinks.
+            more_bytes: Bytes in flight in addition to the lane's messages.
+            undelivered: The number of its results that wait for sinks.
         """
         load = self._loads.get(lane)
         if load is None:

@@ -1,16 +1,16 @@
-"""The brake: when too many messages fail, no more are taken, and failures are held instead of dead-lettered.
+"""The failure brake stops the intake when too many messages fail, and holds failures instead of dead-lettering them.
 
-A broken deployment fails every message; dead-lettering all of them would empty the topic. So the last `WINDOW` finished
-messages are examined, once there are `LEAST`: if the share of failed ones exceeds the limit, the brake is *on*. While
-it is on, every failure is held as a *case*: something to be run again, or written as a dead letter. Every
-`TRIAL_SECONDS` the next held message is tried: all its cases are run again. If it fails again, it goes to the end of
-the queue; if it succeeds, the brake is off, the count starts over and every other case is run again. If nothing is held
-(because its partitions were given up, say), one new message is taken as the trial. A user may release the brake: then
-what is held is dead-lettered, and the count starts over.
+A broken deployment fails every message; dead-lettering all of them would empty the topic. The brake therefore examines
+the last `WINDOW` finished messages once there are at least `LEAST`. If the share of failures exceeds the limit, the
+brake is *on*. While it is on, every failure is held as a *case*: work to be run again, or written as a dead letter.
+Every `TRIAL_SECONDS` the next held message is tried by running all its cases again. If it fails again, it goes to the
+end of the queue. If it succeeds, the brake is off, the count is reset and every other case is run again. If nothing is
+held (because its partitions were given up, say), one new message is taken as the trial. A user may release the brake:
+the held cases are then dead-lettered, and the count is reset.
 
 Invariants: each case is finally run again, written, or abandoned with its partition, and only one of these per failure;
 nothing is written while the brake is on; nothing is held while it is off; while it is on, a next trial is due. Each
-step is O(1) except for what it returns; memory is O(held).
+step is O(1) plus its result; memory is O(held).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Generic, TypeVar
 LaneT = TypeVar("LaneT", bound=Hashable)
 CaseT = TypeVar("CaseT")
 
-#: How many finished messages are examined, at most and at least.
+#: The number of finished messages that are examined, at most and at least.
 WINDOW = 200
 LEAST = 50
-#: How often a message is tried while the brake is on.
+#: The interval between trials while the brake is on.
 TRIAL_SECONDS = 30.0
 
 
@@ -54,7 +54,7 @@ class Hold(Generic[CaseT]):
 
 @dataclass(frozen=True, slots=True)
 class Again(Generic[CaseT]):
-    """Run this case again; it was held."""
+    """Run this held case again."""
 
     case: CaseT
 
@@ -74,12 +74,12 @@ class Standing:
     """Why the brake is on.
 
     Attributes:
-        failed: How many of the examined messages failed.
-        of: How many were examined.
+        failed: The number of examined messages that failed.
+        of: The number of examined messages.
         cause: The most frequent cause.
-        times: How many of them failed with it.
+        times: The number of failures with that cause.
         last: The text of the last failure.
-        held: How many messages are held.
+        held: The number of messages that are held.
     """
 
     failed: int
@@ -91,10 +91,10 @@ class Standing:
 
 
 class Brake(Generic[LaneT, CaseT]):
-    """The brake of one engine. A message is given as its lane and its number there.
+    """The failure brake of one engine. A message is identified by its lane and its number in the lane.
 
     Args:
-        max_ratio: The share of failed messages beyond which it is on.
+        max_ratio: The share of failed messages beyond which the brake is on.
 
     Example:
         >>> brake: Brake[str, int] = Brake(0.5)
@@ -115,7 +115,7 @@ class Brake(Generic[LaneT, CaseT]):
 
     def __init__(self, max_ratio: float) -> None:
         self._max_ratio = max_ratio
-        #: The cause of failure of each of the last messages; None: it succeeded.
+        #: Why each of the last messages failed; None: it succeeded.
         self._causes: deque[str | None] = deque(maxlen=WINDOW)
         self._failed = 0
         self._last = ""
@@ -125,7 +125,7 @@ class Brake(Generic[LaneT, CaseT]):
 
     @property
     def is_on(self) -> bool:
-        """Whether no new messages are taken."""
+        """Whether the brake is on, so that no new messages are taken."""
         return self._due is not None
 
     @property
@@ -135,22 +135,22 @@ class Brake(Generic[LaneT, CaseT]):
 
     @property
     def held(self) -> int:
-        """How many messages are held."""
+        """The number of messages that are held."""
         return len(self._held)
 
     def summarize(self) -> Standing:
-        """Return what failed, and how often; O(`WINDOW`)."""
+        """Return a summary of the failures; O(`WINDOW`)."""
         causes = Counter(cause for cause in self._causes if cause is not None)
         ((cause, times),) = causes.most_common(1) or [("", 0)]
         return Standing(self._failed, len(self._causes), cause, times, self._last, len(self._held))
 
     def note_failure(self, message: tuple[LaneT, int], text: str, case: CaseT) -> Sequence[Effect[CaseT]]:
-        """Note a failure that would be dead-lettered.
+        """Process a failure that would be dead-lettered.
 
         Args:
             message: The message, or the first of several.
             text: The error.
-            case: What to run again or to write; opaque.
+            case: The work to run again or to write; opaque.
         """
         self._last = text
         if self._due is None:
@@ -164,8 +164,8 @@ class Brake(Generic[LaneT, CaseT]):
 
         Args:
             message: The message.
-            cause: Why it failed, in a few words that are the same for equal failures; None: it succeeded.
-            now: The time.
+            cause: A short reason that is the same for equal failures; None: the message succeeded.
+            now: The current time.
         """
         if self._due is not None:
             return self.note_success(message) if cause is None else []
@@ -173,7 +173,7 @@ class Brake(Generic[LaneT, CaseT]):
         return self._judge(now)
 
     def note_window_failure(self, count: int, cause: str, now: float) -> Sequence[Effect[CaseT]]:
-        """Note that the hook of a window failed after this many of its messages were counted as succeeded."""
+        """Turn the last `count` successes into failures, since their window's hook failed after they were counted."""
         causes = self._causes
         for index in range(len(causes) - 1, -1, -1):
             if not count:
@@ -185,17 +185,17 @@ class Brake(Generic[LaneT, CaseT]):
         return self._judge(now) if self._due is None else []
 
     def note_success(self, message: tuple[LaneT, int]) -> Sequence[Effect[CaseT]]:
-        """Turn the brake off if this message was a trial; count nothing."""
+        """Turn the brake off if this message was a trial, without counting it."""
         if message not in self._trials:
             return []
         return [Off(), *(Again(case) for case in self._turn_off())]
 
     def note_taken(self, message: tuple[LaneT, int]) -> None:
-        """Note which message was taken because of `TakeOne`."""
+        """Make the message that was taken because of `TakeOne` a trial."""
         self._trials.add(message)
 
     def tick(self, now: float) -> Sequence[Effect[CaseT]]:
-        """Try the next message if that is due."""
+        """Try the next message if a trial is due."""
         if self._due is None or now < self._due:
             return []
         self._due = now + TRIAL_SECONDS
@@ -206,13 +206,13 @@ class Brake(Generic[LaneT, CaseT]):
         return [Again(case) for case in self._held.pop(message)]
 
     def release(self) -> Sequence[Effect[CaseT]]:
-        """Turn the brake off at a user's request: what is held becomes dead letters."""
+        """Turn the brake off at a user's request; held cases become dead letters."""
         if self._due is None:
             return []
         return [Off(), *(Write(case) for case in self._turn_off())]
 
     def abandon(self, lane: LaneT) -> None:
-        """Forget the held cases of a lane that was given up."""
+        """Forget the held cases of a lane."""
         for message in [message for message in self._held if message[0] == lane]:
             del self._held[message]
         self._trials = {message for message in self._trials if message[0] != lane}
@@ -231,7 +231,7 @@ class Brake(Generic[LaneT, CaseT]):
             self._failed += 1
 
     def _turn_off(self) -> list[CaseT]:
-        """Reset the brake, and return what was held."""
+        """Reset the brake and return the held cases."""
         self._due = None
         self._causes.clear()
         self._failed = 0

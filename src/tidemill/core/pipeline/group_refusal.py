@@ -1,7 +1,8 @@
-"""Why brokers refuse a member of a consumer group for good: nothing but a change of the configuration, here or there,
-lets it join. Clients try again for ever and report every refusal as an error among others.
+"""Explains why brokers permanently refuse a member of a consumer group, and how to fix the configuration.
 
-Invariants: a refusal stands until the member joins; no text quotes what brokers or other members sent, except names.
+Kafka clients retry such a join for ever, and report the refusal as just another error.
+
+Invariants: a refusal stands until the member joins; no text quotes data from brokers or other members, except names.
 """
 
 from __future__ import annotations
@@ -9,19 +10,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _OF_TOPIC = "TOPIC_AUTHORIZATION_FAILED"
-#: The only assignor of tidemill's members.
+#: The only assignor that tidemill's members use.
 ASSIGNOR = "cooperative-sticky"
 _NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class GroupTerms:
-    """What a member asks for.
+    """The parameters with which a member joins.
 
     Attributes:
-        group: The group.
-        topic: The topic it reads.
-        session_timeout_ms: After which silence it counts as dead.
+        group: The consumer group.
+        topic: The topic that the member reads.
+        session_timeout_ms: The silence after which the member counts as dead.
     """
 
     group: str
@@ -31,16 +32,17 @@ class GroupTerms:
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """What brokers say about a group, as far as they do.
+    """The state of a group, as far as the brokers report it.
 
     Attributes:
-        forbidden: Whether the client may not use it.
-        loading: Whether a broker that has just started is still loading its groups: the members are not known yet.
-        protocol: How its members share partitions; '' without members, or while that is being negotiated.
-        others: The names of members that are not this pipeline's.
-        members: How many members it has.
-        max_members: How many it may have; None: not known.
-        session_timeouts_ms: The shortest and the longest session timeout; None: not known.
+        forbidden: Whether the client is not allowed to use the group.
+        loading: Whether a broker that has just started is still loading its groups, so that the members are not known
+            yet.
+        protocol: The assignor of its members; '' without members, or while the members negotiate it.
+        others: The names of members that do not belong to this pipeline.
+        members: The number of members.
+        max_members: The maximum number of members; None: unknown.
+        session_timeouts_ms: The shortest and the longest session timeout; None: unknown.
     """
 
     forbidden: bool = False
@@ -53,23 +55,23 @@ class GroupFacts:
 
 
 def describe_refusal(code: str, terms: GroupTerms) -> str | None:
-    """Return why a member is refused and what to do; None: the error is not a lasting refusal.
+    """Return why a member is refused and what to do about it; None if the error is not a permanent refusal.
 
     Args:
         code: The name of Kafka's error.
-        terms: What the member asks for.
+        terms: The parameters with which the member joins.
     """
     group = f"consumer group {terms.group!r}"
     match code:
         case "INVALID_SESSION_TIMEOUT":
             return (
-                f"the brokers do not allow kafka.session_timeout_ms {terms.session_timeout_ms}: it has to be between "
+                f"the brokers do not allow kafka.session_timeout_ms {terms.session_timeout_ms}; set it between "
                 "their group.min.session.timeout.ms (6000 by default) and group.max.session.timeout.ms"
             )
         case "INCONSISTENT_GROUP_PROTOCOL":
             return (
-                f"{group} has members of another program, which do not share partitions by {ASSIGNOR}; stop them or "
-                "set another kafka.consumer_group"
+                f"{group} has members of another program that do not use the {ASSIGNOR} assignor; stop them or set "
+                "another kafka.consumer_group"
             )
         case "GROUP_AUTHORIZATION_FAILED":
             return f"the brokers do not allow {group}; grant Read on it, or correct client_config"
@@ -83,21 +85,21 @@ def describe_refusal(code: str, terms: GroupTerms) -> str | None:
 
 
 def find_refusal(facts: GroupFacts, terms: GroupTerms) -> str | None:
-    """Return why a member would be refused if it joined now, and what to do; None: nothing is known against it."""
+    """Return why a member would be refused if it joined now, and what to do about it; None if no reason is known."""
     if facts.forbidden:
         return describe_refusal("GROUP_AUTHORIZATION_FAILED", terms)
     if facts.session_timeouts_ms is not None:
         least, most = facts.session_timeouts_ms
         if not least <= terms.session_timeout_ms <= most:
             return (
-                f"kafka.session_timeout_ms is {terms.session_timeout_ms}, and the brokers allow {least} to {most} "
+                f"kafka.session_timeout_ms is {terms.session_timeout_ms}, but the brokers allow {least} to {most} "
                 "(group.min.session.timeout.ms, group.max.session.timeout.ms)"
             )
     if facts.protocol not in ("", ASSIGNOR) and facts.others:
         more = f" and {len(facts.others) - _NAMED} more" if len(facts.others) > _NAMED else ""
         return (
             f"consumer group {terms.group!r} has members of another program "
-            f"({', '.join(facts.others[:_NAMED])}{more}), which share partitions by {facts.protocol} and not by "
+            f"({', '.join(facts.others[:_NAMED])}{more}) that use the {facts.protocol} assignor instead of "
             f"{ASSIGNOR}; stop them or set another kafka.consumer_group"
         )
     if facts.max_members is not None and facts.members >= facts.max_members and facts.others:
@@ -106,13 +108,13 @@ def find_refusal(facts: GroupFacts, terms: GroupTerms) -> str | None:
 
 
 class JoinWatch:
-    """Whether one member is refused.
+    """Tracks whether a member is refused.
 
     Args:
-        terms: What it asks for.
+        terms: The parameters with which the member joins.
 
     Attributes:
-        refusal: Why it is refused and what to do; None: it is not, as far as it is known.
+        refusal: Why the member is refused and what to do about it; None while no refusal is known.
     """
 
     def __init__(self, terms: GroupTerms) -> None:
@@ -121,7 +123,7 @@ class JoinWatch:
         self.refusal: str | None = None
 
     def note_error(self, code: str) -> bool:
-        """Note an error of the consumer by its name; return whether it is a refusal."""
+        """Process an error of the consumer, given by name; return whether it is a refusal."""
         refusal = describe_refusal(code, self._terms)
         if refusal is None:
             return False
@@ -129,10 +131,10 @@ class JoinWatch:
         return True
 
     def note_joined(self, *, has_partitions: bool) -> None:
-        """Note that the member has joined; one that may not even look at the topic joins without partitions."""
+        """Process a successful join. A member that may not even describe the topic joins without partitions."""
         if has_partitions or self._code != _OF_TOPIC:
             self.refusal = None
 
     def note_messages(self) -> None:
-        """Note that messages came."""
+        """Clear the refusal: messages arrived."""
         self.refusal = None

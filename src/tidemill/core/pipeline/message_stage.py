@@ -1,8 +1,7 @@
-"""Where an open message is: every place in which one can wait, and how that is said.
+"""The stage of an open message: every point at which a message can wait, and the text for it.
 
-The watch for partitions that stand still, `tidemill trace` and the web UI say it with the same words: `describe`.
-Invariant: what a stage needs to know besides its name is in its fields; a text of the user is only ever in `task_id`
-and `why`.
+The stall watch, `tidemill trace` and the web UI all use the text of `describe`. Invariant: the fields hold everything
+that a stage needs besides its name; text from users occurs only in `task_id` and `why`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ _MAX_TASK_CHARS = 100
 
 
 class Stage(enum.StrEnum):
-    """What an open message waits for."""
+    """The thing that an open message waits for."""
 
     NO_OWNER = "no owner"
     NOT_READ = "not read"
@@ -35,20 +34,20 @@ class Stage(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageStage:
-    """Where a message is.
+    """The stage of a message, with details.
 
     Attributes:
-        stage: What it waits for.
-        seconds: For how long that has been going on, where it is known.
-        why: What there is to say about it in words: the reason, or the last error.
+        stage: The thing that the message waits for.
+        seconds: How long it has waited, if known.
+        why: The reason or the last error, in words.
         task_id: The task.
-        attempt: Which of the task's attempts runs, or failed last.
-        attempts: How many there may be.
+        attempt: The task's running attempt, or the last one that failed.
+        attempts: The maximum number of attempts.
         pid: The task's process.
-        next_seconds: When the next attempt is due.
+        next_seconds: The time until the next attempt.
         behind: The offset of the message that goes first.
         hook: The hook that has not returned.
-        sink: The sink, by its place in the configuration.
+        sink: The sink, by its key in the configuration.
 
     Example:
         >>> MessageStage(stage=Stage.TASK, task_id="t-1", seconds=3.2, pid=42).describe()
@@ -68,7 +67,7 @@ class MessageStage:
     sink: str | None = None
 
     def summarize(self) -> str:
-        """Return it in words that stay the same while the message stays where it is: without times and last errors.
+        """Return a text that stays the same while the message stays in its stage: without times and last errors.
 
         Example:
             >>> MessageStage(stage=Stage.TASK, task_id="t-1", seconds=3.2, pid=42).summarize()
@@ -90,7 +89,7 @@ class MessageStage:
                 return self.describe()
 
     def describe(self) -> str:
-        """Return it in words."""
+        """Return the stage in words, with times and the last error."""
         why = f" ({self.why})" if self.why else ""
         match self.stage:
             case Stage.NO_OWNER:

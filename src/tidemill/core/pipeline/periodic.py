@@ -1,6 +1,6 @@
-"""When a periodic hook runs: it sleeps first, runs, and sleeps again, so that two runs never overlap.
+"""Schedules a periodic hook: sleep, run, sleep again, so that two calls never overlap.
 
-Invariants: there is a full sleep before every run; after an error the hook continues or stops, as declared, and a hook
+Invariants: there is a full sleep before every call; after an error the hook continues or stops, as declared; a hook
 that has stopped is not started again.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 class OnError(enum.StrEnum):
-    """What happens to a hook after it raised."""
+    """What to do with a hook that raised."""
 
     CONTINUE = "continue"
     STOP = "stop"
@@ -25,7 +25,7 @@ class Scope(enum.StrEnum):
 
 
 class PeriodicOutcome(enum.Enum):
-    """How a run ended."""
+    """The outcome of a call."""
 
     RETURNED = "returned"
     RAISED = "raised"
@@ -33,24 +33,24 @@ class PeriodicOutcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """Sleep for this long, then run."""
+    """Sleep for this long, then call the hook."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Do not run again."""
+    """Do not call the hook again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Periodic:
-    """How a periodic hook was declared.
+    """The declaration of a periodic hook.
 
     Attributes:
-        seconds: The sleep before each run.
-        on_error: What happens after an exception.
-        scope: Whether it runs in every engine, or only in that of slot 0.
+        seconds: The sleep before each call.
+        on_error: What to do after an exception.
+        scope: Whether the hook runs in every engine, or only in the engine of slot 0.
     """
 
     seconds: float
@@ -58,7 +58,7 @@ class Periodic:
     scope: Scope = Scope.ENGINE
 
     def decide_first(self, slot: int) -> Sleep | Stop:
-        """Return what the engine of a slot does at its start.
+        """Return the first step in the engine of a slot.
 
         Example:
             >>> Periodic(60.0, scope=Scope.PIPELINE).decide_first(slot=1)
@@ -69,7 +69,7 @@ class Periodic:
         return Sleep(self.seconds)
 
     def decide_next(self, outcome: PeriodicOutcome) -> Sleep | Stop:
-        """Return what follows a run."""
+        """Return the step after a call."""
         if outcome is PeriodicOutcome.RAISED and self.on_error is OnError.STOP:
             return Stop()
         return Sleep(self.seconds)

@@ -1,8 +1,8 @@
-"""When the messages of a partition were written to their topic, as far as the age of the oldest open one needs it.
+"""The times at which the messages of a partition were written, to compute the age of the oldest open one.
 
-A mark is kept per batch of messages that was taken, not per message: the age of a message is that of the first one of
-its batch. Invariant: memory is bounded, whatever is never committed; beyond `MAX_MARKS` batches are merged, so that an
-age is never too low.
+One mark is kept per batch of messages, not per message: the age of a message is that of the first one in its batch.
+Invariant: memory is bounded even if nothing is ever committed; beyond `MAX_MARKS` batches are merged, so that an age is
+never too low.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class RecordTimes:
     """The marks of one partition.
 
     Attributes:
-        last: The offset of the last message that was taken; -1: none was.
+        last: The offset of the last message that was taken; -1: none.
 
     Example:
         >>> times = RecordTimes()
@@ -33,12 +33,12 @@ class RecordTimes:
         self.last = -1
 
     def note(self, first: int, last: int, written_ms: int) -> None:
-        """Note a batch that was taken.
+        """Mark a batch that was taken.
 
         Args:
             first: The offset of its first message.
-            last: That of its last one.
-            written_ms: When the first one was written, in milliseconds since the epoch; negative: not known.
+            last: The offset of its last message.
+            written_ms: When the first one was written, in milliseconds since the epoch; negative: unknown.
         """
         self.last = last
         self._marks.append((first, written_ms))
@@ -46,9 +46,9 @@ class RecordTimes:
             self._marks = deque(mark for number, mark in enumerate(self._marks) if number % 2 == 0)
 
     def find(self, offset: int) -> int | None:
-        """Return when a message was written, in milliseconds since the epoch; None: not known.
+        """Return when a message was written, in milliseconds since the epoch; None: unknown.
 
-        What is before its batch is forgotten: later questions are about this message or later ones.
+        Earlier batches are forgotten: later calls must ask for the same message or a later one.
         """
         marks = self._marks
         while len(marks) > 1 and marks[1][0] <= offset:

@@ -1,11 +1,11 @@
-"""Which resident copy of a program gets which task, and when copies are started, retired and held back.
+"""Assigns tasks to the resident copies of a program, and starts and retires copies.
 
 At most `limit` copies live at a time. A task goes to the copy that was used last, so that as few as possible are kept
-warm; a copy is started only for a task that finds none idle. When no more may be started, a copy is sent up to `ahead`
-tasks in addition to the one that it works on, and answers them in order. After `recycle_after` tasks a copy is retired.
-A copy that ends before its first answer is a failed start: from then on one copy at a time is started, after a growing
-delay, until one answers. What the end of a copy means for the task that it worked on is decided by the caller; the
-tasks behind it go to other copies.
+warm; a copy is started only for a task that finds no idle copy. When no more may be started, a copy is sent up to
+`ahead` tasks in addition to its current one, and answers them in order. After `recycle_after` tasks a copy is retired.
+A copy that ends before its first answer is a failed start. From then on one copy at a time is started, after a growing
+delay, until one answers. When a copy ends, the caller decides the fate of its current task; its other tasks go to other
+copies.
 
 Invariants: a copy has at most `1 + ahead` tasks, and one before its first answer; never more than `limit` copies that
 were not retired are alive; no task is forgotten: each is given to a copy, waits, or was withdrawn, in order of
@@ -26,7 +26,7 @@ TaskT = TypeVar("TaskT")
 
 
 class Ending(enum.Enum):
-    """How a copy ended."""
+    """The way a copy ended."""
 
     DIED = "died"
     STOPPED = "stopped"
@@ -50,7 +50,7 @@ class Give(Generic[TaskT]):
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """Let this copy end by itself; it is not mentioned again."""
+    """Let this copy end by itself; no later effect names it."""
 
     copy: int
 
@@ -70,9 +70,10 @@ class _Copy(Generic[TaskT]):
 
     def __init__(self, era: int, task: TaskT) -> None:
         self.answered = 0
-        #: The era in which it was started: an era ends with each failed start, and with the first answer after those.
+        #: The era in which the copy was started. An era ends with each failed start, and with the first answer after
+        #: one.
         self.era = era
-        #: Its tasks, beginning with the one that it works on.
+        #: Its tasks, beginning with the current one.
         self.tasks = deque((task,))
 
 
@@ -80,10 +81,10 @@ class Residents(Generic[TaskT]):
     """The copies of one program.
 
     Args:
-        limit: How many may live at a time, at least 1.
-        recycle_after: Tasks after which a copy is retired; 0: never.
-        backoff: The delays of starts after failed ones; used without jitter.
-        ahead: How many tasks a copy may have in addition to the one that it works on.
+        limit: The maximum number of copies that are alive, at least 1.
+        recycle_after: The number of tasks after which a copy is retired; 0: never.
+        backoff: The delays before starts that follow failed ones; used without jitter.
+        ahead: The number of tasks that a copy may have in addition to its current one.
     """
 
     __slots__ = (
@@ -115,33 +116,32 @@ class Residents(Generic[TaskT]):
 
     @property
     def alive(self) -> int:
-        """How many copies are alive and not retired."""
+        """The number of copies that are alive and not retired."""
         return len(self._copies)
 
     @property
     def waiting(self) -> int:
-        """How many tasks wait for a copy."""
+        """The number of tasks that wait for a copy."""
         return len(self._waiting)
 
     @property
     def failed_starts(self) -> int:
-        """How many starts in a row have failed; 0 once a new copy answers."""
+        """The number of consecutive failed starts; 0 once a new copy answers."""
         return self._failures
 
     def submit(self, task: TaskT, now: float) -> Sequence[Effect[TaskT]]:
-        """Add a task."""
         if self._idle:
             return (self._give(self._idle.pop(), task),)
         self._waiting.append(task)
         return self._place_tasks(now)
 
     def withdraw(self, task: TaskT) -> None:
-        """Forget a task that waits; any other changes nothing."""
+        """Forget a waiting task; any other task changes nothing."""
         if task in self._waiting:
             self._waiting.remove(task)
 
     def note_answer(self, copy: int, now: float) -> Sequence[Effect[TaskT]]:
-        """Note that a copy answered the task that it worked on."""
+        """Process a copy's answer to its current task."""
         state = self._copies[copy]
         state.tasks.popleft()
         state.answered += 1
@@ -156,19 +156,23 @@ class Residents(Generic[TaskT]):
         return self._place_tasks(now) if self._waiting else ()
 
     def note_ended(self, copy: int, ending: Ending, now: float) -> Sequence[Effect[TaskT]]:
-        """Note that a copy is gone with the task that it worked on; one that is gone already changes nothing."""
+        """Process the end of a copy, which takes its current task with it; a copy that is already forgotten changes
+        nothing.
+        """
         state = self._copies.get(copy)
         return () if state is None else self._end(copy, list(state.tasks)[1:], ending, now)
 
     def note_undelivered(self, copy: int, now: float) -> Sequence[Effect[TaskT]]:
-        """Note that a copy was gone before it could be sent any of its tasks, at least one, which now go first."""
+        """Process the end of a copy that died before it could be sent any of its tasks (at least one); these go first
+        now.
+        """
         return self._end(copy, list(self._copies[copy].tasks), Ending.DIED, now)
 
     def _end(self, copy: int, tasks: list[TaskT], ending: Ending, now: float) -> Sequence[Effect[TaskT]]:
-        """Forget a copy that is gone; these tasks of it go to others."""
+        """Forget a copy that has ended and give these tasks of it to others."""
         state = self._copies[copy]
         self._waiting.extendleft(reversed(tasks))
-        # Several copies that were started in one era and die are one failed start.
+        # If several copies that were started in one era die, they count as one failed start.
         if ending is Ending.DIED and not state.answered and state.era == self._era:
             self._era += 1
             self._failures += 1
@@ -176,7 +180,7 @@ class Residents(Generic[TaskT]):
         return self.drop(copy, now)
 
     def drop(self, copy: int, now: float) -> Sequence[Effect[TaskT]]:
-        """Forget a copy and every task that it has; one that is gone already changes nothing."""
+        """Forget a copy and all its tasks; a copy that is already forgotten changes nothing."""
         if self._copies.pop(copy, None) is None:
             return ()
         if copy in self._idle:
@@ -184,7 +188,7 @@ class Residents(Generic[TaskT]):
         return self._place_tasks(now)
 
     def tick(self, now: float) -> Sequence[Effect[TaskT]]:
-        """Check again whether a copy may be started."""
+        """Retry a start that was held back."""
         return self._place_tasks(now)
 
     def _give(self, copy: int, task: TaskT) -> Give[TaskT]:
@@ -192,7 +196,7 @@ class Residents(Generic[TaskT]):
         return Give(copy, task)
 
     def _place_tasks(self, now: float) -> list[Effect[TaskT]]:
-        """Find copies for the tasks that wait, the oldest first."""
+        """Assign waiting tasks to copies, the oldest first."""
         effects: list[Effect[TaskT]] = []
         while self._waiting:
             if self._idle:
@@ -216,18 +220,18 @@ class Residents(Generic[TaskT]):
         return not self._failures or (now >= self._not_before and not self._is_trying())
 
     def _is_trying(self) -> bool:
-        """Return whether a copy of this era is alive; its answer, or its end, decides about the next start."""
+        """Return whether a copy of this era is alive; its first answer or its end decides about the next start."""
         return any(state.era == self._era for state in self._copies.values())
 
     def _find_busy(self) -> int | None:
-        """Return the busy copy with the fewest tasks that may have one more, if there is one."""
+        """Return the busy copy with the fewest tasks that may get another one, or None."""
         if not self._ahead:
             return None
-        places = [
+        candidates = [
             (len(state.tasks), copy)
             for copy, state in self._copies.items()
             if state.answered
             and len(state.tasks) <= self._ahead
             and not (self._recycle and state.answered + len(state.tasks) >= self._recycle)
         ]
-        return min(places)[1] if places else None
+        return min(candidates)[1] if candidates else None

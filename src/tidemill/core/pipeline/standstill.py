@@ -1,10 +1,10 @@
-"""Which lanes stand still: those with work whose oldest message is the same for too long.
+"""Finds stalled lanes: lanes with work whose oldest message has been the same for too long.
 
-The oldest message that is not committed is a lane's head; when the commit moves, another one is. So a lane stands still
-if its head stays the same, whatever else of it is processed meanwhile.
+The oldest uncommitted message of a lane is its head; a commit moves the head. A lane is stalled if its head does not
+change, however many other messages are processed meanwhile.
 
-Invariant: a lane is named once per standstill, at the first check at which its head has been the same for
-`stall_seconds`; one without work never is.
+Invariant: a lane is named once per stall, at the first check at which its head has been the same for `stall_seconds`; a
+lane without work is never named.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ LaneT = TypeVar("LaneT", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Standstills(Generic[LaneT]):
-    """What a check found.
+    """The result of a check.
 
     Attributes:
-        heads: All lanes with work, and since when the head of each has been the same, as far as checks saw it.
-        since: The lanes that stand still, and since when.
-        begun: Those that did not at the check before.
-        over: Those that did then and no longer do.
+        heads: All lanes with work, and the time of the first check that saw the current head.
+        since: The stalled lanes, and since when.
+        begun: The lanes that have stalled since the previous check.
+        over: The lanes that were stalled at the previous check and no longer are.
     """
 
     heads: Mapping[LaneT, float]
@@ -34,7 +34,7 @@ class Standstills(Generic[LaneT]):
 
 
 class StandstillWatch(Generic[LaneT]):
-    """Watches the heads of lanes; all times are seconds of one monotonic clock.
+    """Watches the heads of lanes. All times are seconds of one monotonic clock.
 
     Args:
         stall_seconds: How long a head may stay the same.
@@ -53,11 +53,11 @@ class StandstillWatch(Generic[LaneT]):
         self._named: dict[LaneT, float] = {}
 
     def check(self, now: float, heads: Mapping[LaneT, int]) -> Standstills[LaneT]:
-        """Process the heads of all lanes with work that are not paused by a user.
+        """Check the heads of all lanes that have work and are not paused by a user.
 
         Args:
-            now: The time.
-            heads: What identifies the oldest message of each lane; never used again for another one.
+            now: The current time.
+            heads: An identifier of the oldest message of each lane; it is never reused for another message.
         """
         before, self._heads = self._heads, {}
         for lane, head in heads.items():
@@ -65,7 +65,7 @@ class StandstillWatch(Generic[LaneT]):
             self._heads[lane] = known if known is not None and known[0] == head else (head, now)
         same = {lane: since for lane, (_, since) in self._heads.items()}
         named = {lane: since for lane, since in same.items() if now - since >= self._stall_seconds}
-        # A lane whose head moved while it stood still stands still again only after `stall_seconds`.
+        # A stalled lane whose head moves is over its stall; it can stall again only after another `stall_seconds`.
         begun = tuple(lane for lane in named if lane not in self._named)
         over = tuple(lane for lane in self._named if lane not in named)
         self._named = named

@@ -1,7 +1,7 @@
-"""Which ended tasks are shown to somebody who watches: the slow and the failed ones, and a sample of the others.
+"""Samples the finished tasks for the live view: the slow and the failed ones, and a sample of the others.
 
-Invariants: of the tasks that ended well and fast, one per executor is in each sample, with how many it stands for;
-memory is bounded by `most` and the number of executors, and what was left out is counted.
+Invariants: each sample has one successful fast task per executor, with the number of tasks it stands for; memory is
+bounded by `most` and the number of executors, and tasks that did not fit are counted.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ class TaskSample(Generic[ItemT]):
     """The tasks that ended since the last sample.
 
     Args:
-        least_seconds: Tasks that ended well in less time are sampled.
-        most: How many of the others are kept.
+        least_seconds: Successful tasks that took less time are sampled.
+        most: The maximum number of other tasks.
 
     Example:
         >>> sample: TaskSample[str] = TaskSample(0.5, 10)
@@ -36,7 +36,7 @@ class TaskSample(Generic[ItemT]):
         self._left_out = 0
 
     def add(self, slot: int, item: ItemT, seconds: float, *, failed: bool) -> None:
-        """Add a task that has ended in the executor `slot`."""
+        """Add a task that ended in the executor `slot`."""
         if not failed and seconds < self._least_seconds:
             _, count = self._fast.get(slot, (item, 0))
             self._fast[slot] = item, count + 1
@@ -46,7 +46,7 @@ class TaskSample(Generic[ItemT]):
             self._left_out += 1
 
     def take(self) -> tuple[list[tuple[ItemT, int]], int]:
-        """Return the tasks to show, each with how many it stands for, and how many were left out; start again."""
+        """Return and reset the sample: tasks with the number each stands for, and the number of tasks left out."""
         taken = [*self._kept, *self._fast.values()], self._left_out
         self._kept, self._fast, self._left_out = [], {}, 0
         return taken

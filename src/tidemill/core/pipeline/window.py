@@ -1,7 +1,7 @@
-"""Windowing: the messages of one partition, cut into windows by count, bytes and time.
+"""Cuts the messages of one partition into windows by count, bytes and time.
 
 Invariants: every item is in exactly one window, in order; windows are never empty and are numbered from 0 without gaps;
-a window holds at most `max_count` items and at most `max_bytes`, except that a larger item has a window of its own.
+a window holds at most `max_count` items and `max_bytes`, except that a larger item has a window of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Window(Generic[T]):
     """A closed window.
 
     Attributes:
-        number: Rises by one per window of the partition.
+        number: The number of the window within its partition.
         items: Its items, in order; never empty.
         size_bytes: The total size of the items.
     """
@@ -50,19 +50,19 @@ class Windowing(Generic[T]):
 
     @property
     def items(self) -> Sequence[T]:
-        """What is in the open window."""
+        """The items of the open window."""
         return self._items
 
     @property
     def due(self) -> float | None:
-        """When `expire` closes the open window; None: there is none, or it has no time limit."""
+        """When `expire` closes the open window; None if there is none, or it has no time limit."""
         return self._due
 
     def add(self, item: T, size_bytes: int, now: float) -> Window[T] | None:
         """Add an item; return the window that this closes, if any.
 
-        An item that does not fit closes the window before it. If it also fills the next one, that one is closed by the
-        next `add`, `close_idle` or `expire`, for which it is due at once.
+        An item that does not fit closes the window before it. If the item also fills the next window, that one is due
+        at once: the next `add`, `close_idle` or `expire` closes it.
         """
         closed = None
         if self._items and self._size_bytes + size_bytes > self._max_bytes:
@@ -79,7 +79,7 @@ class Windowing(Generic[T]):
         return closed
 
     def add_all(self, items: Sequence[T], sizes: Sequence[int], now: float) -> list[Window[T]]:
-        """Add items, each with its size in bytes; return the windows that this closes, as `add` does for each."""
+        """Add items, each with its size in bytes; return all windows that `add` would close."""
         closed: list[Window[T]] = []
         total = sum(sizes)
         if self._size_bytes + total >= self._max_bytes:
@@ -100,7 +100,7 @@ class Windowing(Generic[T]):
         return closed
 
     def close_idle(self, now: float) -> Window[T] | None:
-        """Close and return the open window if it need not linger, now that no more items are waiting."""
+        """Close and return the open window now that no more items are waiting, unless it has to linger."""
         return self.expire(now) if self._linger_seconds > 0 else self.flush()
 
     def expire(self, now: float) -> Window[T] | None:

@@ -1,14 +1,14 @@
-"""A bounded write-behind cache over a store: what is known now, what has to be written, what may be lost.
+"""A bounded write-behind cache over a store.
 
 The cache in memory is an LRU. A set or deletion is also kept as a change until the store has it, even if the entry has
 been evicted from memory, so that reading back a write never depends on the store. Changes are written in batches, one
-at a time. A load (a read of the store) that was overtaken by a write of its key is ignored.
+batch at a time. A load (a read of the store) that was overtaken by a write of its key is ignored.
 
-While batches fail, as many changes are kept as entries fit into memory; beyond that the oldest is lost, and the store
-is then stale: it is not read any more, and has to be emptied before it is written again.
+While writes fail, at most `max_entries` changes are kept; beyond that the oldest are lost, and the store is then stale:
+it is not read any more, and has to be emptied before it is written again.
 
-Invariants: a lookup finds the latest value set, or nothing; it finds nothing only if the key was deleted, has expired,
-was never set, or was lost while the store failed; the memory never exceeds its size, nor do the changes while the store
+Invariants: a lookup finds the latest value or nothing; it finds nothing only if the key was deleted, has expired, was
+never set, or was lost while the store failed; the memory never exceeds its size, nor do the changes while the store
 fails.
 """
 
@@ -31,7 +31,7 @@ class CacheEntry:
 
 
 class Known(enum.Enum):
-    """What is known about a key without a value here."""
+    """What the cache knows about a key without a value in memory."""
 
     ABSENT = "absent"
     #: The store may have it.
@@ -66,7 +66,7 @@ class WriteBehind:
     """The entries in memory, and the changes that the store does not have yet.
 
     Args:
-        max_entries: How many entries are kept in memory, at least 1.
+        max_entries: The maximum number of entries in memory, at least 1.
     """
 
     __slots__ = (
@@ -87,13 +87,13 @@ class WriteBehind:
         self._memory: OrderedDict[str, CacheEntry] = OrderedDict()
         self._changes: dict[str, CacheEntry | None] = {}
         self._in_flight: Batch | None = None
-        #: The changes of the batch in flight, without those whose keys were lost since.
+        #: The changes of the batch in flight, except for keys that have been lost since.
         self._underway: dict[str, CacheEntry | None] = {}
         self._loads: dict[str, Load] = {}
         self._complete = False
         self._failing = False
         self._stale = False
-        #: How many changes were given up because the store failed for too long.
+        #: The number of changes lost because the store failed for too long.
         self.lost = 0
 
     def __len__(self) -> int:
@@ -101,28 +101,28 @@ class WriteBehind:
 
     @property
     def unwritten(self) -> int:
-        """How many changes the store does not have yet."""
+        """The number of changes that the store does not have yet."""
         return len(self._changes) + len(self._underway)
 
     @property
     def is_full(self) -> bool:
-        """Whether enough changes wait to write them before their time."""
+        """Whether enough changes are waiting to be written before the regular flush."""
         return len(self._changes) >= self._max and not self._failing
 
     def start(self, newest: Iterable[tuple[str, CacheEntry]], everything: bool) -> None:
-        """Load what the store has at the start.
+        """Load the content of the store at startup.
 
         Args:
             newest: Its latest entries, oldest first, at most as many as fit.
-            everything: Whether the store has no others.
+            everything: Whether the store has no other entries.
         """
         self._memory.update(newest)
         self._complete = everything
 
-    # -- reading ----------------------------------------------------------------------------------------------
+    # -- reading ------------------------------------------------------------------------------------------------------
 
     def peek(self, key: str, now: float) -> bytes | Known:
-        """Look a key up without changing anything."""
+        """Look a key up without changing the LRU order."""
         entry = self._memory.get(key)
         if entry is None:
             found = self._find_unsaved(key)
@@ -132,7 +132,7 @@ class WriteBehind:
         return entry.data if entry.expires_at > now else Known.ABSENT
 
     def get(self, key: str, now: float) -> bytes | Known:
-        """Look a key up, which makes it the most recently used one."""
+        """Look a key up and make it the most recently used one."""
         entry = self._memory.get(key)
         if entry is None:
             found = self._find_unsaved(key)
@@ -166,9 +166,9 @@ class WriteBehind:
         """End a read of the store; return the value, or UNKNOWN if the store has to be read again.
 
         Args:
-            load: What `begin_load` returned.
-            entry: What the store had.
-            now: The time.
+            load: The result of `begin_load`.
+            entry: The entry in the store, if any.
+            now: The current time.
         """
         load.readers -= 1
         if load.readers == 0 and not load.overtaken:
@@ -186,15 +186,15 @@ class WriteBehind:
             self._memory.popitem(last=False)
             self._complete = False
 
-    # -- writing ----------------------------------------------------------------------------------------------
+    # -- writing ------------------------------------------------------------------------------------------------------
 
     def set(self, key: str, entry: CacheEntry) -> None:
-        """Keep an entry, and have it written."""
+        """Store an entry and schedule its write."""
         self._remember(key, entry)
         self._change(key, entry)
 
     def delete(self, key: str) -> None:
-        """Forget a key, and have it deleted."""
+        """Delete a key and schedule its deletion from the store."""
         self._memory.pop(key, None)
         self._change(key, None)
 
@@ -202,13 +202,13 @@ class WriteBehind:
         load = self._loads.pop(key, None)
         if load is not None:
             load.overtaken = True
-        self._changes.pop(key, None)  # so that changes are in the order of their last write
+        self._changes.pop(key, None)  # keeps changes in the order of their last write
         self._changes[key] = entry
         if self._failing:
             self._lose_oldest()
 
     def take(self) -> Batch | None:
-        """Return what has to be written now; None if there is nothing, or a batch is in flight."""
+        """Return the changes to write now; None if there are none, or a batch is in flight."""
         if self._in_flight is not None or not (self._changes or self._stale):
             return None
         self._in_flight = Batch(self._stale, self._changes)
@@ -223,7 +223,7 @@ class WriteBehind:
         self._failing = False
 
     def note_failed(self) -> None:
-        """Note that the store did not accept the batch; its changes wait again, as far as there is room."""
+        """Note that the store did not accept the batch; its changes wait again, as far as they fit."""
         batch, self._in_flight = self._in_flight, None
         if batch is None:
             return

@@ -1,1 +1,1 @@
-"""Decisions of the flight recorder: when a segment is sealed, what is removed, which rows match."""
+"""The decisions of the flight recorder: sealing, retention, sampling and counting."""

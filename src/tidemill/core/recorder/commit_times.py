@@ -1,6 +1,6 @@
-"""When the messages of each partition were committed, for as long as their rows are not sent.
+"""The times at which the messages of each partition were committed, kept until their rows are sent.
 
-Invariant: what is kept grows with the number of commits since `forget_before`, not with that of messages.
+Invariant: memory grows with the number of commits since `forget_before`, not with the number of messages.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class CommitTimes(Generic[PartitionT]):
     """
 
     def __init__(self) -> None:
-        # The next offsets and times of the commits, both rising.
+        # The next offsets and the times of the commits, both ascending.
         self._commits: dict[PartitionT, tuple[list[int], list[int]]] = {}
 
     def note(self, partition: PartitionT, offset: int, at: int) -> None:
-        """Note a commit.
+        """Record a commit.
 
         Args:
             partition: The partition.
-            offset: Its next offset from now on; one that goes back belongs to another ownership.
-            at: When it was confirmed; if the clock was set back, what was noted before is forgotten.
+            offset: Its next offset after the commit. A lower one than before belongs to another ownership.
+            at: When the commit was confirmed. If the clock was set back, earlier commits are forgotten.
         """
         offsets, times = self._commits.setdefault(partition, ([], []))
         if offsets and (offset < offsets[-1] or at < times[-1]):
@@ -44,11 +44,11 @@ class CommitTimes(Generic[PartitionT]):
             times.append(at)
 
     def find(self, partition: PartitionT, offsets: list[int]) -> list[int | None]:
-        """Return when messages of a partition were committed; None: they are not, or nobody knows any more.
+        """Return when messages of a partition were committed; None: not committed, or no longer known.
 
         Args:
             partition: The partition.
-            offsets: At least one; neighbours mostly are in order, and went with few commits.
+            offsets: At least one offset. Fast if they are sorted and belong to few commits.
         """
         ends, times = self._commits.get(partition, ([], []))
         ordered = sorted(offsets)
@@ -59,7 +59,7 @@ class CommitTimes(Generic[PartitionT]):
         if offsets != ordered:
             return [at[bisect_right(ends, offset) - first] for offset in offsets]
         found: list[int | None] = []
-        for end, time in zip(ends[first:last], at, strict=False):  # the last time is that of what is left
+        for end, time in zip(ends[first:last], at, strict=False):  # the last time is that of the offsets that are left
             found += [time] * (bisect_left(offsets, end) - len(found))
         return found + [at[last - first]] * (len(offsets) - len(found))
 

@@ -1,15 +1,15 @@
-"""Arithmetic of counts: what happened since the last look, and the sum of several looks."""
+"""Arithmetic of counts: the change between two readings, and the sum of several."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-#: Partitions that are counted each second; with more of them, each is counted every few seconds.
+#: The number of partitions that are counted each second; with more of them, each is counted every few seconds.
 PARTITIONS_PER_SECOND = 64
 
 
 def subtract_count(now: int, before: int) -> int:
-    """Return how much a count rose; one that fell began again.
+    """Return how much a count rose; a count that fell was reset.
 
     Example:
         >>> subtract_count(7, 5), subtract_count(2, 5)
@@ -19,7 +19,7 @@ def subtract_count(now: int, before: int) -> int:
 
 
 def subtract_buckets(now: Sequence[int], before: Sequence[int]) -> list[int]:
-    """Return how much each bucket rose; buckets that were not there before had nothing."""
+    """Return how much each bucket rose; buckets missing from `before` count as empty."""
     filled = [*before, *(0 for _ in range(len(now) - len(before)))]
     return [subtract_count(count, past) for count, past in zip(now, filled, strict=False)]
 
@@ -42,7 +42,7 @@ def find_changed(now: Mapping[str, object], before: Mapping[str, object]) -> lis
 
 
 def seconds_between_partitions(partitions: int) -> int:
-    """Return how often partitions are counted, by how many there are.
+    """Return the interval in seconds at which each partition is counted.
 
     Example:
         >>> seconds_between_partitions(8), seconds_between_partitions(1000)

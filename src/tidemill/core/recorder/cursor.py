@@ -1,7 +1,7 @@
-"""Cursors of pages: where a list goes on, in a text that callers hand back as it is.
+"""Page cursors: the position in a list as an opaque text, which callers return unchanged to get the next page.
 
-A cursor holds the sort key of the last row that was shown, and a digest of the query that it belongs to. It is not
-secret and not signed: what is wrong with one is said, and nothing in it is ever run.
+A cursor holds the sort key of the last row that was shown, and a digest of its query. It is neither secret nor signed:
+errors in a cursor are reported, and its content is never executed.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import hashlib
 import json
 from collections.abc import Sequence
 
-#: The longest key has a topic's name (249 characters) and two names of ours.
+#: The longest key has a topic's name (249 characters) and two of our names.
 _MAX_CHARS = 4096
 
 
 class WrongCursorError(ValueError):
-    """A cursor is not one that the same query gave."""
+    """The cursor was not issued for this query."""
 
 
 Key = tuple[int | str, ...]
 
 
 def digest_query(query: str) -> str:
-    """Return what a cursor keeps of its query."""
+    """Return the digest of a query that its cursors contain."""
     return hashlib.blake2b(query.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 
 
@@ -32,7 +32,7 @@ def encode_cursor(query: str, key: Sequence[int | str]) -> str:
     """Return the cursor after a row.
 
     Args:
-        query: The query as a text, the same whenever the query is.
+        query: The query as a text, equal for equal queries.
         key: The row's sort key.
     """
     text = json.dumps([digest_query(query), *key], separators=(",", ":"))
@@ -43,7 +43,7 @@ def decode_cursor(cursor: str, query: str, kinds: Sequence[type[int] | type[str]
     """Return the sort key in a cursor.
 
     Args:
-        cursor: What `encode_cursor` returned.
+        cursor: A result of `encode_cursor`.
         query: The query it is used with.
         kinds: The types of the key's values.
 

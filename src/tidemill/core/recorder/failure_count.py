@@ -1,8 +1,8 @@
-"""How often something failed, from the events that tell of it.
+"""Counts failures, given the events that report them.
 
-One failure has several events: each try that was repeated, the last try, its dead letter. So events are not added up:
-the count is that of the kind that happened most often, tries that were repeated and tasks that were replaced left out.
-What was repeated, or replaced, and then succeeded counts as no failure.
+One failure has several events: each repeated try, the last try, its dead letter. So events are not added up: the count
+is that of the most frequent kind of event, without repeated tries and replaced tasks. A failure that was followed by a
+successful repetition or replacement does not count.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _GOES_ON = frozenset({"task_retry", "task_replaced"})
 
 
 def count_failures(kinds: Mapping[str, int]) -> int:
-    """Return how often something failed for good, given the events with one error by kind.
+    """Return the number of final failures, given the number of events of each kind with one error.
 
     Example:
         >>> count_failures({"task_retry": 40, "task_failed": 3, "dead_lettered": 3})
@@ -26,5 +26,5 @@ def count_failures(kinds: Mapping[str, int]) -> int:
 
 
 def rank_failures(error_class: str, kinds: Mapping[str, int]) -> tuple[int, int, str]:
-    """Return the key by which errors are listed: those that failed most often first, then those with most events."""
+    """Return the sort key of an error: most failures first, then most events."""
     return (-count_failures(kinds), -sum(kinds.values()), error_class)

@@ -1,20 +1,21 @@
-"""Which failures are recorded one by one when there are too many, so that the counts of all of them stay exact.
+"""Limits how many failures are recorded individually, and counts the others exactly.
 
-Invariant: what is not admitted is counted by kind and error class, and handed out when its second is over.
+Invariant: failures that are not admitted are counted by kind and error class; the counts are returned when their second
+is over.
 """
 
 from __future__ import annotations
 
-#: What is counted separately in one second; the rest is counted together.
+#: The number of combinations that are counted separately in one second; all others are counted together.
 MAX_CLASSES = 100
 OTHERS = "(others)"
 
 
 class FailureSample:
-    """The failures of one second after another.
+    """The failures, second by second.
 
     Args:
-        per_second: How many of each second are recorded.
+        per_second: The number of failures per second that are recorded.
 
     Example:
         >>> sample = FailureSample(1)
@@ -34,12 +35,12 @@ class FailureSample:
         self._over: dict[tuple[str, str], int] = {}
 
     def admits(self, now: float, kind: str, error_class: str) -> bool:
-        """Tell whether a failure is recorded by itself; if not, it is counted.
+        """Return whether a failure is recorded individually; if not, it is counted.
 
         Args:
-            now: A clock that never goes back, in seconds.
-            kind: What failed.
-            error_class: By what failures are grouped.
+            now: The time of a monotonic clock, in seconds.
+            kind: The kind of failure.
+            error_class: The class by which failures are grouped.
         """
         self._turn_to(int(now))
         if self._admitted < self._per_second:
@@ -52,13 +53,13 @@ class FailureSample:
         return False
 
     def take_counts(self, now: float) -> dict[tuple[str, str], int]:
-        """Return how many failures of seconds that are over were only counted, by kind and error class."""
+        """Return the counts of past seconds, by kind and error class."""
         self._turn_to(int(now))
         over, self._over = self._over, {}
         return over
 
     def take_last_counts(self) -> dict[tuple[str, str], int]:
-        """Return the same with the current second, at the end."""
+        """Return the counts at the end, including the current second."""
         self._turn_to(self._second + 1)
         over, self._over = self._over, {}
         return over

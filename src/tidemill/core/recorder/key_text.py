@@ -1,7 +1,7 @@
-r"""Keys of messages as texts that people read, copy and give back.
+r"""Message keys as texts that users can read, copy and enter.
 
-A key is any bytes. Its text is what UTF-8 makes of it, with everything that could not be seen, or would act on a
-terminal or a page, as `\xNN`, one per byte, and a backslash doubled.
+A key is any sequence of bytes. Its text is the UTF-8 decoding. Bytes that would be invisible, or would act on a
+terminal or a page, are written as `\xNN`, one per byte, and backslashes are doubled.
 
 Invariant: `read_key(write_key(key)) == key`.
 """
@@ -35,7 +35,7 @@ def _write_char(char: str) -> str:
 
 
 def read_key(text: str) -> bytes:
-    r"""Return the key that a text stands for; a backslash that begins no escape is itself.
+    r"""Return the key that a text stands for; a backslash that begins no escape stands for itself.
 
     Example:
         >>> read_key(r"\xff\x00a\\b"), read_key(r"C:\dir")
@@ -56,5 +56,5 @@ def _read_parts(text: str) -> list[bytes]:
 
 
 def _encode(text: str) -> bytes:
-    # What is not UTF-8 comes as surrogates from a command line.
+    # Command lines represent bytes that are not UTF-8 as surrogates.
     return text.encode("utf-8", "surrogateescape")

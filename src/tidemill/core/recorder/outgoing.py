@@ -1,9 +1,9 @@
-"""What an engine recorded and its driver has not confirmed: what to send next, what to send again, and what to drop.
+"""The recorded frames of an engine that its driver has not confirmed: which to send, to send again, and to drop.
 
-Everything that is added becomes a frame with a number of its own, and stays until the driver says that it is stored, or
-until there is no room for it. Invariants: frames go out in order; only a limited number of bytes is sent and not
-confirmed, so that a slow writer is not flooded; beyond the limits the oldest frames that were never sent go,
-and what was in them is counted. One that was sent may be stored already: it is sent again, never dropped.
+Each addition becomes a numbered frame. It stays until the driver confirms that it is stored, or until there is no more
+room for it. Invariants: frames leave in order; the number of unconfirmed bytes is limited, so that a slow writer is not
+flooded; beyond the limits, the oldest frames that were never sent are dropped and their content is counted. A frame
+that was sent may already be stored: it is sent again, never dropped.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Iterable
 
 
 class OutgoingFrame:
-    """A part of what was recorded.
+    """A part of the recording.
 
     Attributes:
         seq: Its number; rises with every frame, from 1.
-        table: What it holds: the name of a table of rows, or `EVENTS`.
+        table: The name of a table of rows, or `EVENTS`.
         body: The rows or events, encoded.
-        count: How many there are.
+        count: The number of rows or events.
         was_sent: Whether it was sent, on this connection or an earlier one.
     """
 
@@ -41,14 +41,14 @@ class OutgoingFrames:
     """The frames of one engine.
 
     Args:
-        max_bytes: How much may wait.
-        max_events: How many events may wait.
-        window_bytes: No more is sent while this much is not confirmed.
+        max_bytes: The maximum number of bytes that may wait.
+        max_events: The maximum number of events that may wait.
+        window_bytes: The number of unconfirmed bytes at which sending stops.
 
     Attributes:
-        size_bytes: How much waits.
-        dropped: How many rows and events were given up.
-        dropped_rows: How many of them were rows.
+        size_bytes: The number of bytes that wait.
+        dropped: The number of rows and events that were dropped.
+        dropped_rows: The number of rows that were dropped.
 
     Example:
         >>> frames = OutgoingFrames(100, 10, 100)
@@ -75,30 +75,30 @@ class OutgoingFrames:
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything is stored, or was given up."""
+        """Whether every frame is stored or was dropped."""
         return not self._unsent and not self._sent
 
     def add(self, table: str, body: bytes, count: int) -> None:
-        """Add a frame; the oldest ones go if there is no room.
+        """Add a frame; if there is no room, the oldest frames are dropped.
 
         Args:
-            table: What it holds.
-            body: The rows or events.
-            count: How many.
+            table: The name of a table of rows, or `EVENTS`.
+            body: The rows or events, encoded.
+            count: The number of rows or events.
         """
         self._seq += 1
         self._unsent.append(OutgoingFrame(self._seq, table, body, count))
         self.size_bytes += len(body)
         if table == EVENTS:
             self._events += count
-        # What was sent had room, so there is always one that was not: the new one, if no other.
+        # Sent frames fit within the limits, so there is always an unsent one to drop: the new frame, if no other.
         while self.size_bytes > self._max_bytes:
             self._drop(self._unsent)
         while self._events > self._max_events:
             self._drop(frame for frame in self._unsent if frame.table == EVENTS)
 
     def take_next(self) -> OutgoingFrame | None:
-        """Return the frame to send now, which counts as sent; None: there is none, or enough is not confirmed yet."""
+        """Return the frame to send now, and mark it as sent; None if there is none, or the window is full."""
         if not self._unsent or self._sent_bytes >= self._window_bytes:
             return None
         frame = self._unsent.popleft()
@@ -108,11 +108,11 @@ class OutgoingFrames:
         return frame
 
     def note_stored(self, seq: int) -> None:
-        """Forget a frame that the driver has stored; a number that is not known changes nothing."""
+        """Forget a frame that the driver has stored; an unknown number changes nothing."""
         frame = self._sent.pop(seq, None)
         if frame is not None:
             self._sent_bytes -= len(frame.body)
-        else:  # sent before the connection was lost, and to be sent again
+        else:  # sent before the connection was lost, and waiting to be sent again
             frame = next((each for each in self._unsent if each.seq == seq and each.was_sent), None)
             if frame is None:
                 return
@@ -120,7 +120,7 @@ class OutgoingFrames:
         self._forget(frame)
 
     def note_disconnected(self) -> None:
-        """Note that the connection is lost: what is not confirmed has to be sent again, before the rest."""
+        """Queue unconfirmed frames again, before the others, because the connection was lost."""
         self._unsent.extendleft(reversed(self._sent.values()))
         self._sent.clear()
         self._sent_bytes = 0
@@ -131,7 +131,7 @@ class OutgoingFrames:
         self.dropped_rows += count
 
     def give_up(self) -> None:
-        """Count everything that is left as dropped."""
+        """Drop all remaining frames."""
         for frame in (*self._sent.values(), *self._unsent):
             self._give_up(frame)
         self._sent.clear()

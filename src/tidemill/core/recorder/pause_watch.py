@@ -1,7 +1,7 @@
-"""Which partitions backpressure holds for so long that it is worth recording.
+"""Finds the partitions that backpressure pauses for so long that it is worth recording.
 
-Under full load partitions are held and released many times a second, which says nothing. Invariant: what is told as
-begun is told as over before it is told as begun again.
+Under full load partitions are paused and resumed many times a second, which is not worth an event. Invariant: a pause
+that was reported as begun is reported as over before another one of the partition is reported.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ class PauseWatch:
     """The partitions of one engine.
 
     Args:
-        seconds: How long a partition has to be held, or free, in all looks.
+        seconds: How long a partition has to be paused, or running, in all checks.
 
     Example:
         >>> watch = PauseWatch(2.0)
@@ -24,15 +24,15 @@ class PauseWatch:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._held_since: dict[str, float] = {}
-        #: When a partition that was told as held was seen first without being held; None: it is held.
+        #: When a partition that was reported as paused was first seen running; None: it is paused.
         self._told: dict[str, float | None] = {}
 
     def look(self, now: float, held: Collection[str]) -> tuple[list[str], list[str]]:
-        """Take which partitions are held now; return those whose pause has begun, and those whose pause is over.
+        """Check which partitions are paused now; return those whose pause has begun, and those whose pause is over.
 
         Args:
-            now: A clock that never goes back, in seconds.
-            held: The partitions.
+            now: The time of a monotonic clock, in seconds.
+            held: The partitions that are paused.
         """
         self._held_since = {name: self._held_since.get(name, now) for name in held}
         begun, over = [], []

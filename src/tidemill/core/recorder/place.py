@@ -1,4 +1,4 @@
-"""How a message is named on a command line and in an address: TOPIC:PARTITION:OFFSET."""
+"""The name of a message on a command line and in a URL: TOPIC:PARTITION:OFFSET."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LARGEST_OFFSET = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class MessagePlace:
-    """Where a message is."""
+    """The topic, partition and offset of a message."""
 
     topic: str
     partition: int
@@ -20,7 +20,7 @@ class MessagePlace:
 
 
 def parse_place(text: str) -> MessagePlace | None:
-    """Return the place that a text names; None: it names none.
+    """Return the message that a text names, or None.
 
     Example:
         >>> parse_place("orders:3:4711")

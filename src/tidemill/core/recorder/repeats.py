@@ -1,12 +1,12 @@
-"""Which frames of engines were taken before: an engine that lost its link sends those again that were not confirmed.
+"""Recognises frames that were received before: an engine that lost its link sends unconfirmed frames again.
 
-Invariant: an engine numbers its frames upwards from 1 and sends them in order, so that one number per engine says which
-are known. Engines come and go; the numbers of the least recently heard are forgotten.
+Invariant: an engine numbers its frames upwards from 1 and sends them in order, so one number per engine tells which
+frames are known. Engines come and go; the numbers of the engines that have been silent longest are forgotten.
 """
 
 from __future__ import annotations
 
-#: More than any pipeline has at a time; an engine that was forgotten would have its last frames recorded twice.
+#: More engines than any pipeline has at once; the last frames of a forgotten engine would be recorded twice.
 MAX_ENGINES = 4096
 
 
@@ -14,7 +14,7 @@ class KnownFrames:
     """The highest frame number of each engine.
 
     Args:
-        max_engines: How many engines are remembered.
+        max_engines: The number of engines that are remembered.
     """
 
     def __init__(self, max_engines: int = MAX_ENGINES) -> None:
@@ -22,7 +22,7 @@ class KnownFrames:
         self._highest: dict[str, int] = {}
 
     def is_new(self, engine_id: str, seq: int) -> bool:
-        """Tell whether a frame was not seen before; it is from now on.
+        """Return whether a frame is new, and remember it.
 
         Example:
             >>> known = KnownFrames()

@@ -1,7 +1,7 @@
-"""What is removed of the recordings of one worker: whole periods, the oldest first; in the current one its oldest
-segments and events.
+"""Decides which recordings of a worker are removed: the oldest periods as a whole, then the oldest segments and events
+of the current period.
 
-Sizes and times are what the caller found on disk; nothing here looks anywhere.
+The caller provides the sizes and times from disk; this module reads nothing itself.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class SegmentSize:
-    """A sealed segment: its name, and the bytes of its files."""
+    """A sealed segment, and the total size of its files."""
 
     name: str
     size_bytes: int
@@ -23,10 +23,10 @@ class PeriodSize:
     """A period.
 
     Attributes:
-        name: Its name.
-        ended_at: Seconds since the epoch at which something was last written to it.
-        size_bytes: All of it.
-        events: How many events it has.
+        name: The name of the period.
+        ended_at: When it was last written to, in seconds since the epoch.
+        size_bytes: Its total size.
+        events: The number of its events.
     """
 
     name: str
@@ -37,7 +37,7 @@ class PeriodSize:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much is kept; 0 is no limit, except for the age."""
+    """The retention limits; 0 means no limit, except for the age."""
 
     max_age_seconds: float
     max_bytes: int
@@ -46,12 +46,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What is to be removed.
+    """The recordings to remove.
 
     Attributes:
-        periods: Names of periods that go as a whole.
-        segments: Names of segments of the current period.
-        events: How many of the current period's oldest events.
+        periods: The names of periods that are removed as a whole.
+        segments: The names of segments of the current period.
+        events: The number of the current period's oldest events.
     """
 
     periods: list[str] = field(default_factory=list)
@@ -62,14 +62,14 @@ class Removal:
 def choose_removal(
     now: float, limits: Limits, past: Sequence[PeriodSize], current: PeriodSize, segments: Sequence[SegmentSize]
 ) -> Removal:
-    """Return what has to go.
+    """Return the recordings to remove.
 
     Args:
         now: Seconds since the epoch.
-        limits: How much is kept.
+        limits: The retention limits.
         past: The periods that are no longer written to, the oldest first.
-        current: The one that is.
-        segments: Its sealed segments, the oldest first; they are part of its size.
+        current: The current period.
+        segments: Its sealed segments, the oldest first; its size includes them.
     """
     size = current.size_bytes + sum(period.size_bytes for period in past)
     events = current.events + sum(period.events for period in past)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Decoded rows are held in memory until their segment is sealed: output of tasks is large, rows of messages are small.
+#: Decoded rows are held in memory until their segment is sealed. Task output is large; message rows are small.
 MAX_OPEN_BYTES = 24 * 1024 * 1024
 
 
@@ -13,9 +13,9 @@ class SealPolicy:
     """When an open segment is full.
 
     Attributes:
-        max_rows: Rows.
-        max_age_seconds: How old its first row may get.
-        max_bytes: The size of its decoded rows.
+        max_rows: The maximum number of rows.
+        max_age_seconds: The maximum age of its first row.
+        max_bytes: The maximum size of its decoded rows.
     """
 
     max_rows: int = 100_000
@@ -23,9 +23,9 @@ class SealPolicy:
     max_bytes: int = MAX_OPEN_BYTES
 
     def is_full(self, rows: int, size_bytes: int, age_seconds: float) -> bool:
-        """Tell whether a segment is to be sealed; an empty one never is.
+        """Return whether a segment has to be sealed; an empty segment never is.
 
-        A clock that was set back gives a negative age, and the rows or bytes decide.
+        If the clock was set back, the age is negative, and the rows or bytes decide.
 
         Example:
             >>> SealPolicy().is_full(99_999, 0, 0.0), SealPolicy().is_full(100_000, 0, 0.0)
@@ -37,5 +37,5 @@ class SealPolicy:
 
 
 def is_period_over(age_seconds: float, rotation_seconds: float) -> bool:
-    """Tell whether a new period begins; `age_seconds` is from a clock that never goes back."""
+    """Return whether a new period begins; `age_seconds` is measured by a monotonic clock."""
     return age_seconds >= rotation_seconds

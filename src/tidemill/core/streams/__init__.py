@@ -1,1 +1,1 @@
-"""The decisions about shared streams: members, fan-out, redelivery, positions."""
+"""The decisions about shared streams: members, fan-out, redelivery, offsets."""

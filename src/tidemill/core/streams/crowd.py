@@ -1,6 +1,7 @@
-"""Finds the events that every member of a group has moved past, with one reader that stays behind all of them.
+"""Finds the events that all members of a group have moved past, with one reader that stays behind all of them.
 
-Invariant: an event is counted down once for the crowd, when the last member that was present for it has moved past it.
+Invariant: an event's count is lowered once for the whole crowd, when the last member that was present for the event has
+moved past it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Crowd(Generic[LaneT, PayloadT, EventT]):
     """All members of a group, counted as one.
 
     Args:
-        fanout: The log that they read.
+        fanout: The log that the members read.
         ledger: The ledger of their events.
     """
 
@@ -42,7 +43,7 @@ class Crowd(Generic[LaneT, PayloadT, EventT]):
         fanout.follow(self._reader)
 
     def add(self, member: Member[LaneT, PayloadT, EventT]) -> None:
-        """Add a member that is present."""
+        """Add a member, which must be present."""
         self._laggards.add(member)
 
     def note_out(self) -> None:
@@ -50,7 +51,7 @@ class Crowd(Generic[LaneT, PayloadT, EventT]):
         self._laggards.note_out()
 
     def move(self, end: int) -> None:
-        """Resolve the events that every member has moved past.
+        """Resolve the events that all members have moved past.
 
         Args:
             end: The position of the next event.
@@ -64,16 +65,16 @@ class Crowd(Generic[LaneT, PayloadT, EventT]):
         while (left := until - reader.position) > 0:
             for sent in islice(reader.unread, left):
                 sent.pending = pending = sent.pending - 1
-                # Only the first event of a lane here can be its head.
+                # Only the first event of a lane in this range can be the lane's head.
                 if not pending and sent.queue is not noted:
                     noted = sent.queue
                     self._ledger.note_resolved(sent)
             if reader.position < until and not self._fanout.load_more(reader):
-                # The remaining events had no members.
+                # The remaining events have no members.
                 break
 
     def close(self) -> None:
-        """Make `move` do nothing from now on."""
+        """Turn later calls of `move` into no-ops."""
         self._closed = True
 
 

@@ -1,7 +1,7 @@
-"""Resolves events for members that do not accept them, and keeps which member is to blame until the event is settled.
+"""Resolves events for members that do not accept them, and records which member is to blame until the event is settled.
 
-Invariants: a member fails or rejects an event once; afterwards that event does not wait for that member. A member that
-was released fails nothing: it does not count.
+Invariants: a member fails or rejects an event once; afterwards the event does not wait for the member. A member that
+was released fails nothing, because it does not count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LaneT = TypeVar("LaneT", bound=Hashable)
 EventT = TypeVar("EventT")
 PayloadT = TypeVar("PayloadT")
 
-#: The error of a member that rejected an event.
+#: The error recorded for a member that rejected an event.
 REJECTED: Final = "it rejected the event"
 
 
@@ -25,7 +25,7 @@ class Failures(Generic[LaneT, PayloadT, EventT]):
     """The failures and rejects of one group.
 
     Args:
-        ledger: The ledger of its events.
+        ledger: The ledger of the group's events.
         pending_events: The source of its numbers.
     """
 
@@ -34,11 +34,11 @@ class Failures(Generic[LaneT, PayloadT, EventT]):
     def __init__(self, ledger: Ledger[LaneT, PayloadT], pending_events: PendingEvents) -> None:
         self._ledger = ledger
         self._pending_events = pending_events
-        # The error of each member that failed an event; None: it never read it.
+        # The errors of the members that failed each event; None for a member that never read it.
         self._blame: dict[LedgerEntry[LaneT, PayloadT], dict[Hashable, str | None]] = {}
 
     def __bool__(self) -> bool:
-        """Tell whether any event that is not settled was failed, rejected or left unread."""
+        """Return whether any unsettled event was failed, rejected or left unread."""
         return bool(self._blame)
 
     def note(
@@ -51,14 +51,14 @@ class Failures(Generic[LaneT, PayloadT, EventT]):
             self._blame.setdefault(sent, {})[member.name] = error
 
     def note_unread(self, member: Member[LaneT, PayloadT, EventT]) -> None:
-        """Count everything that a member has not read as failed."""
+        """Count all events that a member has not read as failed."""
         for sent in member.yield_unread():
             self.note(sent, member, None)
 
     def fail(
         self, member: Member[LaneT, PayloadT, EventT], sent: Sent[LaneT, PayloadT, EventT], error: str | None
     ) -> None:
-        """Fail an event that a member is on, or has moved past and is bound to."""
+        """Fail an event for a member that is on it, or has moved past it with unconfirmed numbers."""
         self.note(sent, member, error)
         self._give_up_event(member, sent)
 
@@ -74,7 +74,7 @@ class Failures(Generic[LaneT, PayloadT, EventT]):
         return Refusal.REJECTED
 
     def give_up_all(self, member: Member[LaneT, PayloadT, EventT]) -> None:
-        """Forget all numbers of a member, without resolving anything."""
+        """Forget all numbers of a member without resolving anything."""
         self._give_up_newest(member)
         for seq in member.carried:
             self._pending_events.give_up(seq)
@@ -82,19 +82,19 @@ class Failures(Generic[LaneT, PayloadT, EventT]):
         member.window = None
 
     def blame(self, entry: LedgerEntry[LaneT, PayloadT]) -> Blame:
-        """Return which members failed or rejected an event that is not settled, and which never read it."""
+        """Return the members that failed or rejected an unsettled event, and those that never read it."""
         found = self._blame.get(entry, {})
         failures = {name: error for name, error in found.items() if error is not None}
         return Blame(failures, tuple(name for name, error in found.items() if error is None))
 
     def forget(self, entries: Iterable[LedgerEntry[LaneT, PayloadT]]) -> None:
-        """Forget the blame for events that are settled."""
+        """Forget the blame for settled events."""
         if self._blame:
             for entry in entries:
                 self._blame.pop(entry, None)
 
     def _give_up_event(self, member: Member[LaneT, PayloadT, EventT], sent: Sent[LaneT, PayloadT, EventT]) -> None:
-        """Forget all numbers of a member that are bound to an event, and move the member past it."""
+        """Forget a member's numbers that are bound to an event, and move the member past the event."""
         bound = member.find_bound(sent)
         if member.window is sent:
             self._give_up_newest(member)

@@ -1,15 +1,15 @@
-"""One log, many readers: what is published once is read by all of them, in order, each at its own pace.
+"""One log, many readers: each published item is read by all of them, in order, each at its own pace.
 
-The log is a chain of chunks. A reader is a position in a chunk, and chunks that all readers have passed are freed by
-the interpreter: nothing is copied, trimmed or counted per reader, and publishing costs the same for any number of
-readers. A reader takes an item by `for item in reader.unread`, at the speed of a list; `load_more` continues with the
-next chunk. Or it takes all that is there at once (`take_all`), in a form that is made once per item for all readers.
+The log is a chain of chunks. A reader is a position in a chunk; the interpreter frees chunks that all readers have
+passed. Nothing is copied, trimmed or counted per reader, so publishing costs the same for any number of readers. A
+reader takes items with `for item in reader.unread`, at the speed of a list; `load_more` continues with the next chunk.
+Or it takes all available items at once (`take_all`), in a form that is prepared once per item for all readers.
 
 Invariants:
 1. A reader sees every item that was published between its joining and its leaving, in order, once.
 2. A reader with more than `max_backlog` unread items is returned, once, by the `publish` that exceeded the limit; an
    `exempt` reader may leave any number unread.
-3. Memory is O(what the slowest reader has not read), plus one chunk.
+3. Memory is O(items that the slowest reader has not read), plus one chunk.
 
 An iterator over a list sees appended items until it has reached the end once; then it is exhausted for ever. So a chunk
 that a reader has read to its end is closed, and the next item goes into a new one.
@@ -27,19 +27,19 @@ ItemT = TypeVar("ItemT")
 PreparedT = TypeVar("PreparedT")
 ReaderT = TypeVar("ReaderT", bound="LogReader[Any]")
 
-#: Items of a chunk. A slow reader keeps at most this many alive that it has read.
+#: The number of items in a chunk. A slow reader keeps at most this many items alive that it has already read.
 CHUNK: Final = 256
 
 
 class _Chunk(Generic[ItemT]):
-    """A stretch of the log, from position `base` on."""
+    """A segment of the log that starts at position `base`."""
 
     __slots__ = ("base", "items", "next", "prepared")
 
     def __init__(self, base: int) -> None:
         self.base = base
         self.items: list[ItemT] = []
-        # The first of them, as `take_all` returns them.
+        # The first of these items, as `take_all` returns them.
         self.prepared: list[Any] = []
         self.next: _Chunk[ItemT] | None = None
 
@@ -52,7 +52,9 @@ class LogReader(Generic[ItemT]):
         unread: The items that can be taken at once; taking an item reads it.
         present: Whether it is a reader of the log, from `join` to `leave`.
         exempt: Whether it may leave any number of items unread.
-        ahead: What `take_all` returned and is not read yet; set by the caller of `take_all`; empty before `load_more`.
+        ahead: Items from `take_all` that still count as unread. The caller of `take_all` sets it; it must be empty
+            before
+            `load_more`.
     """
 
     __slots__ = ("_chunk", "_fresh", "ahead", "exempt", "name", "present", "unread")
@@ -72,7 +74,7 @@ class LogReader(Generic[ItemT]):
 
     @property
     def position(self) -> int:
-        """The position of the next item that it will read."""
+        """The position of the next item to read."""
         chunk = self._chunk
         if self._fresh:
             return chunk.base
@@ -82,18 +84,18 @@ class LogReader(Generic[ItemT]):
         """Take all of `unread`, at most `CHUNK` items; each counts as unread while it is in `ahead`.
 
         Args:
-            prepare: Returns the form in which all readers that call this take some items.
+            prepare: Converts items to the form that all callers of this method take.
         """
         count = length_hint(self.unread)
         items, prepared = self._chunk.items, self._chunk.prepared
         if len(prepared) < len(items):
             prepared.extend(prepare(items[len(prepared) :]))
-        # It is not exhausted, so that it still sees what is appended.
+        # The iterator is not exhausted, so it still sees appended items.
         self.unread.__setstate__(len(items))  # type: ignore[attr-defined]
         return prepared[len(items) - count :]
 
     def yield_unread(self) -> Iterator[ItemT]:
-        """Yield the items that it has not read, without reading them."""
+        """Yield the unread items without reading them."""
         chunk: _Chunk[ItemT] | None = self._chunk
         start = self.position - self._chunk.base
         while chunk is not None:
@@ -106,7 +108,7 @@ class Fanout(Generic[ItemT, ReaderT]):
     """The log and its readers.
 
     Args:
-        max_backlog: How many items a reader may leave unread, at least 1.
+        max_backlog: The number of items that a reader may leave unread, at least 1.
 
     Example:
         >>> log = Fanout(max_backlog=2)
@@ -128,16 +130,16 @@ class Fanout(Generic[ItemT, ReaderT]):
         #: for callers that publish so often that they inline `publish`.
         self.items = self._tail.items
         self.room = 1
-        #: How many readers there are.
+        #: The number of readers.
         self.size = 0
 
     @property
     def end(self) -> int:
-        """The position of the next item that will be published."""
+        """The position of the next item to be published."""
         return self._tail.base + len(self.items)
 
     def join(self, reader: ReaderT) -> None:
-        """Add a reader of what is published from now on."""
+        """Add a reader of the items published from now on."""
         self._close_chunk()
         reader._place(self._tail)
         reader.present = True
@@ -146,7 +148,7 @@ class Fanout(Generic[ItemT, ReaderT]):
         self.size += 1
 
     def follow(self, reader: LogReader[ItemT]) -> None:
-        """Add a reader, from now on, that is not counted and may be arbitrarily slow."""
+        """Add a reader that is not counted and may be arbitrarily slow, for the items published from now on."""
         self._close_chunk()
         reader._place(self._tail)
 
@@ -158,11 +160,11 @@ class Fanout(Generic[ItemT, ReaderT]):
         self._slowest.note_out()
 
     def freeze(self, reader: LogReader[ItemT]) -> None:
-        """Give a reader nothing more to read, and keep its position."""
+        """Stop a reader at its position; it gets nothing more to read."""
         reader._place(_Chunk(reader.position))
 
     def hand_over(self, reader: ReaderT, heir: ReaderT) -> None:
-        """Replace a reader, which leaves, by another at its position; that is exempt until `end_exemption`."""
+        """Replace a reader with `heir` at the same position. The heir is exempt until `end_exemption`."""
         heir._chunk, heir._fresh, heir.unread = reader._chunk, reader._fresh, reader.unread
         heir.present = heir.exempt = True
         self.size += 1
@@ -170,11 +172,11 @@ class Fanout(Generic[ItemT, ReaderT]):
         self.leave(reader)
 
     def pause_readers(self) -> None:
-        """Make every reader call `load_more` before it reads what is published from now on."""
+        """Force every reader to call `load_more` before it reads items published from now on."""
         self._close_chunk()
 
     def skip_to_end(self, reader: LogReader[ItemT]) -> None:
-        """Move a reader to what is published from now on."""
+        """Move a reader to the end of the log."""
         self._close_chunk()
         reader._place(self._tail)
 
@@ -188,7 +190,7 @@ class Fanout(Generic[ItemT, ReaderT]):
         """Append an item.
 
         Returns:
-            The readers that have left more than `max_backlog` items unread with this one; the caller removes them.
+            The readers that now have more than `max_backlog` unread items; the caller removes them.
         """
         self.items.append(item)
         self.room -= 1
@@ -200,7 +202,7 @@ class Fanout(Generic[ItemT, ReaderT]):
         self._tail.base += 1
 
     def load_more(self, reader: LogReader[ItemT]) -> bool:
-        """Refill `unread` of a reader that has taken all of it; return whether there was anything more."""
+        """Refill `unread` of a reader that has taken all its items; return whether there were more."""
         chunk = reader._chunk
         if not reader._fresh:
             if chunk is self._tail:

@@ -1,27 +1,29 @@
-"""A shared stream with acknowledgement: which member still holds which event, what may be advanced, who is too late.
+"""A shared stream with acknowledgement: it tracks the events that members hold, advances lanes and times members out.
 
-Events are fanned out to the members that are present (`publish`); each member reads them in order, at its own pace,
-from one shared log (`fanout`). The event that a member read last is its *window*; requesting the next one moves it
-past. What a member derives from its window is bound to it by a number (`PendingEvents`) until it is confirmed as
-stored. `Sent.pending` counts what an event waits for: the crowd as one, and each number bound to it; so an event costs
-the same for one member and for a thousand. Resolved events go through the ledger, which returns them per lane as
-batches to advance. A member that will come back keeps a seat (`seats`): what is published waits for it.
+Events are fanned out to the members that are present (`publish`). All members read one shared log (`fanout`), in order,
+each at its own pace. The event that a member read last is its *window*; requesting the next event moves the member past
+it. Trigger events that a member derives from its window are bound to it by numbers (`PendingEvents`) until they are
+confirmed as stored. `Sent.pending` counts what an event waits for: the crowd as one, and each number bound to it.
+Therefore an event costs the same for one member and for a thousand. Resolved events go through the ledger, which
+returns them per lane as batches to advance. A member that will come back keeps a seat (`seats`), for which new events
+wait.
 
 Invariants:
-1. The members of an event are those present when it was published; each counts once, as acked, failed or rejected,
-   unless it was released: then it does not count.
+1. The members of an event are those present when it was published; each counts once, as acked, failed or rejected. A
+   member that was released does not count.
 2. An event is resolved when every member has moved past it, left, failed or rejected it, and nothing derived from it
    waits for its confirmation.
-3. A member that leaves fails what it never read; what it read is acked once confirmed, and failed at the ack timeout
-   or when the confirmation is refused. For what waited in a seat, the timeout counts from the return.
-4. A member that is forced to fail (too late, too far behind) fails everything it holds, at once; it gets no later
-   event, unless it keeps a seat: then it gets all later ones.
-5. An event that was left unread fails without blame; so does what a member holds besides the event that is too late.
-6. The cost of leaving, failing and timing out is proportional to what changes. Nothing scans what is outstanding.
+3. A member that leaves fails the events it never read. Events that it read are acked once confirmed, and failed at the
+   ack timeout or when the confirmation is refused. For events that waited at a seat, the timeout starts at the return.
+4. A member that is forced to fail (too late, too far behind) fails everything it holds, at once. It gets no later
+   event, unless it keeps a seat: then it gets all of them.
+5. An event that was left unread fails without blame; so do the events that a member holds besides the one that is too
+   late.
+6. Leaving, failing and timing out cost as much as they change. Nothing scans the outstanding events.
 
-Its parts: `Crowd` finds what all members have moved past, `HoldTimes` which member has held something for longest,
-`Failures` resolves what is not accepted. The shell provides the time, takes batches (`take`, `settle`), and informs
-failed members.
+Parts: `Crowd` finds the events that all members have moved past, `HoldTimes` finds the member that has held an event
+for longest, and `Failures` resolves events that are not accepted. The shell provides the time, takes batches (`take`,
+`settle`), and informs failed members.
 """
 
 from __future__ import annotations
@@ -50,13 +52,13 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
     """The members of a shared stream, and the events that they have not resolved.
 
     Args:
-        limits: Its bounds.
+        limits: The limits of the group.
         pending_events: The source of its numbers; shared by all groups of a manager.
         home: Notified when an event is resolved that no member has to move past any more.
 
     Attributes:
-        failures: Who does not accept what; read-only to callers, as is `ledger`.
-        full_since: Since when nothing should be published because too much is outstanding; None: publish.
+        failures: The failures and rejects of members. Callers must not change it, nor `ledger`.
+        full_since: The time since which too many events have been outstanding to publish more; None: publish.
         members: The members that are present, by name.
     """
 
@@ -97,7 +99,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         self._hold_times: HoldTimes[LaneT, PayloadT, EventT] = HoldTimes()
         self._crowd: Crowd[LaneT, PayloadT, EventT] = Crowd(self._fanout, self.ledger)
         self._seats = Seats(limits.seat_full_seconds)
-        self._next = 0  # the position of the next event, in the log and here
+        self._next = 0  # the position of the next event, both in the log and in this group
         # No event has been held since before this time.
         self._oldest = math.inf
         # The members that were on an event when `stop_reading` was called.
@@ -108,13 +110,13 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
 
     @property
     def outstanding(self) -> int:
-        """How many events are not advanced."""
+        """The number of events that are not advanced."""
         return self.ledger.total
 
-    # -- members
+    # -- members ------------------------------------------------------------------------------------------------------
 
     def join(self, name: Hashable) -> Member[LaneT, PayloadT, EventT]:
-        """Add a member, for the events from now on.
+        """Add a member that gets the events from now on.
 
         Raises:
             KeyError: A member of this name is present.
@@ -128,24 +130,24 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         return member
 
     def fail_held(self, member: Member[LaneT, PayloadT, EventT], error: str | None) -> None:
-        """Fail the event that a member is on, at once; one that is on no event changes nothing.
+        """Fail the event that a member is on, at once; a member that is on no event changes nothing.
 
         Args:
-            member: One of the group, or one that has left.
-            error: Why; None: it was interrupted, and is not to blame.
+            member: A member of the group, or one that has left.
+            error: The error; None: the member was interrupted and is not to blame.
         """
         if member.window is not None:
             self.failures.fail(member, member.window, error)
 
     def refuse(self, member: Member[LaneT, PayloadT, EventT], seq: int, error: str | None) -> None:
-        """Fail the event that a number of a member is bound to, at once: its trigger event will never be stored."""
+        """Fail the event that a member's number is bound to, because its trigger event will never be stored."""
         sent = member.window if member.newest == seq else member.carried[seq]
         assert sent is not None
         self.failures.fail(member, sent, error)
         self._home.note_resolved()
 
     def leave(self, member: Member[LaneT, PayloadT, EventT]) -> None:
-        """Remove a member, which has moved past the event that it is on; one that is gone changes nothing."""
+        """Remove a member and move it past its current event; a member that has left changes nothing."""
         if member.present:
             self._remove(member)
             member.carry()
@@ -159,7 +161,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
             self._remove(member)
 
     def suspend(self, member: Member[LaneT, PayloadT, EventT], now: float) -> None:
-        """Remove a member, which has moved past the event that it is on, and keep its seat; idempotent."""
+        """Remove a member, move it past its current event and keep its seat; idempotent."""
         if member.present:
             member.carry()
             member.window = None
@@ -173,7 +175,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
             self.keep_seat(seat, now + self._limits.seat_seconds)
 
     def add_seat(self, name: Hashable, until: float) -> None:
-        """Add a seat for a member of an earlier group, for the events from now on."""
+        """Add a seat for a member of an earlier group; it gets the events from now on."""
         member = self.join(name)
         member.exempt = True
         self.keep_seat(member, until)
@@ -192,22 +194,22 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         return {member.name: until for member, until in self._seats.list_all().items()}
 
     def find_seat(self, name: Hashable) -> Member[LaneT, PayloadT, EventT] | None:
-        """Return the seat of this name; None if there is none."""
+        """Return the seat of this name, or None."""
         member = self.members.get(name)
         return member if member is not None and member in self._seats else None
 
     def resume(self, seat: Member[LaneT, PayloadT, EventT], now: float) -> None:
-        """Turn a seat into a member again, which reads what waited for it."""
+        """Turn a seat back into a member, which reads the events that waited for it."""
         seat.since = now
         self._oldest = min(self._oldest, now)
         if self._seats.take(seat, self._next, now):
-            # It has caught up once it requests more than what waited for it.
+            # It has caught up once it requests more than the events that waited for it.
             self._fanout.pause_readers()
         else:
             self._hold_to_limits(seat, now)
 
     def stop_reading(self) -> None:
-        """Give no member anything more to read; a member that is on an event can still move past it, or fail it."""
+        """Stop all reading; a member that is on an event can still move past it or fail it."""
         self._stopped = True
         for member in self.members.values():
             self._fanout.freeze(member)
@@ -222,7 +224,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         return bool(self._on_event) or self._hold_times.any_unconfirmed
 
     def close(self) -> None:
-        """Give up what is not resolved: every number is forgotten, every member is gone. `take` the rest."""
+        """Forget every number and remove every member. Events that are already resolved can still be taken."""
         self._crowd.move(self._next)
         self._crowd.close()
         for member in self._hold_times.unconfirmed.members | set(self.members.values()):
@@ -232,15 +234,15 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         self.members.clear()
         self._seats.clear()
 
-    # -- events
+    # -- events -------------------------------------------------------------------------------------------------------
 
     def publish(
         self, event: EventT, payload: PayloadT, lane: LaneT, now: float
     ) -> Sequence[Forced[LaneT, PayloadT, EventT]]:
-        """Fan an event out to the members that are present, after those that are too late have failed.
+        """Fan an event out to the members that are present, after failing those that are too late.
 
         Returns:
-            The members that failed because they are too late or too far behind; the latter fail on this event, too.
+            The members that failed because they are too late or too far behind; the latter fail this event, too.
 
         Raises:
             TypeError: The lane is not hashable; the event was not published.
@@ -285,7 +287,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         return [*forced, *(Forced(member, Cause.OVERFLOW, position) for member in late)]
 
     def load_more(self, member: Member[LaneT, PayloadT, EventT]) -> bool:
-        """Move a member past its event and refill its `unread`; return whether there was anything more."""
+        """Move a member past its event and refill its `unread`; return whether there were more events."""
         member.carry()
         member.window = None
         if (since := self._seats.take_caught_up(member)) is not None:
@@ -296,15 +298,15 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         """Resolve an event as rejected by a member that is on it, whatever the member has derived from it.
 
         Args:
-            member: The member that rejects it.
+            member: The member that rejects the event.
             sent: The event; if the member is no longer on it, nothing changes.
         """
         return self.failures.reject(member, sent)
 
-    # -- time
+    # -- time ---------------------------------------------------------------------------------------------------------
 
     def expire(self, now: float) -> Sequence[Forced[LaneT, PayloadT, EventT]]:
-        """Fail the members that have held an event for as long as the ack timeout, and end seats.
+        """Fail the members that have held an event for the ack timeout, and end seats.
 
         Returns:
             The failed members that are present, and the seats that have ended.
@@ -336,10 +338,10 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
             return False
         return not self._seats.any_catching_up and self._hold_times.has_moved_past(self._next)
 
-    # -- advancing
+    # -- advancing ----------------------------------------------------------------------------------------------------
 
     def take(self) -> Batch[LaneT, PayloadT] | None:
-        """Take the resolved prefix of the lane that has waited longest for it; call `settle` once it is advanced."""
+        """Take the resolved prefix of the lane that has waited longest; call `settle` once it is advanced."""
         self._crowd.move(self._next)
         self._pending_events.trim()
         batch = self.ledger.take()
@@ -347,7 +349,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         return batch
 
     def blame(self, entry: LedgerEntry[LaneT, PayloadT]) -> Blame:
-        """Return which members failed or rejected an event that is not settled, and which never read it."""
+        """Return the members that failed or rejected an unsettled event, and those that never read it."""
         return self.failures.blame(entry)
 
     def settle(self, batch: Batch[LaneT, PayloadT]) -> None:
@@ -359,18 +361,18 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
             self.full_since = None
 
     def report(self, lanes: Iterable[LaneT] | None = None) -> list[LaneReport[LaneT]]:
-        """Return what each lane waits for, or those that are named and not empty; O(members) per lane."""
+        """Return what each lane waits for; with `lanes`, only those, without empty ones. O(members) per lane."""
         self._crowd.move(self._next)
         return report_lanes(self.ledger, self._hold_times, self.members.values(), lanes)
 
     def _hold_to_limits(self, member: Member[LaneT, PayloadT, EventT], since: float) -> None:
-        """Apply the limits to a member that was exempt, for what was published since."""
+        """Apply the limits again to a member that was exempt, for events published since then."""
         self._fanout.end_exemption(member)
         self._hold_times.add(member)
         self._oldest = min(self._oldest, since)
 
     def _remove(self, member: Member[LaneT, PayloadT, EventT]) -> None:
-        """Remove a member; what it never read fails, or is not counted if the member is released."""
+        """Remove a member. Its unread events fail, or are not counted if the member is released."""
         self.failures.note_unread(member)
         del self.members[member.name]
         self._seats.drop(member)
@@ -389,7 +391,7 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
         for sent in member.list_held():
             self.failures.fail(member, sent, error if sent in blamed else None)
         if not member.present or self._stopped:
-            # After `stop_reading`, what it left unread is resolved for nobody.
+            # After `stop_reading`, unread events are not resolved for any member.
             return
         if not self._limits.seat_seconds:
             self._remove(member)

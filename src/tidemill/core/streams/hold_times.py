@@ -1,6 +1,6 @@
 """Finds the member of a group that has held an event for the longest, without scanning all members.
 
-A member holds an event while it has not moved past it, or while something bound to it is not confirmed as stored.
+A member holds an event until it has moved past it and everything bound to the event is confirmed as stored.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ PayloadT = TypeVar("PayloadT")
 
 
 class HoldTimes(Generic[LaneT, PayloadT, EventT]):
-    """Which member of a group holds what, and since when.
+    """The events that members of a group hold, and since when.
 
     Attributes:
-        unconfirmed: The members with something unconfirmed, now or in the past.
+        unconfirmed: The members with unconfirmed numbers, now or in the past.
     """
 
     __slots__ = ("_timed", "unconfirmed")
 
     def __init__(self) -> None:
-        # Members to which the ack timeout applies, the one that is last in the log first.
+        # Members to which the ack timeout applies, ordered by position, the last one in the log first.
         self._timed: LazyMin[Member[LaneT, PayloadT, EventT], int] = LazyMin(_find_position)
         self.unconfirmed: LazyMin[Member[LaneT, PayloadT, EventT], float] = LazyMin(_find_oldest)
 
     def add(self, member: Member[LaneT, PayloadT, EventT]) -> None:
-        """Let the ack timeout apply to a member; an exempt one changes nothing."""
+        """Apply the ack timeout to a member, unless it is exempt."""
         self._timed.add(member)
 
     def note_out(self) -> None:
@@ -62,7 +62,7 @@ class HoldTimes(Generic[LaneT, PayloadT, EventT]):
 
     @property
     def any_unconfirmed(self) -> bool:
-        """Whether anything waits to be confirmed as stored."""
+        """Whether any number waits to be confirmed as stored."""
         return self.unconfirmed.find_top() is not None
 
     def has_moved_past(self, end: int) -> bool:
@@ -77,7 +77,9 @@ def report_lanes(
     members: Collection[Member[LaneT, PayloadT, EventT]],
     lanes: Iterable[LaneT] | None = None,
 ) -> list[LaneReport[LaneT]]:
-    """Return what lanes of a group wait for, and which members hold it; without `lanes` all; O(members) per lane."""
+    """Return what lanes of a group wait for and the members that hold them up. Without `lanes`: all; O(members) per
+    lane.
+    """
     reports = []
     for lane in ledger.lanes if lanes is None else lanes:
         head = ledger.find_head(lane)

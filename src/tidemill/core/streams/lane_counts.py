@@ -1,4 +1,4 @@
-"""How far each lane of a stream is, without asking who holds it up: the cost is that of the outstanding events."""
+"""The progress of each lane of a stream, without the members that hold it up; O(outstanding events)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class LaneCount(NamedTuple, Generic[LaneT]):
 
     Attributes:
         lane: The lane.
-        outstanding: How many of its events are not advanced.
-        resolved: How many of those every member has dealt with.
+        outstanding: The number of its events that are not advanced.
+        resolved: How many of those all members have finished.
         since: When the first of them was fanned out.
     """
 
@@ -29,7 +29,7 @@ class LaneCount(NamedTuple, Generic[LaneT]):
 
 
 def count_lanes(ledger: Ledger[LaneT, ItemT]) -> list[LaneCount[LaneT]]:
-    """Return the lanes of a ledger of a `StreamGroup`."""
+    """Return the lanes in the ledger of a `StreamGroup`."""
     found = []
     for lane, queue in ledger.queues.items():
         head = queue.entries[0]

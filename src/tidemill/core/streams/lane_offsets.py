@@ -1,4 +1,4 @@
-"""Which offsets of one lane are read and done: its commit floor, and what is done above it."""
+"""The offsets of one lane: its commit floor, and the offsets above it that are done."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ HeldT = TypeVar("HeldT")
 
 @dataclass(slots=True)
 class LaneOffsets(Generic[LaneT, HeldT]):
-    """One assigned lane.
+    """The offsets of one assigned lane.
 
     Attributes:
         past: Its last commit, if known.
         read: The next offset to read; -1 until the first offset is read.
         floor: The first offset that is not done.
-        clean: The offsets that are done above the floor.
+        clean: The offsets above the floor that are done.
         open: The deliveries of offsets that are not done.
-        failures: How often offsets that are not done have failed.
+        failures: How many times each offset that is not done has failed.
     """
 
     past: Commit[LaneT] | None = None
@@ -32,21 +32,21 @@ class LaneOffsets(Generic[LaneT, HeldT]):
     clean: Intervals = field(default_factory=Intervals)
     open: dict[int, Delivery[LaneT, HeldT]] = field(default_factory=dict)
     failures: dict[int, int] = field(default_factory=dict)
-    # Offsets whose failures a past commit recorded and that were not read yet, the first one last.
+    # Offsets with failures in a past commit that have not been read yet, in descending order.
     _recorded: list[int] = field(default_factory=list)
 
     def begin(self, offset: int) -> None:
-        """Begin at the first offset that is read."""
+        """Start at the first offset that is read."""
         self.read = self.floor = offset
         if self.past is None or offset < self.past.floor:
-            return  # never committed, or the log was re-created: the past commit is about other messages
+            return  # never committed, or the log was re-created: the past commit describes other messages
         for start, end in self.past.clean:
             self.mark_done(start, end)
         self.failures = {at: n for at, n in self.past.failures if at >= self.floor and at not in self.clean}
         self._recorded = sorted(self.failures, reverse=True)
 
     def reach(self, offset: int) -> None:
-        """Note that an offset was read; offsets skipped before it do not exist."""
+        """Process the reading of an offset; offsets skipped before it do not exist."""
         while self._recorded and self._recorded[-1] <= offset:
             at = self._recorded.pop()
             if at < offset:
@@ -56,7 +56,7 @@ class LaneOffsets(Generic[LaneT, HeldT]):
         self.read = offset + 1
 
     def mark_done(self, start: int, end: int) -> None:
-        """Note that the offsets of [start, end) are done."""
+        """Mark the offsets of [start, end) as done."""
         if start > self.floor:
             self.clean.add(start, end)
         else:

@@ -1,7 +1,7 @@
 """The lowest of many keys that only rise: finds the last member without scanning all of them.
 
-It is not notified when a key rises. The heap holds a lower bound for each member, corrected only when that member comes
-to the top: a member costs something only when it was last, at most once per rise.
+It is not notified when a key rises. The heap holds a lower bound for each member, corrected only when the member comes
+to the top. A member therefore costs something only while it is last, at most once per rise.
 
 Invariants:
 1. A recorded key is never above the true one.
@@ -25,7 +25,7 @@ class LazyMin(Generic[MemberT, KeyT]):
     """Members by a key that only rises.
 
     Args:
-        key: Returns the current key of a member, or None while it has none.
+        key: Returns the current key of a member, or None if it no longer has one.
 
     Example:
         >>> keys = {"a": 3, "b": 1}
@@ -48,7 +48,7 @@ class LazyMin(Generic[MemberT, KeyT]):
         self.members: set[MemberT] = set()
 
     def add(self, member: MemberT) -> None:
-        """Add a member that has a key; one that was added already, or has no key, changes nothing."""
+        """Add a member; one that was added before, or has no key, changes nothing."""
         key = self._key(member)
         if key is not None and member not in self.members:
             self.members.add(member)
@@ -79,7 +79,7 @@ class LazyMin(Generic[MemberT, KeyT]):
         return self._heap[0][0] if self._heap else None
 
     def note_out(self) -> None:
-        """Note that a member no longer has a key, so that such members are removed in time."""
+        """Count a member that no longer has a key, so that such members are removed in time."""
         self._out += 1
         if self._out > _SWEEP_FROM and self._out * 2 > len(self._heap):
             self._out = 0

@@ -1,8 +1,8 @@
 """The members of a shared stream with acknowledgement, and their state: the values of `group`.
 
-An event counts what it waits for and how its members resolved it; a member knows the event it is on and what it has
-derived that is not confirmed. There is no object per event and member. Only `StreamGroup` changes them, except for
-`Member.window`, which the shell sets to each event that it hands out.
+An event counts what it waits for and how its members resolved it. A member knows the event it is on and its unconfirmed
+numbers. There is no object per event and member. Only `StreamGroup` changes these values, except for `Member.window`,
+which the shell sets to each event that it hands out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Cause(enum.Enum):
 
 
 class Refusal(enum.Enum):
-    """The outcome of a reject."""
+    """The result of a reject."""
 
     REJECTED = "rejected"
     REJECTED_BEFORE = "rejected before"
@@ -41,12 +41,12 @@ class Refusal(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """The bounds of a group.
+    """The limits of a group.
 
     Attributes:
-        max_backlog: How many events a member may leave unread.
+        max_backlog: The number of events that a member may leave unread.
         ack_timeout_seconds: How long a member may hold an event, counted from its fan-out.
-        max_outstanding: How many events may wait to be advanced before `full_since` is set.
+        max_outstanding: The number of events waiting to be advanced at which `full_since` is set.
         seat_seconds: How long a seat is kept for a member that is away; 0: there are no seats.
         seat_full_seconds: How long seats alone may keep the group full.
     """
@@ -59,7 +59,7 @@ class StreamLimits:
 
 
 class Blame(NamedTuple):
-    """Why an event is not clean for its failed members.
+    """Why an event is not clean.
 
     Attributes:
         failures: The members that failed or rejected it, with the error.
@@ -71,15 +71,15 @@ class Blame(NamedTuple):
 
 
 class Sent(LedgerEntry[LaneT, PayloadT], Generic[LaneT, PayloadT, EventT]):
-    """An event that was fanned out. `item` is what its producer wants back.
+    """An event that was fanned out. `item` is the payload that its producer gets back.
 
     Attributes:
         at: When it was fanned out, in seconds of the caller's clock.
-        event: What the members read.
-        pending: How many things it waits for: the crowd as one, and each number bound to it.
-        acked: How many members neither failed on it nor rejected it: once it is resolved, those that acked it.
-        failed: How many members failed on it.
-        rejected: How many members rejected it.
+        event: The event that the members read.
+        pending: The number of things it waits for: the crowd as one, and each number bound to it.
+        acked: The number of members that neither failed nor rejected it; once it is resolved, they have acked it.
+        failed: The number of members that failed it.
+        rejected: The number of members that rejected it.
     """
 
     __slots__ = ("at", "event")
@@ -93,11 +93,11 @@ class Home(Protocol):
     """The shell that a group belongs to."""
 
     def note_resolved(self) -> None:
-        """Note that there may be something to take."""
+        """Called when `take` may return a batch."""
 
 
 class Refuses(Protocol):
-    """What `PendingEvents` needs from the group of a member."""
+    """The part of a member's group that `PendingEvents` needs."""
 
     def refuse(self, member: Any, seq: int, error: str | None) -> None:
         """Fail the event that a number is bound to."""
@@ -108,15 +108,15 @@ class Member(LogReader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, 
 
     Attributes:
         group: Its group.
-        home: What its group belongs to.
+        home: The shell of its group.
         ledger: The ledger of its group.
-        holders: The members of its group with something unconfirmed, now or in the past.
+        holders: The members of its group with unconfirmed numbers, now or in the past.
         window: The event that it is on. The shell sets it to what it took from `unread`, after `carry` if `newest`.
         refused: The event it rejected last.
-        newest: The newest unconfirmed number that is bound to the window; 0: there is none.
-        carried: Its other unconfirmed numbers, oldest first, and their events, which wait for them.
+        newest: The newest unconfirmed number that is bound to the window; 0: none.
+        carried: Its other unconfirmed numbers, oldest first, and the events that wait for them.
         released: Whether it has left permanently, and can no longer fail anything.
-        since: When it came back to its seat; what waited there counts as fanned out at that time.
+        since: When it came back to its seat; events that waited there count as fanned out at that time.
     """
 
     __slots__ = ("carried", "group", "holders", "home", "ledger", "newest", "refused", "released", "since", "window")
@@ -147,29 +147,29 @@ class Member(LogReader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, 
         return self.position if self.window is None else self.window.position
 
     def find_next_held(self) -> Sent[LaneT, PayloadT, EventT] | None:
-        """Return the first event that it has not moved past; None if there is none."""
+        """Return the first event that it has not moved past, or None."""
         return self.window or next(self.yield_unread(), None)
 
     def find_held_since(self, sent: Sent[LaneT, PayloadT, EventT]) -> float:
-        """Return the time from which it has held an event."""
+        """Return the time since which the member has held an event."""
         return max(sent.at, self.since)
 
     def list_held(self) -> list[Sent[LaneT, PayloadT, EventT]]:
-        """Return the events that it has read and still holds."""
+        """Return the events that the member has read and still holds."""
         held = dict.fromkeys(self.carried.values())
         if self.window is not None:
             held[self.window] = None
         return list(held)
 
     def find_late(self, now: float, timeout_seconds: float) -> Collection[Sent[LaneT, PayloadT, EventT]]:
-        """Return the events that it has read and held for at least the timeout."""
+        """Return the events that the member has read and held for at least the timeout."""
         return {sent for sent in self.list_held() if now - self.find_held_since(sent) >= timeout_seconds}
 
     def find_bound(self, sent: Sent[LaneT, PayloadT, EventT]) -> list[int]:
-        """Return the numbers in `carried` that are bound to an event: the window, or one that something is bound to."""
+        """Return the numbers in `carried` bound to an event, which must be the window or have numbers."""
         on_it = sent is self.window
         found: list[int] = []
-        # They are adjacent: those of the window are at the end, and any others that are given up mostly at the start.
+        # They are adjacent: those of the window are at the end; other events that are given up are mostly at the start.
         for seq, bound in reversed(self.carried.items()) if on_it else self.carried.items():
             if bound is sent:
                 found.append(seq)
@@ -178,7 +178,7 @@ class Member(LogReader[Sent[LaneT, PayloadT, EventT]], Generic[LaneT, PayloadT, 
         return found
 
     def carry(self) -> None:
-        """Make the window wait for `newest`; while the member is on it, no record is needed: the crowd waits."""
+        """Make the window wait for `newest`. Until the member leaves it, the crowd waits and no record is needed."""
         if self.newest and self.window is not None:
             self.carried[self.newest] = self.window
             self.window.pending += 1
@@ -192,16 +192,16 @@ class Forced(NamedTuple, Generic[LaneT, PayloadT, EventT]):
     member: Member[LaneT, PayloadT, EventT]
     cause: Cause
     position: int
-    """The event that was too late or too many."""
+    """The event that timed out or exceeded the backlog."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneReport(Generic[LaneT]):
-    """What a lane waits for.
+    """The state of a lane with events that are not advanced.
 
     Attributes:
         lane: The lane.
-        outstanding: How many events of it are not advanced.
+        outstanding: The number of its events that are not advanced.
         head: The position of the first of them.
         since: When the first of them was fanned out.
         holders: The members that hold it; empty if it is resolved and waits to be advanced, or is being advanced.

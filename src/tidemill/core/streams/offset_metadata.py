@@ -1,11 +1,11 @@
 """The state above a commit floor, as metadata that is committed with the offset.
 
-A broker keeps one offset per partition and a short text with it. The text lists which offsets above the floor are clean
-and how often others failed, so that the next reader of the partition redelivers nothing clean and continues counting.
+A broker stores one offset per partition and a short text with it. The text lists the clean offsets above the floor and
+the failure counts of others, so that the next reader of the partition redelivers nothing clean and continues counting.
 
-Invariants: the text never exceeds its limit: what does not fit is left out from the end, which costs a redelivery and
-loses nothing; every text that is written can be decoded: offsets that a log cannot have are left out; a text in another
-format is ignored.
+Invariants: the text never exceeds its limit. Entries that do not fit are left out from the end, which costs a
+redelivery but loses nothing. Every text that is written can be decoded: offsets that a log cannot have are left out. A
+text in another format is ignored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FORMAT = re.compile(rf"{_PREFIX};([0-9]{{1,19}});({_PAIRS});({_PAIRS})", re.ASC
 
 
 def encode_metadata(commit: Commit[LaneT]) -> str:
-    """Return the metadata of a commit; '' if there is none.
+    """Return the metadata of a commit; '' if there is nothing to record.
 
     Example:
         >>> encode_metadata(Commit("a", 100, ((102, 110), (112, 113)), ((100, 2),)))

@@ -1,8 +1,8 @@
 """Numbers for the trigger events that subscribers derived from raw events, until they are confirmed as stored.
 
-One `PendingEvents` serves all groups of a manager. Binding and confirming happen for every trigger event, which is why
-these functions are written flat, why the owners of numbers are in a list and not in a dict, and why the common case, a
-number that is confirmed while its subscriber is still on the event, does not touch the event.
+One `PendingEvents` serves all groups of a manager. Binding and confirming happen for every trigger event. Therefore
+these functions are written flat, the owners of numbers are in a list rather than a dict, and the common case, a number
+that is confirmed while its subscriber is still on the event, does not touch the event.
 
 Invariants:
 1. A number is used once.
@@ -23,7 +23,7 @@ _TRIM_FROM: Final = 1024
 
 
 class PendingEvents:
-    """The numbers, and the subscribers that they belong to."""
+    """The numbers, and the subscribers that own them."""
 
     __slots__ = ("_first", "_groups", "_last", "_owners", "_recent", "_recent_key")
 
@@ -38,17 +38,17 @@ class PendingEvents:
         self._recent_key: Hashable = None
 
     def open(self, key: Hashable, members: dict[Hashable, Member[Any, Any, Any]]) -> None:
-        """Make a key refer to a group; any other key binds nothing.
+        """Bind a key to a group. Numbers can be bound only through such a key.
 
         Args:
             key: Anything but None.
-            members: The members of the group, by name; the mapping is kept and may change.
+            members: The members of the group, by name. The mapping is shared, so later changes apply.
         """
         self._groups[key] = members
         self._recent_key = None
 
     def close(self, key: Hashable, members: dict[Hashable, Member[Any, Any, Any]]) -> None:
-        """Make a key refer to nothing, if it refers to that group."""
+        """Unbind a key, if it is bound to this group."""
         if self._groups.get(key) is members:
             del self._groups[key]
             self._recent_key = None
@@ -59,7 +59,7 @@ class PendingEvents:
         return found
 
     def bind_pending_event(self, *, trigger_id: Hashable, key: Hashable) -> int | None:
-        """Make the raw event that a trigger is on wait until what it has just yielded is stored.
+        """Make the raw event that a trigger is on wait until the trigger event that it has just yielded is stored.
 
         Call it as soon as the trigger event is taken from the filter, before anything is awaited.
 
@@ -95,10 +95,10 @@ class PendingEvents:
         return seq
 
     def confirm_persisted(self, seqs: Iterable[int]) -> None:
-        """Note that trigger events are stored durably.
+        """Confirm that trigger events are stored durably.
 
         Args:
-            seqs: Numbers of any groups, consumed once; unknown and repeated ones change nothing.
+            seqs: Numbers of any groups, iterated once; unknown and repeated ones change nothing.
         """
         owners, first = self._owners, self._first
         for seq in seqs:
@@ -123,10 +123,10 @@ class PendingEvents:
                         member.home.note_resolved()
 
     def refuse_persisted(self, seqs: Iterable[int], error: str | None) -> None:
-        """Note that trigger events will never be stored: the raw events they were derived from fail at once.
+        """Fail the raw events of trigger events that will never be stored.
 
         Args:
-            seqs: Numbers of any groups; unknown and repeated ones, and those that are confirmed, change nothing.
+            seqs: Numbers of any groups; unknown, repeated and confirmed ones change nothing.
             error: Why they are refused; None: the subscriber is not to blame.
         """
         for seq in seqs:
@@ -143,7 +143,7 @@ class PendingEvents:
         """Free the memory of the oldest numbers that are done; return how many numbers still take memory."""
         owners = self._owners
         if len(owners) >= _TRIM_FROM:
-            # The first that is not done, if any; everything before it is done.
+            # Find the first number that is not done, if any; everything before it is done.
             unread = iter(owners)
             found = next(filter(None, unread), None)
             done = len(owners) - length_hint(unread) - (found is not None)

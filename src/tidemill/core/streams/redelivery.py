@@ -1,24 +1,24 @@
-"""How far each lane of a log may be committed, and what has to be redelivered.
+"""Decides how far each lane of a log may be committed, and which offsets are redelivered.
 
-A log (a Kafka partition) keeps only one number per lane, the commit floor: everything below it is done. A lane's
-offsets are admitted in order, delivered to the current subscribers, and resolved in any order. An offset that all of
-them read and none failed is clean; any other holds the floor while it waits for the subscribers that failed it or left
-it unread, and is then redelivered from memory, to all subscribers. An offset that was rejected, or failed too often, is
-dead-lettered, and done once the letter is confirmed. Redelivering from memory needs no seek, which would discard what
-was prefetched and read everything that is clean again.
+A log (a Kafka partition) stores only one number per lane, the commit floor: all offsets below it are done. A lane's
+offsets are admitted in order, delivered to the current subscribers, and resolved in any order. An offset that all
+subscribers read and none failed is clean. Any other offset holds the floor while it waits for the subscribers that
+failed it or left it unread, and is then redelivered from memory to all subscribers. An offset that was rejected, or
+failed too often, is dead-lettered, and done once the letter is confirmed. Redelivery from memory needs no seek, which
+would discard the prefetched messages and read all clean ones again.
 
 Invariants:
 1. The floor never passes an offset that is not done, and never moves back; so no commit does.
-2. What is clean is never redelivered; clean offsets above the floor are kept as intervals, at most one more than there
+2. A clean offset is never redelivered. Clean offsets above the floor are kept as intervals, at most one more than there
    are open offsets, which are bounded (`wants`), besides those that a past commit recorded.
 3. An offset that is not clean ends clean or dead-lettered, or `find_overdue` returns it.
 4. A delivery is resolved once; one that was redelivered since, or whose lane was revoked, changes nothing.
-5. Only a failure or a reject leads to a dead letter. What is left unread is redelivered as often as necessary.
-6. Every redelivery backs off, longer with each failure, and with each time in a row that it was left unread.
+5. Only a failure or a reject leads to a dead letter. An offset left unread is redelivered as often as necessary.
+6. Every redelivery backs off, longer with each failure, and with each consecutive time it was left unread.
 
-A delivery waits for a subscriber that failed it and either left and is not back, or has not left yet, but not for one
-that has left permanently: what others accepted is not redelivered to them because of it. Times are seconds of one
-clock, `bits` are 32 random bits. The cost of every call is proportional to what it changes.
+A delivery waits for the return of every subscriber that failed it and has left, or has yet to leave. It does not wait
+for a subscriber that has left permanently, and is not redelivered because of it to subscribers that accepted it. Times
+are seconds of one clock; `bits` are 32 random bits. The cost of every call is proportional to what it changes.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class Redelivery(Generic[LaneT, HeldT]):
         self._number = 0
         self._open_bytes = 0
         self._dirty: dict[LaneT, None] = {}
-        # Deliveries that are not done, oldest first.
+        # The numbers of deliveries that are not done, oldest first.
         self._numbers: dict[int, None] = {}
-        # Subscribers that are present, with the number at which they last left; those that are absent, or gone
-        # permanently, with the number at which they left.
+        # Present subscribers, with the number at which they last left; absent ones and those that left permanently,
+        # with the number at which they left.
         self._present: dict[Hashable, int] = {}
         self._absent: dict[Hashable, int] = {}
         self._gone: dict[Hashable, int] = {}
@@ -79,25 +79,25 @@ class Redelivery(Generic[LaneT, HeldT]):
         self._timers: list[tuple[float, int, Waiting[LaneT, HeldT]]] = []
         self._held_up: deque[Waiting[LaneT, HeldT]] = deque()
         self._missing: dict[Hashable, list[Waiting[LaneT, HeldT]]] = {}
-        # What waits because of each subscriber.
+        # The deliveries that wait because of each subscriber.
         self._concerns: dict[Hashable, set[Waiting[LaneT, HeldT]]] = {}
-        # Deliveries that wait for anybody to join.
+        # Deliveries that wait for any subscriber to join.
         self._unseen: list[Waiting[LaneT, HeldT]] = []
 
-    # -- lanes ------------------------------------------------------------------------------------------------
+    # -- lanes --------------------------------------------------------------------------------------------------------
 
     def assign(self, lane: LaneT, past: Commit[LaneT] | None = None) -> None:
-        """Start a lane, from its beginning.
+        """Start a lane at its beginning.
 
         Args:
-            lane: The lane; if it is assigned already, its state is forgotten.
+            lane: The lane; if it is already assigned, its state is forgotten.
             past: Its last commit, if known.
         """
         self.revoke(lane)
         self._lanes[lane] = LaneOffsets(past)
 
     def revoke(self, lane: LaneT) -> None:
-        """Forget a lane and its open offsets, which the next reader gets."""
+        """Forget a lane and its open offsets; the lane's next reader gets them."""
         state = self._lanes.pop(lane, None)
         self._dirty.pop(lane, None)
         if state is not None:
@@ -107,7 +107,7 @@ class Redelivery(Generic[LaneT, HeldT]):
                 del self._numbers[delivery.number]
 
     def wants(self, lane: LaneT) -> bool:
-        """Return whether more of a lane may be admitted."""
+        """Return whether more offsets of a lane may be admitted."""
         state = self._lanes.get(lane)
         limits = self._limits
         return state is not None and len(state.open) < limits.max_open and self._open_bytes < limits.max_open_bytes
@@ -144,7 +144,7 @@ class Redelivery(Generic[LaneT, HeldT]):
         self._numbers[number] = None
         return delivery
 
-    # -- outcomes ---------------------------------------------------------------------------------------------
+    # -- outcomes -----------------------------------------------------------------------------------------------------
 
     def resolve(
         self,
@@ -155,14 +155,14 @@ class Redelivery(Generic[LaneT, HeldT]):
         awaited: Collection[Hashable] = (),
         accepted: bool = False,
     ) -> bool:
-        """Note how a delivery ended.
+        """Record the outcome of a delivery.
 
         Args:
-            delivery: What `admit` or `take` returned.
-            verdict: How it ended.
-            now: The time.
+            delivery: A result of `admit` or `take`.
+            verdict: The outcome.
+            now: The current time.
             bits: 32 random bits for the backoff.
-            awaited: The subscribers that failed it, or left it unread.
+            awaited: The subscribers that failed it or left it unread.
             accepted: Whether any subscriber accepted it.
 
         Returns:
@@ -186,14 +186,14 @@ class Redelivery(Generic[LaneT, HeldT]):
             self._dirty[delivery.lane] = None
             if delivery.failures > self._limits.max_redeliveries:
                 return True
-        concerns = {who for who in awaited if who not in self._gone}
+        concerns = {subscriber for subscriber in awaited if subscriber not in self._gone}
         if accepted and awaited and not concerns:
             self._finish(state, delivery)
             return False
         waiting = self._wait(delivery, verdict, now, bits, awaited)
         waiting.concerns, waiting.accepted = concerns, accepted
-        for who in concerns:
-            self._concerns.setdefault(who, set()).add(waiting)
+        for subscriber in concerns:
+            self._concerns.setdefault(subscriber, set()).add(waiting)
         return False
 
     def note_lettered(self, delivery: Delivery[LaneT, HeldT]) -> None:
@@ -230,41 +230,41 @@ class Redelivery(Generic[LaneT, HeldT]):
         if state is not None and state.read >= 0:
             self._dirty[lane] = None
 
-    # -- subscribers -------------------------------------------------------------------------------------------
+    # -- subscribers --------------------------------------------------------------------------------------------------
 
-    def note_joined(self, who: Hashable) -> None:
+    def note_joined(self, subscriber: Hashable) -> None:
         """Note that a subscriber joined, for the first time or again."""
-        if who in self._present:
+        if subscriber in self._present:
             return
         self._number += 1
         self._joined = self._number
-        self._present[who] = self._absent.pop(who, 0) or self._gone.pop(who, 0)
+        self._present[subscriber] = self._absent.pop(subscriber, 0) or self._gone.pop(subscriber, 0)
         unseen, self._unseen = self._unseen, []
         for waiting in unseen:
             waiting.anybody = False
             self._schedule(waiting)
-        self._note_found(who)
+        self._note_found(subscriber)
 
-    def note_left(self, who: Hashable) -> None:
-        """Note that a subscriber left, and may come back."""
-        if self._present.pop(who, None) is None:
+    def note_left(self, subscriber: Hashable) -> None:
+        """Note that a subscriber left and may come back."""
+        if self._present.pop(subscriber, None) is None:
             return
         self._number += 1
-        self._absent[who] = self._number
+        self._absent[subscriber] = self._number
         self._prune()
 
-    def note_gone(self, who: Hashable) -> None:
-        """Note that a subscriber left permanently; if it comes back after all, it joins as a new one."""
-        self.note_left(who)
-        number = self._absent.pop(who, 0)
+    def note_gone(self, subscriber: Hashable) -> None:
+        """Note that a subscriber left permanently. If it comes back nevertheless, it joins as a new one."""
+        self.note_left(subscriber)
+        number = self._absent.pop(subscriber, 0)
         if number:
-            self._gone[who] = number
-        for waiting in self._concerns.pop(who, ()):
-            waiting.concerns.discard(who)
+            self._gone[subscriber] = number
+        for waiting in self._concerns.pop(subscriber, ()):
+            waiting.concerns.discard(subscriber)
             if waiting.accepted and not waiting.concerns:
                 delivery = waiting.delivery
                 self._finish(self._lanes[delivery.lane], delivery)
-        self._note_found(who)
+        self._note_found(subscriber)
 
     def _prune(self) -> None:
         """Forget subscribers that left before the oldest delivery that is not done: they cannot have failed it."""
@@ -274,17 +274,17 @@ class Redelivery(Generic[LaneT, HeldT]):
             self._gone = {name: number for name, number in self._gone.items() if number > oldest}
             self._prune_above = max(64, 2 * (len(self._absent) + len(self._gone)))
 
-    def _note_found(self, who: Hashable) -> None:
-        for waiting in self._missing.pop(who, ()):
-            waiting.missing.discard(who)
+    def _note_found(self, subscriber: Hashable) -> None:
+        for waiting in self._missing.pop(subscriber, ()):
+            waiting.missing.discard(subscriber)
             self._schedule(waiting)
 
-    def _is_expected(self, who: Hashable, delivery: Delivery[LaneT, HeldT]) -> bool:
+    def _is_expected(self, subscriber: Hashable, delivery: Delivery[LaneT, HeldT]) -> bool:
         """Return whether a subscriber that failed a delivery, or left it unread, still has to come back."""
-        left = self._present.get(who)
-        return who in self._absent if left is None else left <= delivery.number
+        left = self._present.get(subscriber)
+        return subscriber in self._absent if left is None else left <= delivery.number
 
-    # -- redeliveries -----------------------------------------------------------------------------------------
+    # -- redeliveries -------------------------------------------------------------------------------------------------
 
     def _wait(
         self,
@@ -296,9 +296,9 @@ class Redelivery(Generic[LaneT, HeldT]):
     ) -> Waiting[LaneT, HeldT]:
         delay = self._limits.backoff.compute_delay(delivery.unread or delivery.failures, bits)
         waiting = delivery.waiting = Waiting(delivery, now + delay, now + self._limits.wait_seconds)
-        waiting.missing = {who for who in awaited if self._is_expected(who, delivery)}
-        for who in waiting.missing:
-            self._missing.setdefault(who, []).append(waiting)
+        waiting.missing = {subscriber for subscriber in awaited if self._is_expected(subscriber, delivery)}
+        for subscriber in waiting.missing:
+            self._missing.setdefault(subscriber, []).append(waiting)
         if verdict is RedeliveryVerdict.UNSEEN and self._joined <= delivery.number:
             waiting.anybody = True
             self._unseen.append(waiting)
@@ -310,11 +310,11 @@ class Redelivery(Generic[LaneT, HeldT]):
 
     def _stop_waiting(self, delivery: Delivery[LaneT, HeldT]) -> None:
         if delivery.waiting is not None:
-            for who in delivery.waiting.concerns:
-                concerned = self._concerns[who]
+            for subscriber in delivery.waiting.concerns:
+                concerned = self._concerns[subscriber]
                 concerned.discard(delivery.waiting)
                 if not concerned:
-                    del self._concerns[who]
+                    del self._concerns[subscriber]
             delivery.waiting = None
 
     def _schedule(self, waiting: Waiting[LaneT, HeldT]) -> None:
@@ -327,7 +327,7 @@ class Redelivery(Generic[LaneT, HeldT]):
         return state is not None and state.open.get(delivery.offset) is delivery
 
     def take(self, now: float, limit: int = 100) -> list[Delivery[LaneT, HeldT]]:
-        """Take what is to be redelivered now; each is a new delivery of its offset."""
+        """Take the offsets to redeliver now; each becomes a new delivery."""
         found: list[Delivery[LaneT, HeldT]] = []
         while self._timers and self._timers[0][0] <= now and len(found) < limit:
             waiting = heapq.heappop(self._timers)[2]
@@ -340,7 +340,7 @@ class Redelivery(Generic[LaneT, HeldT]):
         return found
 
     def find_overdue(self, now: float) -> Overdue[LaneT, HeldT] | None:
-        """Return an offset whose subscribers did not come back in time; None if there is none."""
+        """Return an offset whose subscribers did not come back in time, or None."""
         first = self._find_first_held_up()
         if first is None or now < first.deadline:
             return None
@@ -362,7 +362,7 @@ class Redelivery(Generic[LaneT, HeldT]):
 
     @property
     def open(self) -> int:
-        """How many offsets are admitted and not done, including those that wait."""
+        """The number of offsets that are admitted and not done, including those that wait."""
         return len(self._numbers)
 
     def __contains__(self, lane: object) -> bool:

@@ -18,11 +18,12 @@ class RedeliveryLimits:
     """The limits of redelivery.
 
     Attributes:
-        max_redeliveries: Deliveries after the first one; if the last one fails, the offset is dead-lettered.
+        max_redeliveries: The number of deliveries after the first one; if the last one fails, the offset is
+            dead-lettered.
         backoff: How long an offset waits after each failure, and each time it was left unread.
         wait_seconds: How long subscribers that failed an offset, or left it unread, may take to come back.
-        max_open: How many admitted offsets of one lane may be open.
-        max_open_bytes: How many bytes the open offsets of all lanes may have together.
+        max_open: The number of open offsets per lane.
+        max_open_bytes: The total size of the open offsets of all lanes.
     """
 
     max_redeliveries: int = 5
@@ -33,7 +34,7 @@ class RedeliveryLimits:
 
 
 class RedeliveryVerdict(enum.Enum):
-    """How a delivery ended.
+    """The outcome of a delivery.
 
     Attributes:
         CLEAN: All subscribers accepted it, and there was at least one.
@@ -54,9 +55,9 @@ def judge_outcome(acked: int, failed: int, rejected: int, unread: int = 0) -> Re
     """Return the verdict on an event; a reject outweighs a failure, which outweighs the rest.
 
     Args:
-        acked: How many subscribers accepted it.
-        failed: How many failed it, including those that never read it.
-        rejected: How many rejected it permanently.
+        acked: The number of subscribers that accepted it.
+        failed: The number that failed it, including those that never read it.
+        rejected: The number that rejected it permanently.
         unread: How many of the failed are known never to have read it.
 
     Example:
@@ -81,18 +82,18 @@ class Skip(enum.Enum):
 
 
 class Delivery(Generic[LaneT, HeldT]):
-    """One offset on its way to the subscribers. Only `Redelivery` creates and changes it.
+    """One delivery of an offset to the subscribers. Only `Redelivery` creates and changes it.
 
     Attributes:
-        lane: Its lane.
-        offset: Its offset in the lane.
-        held: What the subscribers get.
+        lane: The lane of the offset.
+        offset: The offset.
+        held: The payload for the subscribers.
         size_bytes: Its share of the budget.
         number: Rises with every delivery, redeliveries included.
-        failures: How often the offset has failed before.
-        unread: How often in a row it was left unread without a failure.
-        resolved: Whether it has ended.
-        waiting: How it waits to be redelivered, if it does.
+        failures: How many times the offset has failed before.
+        unread: How many times in a row it was left unread without a failure.
+        resolved: Whether the delivery has an outcome.
+        waiting: The state of its wait for redelivery, if it waits.
     """
 
     __slots__ = ("failures", "held", "lane", "number", "offset", "resolved", "size_bytes", "unread", "waiting")
@@ -146,13 +147,13 @@ class Waiting(Generic[LaneT, HeldT]):
 
 @dataclass(frozen=True, slots=True)
 class Commit(Generic[LaneT]):
-    """What to commit for a lane.
+    """The commit of a lane.
 
     Attributes:
         lane: The lane.
         floor: The first offset that is not done.
-        clean: The offsets above it that are done, as [start, end), in order.
-        failures: How often offsets from the floor on have failed.
+        clean: The offsets above the floor that are done, as [start, end), in order.
+        failures: How many times offsets from the floor on have failed.
     """
 
     lane: LaneT
@@ -163,7 +164,7 @@ class Commit(Generic[LaneT]):
 
 @dataclass(frozen=True, slots=True)
 class Overdue(Generic[LaneT, HeldT]):
-    """An offset that cannot be redelivered: `missing` did not come back; if empty, no subscriber came at all."""
+    """An offset that cannot be redelivered: `missing` did not come back; if it is empty, no subscriber came at all."""
 
     delivery: Delivery[LaneT, HeldT]
     missing: frozenset[Hashable]

@@ -1,7 +1,7 @@
-"""The seats of a shared stream: places kept for members that are away, and until when.
+"""The seats of a shared stream, which are kept for members that are away.
 
-A seat is a member like any other, but does not read: what is published waits for it. It is exempt from the limits on
-how much a member may leave unread and how long it may hold an event, and so is a member that comes back to it, until it
+A seat is a member like any other, but does not read: new events wait for it. It is exempt from the limits on how much a
+member may leave unread and how long it may hold an event. A member that comes back to its seat stays exempt until it
 has caught up; from then on the ack timeout counts from its return.
 
 Invariants: a seat ends when its time is over, or when seats alone have kept the group full for too long, and not
@@ -51,7 +51,7 @@ class Seats:
         return dict(self._until)
 
     def keep(self, member: AnyMember, until: float) -> None:
-        """Turn a member into a seat, or keep the seat for longer."""
+        """Turn a member into a seat, or extend its seat."""
         if not self._until:
             self._alone_since = None
         self._until[member] = until
@@ -62,7 +62,7 @@ class Seats:
         Args:
             member: The seat.
             end: The position after the last event that waits for it.
-            now: The time.
+            now: The current time.
 
         Returns:
             Whether it has to catch up first.
@@ -103,8 +103,8 @@ class Seats:
         """Return the seats that end now, and why.
 
         Args:
-            now: The time.
-            alone: Whether the group is full, and waits only for seats.
+            now: The current time.
+            alone: Whether the group is full and waits only for seats.
         """
         ended = [(member, Cause.SEAT_TIMEOUT) for member, until in self._until.items() if until <= now]
         return ended or [(member, Cause.SEAT_FULL) for member in self._find_overfull(now, alone=alone)]

@@ -1,10 +1,10 @@
 """Finds partitions of a consumer group that have been without an owner for too long.
 
-A cooperative rebalance has two rounds: in the first, a member gives partitions up; in the second they are given to
-another. A member that dies in between is replaced under its static id without a second round: the group counts as
-stable, and those partitions are not read until the group changes. Nothing is lost, but they make no progress.
+A cooperative rebalance has two rounds: in the first, members give partitions up; in the second, other members get them.
+A member that dies in between is replaced under its static id without a second round: the group counts as stable, and
+those partitions are not read until the group changes. Nothing is lost, but they make no progress.
 
-Invariants: a partition is reported only if every check found it without an owner for `patience_seconds`, so that a
+Invariants: a partition is reported only if every check for `patience_seconds` found it without an owner, so that a
 member that needs time to finish its work between the two rounds is not disturbed; it is not reported again before the
 same time has passed once more.
 """
@@ -15,7 +15,7 @@ from collections.abc import Set
 
 
 class OwnerWatch:
-    """Watches one topic of one group; all times are seconds of one monotonic clock.
+    """Watches one topic of one group. All times are seconds of one monotonic clock.
 
     Args:
         patience_seconds: How long a partition may be without an owner.
@@ -28,15 +28,15 @@ class OwnerWatch:
 
     def __init__(self, patience_seconds: float) -> None:
         self._patience = patience_seconds
-        #: The partitions that were named, and have had no owner since.
+        #: The partitions that were reported and have had no owner since.
         self.orphans: list[int] = []
         self._since: dict[int, float] = {}
 
     def check(self, now: float, settled: bool, partitions: Set[int], owned: Set[int]) -> list[int]:
-        """Process the state of the group; return the orphaned partitions, for which it has to rebalance.
+        """Check the state of the group; return the orphaned partitions, for which the group has to rebalance.
 
         Args:
-            now: The time.
+            now: The current time.
             settled: Whether the group has members and is not rebalancing.
             partitions: All partitions of the topic.
             owned: The partitions that a member owns.

@@ -1,8 +1,8 @@
-"""What users have paused, and until when.
+"""The pauses that users have requested, and when they end.
 
-A pause is of all partitions or of one, and always ends by itself. Invariants: a partition is paused as long as a pause
-of it, or of all, has not ended; a further pause of the same takes the place of the one before; each pause ends once.
-All times are seconds of one monotonic clock, so that a clock that is set back changes nothing.
+A pause covers all partitions or one, and always ends by itself. Invariants: a partition is paused as long as a pause of
+it, or of all partitions, has not ended; a later pause of the same partitions replaces the earlier one; each pause ends
+once. All times are seconds of one monotonic clock, so that setting the system clock back changes nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 #: The longest pause; to wait longer, stop the pipeline.
 MAX_PAUSE_SECONDS = 7 * 86_400.0
-#: The shortest one: an engine takes a moment to hear of it.
+#: The shortest pause: engines take a moment to learn of it.
 MIN_PAUSE_SECONDS = 1.0
 
 
@@ -20,9 +20,9 @@ class Pause:
     """A pause.
 
     Attributes:
-        partition: Of which partition; None: of all.
-        until: When it ends.
-        by: Who asked for it.
+        partition: The paused partition; None: all partitions.
+        until: When the pause ends.
+        by: The user who requested it.
     """
 
     partition: int | None
@@ -38,7 +38,7 @@ class Pauses:
 
     @property
     def all(self) -> list[Pause]:
-        """All pauses, that of all partitions first."""
+        """All pauses; a pause of all partitions comes first."""
         return sorted(self._pauses.values(), key=lambda pause: -1 if pause.partition is None else pause.partition)
 
     @property
@@ -48,7 +48,7 @@ class Pauses:
 
     @property
     def partitions(self) -> list[int]:
-        """The partitions that are paused by themselves."""
+        """The partitions that are paused individually."""
         return sorted(partition for partition in self._pauses if partition is not None)
 
     @property
@@ -57,11 +57,11 @@ class Pauses:
         return min((pause.until for pause in self._pauses.values()), default=None)
 
     def pause(self, pause: Pause) -> None:
-        """Begin a pause, or change when it ends."""
+        """Start a pause, or change when it ends."""
         self._pauses[pause.partition] = pause
 
     def resume(self, partition: int | None) -> list[Pause]:
-        """End the pause of a partition, or of all and of each; return those that ended.
+        """End the pause of a partition, or all pauses if it is None; return those that ended.
 
         Example:
             >>> pauses = Pauses()

@@ -1,30 +1,31 @@
-"""When saved code is loaded, and when engines are replaced by ones that run it: `tidemill run --dev`.
+"""Reloading for `tidemill run --dev`: when saved code is loaded, and when engines with the new code replace the old
+ones.
 
 Theory of operation. Code is identified by a fingerprint of its files. After a save that changes the fingerprint, the
 code is loaded (imported, `on_startup` run, packed). Only code that loads replaces the running code: the engines drain
 and commit, and when all have ended, engines with the new code start. Until all of those are ready, the new code is on
-trial: if its engines end before that, the code that ran last starts again. A save during a load makes its result
-obsolete; a save during a drain replaces what will start after it.
+trial: if its engines end before that, the previous code starts again. A save during a load makes the result of the load
+obsolete; a save during a drain replaces the code that will start after it.
 
 Invariants:
 - At most one load and one drain are under way.
-- Engines start only when those before them have ended, and never after a stop was requested.
-- Code that does not load, or is the code that already runs, never causes a drain.
-- The end of engines that nobody asked for ends the run, unless their code was on trial.
+- Engines start only when the previous ones have ended, and never after a stop was requested.
+- Code that does not load, or that already runs, never causes a drain.
+- If engines end without a request, the run ends, unless their code was on trial.
 
-The shell feeds what happens, in order, and carries out the effects, in order.
+The shell feeds the inputs in order, and carries out the effects in order.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# -- inputs ---------------------------------------------------------------------------------------------------
+# -- inputs -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The files have been saved; `code` is their fingerprint."""
+    """Files were saved; `code` is their fingerprint."""
 
     code: str
 
@@ -51,8 +52,8 @@ class EnginesEnded:
     """All engines have ended.
 
     Attributes:
-        error: What went wrong; None if they drained.
-        final: No other engine may take their place, whatever code it runs.
+        error: The error; None if they drained.
+        final: Whether no other engines may replace them, whatever code they run.
     """
 
     error: str | None = None
@@ -67,7 +68,7 @@ class StopRequested:
 Input = Saved | Loaded | LoadFailed | EnginesReady | EnginesEnded | StopRequested
 
 
-# -- effects --------------------------------------------------------------------------------------------------
+# -- effects ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +80,12 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class DrainEngines:
-    """Have all engines drain and commit; `EnginesEnded` must follow."""
+    """Let all engines drain and commit; `EnginesEnded` must follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartEngines:
-    """Start engines with this code, which was loaded before."""
+    """Start engines with this code, which is already loaded."""
 
     code: str
 
@@ -96,7 +97,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Say this to the user; a warning if something is wrong."""
+    """Show this to the user, as a warning if there is an error."""
 
     text: str
     error: str | None = None
@@ -114,9 +115,9 @@ class Reload:
 
     def __init__(self, code: str) -> None:
         self._running = code
-        #: The code that the engines ran before the running one, while that is on trial.
+        #: The code that ran before the current one, while the current one is on trial.
         self._last_good: str | None = None
-        #: What the newest save left; "" once that could not be loaded.
+        #: The fingerprint of the newest save; "" if that code could not be loaded.
         self._saved = code
         self._loading: str | None = None
         #: Code that was loaded and starts when the engines have ended.
@@ -126,12 +127,12 @@ class Reload:
 
     @property
     def needed(self) -> frozenset[str]:
-        """The codes that may still have to be started; the shell can forget all others."""
+        """The code that may still have to be started; the shell can forget all other code."""
         codes = {self._running, self._last_good, self._next, self._loading}
         return frozenset(code for code in codes if code is not None)
 
     def feed(self, event: Input) -> list[Effect]:
-        """Take one input and return what to do about it, in order."""
+        """Process one input and return the effects, in order."""
         match event:
             case Saved(code):
                 return self._on_saved(code)
@@ -155,11 +156,11 @@ class Reload:
         return [] if self._loading is not None else self._load()
 
     def _load(self) -> list[Effect]:
-        """Load what was saved last, unless it is what runs or will run."""
+        """Load the code that was saved last, unless it runs already or will run next."""
         if self._saved == (self._next or self._running):
             return [Tell("the files match the running code again; nothing is reloaded")]
         if self._draining and self._saved == self._running:
-            # It was loaded once, and it is still kept.
+            # It was loaded before and is still available.
             self._next = self._running
             return [Tell("the files are again those of the running code; its engines are restarted")]
         self._loading = self._saved
@@ -183,9 +184,9 @@ class Reload:
             return []
         if code != self._saved:
             return self._load()
-        self._saved = ""  # what failed may work the next time, so any save has it loaded again
-        kept = "the code that was saved before" if self._next is not None else "the running code"
-        return [Tell(f"the saved code cannot be loaded; {kept} continues", error)]
+        self._saved = ""  # any save loads it again: it may load the next time
+        kept = "the previously saved code" if self._next is not None else "the running code"
+        return [Tell(f"the saved code cannot be loaded; {kept} stays in use", error)]
 
     def _on_ready(self) -> list[Effect]:
         if self._draining or self._last_good is None:
@@ -203,7 +204,7 @@ class Reload:
             return self._start(self._next)
         if self._last_good is not None:
             good, self._last_good = self._last_good, None
-            said = "the engines with the new code ended; the code before it continues"
+            said = "the engines with the new code have ended; the previous code starts again"
             return [Tell(said, ended.error), *self._start(good)]
         return [Finish()]
 

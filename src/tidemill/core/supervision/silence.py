@@ -1,9 +1,9 @@
-"""Which engines of a bounded run have fallen silent, and when a part of the run has hung too often.
+"""Finds the engines of a bounded run that have fallen silent, and the parts of the run that have hung too often.
 
-A hanging engine is killed, and Spark runs its part again; without a limit that could repeat for ever.
+A hanging engine is killed, and Spark runs its part again; without a limit this could repeat for ever.
 
 Invariants, each a property test:
-1. An engine is reported once, and only if nothing was heard from it for `silent_seconds` while ticks came on time.
+1. An engine is reported once, and only if it was silent for `silent_seconds` while ticks came on time.
 2. The engine of a part is killed fewer than `max_hangs` times before the run is given up.
 """
 
@@ -17,9 +17,9 @@ class Hung:
     """An engine that was silent for too long.
 
     Attributes:
-        link: Its link.
-        part: Its part of the run.
-        times: How often engines of this part have hung, including this one.
+        link: The engine's link.
+        part: The engine's part of the run.
+        times: How many engines of this part have hung, including this one.
         give_up: Whether the limit is reached.
     """
 
@@ -30,13 +30,13 @@ class Hung:
 
 
 class SilenceWatch:
-    """Notes the heartbeats of engines, and returns at each tick the engines that hang.
+    """Records the heartbeats of engines and reports the engines that hang at each tick.
 
     Args:
-        silent_seconds: An engine that is silent for this long counts as hanging.
-        tick_seconds: How often ticks should come. If one is late by more than that, no engine is blamed: the driver
+        silent_seconds: The silence after which an engine counts as hanging.
+        tick_seconds: The interval between ticks. If a tick is late by more than that, no engine is blamed: the driver
             itself was not running, and heartbeats that arrived meanwhile are still unread.
-        max_hangs: After this many hangs of one part the run is given up.
+        max_hangs: The number of hangs of one part after which the run is given up.
     """
 
     def __init__(self, silent_seconds: float = 15.0, tick_seconds: float = 1.0, max_hangs: int = 4) -> None:
@@ -49,17 +49,16 @@ class SilenceWatch:
         self._ticked: float | None = None
 
     def note_joined(self, link: int, part: int, now: float) -> None:
-        """Note a new engine."""
+        """Start watching a new engine."""
         self._parts[link] = part
         self._heard[link] = now
 
     def note_heartbeat(self, link: int, now: float) -> None:
-        """Note a heartbeat."""
         if link in self._heard:
             self._heard[link] = now
 
     def note_left(self, link: int) -> None:
-        """Note that an engine is gone."""
+        """Stop watching an engine that has ended."""
         self._parts.pop(link, None)
         self._heard.pop(link, None)
 

@@ -3,17 +3,16 @@
 Theory of operation. A submitted job carries a job token. Its engine connects to the driver (a link) and says hello with
 that token; the link numbers engines with run tokens. Spark may start the task of a job a second time: then a second
 engine connects with the same job token, and the newest wins. An engine with an older token of either kind is refused
-and has to stop. That a job is running says nothing about its engine, since it may wait for a core: only the link
-tells.
+and has to stop. A running job says nothing about its engine, which may wait for a core: only the link tells.
 
 Invariants:
 - At most one job has not ended; a new one is submitted only once every link of this slot is closed.
 - The run tokens of admitted engines never fall.
 - A finished slot submits nothing and admits no engine; it finishes once.
-- A pause of the supervising process is not held against an engine: a late tick means that this process was stopped, or
-  its host starved, and the slot's clock stood still meanwhile.
-- Nothing is submitted after a fencing or a configuration error, nor after a failure that an engine reported before the
-  first `Ready`, nor after several engines in a row crashed before it.
+- A pause of the supervising process is not held against an engine: a late tick means that this process was suspended,
+  or its host was overloaded, so the slot's clock is stopped for that time.
+- Nothing is submitted after a fencing or configuration error, after a failure that an engine reported before the first
+  `Ready`, or after several engines in a row crashed before the first `Ready`.
 
 The shell feeds inputs in the order in which they occur, carries out the effects in order, and feeds `Tick` at `due`.
 """
@@ -50,15 +49,15 @@ class Slot:
     """One slot of a pipeline.
 
     Args:
-        number: Its number, for messages.
-        limits: Its times.
+        number: The number of the slot, for messages.
+        limits: The times of the slot.
     """
 
     def __init__(self, number: int, limits: SlotLimits | None = None) -> None:
         self.number = number
         self._limits = limits or SlotLimits()
         self._last_job = 0
-        #: When to submit a job; None: one is running, or none is needed.
+        #: When to submit a job; None: a job is running, or none is needed.
         self._start_at: float | None = None
         #: The job that has not ended, and the state of its newest engine.
         self._job: int | None = None
@@ -71,25 +70,25 @@ class Slot:
         self._cancelled_why = ""
         #: The run tokens whose links are open, whether admitted or refused.
         self._open: set[int] = set()
-        #: Since when no engine has been connected, and when that was last reported.
+        #: When the slot lost its last engine, and when the missing engine was last reported.
         self._alone_since = 0.0
         self._reported_at = 0.0
         self._failures = 0
         self._was_ready = False
         self._had_engine = False
         self._drained_at: float | None = None
-        #: When a user asked for a restart of the engine.
+        #: When a user requested a restart of the engine.
         self._restarted_at: float | None = None
         self._finished = False
-        #: How long this process has not been running, in total; all other times are by a clock that paused with it.
+        #: The total time for which this process was suspended. All other times are by a clock that stopped meanwhile.
         self._stood_seconds = 0.0
         self._fed_at = 0.0
 
     def renew(self, limits: SlotLimits) -> Slot:
-        """Return a slot that takes this one's place, once this one is finished, to run other code.
+        """Return a slot that replaces this one, once this one is finished, to run other code.
 
-        It has seen no failures, but goes on counting, so that engines of this one are refused; and it submits nothing
-        before their links are closed.
+        The new slot has seen no failures, but continues the numbering, so that engines of the old one are refused. It
+        submits nothing before their links are closed.
         """
         new = Slot(self.number, limits)
         new._last_job = self._last_job
@@ -99,7 +98,6 @@ class Slot:
 
     @property
     def state(self) -> SlotState:
-        """What the slot is doing."""
         if self._finished:
             return SlotState.FINISHED
         if self._job is None:
@@ -112,7 +110,7 @@ class Slot:
 
     @property
     def run_token(self) -> int | None:
-        """The run token of the admitted engine; None without one."""
+        """The run token of the admitted engine, or None."""
         return self._run
 
     @property
@@ -126,7 +124,7 @@ class Slot:
         return min(times) + self._stood_seconds if times else None
 
     def _list_times(self) -> list[float]:
-        """Return when something is due, by the clock that paused with this process."""
+        """Return the times at which a step is due, by the clock that stopped with this process."""
         if self._finished or (self._job is None and self._start_at is None):
             return []
         limits = self._limits
@@ -148,21 +146,21 @@ class Slot:
         return times
 
     def feed(self, event: Input, now: float) -> list[Effect]:
-        """Process one input and return what to do about it, in order.
+        """Process one input and return the effects, in order.
 
         Args:
-            event: What happened.
+            event: The input.
             now: Seconds of a monotonic clock.
         """
         times, due = self._list_times(), self.due
         if due is not None and now > due + self._limits.late_seconds:
             self._stood_seconds += now - due
             if self._connected:
-                # The engine may have been stopped as well, and needs time until its next heartbeat.
+                # The engine may have been suspended as well, and needs time until its next heartbeat.
                 self._heard_at = now - self._stood_seconds
         self._fed_at = now - self._stood_seconds
         if due is not None and due <= now <= due + self._limits.late_seconds:
-            # A rounding error must not miss what is due: the next tick would be due at once, again and again.
+            # A rounding error must not miss a due step: the next tick would be due at once, again and again.
             self._fed_at = max(self._fed_at, *(time for time in times if time + self._stood_seconds <= now))
         return self._process(event, self._fed_at)
 
@@ -191,10 +189,10 @@ class Slot:
             case Tick():  # pragma: no branch - mypy proves that no other case is left
                 return self._tick(now)
 
-    # -- inputs ------------------------------------------------------------------------------------------------
+    # -- inputs -------------------------------------------------------------------------------------------------------
 
     def _process_finished(self, event: Input) -> list[Effect]:
-        """Only follow which links are open: a slot that takes this one's place waits for their end."""
+        """Track only the open links: the slot that replaces this one waits until they are closed."""
         match event:
             case Hello(_, run_token):
                 self._open.add(run_token)
@@ -282,13 +280,14 @@ class Slot:
         if self._job is None:
             return self._finish(ending, None)
         if self._run is None:
-            # The job waits for a core, or its engine is starting: it cannot have subscribed, and its hello is refused.
+            # The job waits for a core, or its engine is starting. It cannot have subscribed, and its hello will be
+            # refused.
             return [CancelJob(self._job), *self._finish(ending, None)]
         return [Drain(self._run)] if self._connected else []  # an engine that reconnects gets it with its hello
 
     def _restart(self, now: float) -> list[Effect]:
         if self._run is None or self.state is not SlotState.RUNNING or self._drained_at is not None:
-            return []  # no engine runs, the next one is starting already, or none will start
+            return []  # no engine runs, the next one is already starting, or none will start
         self._restarted_at = now
         return [Drain(self._run, keep_place=True)]
 
@@ -308,7 +307,7 @@ class Slot:
                 )
                 effects += [CancelJob(self._job), Report(ReportKind.CANCELLED, text)]
         elif self._restarted_at is not None and now >= self._restarted_at + limits.drain_seconds:
-            why = f"an engine that did not end within {limits.drain_seconds:g} s after it was told to restart"
+            why = f"an engine that did not end within {limits.drain_seconds:g} s after the request to restart"
             assert self._run is not None
             effects += [Kill(self._run), *self._cancel(self._job, ReportKind.CANCELLED, why, now)]
         elif self._connected:
@@ -320,7 +319,7 @@ class Slot:
             effects += self._cancel(self._job, ReportKind.LINK_LOST, why, now)
         return effects + self._report_alone(now)
 
-    # -- steps -------------------------------------------------------------------------------------------------
+    # -- steps --------------------------------------------------------------------------------------------------------
 
     def _submit(self, now: float) -> SubmitJob:
         self._last_job += 1
@@ -335,8 +334,8 @@ class Slot:
         return [CancelJob(job), Report(kind, self._format(f"has {why}; it is considered dead and replaced"))]
 
     def _kill(self, job: int) -> list[Effect]:
-        """Stop waiting for an engine that was told to drain: a stop has one deadline."""
-        why = f"an engine that did not end within {self._limits.drain_seconds:g} s after it was told to drain"
+        """Stop waiting for an engine that was asked to drain: a stop has one deadline."""
+        why = f"an engine that did not end within {self._limits.drain_seconds:g} s after the request to drain"
         kill = [Kill(self._run)] if self._run is not None else []
         report = Report(ReportKind.CANCELLED, self._format(f"has {why}; it is killed"))
         return [*kill, CancelJob(job), report, *self._finish(Ending.OVERDUE, why)]

@@ -1,4 +1,4 @@
-"""The inputs and effects of `core.supervision.slot`. Values only."""
+"""The inputs and effects of `core.supervision.slot`: values only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Ending(enum.StrEnum):
     """Why an engine ended, or why a slot is finished."""
 
-    #: As requested: it stopped fetching, finished its messages, committed, and left the group.
+    #: It did as requested: it stopped fetching, finished its messages, committed, and left the group.
     DRAINED = "drained"
     #: Another process took its place in the group.
     FENCED = "fenced"
@@ -19,13 +19,13 @@ class Ending(enum.StrEnum):
     FAILED = "failed"
     #: It ended without a summary, or its job was cancelled.
     CRASHED = "crashed"
-    #: Of slots only: it did not drain in time and was killed.
+    #: Only of slots: the engine did not drain in time and was killed.
     OVERDUE = "overdue"
-    #: Of slots only: no engine ran when the drain was requested, but one had, and it did not leave the group.
+    #: Only of slots: no engine ran when the drain was requested, but an earlier one had not left the group.
     ABSENT = "absent"
 
 
-# -- inputs ---------------------------------------------------------------------------------------------------
+# -- inputs -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Hello:
 
     Attributes:
         job_token: The token of its job.
-        run_token: Its number in this slot, assigned at its first hello: it rises with every engine, and an engine that
+        run_token: Its number in this slot, assigned at its first hello. It rises with every engine; an engine that
             reconnects keeps its own.
     """
 
@@ -56,7 +56,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A message came from the engine."""
+    """A message arrived from the engine."""
 
     run_token: int
 
@@ -84,7 +84,7 @@ class DrainRequested:
 
 @dataclass(frozen=True, slots=True)
 class RestartRequested:
-    """A user wants another engine in the place of this one, which is to drain first."""
+    """A user wants another engine to replace this one, which has to drain first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +95,12 @@ class Tick:
 Input = Start | Hello | Ready | Heartbeat | LinkClosed | JobEnded | DrainRequested | RestartRequested | Tick
 
 
-# -- effects --------------------------------------------------------------------------------------------------
+# -- effects ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitJob:
-    """Submit the slot's job, with this token in it; `JobEnded` must follow at some point."""
+    """Submit the slot's job with this token in it; `JobEnded` must follow eventually."""
 
     job_token: int
 
@@ -132,8 +132,9 @@ class Drain:
     """Send this engine the request to drain.
 
     Attributes:
-        run_token: Which engine.
-        keep_place: Whether it stays a member of the group, since another engine of the slot takes its partitions over.
+        run_token: The engine.
+        keep_place: Whether it stays a member of the group, because another engine of the slot takes over its
+            partitions.
     """
 
     run_token: int
@@ -148,7 +149,7 @@ class Kill:
 
 
 class ReportKind(enum.StrEnum):
-    """What a report is about."""
+    """The subject of a report."""
 
     NO_HELLO = "no_hello"
     SILENT = "silent"
@@ -168,7 +169,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The slot is finished; no engine of it runs again."""
+    """The slot is finished; it never runs another engine."""
 
     ending: Ending
     error: str | None = None

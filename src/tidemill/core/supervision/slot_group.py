@@ -1,14 +1,14 @@
-"""All slots of a pipeline: which may begin, and what the end of one means for the others.
+"""All slots of a pipeline: when each may begin, and how the end of one affects the others.
 
-At the first start slot 0 finishes `on_ready` before the others begin theirs, so that migrations do not race. Then all
+At the first start, slot 0 finishes `on_ready` before the others begin theirs, so that migrations do not race. Then all
 subscribe together, and none takes a message before all have partitions: the first member of the group gets all
 partitions, and would have to finish the messages it took before it could hand over a share. Slow slots are waited for
-until `HOLD_SECONDS` after slot 0 was ready. Later starts are not delayed. The pipeline runs until a drain is requested
-or until one slot finishes for a reason of its own: then the others are drained, and the pipeline ends for that reason.
+until `HOLD_SECONDS` after slot 0 was ready. Later starts are not delayed. The pipeline runs until a drain is requested,
+or until a slot finishes by itself: then the others are drained, and the pipeline ends for the same reason.
 
-Invariants: no slot other than 0 begins before an engine of slot 0 was ready; none begins or continues after a drain
-was requested; `Consume` occurs at most once, and engines are held until then and never again; `RunFinished` occurs
-once, after the last slot has finished.
+Invariants: no slot other than 0 begins before an engine of slot 0 was ready; none begins or continues after a drain was
+requested; `Consume` occurs at most once, and engines are held until then and never again; `RunFinished` occurs once,
+after the last slot has finished.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RunFinished:
 
     Attributes:
         ending: `DRAINED` if no slot failed, else the ending of the slot that failed first.
-        slot: That slot.
+        slot: The slot that failed first.
         error: Its error.
     """
 
@@ -61,7 +61,7 @@ class RunFinished:
 
 Effect = Begin | Go | Consume | DrainSlot | RunFinished
 
-#: How long after slot 0 was ready the engines of the first start wait for each other.
+#: How long after slot 0 is ready the engines of the first start wait for each other.
 HOLD_SECONDS = 5.0
 
 #: The endings of a slot that stopped as requested.
@@ -72,8 +72,10 @@ class SlotGroup:
     """The slots of one pipeline.
 
     Args:
-        slots: How many slots there are, at least 1.
-        partitions: How many partitions the topic has, and so how many slots can have one; None: as many as slots.
+        slots: The number of slots, at least 1.
+        partitions: The number of partitions of the topic, which bounds the number of slots that can own one; None: as
+            many
+            as slots.
     """
 
     def __init__(self, slots: int, partitions: int | None = None) -> None:
@@ -86,14 +88,14 @@ class SlotGroup:
         self._held: set[int] | None = set()
         self._owners: set[int] = set()
         self._holding = slots > 1
-        #: When engines are released at the latest; None before slot 0 was ready.
+        #: The latest time at which engines are released; None until slot 0 is ready.
         self._release_at: float | None = None
         self._draining = False
         self._failure: RunFinished | None = None
 
     @property
     def holding(self) -> bool:
-        """Whether engines take no messages yet; meaningless for engines that drain."""
+        """Whether engines do not take messages yet; meaningless for engines that drain."""
         return self._holding
 
     @property
@@ -116,10 +118,10 @@ class SlotGroup:
         return []
 
     def note_ready(self, slot: int, now: float) -> list[Effect]:
-        """Note that an engine of a slot finished `on_ready`; once that of slot 0 has, the others may begin.
+        """Note that an engine finished `on_ready`; after the one of slot 0, the other slots may begin.
 
         Args:
-            slot: The slot's number.
+            slot: The slot of the engine.
             now: Seconds of a monotonic clock.
         """
         if self._draining:
@@ -142,7 +144,7 @@ class SlotGroup:
         return self._let_consume() if len(self._owners) >= self._expected_owners else []
 
     def tick(self, now: float) -> list[Effect]:
-        """Stop waiting for slow slots if their time is over."""
+        """Stop waiting for slow slots once their time is over."""
         if self.due is None or now < self.due:
             return []
         return self._let_subscribe() + self._let_consume()
@@ -156,7 +158,7 @@ class SlotGroup:
         return [Consume()]
 
     def note_finished(self, slot: int, ending: Ending, error: str | None = None) -> list[Effect]:
-        """Note that a slot is finished; a repetition changes nothing."""
+        """Note that a slot is finished; repetitions change nothing."""
         if slot not in self._unfinished:
             return []
         self._unfinished.remove(slot)
@@ -168,7 +170,7 @@ class SlotGroup:
         return effects
 
     def drain(self) -> list[Effect]:
-        """Stop the pipeline; a repetition changes nothing."""
+        """Stop the pipeline; repetitions change nothing."""
         if self._draining:
             return []
         self._draining = True

@@ -27,14 +27,14 @@ class SlotLimits:
 
     Attributes:
         backoff: The delays between restarts; used without jitter, because slots do not compete.
-        healthy_seconds: An engine that was ready for this long resets the backoff.
-        hello_seconds: A slot without a connected engine is reported each time this long has passed.
-        silent_seconds: An engine that is silent for this long is considered dead.
+        healthy_seconds: How long an engine must have been ready to reset the backoff.
+        hello_seconds: The interval at which a slot without a connected engine is reported.
+        silent_seconds: The silence after which an engine is considered dead.
         lost_seconds: An engine that cannot reconnect stops by itself within 10 s plus the drain timeout; one that has
             not stopped after this time is considered dead.
-        first_crashes: After this many engines that died before any was ready, the slot is given up.
-        look_seconds: The longest time between two ticks while the slot waits for something.
-        drain_seconds: An engine that has not ended this long after the request to drain is killed.
+        first_crashes: The number of engines that may die before any is ready; then the slot is given up.
+        look_seconds: The longest time between two ticks while the slot waits.
+        drain_seconds: How long an engine may take to end after the request to drain; then it is killed.
         late_seconds: A tick that is later than this means that this process was not running.
     """
 

@@ -1,16 +1,17 @@
-"""Which stalls of engines are logged: those that last, once, and again at intervals while they persist.
+"""Decides which stalls of engines are logged: a stall that lasts is logged once, and again at intervals while it
+persists.
 
-A status line shows every stall; where there is no status line, in a service or a container, the log has to say why a
-partition makes no progress.
+A status line shows every stall. Without one, in a service or a container, the log has to say why a partition makes no
+progress.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-#: A stall is reported once it has lasted this long.
+#: The duration after which a stall is reported.
 FIRST_SECONDS = 5.0
-#: One that persists is reported again after this long.
+#: The interval at which a persisting stall is reported again.
 AGAIN_SECONDS = 60.0
 
 
@@ -29,11 +30,11 @@ class Stalls:
         self._due: dict[int, dict[str, float]] = {}
 
     def feed(self, engine: int, stalled: Mapping[str, str], now: float) -> list[tuple[str, str]]:
-        """Process the stalls of an engine, and return those to report as (name, reason).
+        """Process the stalls of an engine; return the ones to report as (name, reason).
 
         Args:
             engine: The engine's number.
-            stalled: The names of everything it waits for now, and the reasons.
+            stalled: The names of everything the engine waits for now, with the reasons.
             now: Seconds of a monotonic clock.
         """
         if not stalled:

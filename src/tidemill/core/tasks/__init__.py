@@ -1,1 +1,1 @@
-"""Decisions about the tasks of DAGs: what each becomes, when it may run, and which ones get slots."""
+"""Decisions about the tasks of DAGs: state transitions, dependencies, timetables and slots."""

@@ -1,12 +1,12 @@
-"""Which of the tasks that wait get slots.
+"""Decides which waiting tasks get slots.
 
-What is free is counted from the rows that hold slots, each time, under the lock of the pool: there is no counter that
-could drift, and nothing that could be left behind.
+Free slots are counted from the rows that hold slots, each time, under the lock of the pool: no counter can drift, and
+nothing can be left behind.
 
 Invariants:
-1. No limit is exceeded: slots of the pool, tasks of the DAG, tasks of the same name in the DAG, and in the run.
-2. Within a pool nobody is overtaken for want of slots: where the next task does not fit, those behind it wait, so that
-   a task that needs many slots gets them. A task that could never fit is passed over, and named.
+1. No limit is exceeded: slots of the pool, tasks of the DAG, instances of one task in the DAG and in its run.
+2. Within a pool no task overtakes another for want of slots: if the next task does not fit, those behind it wait, so
+   that a task that needs many slots gets them. A task that could never fit is skipped and reported.
 3. A task that waits for a limit of its DAG holds up no other DAG.
 """
 
@@ -21,14 +21,14 @@ class Candidate:
     """A task that waits for slots.
 
     Attributes:
-        number: The task, in the store.
-        dag: Its DAG, in the store.
-        run: Its run, in the store.
+        number: The task's number in the store.
+        dag: The number of its DAG.
+        run: The number of its run.
         task: Its name within the DAG.
-        slots: How many slots of the pool it needs.
+        slots: The number of slots of the pool that it needs.
         resumed: Whether it continues after a deferral.
-        priority: Those with a higher one come first.
-        since_us: Since when it waits, in UTC microseconds.
+        priority: Tasks with a higher priority come first.
+        since_us: When it began to wait, in UTC microseconds.
     """
 
     number: int
@@ -43,7 +43,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the author of a DAG allows to be active at once; None: any number.
+    """The author's limits on the active tasks of a DAG; None: no limit.
 
     Attributes:
         per_dag: Tasks of the DAG, in all its runs (`max_active_tasks`).
@@ -58,7 +58,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Active:
-    """How many tasks count towards the limits of the DAGs: those that hold slots, are deferred, or wait resumed.
+    """The numbers of tasks that count towards the limits of the DAGs: those that hold slots, are deferred, or wait
+    resumed.
 
     Attributes:
         per_dag: By DAG.
@@ -73,7 +74,7 @@ class Active:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What becomes of the candidates of a pool.
+    """The decision about the candidates of a pool.
 
     Attributes:
         admitted: The tasks that get their slots, in order.
@@ -96,10 +97,10 @@ def admit(
 
     Args:
         candidates: The tasks that wait for this pool.
-        slots: How many slots the pool has.
-        used: How many are held.
-        limits: By DAG; one that is missing has none.
-        active: What counts towards the limits already.
+        slots: The number of slots in the pool.
+        used: The number of slots that are held.
+        limits: The limits by DAG; a DAG that is missing has none.
+        active: The tasks that already count towards the limits.
     """
     room = _Room(limits, active)
     free = slots - used
@@ -118,7 +119,7 @@ def admit(
 
 
 class _Room:
-    """What the limits of the DAGs still allow."""
+    """The remaining room within the limits of the DAGs."""
 
     def __init__(self, limits: Mapping[int, Limits], active: Active) -> None:
         self._limits = limits
@@ -136,7 +137,7 @@ class _Room:
             (limits.per_task.get(task), self._per_task.get((candidate.dag, task), 0)),
             (limits.per_task_and_run.get(task), self._per_task_and_run.get((candidate.run, task), 0)),
         )
-        # A deferred task kept its place in the limits: it needs none to continue.
+        # A deferred task still counts towards the limits, so it needs no room to continue.
         return candidate.resumed or all(limit is None or count < limit for limit, count in counts)
 
     def take(self, candidate: Candidate) -> None:

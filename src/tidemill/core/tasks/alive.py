@@ -1,11 +1,11 @@
-"""Which services that a run needs are not alive, as people are told."""
+"""Explains which services that a run needs are not alive."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: A service beats every 5 s; one that was not heard of for this long does nothing.
+#: Services beat every 5 s; a service that has been silent for this long counts as dead.
 SILENT_US = 30_000_000
 _START = "start `tidemill dev`"
 
@@ -17,7 +17,7 @@ class SeenService:
     Attributes:
         kind: `scheduler`, `worker` or `triggerer`.
         queues: The queues that a worker takes tasks from.
-        quiet_us: How long ago it was last heard of.
+        quiet_us: The time since its last beat.
     """
 
     kind: str
@@ -32,10 +32,10 @@ class AliveServices:
     services: tuple[SeenService, ...]
 
     def explain_missing(self, kind: str, queue: str | None = None) -> str:
-        """Return why nobody does the work of a kind of services, and what to do; empty: one does it.
+        """Return why no service of a kind does its work, and what to do about it; empty if one does.
 
         Args:
-            kind: The kind.
+            kind: The kind of service.
             queue: The queue of a task that waits for a worker; None: any.
         """
         alive = [service for service in self.services if service.kind == kind]
@@ -43,14 +43,14 @@ class AliveServices:
             return f"no {kind} is alive; {_START}"
         if queue is None or any(queue in service.queues for service in alive):
             return ""
-        return f"no worker that is alive takes tasks of queue {queue!r} (worker.queues)"
+        return f"no live worker takes tasks from queue {queue!r}; add it to worker.queues"
 
     def explain_all(self) -> str:
-        """Return which of the services that every run needs are not alive, and what to do; empty: all are."""
+        """Return which services that every run needs are not alive, and what to do about it; empty if all are."""
         missing = [kind for kind in ("scheduler", "worker") if self.explain_missing(kind)]
         return f"{' and '.join(f'no {kind}' for kind in missing)} is alive; {_START}" if missing else ""
 
 
 def find_alive(services: Sequence[SeenService]) -> AliveServices:
-    """Return those of some services that were heard of lately."""
+    """Return the services that were heard from recently."""
     return AliveServices(tuple(service for service in services if service.quiet_us < SILENT_US))

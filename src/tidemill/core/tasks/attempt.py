@@ -1,7 +1,7 @@
-"""The life of a task: its state, and what each thing that happens makes of it.
+"""The life of a task: its states, and the transition that each input causes.
 
-`feed(task, input, now_us)` returns what the task becomes and what has to be done, in one transaction; it does nothing
-itself. All services and the command line change tasks through it alone.
+`feed(task, input, now_us)` returns the task's new row and the effects to carry out, in one transaction; it does nothing
+itself. All services and the command line change tasks only through it.
 
     none -> scheduled -> queued -> running -> success | failed | skipped
                  ^                    |
@@ -10,19 +10,19 @@ itself. All services and the command line change tasks through it alone.
 
     running | deferred -> ending -> none | success | failed | skipped, as a user decides
 
-A task that a user clears, marks or cancels while something of it runs is `ending` until that is gone: the process with
-its `finally` and `on_kill`, or the trigger with its cleanup. Only then does the next attempt begin, or do successors
-start, so that what the old one cleans up is not theirs.
+A task that a user clears, marks or cancels while its attempt runs is `ending` until the attempt is gone: the process
+with its `finally` and `on_kill`, or the trigger with its cleanup. Only then may the next attempt begin, or successors
+start, so that the old attempt's cleanup cannot hit their work.
 
 Invariants:
-1. Every change raises the epoch by one. Who speaks for a task gives the epoch that it was told; one with an old epoch
-   changes nothing. It learns whether it is late (`Fenced`) or has said this before (`Already`).
+1. Every change raises the epoch by one. Every report carries the epoch it was issued; a stale epoch changes nothing.
+   The answer tells the sender whether it is too late (`Fenced`) or has sent the report before (`Already`).
 2. A trigger exists exactly while its task is deferred, and a session holds a task exactly while it is running or
    ending.
-3. The successors are told every change of the outcome, once: what they were told last is the outcome of the task.
+3. Successors are informed of every change of the outcome, once: the last outcome they were told is the task's.
 4. A try that was lost with its worker, or deferred, uses up no retry.
-5. The deadline of a try is counted from its first start, over deferrals and queues.
-6. What a user clears or marks goes on only once nothing of the old attempt runs, or its session is dead.
+5. The deadline of a try is counted from its first start, across deferrals and queues.
+6. A user's clear or mark takes effect only once nothing of the old attempt runs, or its session is dead.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ from tidemill.core.tasks.inputs import (
 )
 from tidemill.core.tasks.task_row import STATES, Ending, Resume, TaskRow, TaskState
 
-#: How often a try may be lost with its worker before that counts as a failure of the try.
+#: How many times a try may be lost with its worker before that counts as a failure of the try.
 MAX_LOST = 5
-#: How long a task waits at most until its old trigger has cleaned up. The triggerer reports that within
-#: `worker.term_grace_seconds`, unless it never learnt that it had claimed the trigger.
+#: The longest wait for the cleanup of a task's old trigger. The triggerer reports it within
+#: `worker.term_grace_seconds`, unless the triggerer never learnt that it had claimed the trigger.
 MAX_CLEANUP_US = 60_000_000
 
 _CALLBACKS = {
@@ -87,12 +87,12 @@ class Moved(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Already:
-    """This was said before, and is stored: the answer was lost."""
+    """The same report was received and stored before; its answer was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """The task has moved on: who speaks for the epoch it gave is too late, and ends."""
+    """The report carries a stale epoch; the sender must stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +118,18 @@ _RING_SCHEDULER, _RING_WORKER, _RING_TRIGGERER = Ring(Channel.SCHEDULER), Ring(C
 
 
 def feed(task: TaskRow, given: Input, now_us: int, left: str | None = None) -> Answer:
-    """Return what a task becomes.
+    """Return the answer to an input.
 
     Args:
         task: The task as it is stored, and locked.
-        given: What happened.
+        given: The input.
         now_us: The database's time, in UTC microseconds.
-        left: What the journal says by which input the task left the epoch of `given` (`identify`); None: nothing.
+        left: The input by which the task left the epoch of `given`, as recorded in the journal (`identify`); None:
+            none.
     """
     if given.epoch is not None and given.epoch != task.epoch:
         return Already() if given.epoch < task.epoch and left == identify(given) else Fenced()
-    # The most frequent inputs first.
+    # The most frequent inputs come first.
     match given:
         case Ready() | Admit() | Claim() | Due():
             return _decide_waiting(task, given, now_us)
@@ -141,7 +142,7 @@ def feed(task: TaskRow, given: Input, now_us: int, left: str | None = None) -> A
 
 
 def _refuse(task: TaskRow, given: Input) -> Refused:
-    return Refused(f"a task that is {task.state.value} takes no {type(given).__name__.lower()}")
+    return Refused(f"the task is {task.state.value}, so {type(given).__name__.lower()} does not apply")
 
 
 def _move(
@@ -151,7 +152,7 @@ def _move(
     session: int | None = None,
     **changes: Unpack[_Changes],
 ) -> Moved:
-    """Return the task in another state, with what holds for every change."""
+    """Return the task in another state, with the effects that every change has."""
     moved = task._replace(state=state, epoch=task.epoch + 1, session=session, **changes)
     all_effects = [effect for effect in effects if effect is not None]
     before, after = task.outcome, moved.outcome
@@ -161,7 +162,7 @@ def _move(
 
 
 def _end(task: TaskRow, outcome: Outcome, *effects: Effect | None, error: str | None = None) -> Moved:
-    """End the task. Its callback runs if it was started."""
+    """End the task, and run its callback if the task was started."""
     callback = RunCallback(_CALLBACKS[outcome], error) if task.started else None
     return _move(task, STATES[outcome], *effects, callback, due_us=None, deadline_us=None, resume=None, ending=None)
 
@@ -169,7 +170,7 @@ def _end(task: TaskRow, outcome: Outcome, *effects: Effect | None, error: str | 
 def _fail(
     task: TaskRow, error: str, now_us: int, bits: int, *effects: Effect, may_retry: bool = True, soft: bool = False
 ) -> Moved:
-    """End the try: another one follows, or the task fails, or is skipped instead (`soft`)."""
+    """End the try. Then another try follows, the task fails, or it is skipped instead (`soft`)."""
     if soft and task.policy.soft_fail:
         return _end(task, Outcome.SKIPPED, *effects, error=error)
     if not may_retry or task.tries >= task.max_tries:
@@ -202,7 +203,7 @@ def _decide_ready(task: TaskRow, readiness: Readiness) -> Moved:
 
 
 def _start(task: TaskRow, session: int, now_us: int) -> Moved:
-    """Begin an attempt: of a new try, or of one that was deferred or lost."""
+    """Begin the attempt of a new try, or of a try that was deferred or lost."""
     if task.resume is not None or task.lost:
         return _move(task, TaskState.RUNNING, session=session)
     timeout_us, cleared = task.policy.execution_timeout_us, ClearXComs() if task.tries else None
@@ -213,7 +214,7 @@ def _start(task: TaskRow, session: int, now_us: int) -> Moved:
 def _decide_due(task: TaskRow, given: Due, now_us: int) -> Answer:
     due_us = task.next_due_us
     if due_us is None or now_us < due_us:
-        return Refused(f"nothing is due for a task that is {task.state.value}")
+        return Refused(f"the task is {task.state.value}, and nothing is due")
     if task.state is TaskState.UP_FOR_RETRY:
         return _move(task, TaskState.SCHEDULED, _RING_SCHEDULER, due_us=None)
     if task.ending is not None:
@@ -230,7 +231,7 @@ def _decide_due(task: TaskRow, given: Due, now_us: int) -> Answer:
 def _decide_attempt(
     task: TaskRow, given: Succeeded | Failed | Skipped | Deferred | Lost | Ended, now_us: int
 ) -> Answer:
-    """Take the word of, or about, the attempt that runs, or is ending."""
+    """Process a report from, or about, the attempt that is running or ending."""
     if task.ending is not None and isinstance(given, (Ended, Lost)):
         return _become(task, task.ending)
     if task.state is not TaskState.RUNNING:
@@ -261,14 +262,14 @@ def _decide_trigger(task: TaskRow, given: TriggerFired | TriggerFailed, now_us: 
     if isinstance(given, TriggerFired):
         resume = task.resume._replace(payload=given.payload)
         return _move(task, TaskState.SCHEDULED, StopTrigger(Stop.DONE), _RING_SCHEDULER, due_us=None, resume=resume)
-    # As Python shows an error: the traceback, then its name and what it says, which lists show.
+    # The format of a Python error: the traceback, then the name and message, which lists show.
     trace, newline, said = given.error.rstrip().rpartition("\n")
     error = f"{trace}{newline}TaskDeferralError: {said}"
     return _fail(task, error, now_us, given.bits, StopTrigger(Stop.FAILED), soft=True)
 
 
 def _decide_user(task: TaskRow, given: Clear | Mark | Cancel, now_us: int) -> Answer:
-    """Do what a user wants, whatever the state, once nothing of the task runs any longer."""
+    """Apply a user's decision in any state, once nothing of the task runs any longer."""
     decided = task.outcome if task.ending is None else task.ending.outcome
     match given:
         case Clear():
@@ -283,13 +284,13 @@ def _decide_user(task: TaskRow, given: Clear | Mark | Cancel, now_us: int) -> An
         case _:
             if decided is not None:
                 return _refuse(task, given)
-            # One that waits for its first try has not started; one between two tries has.
+            # A task that waits for its first try has not started; a task between two tries has.
             wanted = Ending(Outcome.FAILED if task.started else Outcome.SKIPPED, "the run was cancelled")
     return _end_first(task, wanted, given.triggerer, now_us)
 
 
 def _end_first(task: TaskRow, wanted: Ending, triggerer: int | None, now_us: int) -> Moved:
-    """End what runs of a task before it becomes what a user wants."""
+    """End the running attempt of a task before the user's decision takes effect."""
     effects: tuple[Effect, ...] = ()
     session, due_us = task.session, task.due_us
     if task.state is TaskState.DEFERRED:
@@ -304,7 +305,7 @@ def _end_first(task: TaskRow, wanted: Ending, triggerer: int | None, now_us: int
 
 
 def _become(task: TaskRow, wanted: Ending, *effects: Effect) -> Moved:
-    """Do what a user wants with a task of which nothing runs."""
+    """Apply a user's decision to a task of which nothing runs."""
     if wanted.outcome is not None:
         return _end(task, wanted.outcome, *effects, error=wanted.error)
     return _move(task, TaskState.NONE, *effects, ClearXComs(), _RING_SCHEDULER, due_us=None, ending=None)

@@ -1,10 +1,11 @@
-"""When the upstream tasks of a task let it run: trigger rules over tallies.
+"""Trigger rules: whether the upstream tasks of a task let it run, decided over tallies.
 
-Each task keeps tallies of its upstream tasks by outcome, so nothing is scanned: an upstream task that ends changes one
-number, and whether the task runs, is skipped, or fails with its upstream follows from the numbers alone. The rules and
-what they make of a skip or a failure are those of Airflow 3.
+Each task keeps tallies of its upstream tasks by outcome, so nothing is scanned. An upstream task that ends changes one
+number, and the numbers alone decide whether the task runs, is skipped, or fails with its upstream. The rules, and their
+treatment of skips and failures, are those of Airflow 3.
 
-Invariants: the tallies never count more outcomes than there are upstream tasks; while none is missing, no rule waits.
+Invariants: the tallies never count more outcomes than there are upstream tasks; once all upstream tasks are counted, no
+rule waits.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 
 
 class Outcome(enum.StrEnum):
-    """How a task has ended."""
+    """The outcome of a task."""
 
     SUCCESS = "success"
     FAILED = "failed"
@@ -24,7 +25,7 @@ class Outcome(enum.StrEnum):
 
 
 class TriggerRule(enum.StrEnum):
-    """Which outcomes of its direct upstream tasks a task waits for."""
+    """The outcomes of its direct upstream tasks that a task waits for."""
 
     ALL_SUCCESS = "all_success"
     ALL_FAILED = "all_failed"
@@ -42,7 +43,7 @@ class TriggerRule(enum.StrEnum):
 
 
 class Readiness(enum.Enum):
-    """What follows for a task from its upstream tasks."""
+    """The consequence of the upstream tasks for a task."""
 
     WAIT = "wait"
     RUN = "run"
@@ -55,14 +56,14 @@ _WAIT, _RUN, _SKIP, _FAIL = Readiness.WAIT, Readiness.RUN, Readiness.SKIP, Readi
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How many tasks of a set have ended, by outcome.
+    """The number of tasks in a set that have ended, by outcome.
 
     Attributes:
-        total: The tasks of the set.
-        success: Those that succeeded.
-        failed: Those that failed by themselves.
-        upstream_failed: Those that failed with their upstream.
-        skipped: Those that were skipped.
+        total: The number of tasks in the set.
+        success: Tasks that succeeded.
+        failed: Tasks that failed by themselves.
+        upstream_failed: Tasks that failed with their upstream.
+        skipped: Tasks that were skipped.
     """
 
     total: int = 0
@@ -73,16 +74,16 @@ class Tally:
 
     @property
     def done(self) -> int:
-        """How many have ended."""
+        """The number of tasks that have ended."""
         return self.success + self.bad + self.skipped
 
     @property
     def bad(self) -> int:
-        """How many have failed, by themselves or with their upstream."""
+        """The number of tasks that failed, by themselves or with their upstream."""
         return self.failed + self.upstream_failed
 
     def move(self, before: Outcome | None, after: Outcome | None) -> Tally:
-        """Return the tally after the outcome of one task changed; None: it has not ended, or no longer.
+        """Return the tally after the outcome of one task changed; None stands for a task that has not ended.
 
         Raises:
             ValueError: The tally does not count a task with the outcome `before`, or would count too many.
@@ -103,12 +104,12 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """What a task knows of the tasks before it.
+    """The tallies of a task's upstream tasks.
 
     Attributes:
         direct: All its direct upstream tasks.
-        setups: Those direct upstream tasks that are setups; they count in `direct` too.
-        scope: The setups in whose scope the task is, but that are not direct upstream tasks; empty for a teardown.
+        setups: The setups among its direct upstream tasks; they count in `direct` too.
+        scope: The setups in whose scope the task is that are not direct upstream tasks; empty for a teardown.
     """
 
     direct: Tally = Tally()
@@ -163,7 +164,7 @@ def _all_done(tally: Tally) -> Readiness:
 
 
 def _all_done_min_one_success(tally: Tally) -> Readiness:
-    # A task that was skipped is not done for this rule.
+    # This rule does not count a skipped task as done.
     if tally.skipped:
         return _SKIP
     if tally.done < tally.total:
@@ -200,7 +201,7 @@ def _one_failed(tally: Tally) -> Readiness:
 
 
 def _one_done(tally: Tally) -> Readiness:
-    # One that failed with its upstream never ran: it is not done for this rule.
+    # A task that failed with its upstream never ran; this rule does not count it as done.
     if tally.success or tally.failed:
         return _RUN
     return _SKIP if tally.done == tally.total else _WAIT

@@ -1,4 +1,4 @@
-"""What can happen to a task, and what follows from it: the values that `attempt.feed` takes and returns."""
+"""The inputs and effects of a task's life: the values that `attempt.feed` takes and returns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Stop(enum.StrEnum):
 
 
 class Callback(enum.StrEnum):
-    """Which of the user's callbacks is due."""
+    """The user's callback that is due."""
 
     SUCCESS = "on_success"
     FAILURE = "on_failure"
@@ -32,20 +32,20 @@ class Callback(enum.StrEnum):
 
 
 class Channel(enum.StrEnum):
-    """Which services have work to look for."""
+    """The services that have work to look for."""
 
     SCHEDULER = "scheduler"
     WORKER = "worker"
     TRIGGERER = "triggerer"
 
 
-# Inputs. Those with an epoch are said by somebody who speaks for the task: it is the epoch that they were given, and
-# `request` identifies what they say, so that it is recognised if it is said again.
+# Inputs. An input with an epoch is a report: it carries the epoch it was issued, and `request` identifies the report,
+# so that a repetition is recognised.
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The upstream tasks let the task run, or decide that it will not."""
+    """The upstream tasks let the task run, or rule it out."""
 
     epoch: int
     readiness: Readiness
@@ -84,11 +84,11 @@ class Failed:
 
     Attributes:
         epoch: The epoch of the attempt.
-        error: What happened, for people.
+        error: The error, for users.
         may_retry: Whether the retries of the task apply.
         bits: 32 random bits, for the delay before a retry.
         request: Identifies the report.
-        origin: The class and the places of the exception, for callbacks; None: there was none.
+        origin: The class and the source locations of the exception, for callbacks; None: there was none.
     """
 
     epoch: int
@@ -109,7 +109,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """The attempt handed itself to a trigger.
+    """The attempt deferred itself to a trigger.
 
     Attributes:
         epoch: The epoch of the attempt.
@@ -139,7 +139,7 @@ class TriggerFired:
 
 @dataclass(frozen=True, slots=True)
 class TriggerFailed:
-    """The task's trigger raised, or ended without an event. `error`: its last line says what happened."""
+    """The task's trigger raised, or ended without an event. The last line of `error` is the message."""
 
     epoch: int
     error: str
@@ -149,7 +149,7 @@ class TriggerFailed:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A moment that the task waits for may have come: a retry or a deadline."""
+    """The time that the task waits for may have come: a retry or a deadline."""
 
     epoch: int
     bits: int = 0
@@ -158,7 +158,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The session that ran the attempt has died, or gave the attempt back."""
+    """The session that ran the attempt has died, or returned the attempt."""
 
     epoch: int
     bits: int = 0
@@ -167,7 +167,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What a user had ended is over: the process is gone, or the trigger has cleaned up."""
+    """The attempt that a user ended is over: its process is gone, or its trigger has cleaned up."""
 
     epoch: int
     request: str = ""
@@ -175,12 +175,12 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Clear:
-    """A user wants the task to run again, from the beginning.
+    """A user wants the task to run again from the beginning.
 
     Attributes:
-        epoch: None, whatever its state.
-        request: Identifies the wish.
-        triggerer: The session that runs the trigger of a deferred task; None: nobody does.
+        epoch: None: in any epoch.
+        request: Identifies the request.
+        triggerer: The session that runs the trigger of a deferred task; None: no session does.
     """
 
     epoch: int | None = None
@@ -190,7 +190,7 @@ class Clear:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A user decides how the task has ended; see `Clear`."""
+    """A user sets the outcome of the task; see `Clear`."""
 
     outcome: Outcome
     epoch: int | None = None
@@ -231,7 +231,7 @@ Input = (
 
 @dataclass(frozen=True, slots=True)
 class StoreXComs:
-    """Store what the attempt returned and pushed."""
+    """Store the result of the attempt and the values that it pushed."""
 
     values: tuple[tuple[str, str], ...]
 
@@ -243,7 +243,7 @@ class ClearXComs:
 
 @dataclass(frozen=True, slots=True)
 class MakeTrigger:
-    """Create the trigger of the task; it speaks with this epoch."""
+    """Create the trigger of the task; its reports carry this epoch."""
 
     epoch: int
     trigger: str
@@ -258,7 +258,7 @@ class StopTrigger:
 
 @dataclass(frozen=True, slots=True)
 class EndAttempt:
-    """End the process of the attempt, which a session runs."""
+    """End the process of the attempt, which this session runs."""
 
     session: int
 
@@ -273,7 +273,7 @@ class TellSuccessors:
 
 @dataclass(frozen=True, slots=True)
 class RunCallback:
-    """Run a callback of the user, once the state is stored."""
+    """Run a callback of the user once the state is stored."""
 
     callback: Callback
     error: str | None = None
@@ -293,7 +293,7 @@ _NAMES: dict[type[Input], str] = {kind: kind.__name__.lower() for kind in get_ar
 
 
 def identify(given: Input) -> str:
-    """Return what the journal keeps of an input: two that are the same report are equal.
+    """Return the journal's text for an input, which is equal for repetitions of one report.
 
     Example:
         >>> identify(Admit(3, request="s7-12"))

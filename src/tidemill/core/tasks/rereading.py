@@ -1,13 +1,14 @@
-"""How often a file is imported again that has not changed, since what it asks of others may have.
+"""Schedules the repeated import of unchanged DAG files, whose external inputs may have changed.
 
-Importing costs time: at most `SHARE` of a core is spent on it, else it happens less often than it was asked for.
+Importing costs time: at most `SHARE` of a core is spent on it. If that is not enough, files are imported less often
+than requested.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-#: The part of a core.
+#: The fraction of a core.
 SHARE: Final = 0.1
 
 
@@ -16,7 +17,7 @@ def find_interval(asked_seconds: float, cpu_seconds: float) -> float:
 
     Args:
         asked_seconds: `dags.reparse_seconds`.
-        cpu_seconds: What one import costs.
+        cpu_seconds: The CPU time of one import.
 
     Example:
         >>> find_interval(60.0, 0.5), find_interval(60.0, 30.0)
@@ -26,20 +27,20 @@ def find_interval(asked_seconds: float, cpu_seconds: float) -> float:
 
 
 def find_pause(cpu_seconds: float) -> float:
-    """Return how long to wait after an import before the next file is imported again."""
+    """Return the pause between an import and the import of the next file."""
     return cpu_seconds / SHARE - cpu_seconds
 
 
 class Rereading:
-    """Which file is to be read again next, though it has not changed.
+    """Chooses the unchanged file to read again next.
 
     Args:
-        asked_seconds: How often each is read, at best.
+        asked_seconds: The shortest interval at which each file is read.
     """
 
     def __init__(self, asked_seconds: float) -> None:
         self._asked_seconds = asked_seconds
-        #: When each was read last.
+        #: When each file was last read.
         self._read: dict[str, float] = {}
         self._paused_until = 0.0
 
@@ -48,15 +49,15 @@ class Rereading:
         self._read[name] = now
 
     def note_cost(self, cpu_seconds: float, now: float) -> None:
-        """Note what it cost to read a file again."""
+        """Record the cost of reading a file again."""
         self._paused_until = now + find_pause(cpu_seconds)
 
     def forget(self, name: str) -> None:
-        """Note that a file is gone."""
+        """Note that a file was removed."""
         self._read.pop(name, None)
 
     def find_due(self, now: float) -> str | None:
-        """Return the file that waits for longest, if one is due."""
+        """Return the file that has waited longest, if one is due."""
         if now < self._paused_until or not self._read:
             return None
         name = min(self._read, key=self._read.__getitem__)

@@ -1,12 +1,12 @@
-"""Which runs of a DAG begin, and which give their place back (`max_active_runs`).
+"""Decides which runs of a DAG begin, and which active runs yield to them (`max_active_runs`).
 
-A task with `depends_on_past` waits for its instance in the run before. A run of which nothing else is left to do can do
-nothing until then, and must not keep the run that it waits for from beginning: so it waits again, in that one's favour.
+A task with `depends_on_past` waits for its instance in the previous run. A run that can do nothing else until then must
+not keep the run it waits for from starting, so it yields to that run and waits again.
 
 Invariants:
 1. No more runs are active than the limit allows.
-2. A run gives its place only to one that cannot be waiting for it: one with an earlier logical date, or with none. So
-   two runs never take turns for ever.
+2. A run yields only to a run that cannot be waiting for it: one with an earlier logical date, or with none. So two runs
+   never yield to each other for ever.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class RunPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """What becomes of runs: those that begin, and those that were active and wait again."""
+    """The decision about runs: those that begin, and active ones that wait again."""
 
     begin: tuple[int, ...]
     wait: tuple[int, ...] = ()
 
 
 def find_yielding(waiting: Iterable[RunPlace], active: Iterable[RunPlace]) -> list[RunPlace]:
-    """Return the active runs that would have to give their place to one that waits, if they can do nothing.
+    """Return the active runs that would have to yield to a waiting one if they can do nothing.
 
     Example:
         >>> find_yielding([RunPlace(1, 100)], [RunPlace(2, 200), RunPlace(3, 50), RunPlace(4, None)])
@@ -46,10 +46,10 @@ def plan_starts(waiting: Sequence[RunPlace], active: Sequence[RunPlace], idle: I
     """Decide which runs begin.
 
     Args:
-        waiting: Those that wait, in the order in which they were created.
-        active: Those that are active.
-        idle: Those of them that can do nothing until an earlier run has.
-        limit: How many may be active.
+        waiting: The waiting runs, in the order in which they were created.
+        active: The active runs.
+        idle: The active runs that can do nothing until an earlier run ends.
+        limit: The maximum number of active runs.
     """
     room = max(0, limit - len(active))
     begin = [one.number for one in waiting[:room]]

@@ -1,32 +1,32 @@
-"""The structure of a DAG, as its file defined it: what the store keeps, and everything that shows or schedules reads.
+"""The structure of a DAG as its file defines it. The store keeps it; the scheduler and all views read it.
 
-Plain values that are written as JSON: the same file gives the same text, on every machine and in every process, so
-that a new version exists only where something changed. No code of the user is needed to read it.
+The values are plain and written as JSON. The same file gives the same text on every machine and in every process, so
+that a new version exists only when something changed. Reading it needs no user code.
 
-Invariants: tasks are sorted by id, and so are the ids within them; there is no cycle; every id that is named exists.
-Durations are whole microseconds, times are UTC microseconds since the epoch.
+Invariants: tasks are sorted by id, and so are the ids within them; there is no cycle; every id that is mentioned
+exists. Durations are whole microseconds; times are UTC microseconds since the epoch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-#: The number of this format; a text with another one is not read.
+#: The number of this format; texts in other formats are not read.
 FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleStructure:
-    """When a DAG runs by itself.
+    """The schedule of a DAG.
 
     Attributes:
         kind: `none`, `once`, `cron` or `interval`.
         cron: The expression, if `kind` is `cron`; presets are resolved.
-        zone: The IANA name of the time zone in which the expression is read.
+        zone: The IANA name of the time zone of the expression.
         interval_us: The time from one run to the next, if `kind` is `interval`.
-        start_us: The first time that may be due; None: times count from when the DAG is known.
+        start_us: The first time that may be due; None: times count from when the DAG became known.
         end_us: The last time that may be due.
-        catchup: Whether times that passed before the DAG was known, or while it was paused, are made up for.
+        catchup: Whether times that passed before the DAG became known, or while it was paused, are made up for.
     """
 
     kind: str = "none"
@@ -43,36 +43,36 @@ class TaskStructure:
     """A task of a DAG.
 
     Attributes:
-        id: Its id, with those of its groups in front.
-        operator: The name of its class, for people.
+        id: Its id, prefixed with the ids of its groups.
+        operator: The name of its class, for display.
         rule: Its trigger rule.
-        upstream: The tasks directly before it.
-        setups: Those of `upstream` that are setups.
+        upstream: Its direct upstream tasks.
+        setups: The setups in `upstream`.
         scope: The setups in whose scope it is that are not in `upstream`.
         is_setup: Whether it is a setup.
         is_teardown: Whether it is a teardown.
         fails_run: Whether its failure makes the run fail, if it is a teardown (`on_failure_fail_dagrun`).
-        group: The group that it is in; empty: none.
-        label: What people see instead of its id; empty: the id without those of its groups.
+        group: Its group; empty: none.
+        label: The name to display instead of its id; empty: the id without the ids of its groups.
         doc: Its documentation, in Markdown.
-        queue: Which workers may run it.
+        queue: The queue, which decides which workers may run it.
         pool: The pool that it takes slots from.
-        pool_slots: How many.
+        pool_slots: The number of slots it takes.
         priority: Its effective priority, by `weight_rule`.
-        retries: How many tries may follow the first one.
+        retries: The number of tries that may follow the first one.
         retry_delay_us: The pause before a retry.
         exponential: Whether the pauses grow.
         max_retry_delay_us: The longest pause.
-        execution_timeout_us: How long a try may take; None: any time.
-        soft_fail: Whether it is skipped where it would fail because its trigger failed or came too late.
-        depends_on_past: Whether it waits for its instance in the run before to succeed, or to be skipped.
-        wait_for_downstream: Whether it waits for the tasks directly after that instance, too.
-        max_active_per_dag: How many instances of it may be active, in all runs (`max_active_tis_per_dag`).
-        max_active_per_run: How many in each run (`max_active_tis_per_dagrun`).
-        callbacks: Which callbacks it has, of `on_success`, `on_failure`, `on_retry` and `on_skipped`.
-        edge_labels: What people see on the edges to tasks after it, by their ids.
-        is_sensor: Whether it waits for something outside.
-        template_fields: Which of its arguments are rendered.
+        execution_timeout_us: How long a try may take; None: no limit.
+        soft_fail: Whether it is skipped instead of failed if its trigger fails or is too late.
+        depends_on_past: Whether it waits until its instance in the previous run has succeeded or was skipped.
+        wait_for_downstream: Whether it also waits for the direct downstream tasks of that instance.
+        max_active_per_dag: The number of its instances that may be active, in all runs (`max_active_tis_per_dag`).
+        max_active_per_run: The number that may be active in each run (`max_active_tis_per_dagrun`).
+        callbacks: Its callbacks, from `on_success`, `on_failure`, `on_retry` and `on_skipped`.
+        edge_labels: The labels of the edges to downstream tasks, by task id.
+        is_sensor: Whether it is a sensor.
+        template_fields: The names of its arguments that are rendered as templates.
     """
 
     id: str
@@ -113,9 +113,9 @@ class ParamStructure:
 
     Attributes:
         name: Its name.
-        default: Its value unless the run gives one, encoded; None: the run has to give one.
-        schema: JSON schema that a value has to match, as JSON text.
-        description: What it is, for people.
+        default: Its encoded default value; None: the run has to give one.
+        schema: The JSON schema that a value has to match, as JSON text.
+        description: Its description, for users.
     """
 
     name: str
@@ -130,18 +130,18 @@ class DagStructure:
 
     Attributes:
         id: Its id.
-        tasks: By id, sorted.
-        schedule: When it runs by itself.
+        tasks: Its tasks, sorted by id.
+        schedule: Its schedule.
         params: Its parameters, sorted by name.
-        tags: Sorted.
+        tags: Its tags, sorted.
         doc: Its documentation, in Markdown.
-        label: What people see instead of its id; empty: the id.
-        groups: The ids of its groups, sorted, with what people see instead (tooltips and prefixes are left out).
-        max_active_runs: How many of its runs may be active.
-        max_active_tasks: How many of its tasks may be active, in all runs; None: any number.
-        run_timeout_us: How long a run may take; None: any time.
-        fail_fast: Whether the first failure skips what has not started.
-        callbacks: Which callbacks the DAG has, of `on_success` and `on_failure`.
+        label: The name to display instead of its id; empty: the id.
+        groups: The ids of its groups, sorted, with their display names (tooltips and prefixes are left out).
+        max_active_runs: The number of its runs that may be active.
+        max_active_tasks: The number of its tasks that may be active, in all runs; None: no limit.
+        run_timeout_us: How long a run may take; None: no limit.
+        fail_fast: Whether the first failure skips all tasks that have not started.
+        callbacks: Its callbacks, from `on_success` and `on_failure`.
         format: The number of this format.
     """
 
@@ -162,5 +162,5 @@ class DagStructure:
 
     @property
     def waits_for_past(self) -> bool:
-        """Whether tasks of a run wait for tasks of the run before."""
+        """Whether tasks of a run wait for tasks of the previous run."""
         return any(one.depends_on_past or one.wait_for_downstream for one in self.tasks)

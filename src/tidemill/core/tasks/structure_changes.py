@@ -1,4 +1,4 @@
-"""In what two structures of a DAG differ, for people."""
+"""Describes the differences between two structures of a DAG."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import fields
 
 from tidemill.core.tasks.structure import DagStructure, TaskStructure
 
-#: How many are named.
+#: The maximum number of differences to list.
 _MAX_NAMED = 5
 
 
 def describe_changes(before: DagStructure, now: DagStructure) -> str:
-    """Return what of a DAG is not as it was; empty: nothing.
+    """Return the differences between two structures, in words; empty if there are none.
 
     Example:
         >>> describe_changes(DagStructure("d", tags=("a",)), DagStructure("d", (TaskStructure("t"),)))

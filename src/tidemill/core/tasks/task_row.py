@@ -1,4 +1,4 @@
-"""The row of a task, as far as its life is concerned: its state, what its author has decided, and what it waits for."""
+"""The part of a task's row that its life depends on: its state, its author's policy, and its deadlines."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from tidemill.core.tasks.dependencies import Outcome
 
 
 class TaskState(enum.StrEnum):
-    """Where a task is."""
-
     NONE = "none"
     SCHEDULED = "scheduled"
     QUEUED = "queued"
@@ -26,24 +24,25 @@ class TaskState(enum.StrEnum):
     UPSTREAM_FAILED = "upstream_failed"
 
 
-#: The states in which a task has ended.
+#: The terminal states, by outcome.
 STATES = {outcome: TaskState(outcome.value) for outcome in Outcome}
 _OUTCOMES = {state: outcome for outcome, state in STATES.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the author of a task has decided.
+    """The decisions of a task's author.
 
     Attributes:
-        retries: How many tries may follow the first one.
+        retries: The number of tries that may follow the first one.
         retry_delay_us: The pause before a retry, in microseconds.
-        exponential: Whether each pause is about twice as long as the one before, at random within a factor of two; the
-            first is `retry_delay_us` at least.
+        exponential: Whether each pause is about twice as long as the previous one, randomised by a factor of up to two;
+            the
+            first is at least `retry_delay_us`.
         max_retry_delay_us: The longest pause.
-        execution_timeout_us: How long a try may take, from its first start; None: any time.
-        soft_fail: A sensor that is skipped where it would fail because its trigger failed or came too late.
-        is_sensor: A sensor, which fails without retries when its trigger comes too late.
+        execution_timeout_us: How long a try may take, from its first start; None: no limit.
+        soft_fail: Whether the sensor is skipped instead of failed if its trigger fails or is too late.
+        is_sensor: Whether it is a sensor, which fails without retries when its trigger is too late.
     """
 
     retries: int = 0
@@ -55,7 +54,7 @@ class Policy:
     is_sensor: bool = False
 
     def compute_delay(self, tries: int, bits: int) -> int:
-        """Return the pause in microseconds after a try failed, the first one being 1."""
+        """Return the pause in microseconds after try number `tries` (from 1) failed."""
         if not self.exponential:
             return min(self.retry_delay_us, self.max_retry_delay_us)
         bound = Backoff(self.retry_delay_us, self.max_retry_delay_us).compute_bound(tries + 1)
@@ -72,28 +71,28 @@ class Resume(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """What a task becomes once what a user ended is over. `outcome`: None, it runs again; `error`: for people."""
+    """The state of a task once its ended attempt is gone. `outcome`: None, it runs again; `error`: for users."""
 
     outcome: Outcome | None
     error: str | None = None
 
 
 class TaskRow(NamedTuple):
-    """A task instance, as far as its life is concerned; a tuple, because one is created with every change.
+    """The part of a task instance that its life depends on; a tuple, because one is created with every change.
 
     Attributes:
-        policy: What its author has decided.
-        state: Where it is.
+        policy: The decisions of its author.
+        state: Its state.
         epoch: The number of changes of its state.
-        tries: How many tries have begun.
-        tries_before: How many had begun when a user last cleared the task.
-        max_tries: After how many tries a failure is final.
-        session: The worker's session that runs it, or the one that ends its process or trigger.
-        lost: How often this try was lost with its worker.
-        deadline_us: When this try has taken too long.
-        due_us: When a retry begins, when a trigger is too late, or when its cleanup is waited for no longer.
+        tries: The number of tries that have begun.
+        tries_before: The number of tries that had begun when a user last cleared the task.
+        max_tries: The number of tries after which a failure is final.
+        session: The worker's session that runs it, or the session that ends its process or trigger.
+        lost: How many times this try was lost with its worker.
+        deadline_us: When this try times out.
+        due_us: When a retry begins, when a trigger is too late, or when the wait for its cleanup ends.
         resume: How the next attempt, or the one that waits for its trigger, continues; None: from the beginning.
-        ending: What becomes of it; exactly while it is ending.
+        ending: The state that follows; set exactly while it is ending.
     """
 
     policy: Policy = Policy()
@@ -111,17 +110,17 @@ class TaskRow(NamedTuple):
 
     @property
     def outcome(self) -> Outcome | None:
-        """How it has ended; None: it has not."""
+        """The outcome; None if the task has not ended."""
         return _OUTCOMES.get(self.state)
 
     @property
     def started(self) -> bool:
-        """Whether a try has begun since the task was created, or cleared."""
+        """Whether a try has begun since the task was created or cleared."""
         return self.tries > self.tries_before
 
     @property
     def next_due_us(self) -> int | None:
-        """When `Due` has to be fed, in UTC microseconds; None: not before something else happens."""
+        """When `Due` has to be fed, in UTC microseconds; None: not before another input."""
         due_us, deadline_us = self.due_us, self.deadline_us
         if self.state in (TaskState.UP_FOR_RETRY, TaskState.ENDING):
             return due_us
@@ -132,7 +131,7 @@ class TaskRow(NamedTuple):
         return min(due_us, deadline_us)
 
     def holds_slots(self, include_deferred: bool = False) -> bool:
-        """Return whether it counts in its pool; `include_deferred`: whether deferred tasks do."""
+        """Return whether it counts in its pool. `include_deferred`: whether deferred tasks count."""
         return self.state in (TaskState.QUEUED, TaskState.RUNNING, TaskState.ENDING) or (
             include_deferred and self.state is TaskState.DEFERRED
         )

@@ -1,11 +1,11 @@
-"""When a DAG is due by itself.
+"""Computes when a DAG is due by its schedule.
 
-A run is due at a time, which is its logical date: nothing waits for an interval to end. A cron expression is read in a
-time zone, with the rules of Debian's cron where clocks change: a time of day that does not exist is due once, right
-after the gap; one that exists twice is due the first time. Expressions with a `*` as minute or hour follow the elapsed
-time instead: every half hour is every half hour on those days, too.
+A run is due at a time, which is its logical date: no run waits for the end of an interval. A cron expression is read in
+a time zone, with the rules of Debian's cron for clock changes: a time of day that does not exist is due once, right
+after the gap; a time that exists twice is due the first time. Expressions with a `*` as minute or hour follow the
+elapsed time instead: every half hour is every half hour on those days, too.
 
-Invariants: each time is after the one before, and between start and end; the same arguments give the same time, in
+Invariants: each time is after the previous one, and between start and end; the same arguments give the same time, in
 every process.
 """
 
@@ -34,19 +34,19 @@ PRESETS: Final[Mapping[str, str]] = MappingProxyType(
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _FIELDS: Final = 5
-#: How far to look back at first for the last time that has passed.
+#: The first window that is searched for the last time that has passed.
 _FIRST_WINDOW_US: Final = 3_600_000_000
 
 
 class InvalidScheduleError(ValueError):
-    """An expression that is not a cron expression, or never due."""
+    """The expression is not a cron expression, or is never due."""
 
 
 def check_cron(expression: str) -> None:
     """Check a cron expression: minute, hour, day of the month, month, day of the week.
 
     Raises:
-        InvalidScheduleError: It is not one, or no day matches it.
+        InvalidScheduleError: It is not a cron expression, or no day matches it.
 
     Example:
         >>> check_cron("*/5 8-18 * * MON-FRI")
@@ -60,7 +60,7 @@ def check_cron(expression: str) -> None:
             f"it has {len(fields)} fields; write 5: minute, hour, day of the month, month, day of the week"
         )
     try:
-        # A leap day is eight years away at most.
+        # A leap day is at most eight years away.
         next(CronSim(expression, _EPOCH))
     except CronSimError as error:
         text = str(error)
@@ -72,14 +72,14 @@ def check_cron(expression: str) -> None:
 def next_time(schedule: ScheduleStructure, last_us: int | None, known_us: int, now_us: int) -> int | None:
     """Return when the next run is due, in UTC microseconds; None: never again.
 
-    A time that has passed is due at once. Without `catchup` times up to `known_us` are left out; of several that have
+    A time that has passed is due at once. Without `catchup`, times up to `known_us` are left out; if several have
     passed since then, as after an outage, only the last is due.
 
     Args:
-        schedule: When the DAG runs.
-        last_us: The time at which it was due last; None: never.
-        known_us: Since when it is known, or not paused.
-        now_us: What time it is.
+        schedule: The schedule of the DAG.
+        last_us: The time at which it was last due; None: never.
+        known_us: Since when the DAG has been known and not paused.
+        now_us: The current time.
 
     Example:
         >>> hourly = ScheduleStructure("cron", cron="0 * * * *", start_us=0)
@@ -101,7 +101,7 @@ def next_time(schedule: ScheduleStructure, last_us: int | None, known_us: int, n
 
 
 def _find_floor(schedule: ScheduleStructure, last_us: int | None, known_us: int) -> int:
-    """Return the time after which the next one is looked for."""
+    """Return the time after which the next due time is searched."""
     bounds = [] if schedule.start_us is None else [schedule.start_us - 1]
     if last_us is not None:
         bounds.append(last_us)
@@ -118,7 +118,7 @@ def _find_ceiling(schedule: ScheduleStructure, now_us: int) -> int:
 def _next_interval(schedule: ScheduleStructure, last_us: int | None, known_us: int, now_us: int) -> int:
     interval_us = schedule.interval_us or 1
     floor_us = _find_floor(schedule, last_us, known_us)
-    # Without a start the first run sets the rhythm.
+    # Without a start, the first run sets the rhythm.
     first_us = known_us if last_us is None else last_us
     anchor_us = first_us if schedule.start_us is None else schedule.start_us
     found = anchor_us + ((floor_us - anchor_us) // interval_us + 1) * interval_us
@@ -136,7 +136,7 @@ def _next_cron(schedule: ScheduleStructure, last_us: int | None, known_us: int, 
         return found
     window_us = _FIRST_WINDOW_US
     while True:
-        # Most often the last time is not long ago, and trying all since the first could take long.
+        # Usually the last due time is recent, and trying all since the first could take long.
         start_us = max(ceiling_us - window_us, found)
         passed = _find_last(schedule, start_us, ceiling_us)
         if passed is not None or start_us == found:
@@ -145,7 +145,7 @@ def _next_cron(schedule: ScheduleStructure, last_us: int | None, known_us: int, 
 
 
 def _find_last(schedule: ScheduleStructure, after_us: int, until_us: int) -> int | None:
-    """Return the last time after one and up to another; None: there is none."""
+    """Return the last due time after `after_us` and up to `until_us`, or None."""
     last = None
     found = _find_after(schedule, after_us)
     while found is not None and found <= until_us:
@@ -154,7 +154,7 @@ def _find_last(schedule: ScheduleStructure, after_us: int, until_us: int) -> int
 
 
 def _find_after(schedule: ScheduleStructure, after_us: int) -> int | None:
-    """Return the first time after one."""
+    """Return the first due time after `after_us`, or None."""
     try:
         after = (_EPOCH + timedelta(microseconds=after_us)).astimezone(ZoneInfo(schedule.zone))
         times = CronSim(schedule.cron, after)

@@ -1,15 +1,15 @@
-"""Which process of a worker runs which attempt, when a process is replaced, and when it is ended.
+"""Assigns the attempts of a worker to processes, and starts, replaces and ends the processes.
 
-A process imports one file, and runs one attempt of it. While it does, the next process of the file is started, so that
-the next attempt finds one ready. Attempts that say so (`reuses`) share a process one after another instead, because
-that is faster. Times are seconds of one monotonic clock.
+A process imports one file, and runs one attempt of it. Meanwhile the next process of the file is started, so that the
+next attempt finds one ready. Attempts with `reuses` share a process one after another instead, because that is faster.
+Times are seconds of one monotonic clock.
 
 Invariants:
 - An attempt runs in one process, and a process runs one attempt at a time.
-- An attempt that does not reuse processes gets one that has run nothing, and it runs nothing afterwards.
+- An attempt that does not reuse processes gets a fresh one, which runs nothing afterwards.
 - An attempt that was claimed ends once: its process reported a result (`ended`), or `Died` says why there is none.
-- A process that is to leave, or was interrupted, is killed when the grace is over, whatever it does.
-- At most `concurrency` attempts run, and at most `idle_processes` are kept that have nothing to do.
+- A process that has to leave, or was interrupted, is killed when its grace period ends, whatever it does.
+- At most `concurrency` attempts run, and at most `idle_processes` idle processes are kept.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ Key = tuple[int, int]
 class Why(enum.StrEnum):
     """Why an attempt is interrupted, or has died.
 
-    CRASH: the process ended by itself. TIMEOUT: it took too long. REPLACED: the task has moved on. DRAIN: the worker
-    ends. IMPORT: importing the file took too long. LOST: there was no process, or what starts them died.
+    CRASH: the process ended by itself. TIMEOUT: it took too long. REPLACED: the task has a newer epoch. DRAIN: the
+    worker stops. IMPORT: importing the file took too long. LOST: there was no process, or the process that starts them
+    died.
     """
 
     CRASH = "crash"
@@ -38,13 +39,13 @@ class Why(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What is to be run.
+    """An attempt to run.
 
     Attributes:
         key: The task and its epoch.
-        file: What its process has to import.
-        deadline: When it has taken too long; None: never.
-        reuses: Whether its process may have run such attempts before, and may run others afterwards.
+        file: The file that its process has to import.
+        deadline: When it times out; None: never.
+        reuses: Whether its process may have run other such attempts before, and may run more afterwards.
     """
 
     key: Key
@@ -58,12 +59,12 @@ class Limits:
     """The limits of a worker.
 
     Attributes:
-        concurrency: How many attempts it runs at once.
-        recycle_after: After this many attempts that reuse it a process is replaced.
-        grace_seconds: Between the request to end and the kill.
-        idle_seconds: How long a process without work is kept.
+        concurrency: The number of attempts it runs at once.
+        recycle_after: The number of attempts after which a reused process is replaced.
+        grace_seconds: The time between the request to end and the kill.
+        idle_seconds: How long an idle process is kept.
         import_seconds: How long the import of a file may take.
-        idle_processes: How many processes without work are kept.
+        idle_processes: The number of idle processes that are kept.
     """
 
     concurrency: int = 8
@@ -87,7 +88,7 @@ class StartProcess:
 
 @dataclass(frozen=True, slots=True)
 class RunAttempt:
-    """Have a process run an attempt; it may still be starting."""
+    """Let a process run an attempt; the process may still be starting."""
 
     process: int
     attempt: Attempt
@@ -103,7 +104,7 @@ class Interrupt:
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """Tell a process without work to leave."""
+    """Ask an idle process to exit."""
 
     process: int
 
@@ -128,18 +129,18 @@ Effect = StartProcess | RunAttempt | Interrupt | Retire | Kill | Died
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """A process.
+    """The state of a process.
 
     Attributes:
-        file: What it imports.
-        since: When it started, or began to have nothing to do.
+        file: The file it imports.
+        since: When it started or became idle.
         loaded: Whether the file is imported.
-        attempt: What it runs.
-        runs: How many attempts it was given.
-        why: Why it was interrupted, or is killed.
-        leaving: Whether it gets no other attempt.
-        kill_at: When it is killed; None: it may live, or was killed.
-        relieved: Whether another process was started to take its place.
+        attempt: The attempt it runs.
+        runs: The number of attempts it was given.
+        why: Why it was interrupted, or is being killed.
+        leaving: Whether it gets no further attempt.
+        kill_at: When it is killed; None: it may live, or was killed already.
+        relieved: Whether another process was started to replace it.
     """
 
     file: str
@@ -157,7 +158,7 @@ class _Process:
         return self.attempt is None and not self.leaving
 
     def suits(self, attempt: Attempt) -> bool:
-        """Tell whether it can run an attempt; one that is idle after a run has run those that reuse it only."""
+        """Return whether it can run an attempt. A process that is idle after a run has run only reusing attempts."""
         return self.is_idle and self.file == attempt.file and (attempt.reuses or not self.runs)
 
 
@@ -172,12 +173,12 @@ class WorkerSlots:
 
     @property
     def held(self) -> list[Attempt]:
-        """The attempts that run."""
+        """The attempts that are running."""
         return [process.attempt for process in self._processes.values() if process.attempt is not None]
 
     @property
     def capacity(self) -> int:
-        """How many attempts can be claimed now."""
+        """The number of attempts that can be claimed now."""
         return 0 if self._draining else max(0, self._limits.concurrency - len(self.held))
 
     @property
@@ -187,20 +188,20 @@ class WorkerSlots:
 
     @property
     def next_due(self) -> float | None:
-        """When to call `tick` next; None: not before something else happens."""
+        """When to call `tick` next; None: not before another input."""
         return min(
             (due for process in self._processes.values() if (due := self._due(process)) is not None), default=None
         )
 
     def find_attempt(self, number: int) -> Attempt | None:
-        """Return what a process runs."""
+        """Return the attempt that a process runs, or None."""
         process = self._processes.get(number)
         return None if process is None else process.attempt
 
-    # -- what happens ----------------------------------------------------------------------------------------------
+    # -- inputs -------------------------------------------------------------------------------------------------------
 
     def claim(self, attempt: Attempt, now: float) -> list[Effect]:
-        """Find a process for an attempt: the one that had one last, since its memory is warm."""
+        """Find a process for an attempt, preferably the one that ran an attempt last, since its memory is warm."""
         suitable = [number for number, process in self._processes.items() if process.suits(attempt)]
         if not suitable:
             return [*self._start(attempt.file, now), *self._give(self._started, attempt, now)]
@@ -213,12 +214,12 @@ class WorkerSlots:
             self._processes[number] = replace(self._processes[number], loaded=True)
 
     def note_ended(self, number: int, now: float, *, clean: bool) -> list[Effect]:
-        """Note that an attempt has a result.
+        """Process the result of an attempt.
 
         Args:
             number: Its process.
-            now: The time.
-            clean: Whether the process is as it was before, and its file, too.
+            now: The current time.
+            clean: Whether the process and its file are unchanged.
         """
         process = self._processes.get(number)
         if process is None or process.attempt is None:
@@ -236,21 +237,23 @@ class WorkerSlots:
         return self._retire(number, now) if process is not None and process.is_idle else []
 
     def note_exited(self, number: int, *, lost: bool = False) -> list[Effect]:
-        """Note that a process has ended. `lost`: not by itself, nor killed: what starts processes failed."""
+        """Process the end of a process. `lost`: it neither ended by itself nor was killed; the process that starts them
+        failed.
+        """
         process = self._processes.pop(number, None)
         if process is None or process.attempt is None:
             return []
         return [Died(process.attempt, Why.LOST if lost and process.why is Why.CRASH else process.why)]
 
     def end(self, key: Key, now: float, why: Why = Why.REPLACED) -> list[Effect]:
-        """End an attempt; nothing happens if it has ended, or is being ended."""
+        """End an attempt; one that has ended, or is being ended, changes nothing."""
         for number, process in self._processes.items():
             if process.attempt is not None and process.attempt.key == key:
                 return self._interrupt(number, why, now)
         return []
 
     def drain(self, now: float) -> list[Effect]:
-        """Claim nothing more; what has nothing to do leaves."""
+        """Claim no more attempts, and retire idle processes."""
         self._draining = True
         return [
             effect
@@ -260,14 +263,14 @@ class WorkerSlots:
         ]
 
     def end_all(self, now: float) -> list[Effect]:
-        """End all attempts, and claim nothing more."""
+        """End all attempts, and claim no more."""
         effects = self.drain(now)
         for attempt in self.held:
             effects += self.end(attempt.key, now, Why.DRAIN)
         return effects
 
     def tick(self, now: float) -> list[Effect]:
-        """Do what is due."""
+        """Take the steps that are due."""
         effects: list[Effect] = []
         for number, process in list(self._processes.items()):
             due = self._due(process)
@@ -285,10 +288,10 @@ class WorkerSlots:
                 effects += self._retire(number, now)
         return effects
 
-    # -- how -------------------------------------------------------------------------------------------------------
+    # -- steps --------------------------------------------------------------------------------------------------------
 
     def _due(self, process: _Process) -> float | None:
-        """Return when something is due for a process."""
+        """Return when the next step for a process is due."""
         if process.kill_at is not None:
             return process.kill_at
         if process.leaving:
@@ -316,14 +319,16 @@ class WorkerSlots:
             given = replace(given, since=now)
         self._processes[number] = given
         effects: list[Effect] = [RunAttempt(number, attempt)]
-        # Some attempts before its last one, so that the successor has imported the file by then.
+        # Do this some attempts before the last one, so that the successor has imported the file by then.
         last = self._limits.recycle_after if attempt.reuses else 1
         if given.runs >= last - last // 10:
             effects += self._relieve(number, attempt, now)
         return [*effects, *self._retire_surplus(now)]
 
     def _relieve(self, number: int, last: Attempt, now: float) -> list[Effect]:
-        """Start the successor of a process that is about to leave, unless another one can run what is like its last."""
+        """Start the successor of a process that is about to leave, unless another process suits attempts like its last
+        one.
+        """
         process = self._processes[number]
         if process.relieved or self._draining:
             return []
@@ -338,7 +343,7 @@ class WorkerSlots:
         return [Retire(number)]
 
     def _retire_surplus(self, now: float) -> list[Effect]:
-        """Let the processes leave that have had nothing to do for longest, beyond what is kept."""
+        """Retire the processes that have been idle longest, beyond the number that is kept."""
         idle = sorted((process.since, number) for number, process in self._processes.items() if process.is_idle)
         surplus = len(idle) if self._draining else len(idle) - self._limits.idle_processes
         return [effect for _, number in idle[: max(0, surplus)] for effect in self._retire(number, now)]

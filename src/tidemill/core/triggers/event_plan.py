@@ -1,12 +1,13 @@
-"""What becomes of trigger events in one transaction: their numbers, duplicates, and refusals.
+"""Plans how one transaction stores trigger events: their numbers, duplicates and refusals.
 
-Pure: the rows of the triggers (locked) and the known identities come in, rows to insert and counters to write come out.
+Pure: it takes the locked rows of the triggers and the known identities, and returns the rows to insert and the counters
+to write.
 
 Invariants:
 - Events of a trigger are numbered from 0 without gaps, in order, whichever process stores them: a takeover continues
   the sequence.
 - An identity is stored once per trigger; later events with it get the number of the first.
-- Nothing is stored for a trigger that is unknown, or that another process has claimed since (an old token).
+- Nothing is stored for an unknown trigger, or for one that another process has claimed since (an old token).
 - A plan whose commit was not acknowledged is recognised, so that a retry stores nothing twice.
 """
 
@@ -19,13 +20,13 @@ from typing import NamedTuple
 
 
 class NewEvent(NamedTuple):
-    """An event that is to be stored.
+    """An event to store.
 
     Attributes:
         trigger_id: The trigger's number in the store.
         token: The ownership token of the claim under which it fired.
         payload: JSON text.
-        identity: Identifies it among the events of this trigger; None: it has no identity.
+        identity: Identifies the event among the events of this trigger; None: it has no identity.
         created_us: When it fired, in UTC microseconds since the epoch.
     """
 
@@ -62,7 +63,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """An event with the same identity has been stored already, with this number."""
+    """An event with the same identity is already stored, with this number."""
 
     sequence_index: int
 
@@ -80,7 +81,7 @@ class Refused:
     """The event is not stored, and never will be.
 
     Attributes:
-        reason: Why.
+        reason: The reason.
         detail: The database's error, if there was one.
     """
 
@@ -93,11 +94,11 @@ StoreOutcome = Stored | Duplicate | Refused
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one transaction does.
+    """The writes of one transaction.
 
     Attributes:
         rows: The rows to insert.
-        outcomes: One per event, in their order; true once the transaction is committed.
+        outcomes: One per event, in order; valid once the transaction is committed.
         counters: The new counter of each trigger that gets a row.
     """
 
@@ -108,14 +109,14 @@ class Plan:
     def was_committed(self, found: EventRow | None) -> bool:
         """Return whether this plan was committed, given the row that is stored under the number of `first`.
 
-        A plan is committed as a whole, so one row is enough. It does not matter whether the trigger has been claimed
-        again since, or has fired again.
+        A plan is committed as a whole, so one row is enough. The result holds even if the trigger has been claimed or
+        has fired again since.
         """
         return found is not None and found == self.first
 
     @property
     def first(self) -> EventRow | None:
-        """Its first row; None: it stores nothing, and may be repeated."""
+        """The first row; None if the plan stores nothing and may be repeated."""
         return self.rows[0] if self.rows else None
 
 
@@ -127,7 +128,7 @@ def make_plan(
     Args:
         events: The events, in the order in which they fired.
         counters: The locked rows of their triggers; a trigger without one is unknown.
-        known: The numbers of the events' (trigger, identity) pairs that are stored already.
+        known: The numbers of the (trigger, identity) pairs of these events that are already stored.
 
     Example:
         >>> event = NewEvent(7, 1, '"x"', "a", 0)

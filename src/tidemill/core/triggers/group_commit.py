@@ -1,12 +1,12 @@
-"""Group commit: which items are written together, when, and what waits while the database cannot be reached.
+"""Group commit: which items are written together, when, and what waits while the database is unreachable.
 
 Theory of operation. Items are added one by one and leave in batches, one batch at a time. A batch leaves when its
-oldest item has waited for the linger time, never because of its size; while one is being written, the next fills. A
+oldest item has waited for the linger time, never because of its size; while it is being written, the next one fills. A
 batch that could not be written stays the same batch and is retried with backoff for as long as it takes: an outage
-fails nothing. A batch whose content the database refuses is halved until the culprit is alone.
+fails nothing. A batch whose content the database refuses is halved until the bad item is alone.
 
 Invariants:
-- Every item leaves in order, and is in exactly one batch that is committed, or is returned as refused.
+- Every item leaves in order, and either is in exactly one batch that is committed, or is returned as refused.
 - At most one batch is in flight; nothing overtakes a batch that is retried.
 - While the database is idle, an item is due within the linger time of its arrival.
 - `standing` is DOWN from the first failure, or from a write that takes too long, until the database answers.
@@ -30,8 +30,8 @@ T = TypeVar("T")
 class Standing(enum.Enum):
     """Whether producers may continue.
 
-    OPEN: continue. FULL: too much waits, so pull nothing more; deadlines keep running. DOWN: the database
-    cannot be reached, so pull nothing more, and let deadlines stand still.
+    OPEN: continue. FULL: too many items wait, so pull no more; deadlines keep running. DOWN: the database is
+    unreachable, so pull no more and stop the clock of deadlines.
     """
 
     OPEN = "open"
@@ -45,10 +45,10 @@ class CommitLimits:
 
     Attributes:
         linger_seconds: How long the oldest item waits for others; half of the 20 ms within which it should be stored.
-        max_batch_count: The most items of one transaction; a backlog leaves in several.
-        max_batch_bytes: The most bytes of one transaction, except for a single item that is larger.
-        high_count: From this many pending items on the standing is FULL.
-        low_count: It stays FULL until no more than this many are pending.
+        max_batch_count: The maximum number of items per transaction; a backlog takes several.
+        max_batch_bytes: The maximum size of a transaction, except for a single item that is larger.
+        high_count: The number of pending items from which on the standing is FULL.
+        low_count: The number of pending items down to which it stays FULL.
         high_bytes: Like `high_count`, in bytes; the low mark is half of it.
         stall_seconds: A write that takes longer counts as an outage until it is answered.
         backoff: The delays between attempts.
@@ -66,7 +66,7 @@ class CommitLimits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch(Generic[T]):
-    """What one transaction writes; the same object in each attempt.
+    """The items that one transaction writes; the same object in each attempt.
 
     Attributes:
         items: Each item with its size in bytes, in order of arrival; never empty.
@@ -123,12 +123,12 @@ class GroupCommit(Generic[T]):
 
     @property
     def pending(self) -> int:
-        """How many items are neither committed nor refused."""
+        """The number of items that are neither committed nor refused."""
         return self._total
 
     @property
     def pending_bytes(self) -> int:
-        """The total size of those items."""
+        """The total size of the pending items."""
         return self._size_bytes
 
     @property
@@ -151,7 +151,6 @@ class GroupCommit(Generic[T]):
         return arrived if self._draining else arrived + self._limits.linger_seconds
 
     def add(self, item: T, size_bytes: int, now: float) -> None:
-        """Append an item."""
         self._waiting.append((item, size_bytes, now))
         self._total += 1
         self._size_bytes += size_bytes
@@ -181,10 +180,10 @@ class GroupCommit(Generic[T]):
         self._forget(batch)
 
     def note_unreachable(self, now: float, bits: int) -> None:
-        """Note that the batch in flight was not, or may not have been, written; it is retried.
+        """Retry the batch in flight, which was not, or may not have been, written.
 
         Args:
-            now: The time.
+            now: The current time.
             bits: 32 random bits for the backoff.
         """
         batch = self._end_flight()
@@ -193,13 +192,13 @@ class GroupCommit(Generic[T]):
         self._retries.appendleft(batch)
 
     def note_refused(self, now: float) -> Batch[T] | None:
-        """Note that the database refuses the content of the batch in flight.
+        """Halve the batch in flight, or give it up, because the database refuses its content.
 
         Returns:
             The batch if it has a single item, which is given up; None if its halves will be tried.
         """
         batch = self._end_flight()
-        # The database answered, so it can be reached.
+        # The database answered, so it is reachable.
         self._failures = 0
         self._not_before = now
         if len(batch.items) == 1:
@@ -212,7 +211,7 @@ class GroupCommit(Generic[T]):
 
     def _end_flight(self) -> Batch[T]:
         if self._in_flight is None:
-            raise InvariantError("an answer came for a batch, but none is in flight")
+            raise InvariantError("an answer arrived for a batch, but no batch is in flight")
         batch, self._in_flight = self._in_flight, None
         self._stalled = False
         return batch

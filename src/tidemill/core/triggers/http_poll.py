@@ -1,7 +1,7 @@
-"""What an HTTP response means to a poll that waits for a condition.
+"""Judges HTTP responses to a poll that waits for a condition.
 
-Invariants: an expected status is never an error, whatever it is; what may be temporary is retried; what a retry cannot
-change is refused at once.
+Invariants: an expected status is never an error, whatever it is; statuses that may be temporary are retried; statuses
+that a retry cannot change are refused at once.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ from collections.abc import Collection
 
 #: The resource does not exist, is not ready, or is in another state: a poll waits for that to change.
 _NOT_YET = frozenset({404, 409, 410, 423, 425})
-#: The server, or a proxy before it, is temporarily unable to answer.
+#: The server, or a proxy in front of it, is temporarily unable to answer.
 _TRANSIENT = frozenset({408, 429})
 
 
 class PollAnswer(enum.Enum):
-    """What a response means."""
-
     EXPECTED = "expected"
     NOT_YET = "not yet"
     FAILED = "failed"
@@ -25,7 +23,7 @@ class PollAnswer(enum.Enum):
 
 
 def judge_answer(status: int, expected: Collection[int]) -> PollAnswer:
-    """Return what a status means.
+    """Return the meaning of a status.
 
     Args:
         status: The status of the response.
@@ -48,8 +46,8 @@ def parse_retry_after(header: str | None, maximum_seconds: float) -> float:
     """Return the seconds of a Retry-After header; 0 if it has another form.
 
     Args:
-        header: The response's `Retry-After`; a date is ignored, because it would need two clocks to agree.
-        maximum_seconds: The longest wait to return.
+        header: The `Retry-After` header. A date is ignored, because it would need two clocks to agree.
+        maximum_seconds: The upper bound of the result.
     """
     text = (header or "").strip()
     if not (text.isascii() and text.isdigit()):

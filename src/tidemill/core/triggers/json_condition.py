@@ -1,13 +1,13 @@
-"""Conditions on JSON documents, written as JSON themselves, so that a list of triggers can contain them.
+"""Conditions on JSON documents, themselves written as JSON, so that a list of triggers can contain them.
 
-A condition maps paths in a document to what is expected there; it holds if all expectations do. A path consists of
-names (and array indexes) with dots between them; '' is the whole document. An expectation is a value, which must be
-equal, or a mapping of comparisons:
+A condition maps paths in a document to expectations; it holds if all expectations are met. A path consists of names and
+array indexes, separated by dots; '' is the whole document. An expectation is a value, which must be equal, or a mapping
+of comparisons:
 
     {"type": "order", "total": {"ge": 100}, "customer.country": {"in": ["NZ", "AU"]}, "test": {"exists": False}}
 
-Invariants: values are compared as JSON values (true is not 1, 1 is 1.0); only numbers, or only texts, are in order with
-each other; a missing value equals nothing, and only `ne` and `exists: false` hold for it.
+Invariants: values are compared as JSON values (true is not 1, 1 is 1.0); only two numbers or two strings have an order;
+a missing value equals nothing, and only `ne` and `exists: false` hold for it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ORDER: Final[Mapping[str, Callable[[float | str, float | str], bool]]] = {
     "lt": operator.lt,
     "le": operator.le,
 }
-#: All comparisons, in the order in which a message names them.
+#: All comparisons, in the order in which messages list them.
 COMPARISONS: Final = ("eq", "ne", *_ORDER, "in", "exists")
 
 
@@ -71,13 +71,13 @@ class JsonCondition:
 
 
 def parse_condition(where: Mapping[str, object]) -> JsonCondition:
-    """Return a condition.
+    """Return the condition that a mapping describes.
 
     Args:
         where: The expectations, by path.
 
     Raises:
-        TypeError: It is not a mapping with text keys, or a comparison does not accept its operand.
+        TypeError: `where` is not a mapping with string keys, or a comparison does not accept its operand.
         ValueError: A comparison is unknown.
     """
     if not isinstance(where, Mapping) or not all(isinstance(path, str) for path in where):

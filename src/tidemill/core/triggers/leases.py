@@ -1,10 +1,10 @@
-"""Leases: messages of a queue that stay invisible to others only while their visibility is extended in time.
+"""Leases on queue messages, which stay invisible to other consumers only while their visibility is extended in time.
 
-Every lease lasts equally long, so those that began or were renewed first expire first: leases are kept in that order,
-and no call examines more leases than it returns.
+All leases have the same duration, so the least recently renewed one expires first. They are kept in that order, and no
+call examines more leases than it returns.
 
 Invariants:
-1. A lease is due from half of its time on, so that a single failed renewal does no harm.
+1. A lease is due for renewal after half of its time, so that a single failed renewal does no harm.
 2. A lease is never renewed beyond `max_held_seconds` after it began: the queue would refuse.
 3. A lease that was released is not due any more.
 """
@@ -15,7 +15,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from itertools import islice
 
-#: The part of its time after which a lease is renewed.
+#: The fraction of its duration after which a lease is renewed.
 _RENEW_AT = 0.5
 
 
@@ -27,10 +27,10 @@ class _Lease:
 
 @dataclass(slots=True)
 class Leases:
-    """The leases that are held.
+    """The leases that a consumer holds.
 
     Args:
-        seconds: How long a lease lasts, from its beginning or its last renewal.
+        seconds: The duration of a lease, from its start or its last renewal.
         max_held_seconds: How long the queue allows a consumer to hold a message.
     """
 
@@ -45,27 +45,27 @@ class Leases:
         return number in self._held
 
     def hold(self, number: int, now: float) -> None:
-        """Note that a lease began.
+        """Add a new lease.
 
         Args:
-            number: Its number; new.
-            now: The time before the queue was asked for the message.
+            number: Its number, which must be new.
+            now: The time just before the message was requested from the queue.
         """
         self._held[number] = _Lease(now, now)
 
     def release(self, number: int) -> None:
-        """Let a lease expire; unknown ones change nothing."""
+        """Let a lease expire; an unknown one changes nothing."""
         self._held.pop(number, None)
 
     @property
     def due(self) -> float | None:
-        """When the next lease has to be renewed or given up; None: there is none."""
+        """When the next lease has to be renewed or given up; None if there is none."""
         for lease in self._held.values():
             return lease.renewed + self.seconds * _RENEW_AT
         return None
 
     def list_due(self, now: float, limit: int) -> list[int]:
-        """Return the leases that have to be renewed, those first that expire first, at most `limit`."""
+        """Return at most `limit` leases that have to be renewed, in order of expiry."""
         return [
             number
             for number, lease in islice(self._held.items(), limit)
@@ -73,11 +73,11 @@ class Leases:
         ]
 
     def note_renewed(self, number: int, now: float) -> None:
-        """Note that the queue renewed a lease; unknown ones change nothing.
+        """Note that the queue renewed a lease; an unknown one changes nothing.
 
         Args:
             number: Its number.
-            now: The time before the queue was asked.
+            now: The time just before the renewal was requested.
         """
         lease = self._held.get(number)
         if lease is not None:
@@ -85,7 +85,7 @@ class Leases:
             self._held.move_to_end(number)
 
     def give_up(self, now: float) -> list[int]:
-        """Release and return the leases that the queue would not renew any more, or that have expired."""
+        """Release and return the leases that have expired, or that the queue would not renew any more."""
         gone = []
         for number, lease in self._held.items():
             if now < lease.renewed + self.seconds * _RENEW_AT:

@@ -1,14 +1,14 @@
-"""What happens when a trigger ends: whether it runs again, after which pause, and what is recorded.
+"""Decides what follows when a trigger ends: whether it runs again, after which pause, and which state is recorded.
 
-Pure: the shell reports how a run ended, and how long it took; randomness comes in as bits.
+Pure: the shell reports how a run ended and how long it took; randomness comes in as bits.
 
 Invariants:
 1. A trigger that was cancelled does not run again by itself, except after a timeout, which counts as a failure.
-2. A run that ended without firing has failed, unless the trigger always restarts and took an event. One that others
-   have disturbed runs again, whatever its restart.
+2. A run that ended without firing has failed, unless the trigger always restarts and took an event. A run that other
+   triggers disturbed is repeated, whatever the trigger's restart policy.
 3. A run that took an event from a shared stream and finished restarts at once: it cannot spin, because it waits for
-   the next event. Any other restart follows a pause, which is not shorter than the first bound of the backoff, grows
-   while runs are short, and is reset by a long run.
+   the next event. Any other restart follows a pause. The pause is not shorter than the first bound of the backoff,
+   grows while runs are short, and is reset by a long run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from tidemill.core.retry import JITTER_BITS, Backoff
 
-#: A run of this length counts as healthy, and resets the pauses.
+#: A run of this length counts as healthy and resets the pauses.
 HEALTHY_SECONDS = 60.0
 #: The bounds of the pauses before restarts.
 BACKOFF = Backoff(1.0, 30.0)
@@ -35,8 +35,8 @@ class Restart(enum.StrEnum):
 class CancelReason(enum.StrEnum):
     """Why a trigger is cancelled.
 
-    USER: it was removed, or replaced by another. TIMEOUT: it failed its shared stream and did not end. HAND_OVER:
-    another host has claimed it. SHUTDOWN: its host stops. DONE: it is no longer needed.
+    USER: a user removed or replaced it. TIMEOUT: it failed its shared stream and did not end. HAND_OVER: another host
+    has claimed it. SHUTDOWN: its host stops. DONE: it is no longer needed.
     """
 
     USER = "user"
@@ -47,7 +47,7 @@ class CancelReason(enum.StrEnum):
 
 
 class Ending(enum.Enum):
-    """How a run that was not cancelled ended; DISTURBED: another trigger has cancelled what it waited for."""
+    """How a run that was not cancelled ended. DISTURBED: another trigger cancelled an operation that it awaited."""
 
     RETURNED = "returned"
     RAISED = "raised"
@@ -64,12 +64,12 @@ class EndVerdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """What follows a run.
+    """The step that follows a run.
 
     Attributes:
         verdict: The state of the trigger.
-        pause_seconds: How long until it runs again; None: it does not.
-        from_start: Whether it is created as listed, instead of from what `serialize()` returned.
+        pause_seconds: The pause before it runs again; None: it does not.
+        from_start: Whether it is created as listed, instead of from the result of `serialize()`.
     """
 
     verdict: EndVerdict
@@ -82,7 +82,7 @@ class TriggerLife:
 
     Args:
         restart: When it runs again.
-        backoff: The bounds of the pauses before it does.
+        backoff: The bounds of the pauses before restarts.
     """
 
     __slots__ = ("_backoff", "_failures", "restart")
@@ -96,11 +96,11 @@ class TriggerLife:
         """Decide what follows a run that was not cancelled.
 
         Args:
-            ending: How it ended.
-            events: How many events it fired.
+            ending: How the run ended.
+            events: The number of events it fired.
             seconds: How long it took.
             bits: 32 random bits.
-            taken: How many events it took from a shared stream.
+            taken: The number of events it took from a shared stream.
         """
         if ending is Ending.RETURNED and taken and self.restart is Restart.ALWAYS:
             self._failures = 0
@@ -111,7 +111,7 @@ class TriggerLife:
             return Next(EndVerdict.FAILED, self._compute_pause(bits))
         failed = ending is Ending.RAISED or not events
         if not failed:
-            # A trigger that finishes immediately each time must not spin either.
+            # Even a trigger that finishes successfully at once, each time, must not spin.
             pause = self._compute_pause(bits) if self.restart is Restart.ALWAYS else None
             return Next(EndVerdict.FINISHED, pause, from_start=True)
         pause = None if self.restart is Restart.NEVER else self._compute_pause(bits)
@@ -126,5 +126,5 @@ class TriggerLife:
     def _compute_pause(self, bits: int) -> float:
         self._failures += 1
         bound = self._backoff.compute_bound(self._failures)
-        # Between half of the bound and the bound, and never below the first one.
+        # Between half of the bound and the bound, and never below the first bound.
         return max(self._backoff.compute_bound(1), bound * (0.5 + 0.5 * bits / (1 << JITTER_BITS)))

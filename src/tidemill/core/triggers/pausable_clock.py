@@ -1,12 +1,12 @@
-"""A clock that can be held: deadlines measured with it do not pass meanwhile."""
+"""A clock that can be held, so that deadlines measured with it do not pass meanwhile."""
 
 from __future__ import annotations
 
 
 class PausableClock:
-    """Converts readings of a monotonic clock into those of a clock that can be held.
+    """Converts readings of a monotonic clock into readings of a clock that can be held.
 
-    Invariants: it never goes backwards; while it is held it stands still; holding it twice has no further effect.
+    Invariants: it never goes backwards; it does not advance while it is held; holding it twice has no further effect.
 
     Example:
         >>> clock = PausableClock()
@@ -25,7 +25,7 @@ class PausableClock:
         self._lost = 0.0
 
     def read(self, now: float) -> float:
-        """Return its time, in seconds.
+        """Return the time of this clock, in seconds.
 
         Args:
             now: The time of the monotonic clock.

@@ -1,13 +1,13 @@
-"""Which files of a folder are new, and complete as far as can be told from outside.
+"""Finds the files of a folder that are new and, as far as an observer can tell, complete.
 
-The shell reports what it sees of the whole folder or of single files; a file is returned once it has been unchanged for
-some time. A file that changes after that is returned again, as a new version.
+The shell reports the state of the whole folder or of single files; a file is returned once it has been unchanged for a
+given time. A file that changes after that is returned again, as a new version.
 
 Invariants:
 1. A version of a file is returned at most once while the file exists.
 2. A file is returned only after it was unchanged for `settle_seconds`.
-3. Files are returned in the order in which they became complete; of several at once, the older version first, then the
-   smaller name.
+3. Files are returned in the order in which they became complete; of several at once, the oldest version first, then by
+   name.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 
 class Version(NamedTuple):
-    """What distinguishes one state of a file from another; ordered by age.
+    """Distinguishes one state of a file from another; ordered by age.
 
     Attributes:
-        modified_ns: When it was last modified, in nanoseconds since the epoch.
+        modified_ns: When the file was last modified, in nanoseconds since the epoch.
         size_bytes: Its size.
         inode: Its inode number, which changes when another file gets the name.
     """
@@ -49,11 +49,11 @@ class StableFiles:
 
     settle_seconds: float
     _seen: dict[str, _Seen] = field(default_factory=dict)
-    #: (when, version, path), outdated ones included.
+    #: (due, version, path), including outdated entries.
     _due: list[tuple[float, Version, str]] = field(default_factory=list)
 
     def see(self, path: str, version: Version | None, now: float) -> None:
-        """Note the version of a file; None: it does not exist."""
+        """Process the version of a file; None: the file does not exist."""
         seen = self._seen.get(path)
         if version is None:
             self._seen.pop(path, None)
@@ -62,12 +62,12 @@ class StableFiles:
             heapq.heappush(self._due, (now + self.settle_seconds, version, path))
 
     def know_all(self, files: Mapping[str, Version], now: float) -> None:
-        """Note the files that exist already: none of them is returned before it changes."""
+        """Record files that already exist: none of them is returned before it changes."""
         for path, version in files.items():
             self._seen[path] = _Seen(version, now, reported=True)
 
     def see_all(self, files: Mapping[str, Version], now: float) -> None:
-        """Note all files; those that are missing do not exist."""
+        """Process all files of the folder; missing ones do not exist."""
         for path in [path for path in self._seen if path not in files]:
             del self._seen[path]
         for path, version in files.items():
@@ -75,11 +75,11 @@ class StableFiles:
 
     @property
     def due(self) -> float | None:
-        """When the next file may be complete; None: there is none."""
+        """When the next file may be complete; None if there is none."""
         return self._due[0][0] if self._due else None
 
     def list_candidates(self, now: float) -> list[str]:
-        """Return the files that are about to be returned: check each once more (`see`), then call `take`."""
+        """Return the files that are about to be returned. Check each once more (`see`), then call `take`."""
         return [path for when, version, path in self._due if when <= now and self._is_current(when, version, path)]
 
     def take(self, now: float) -> list[tuple[str, Version]]:

@@ -1,26 +1,26 @@
-"""Which trigger ends the process that runs it: those that ran at its deaths run apart, in halves, until one is alone.
+"""Finds the trigger that kills its process: triggers that ran when the process died are tried in ever smaller halves.
 
-Theory of operation. A trigger that calls `os._exit`, crashes C code or uses up all memory ends the
-triggerer, and every other trigger with it. The death names nobody, so deaths are counted per trigger, however long the
-process had lived. Those that ran at several are suspects. Nobody is held back: the suspects go on in two processes of
-their own, one half in each, and the triggerer runs all others. The half whose process dies is halved again, and the
-other one goes back to the triggerer. A half whose process outlives twice what the triggerer had lived is cleared, and
-goes back, too; what is cleared stays one death away from suspicion for a day, and its next trial takes twice as long,
-so that one that dies after irregular times is found. One that ends its process when it is alone in it, more than once,
-is the culprit.
+Theory of operation. A trigger that calls `os._exit`, crashes C code or exhausts the memory kills the triggerer, and
+with it every other trigger. A death does not name its cause, so deaths are counted per trigger, however long the
+process had lived. Triggers that ran at several deaths are suspects. None is held back: the suspects run in two trial
+processes, one half in each, and the triggerer runs all others. When a trial process dies, its half is halved again, and
+the other half returns to the triggerer. When a trial process lives for twice the lifetime of the triggerer, its half is
+cleared and returns to the triggerer, too. A cleared trigger stays one death away from suspicion for a day, and its next
+trial takes twice as long, so that a trigger that kills at irregular intervals is found. A trigger that kills its
+process more than once while it is alone in it is the culprit.
 
-Processes also die for reasons outside: a user kills them, or a machine without memory does. So deaths of the triggerer
-only make suspects; a kill (SIGKILL) counts less than an end of the process's own making, and not at all if another
-process was killed in the same moment.
+Processes also die for external reasons, such as a user's kill or a lack of memory. Therefore deaths of the triggerer
+only make suspects. A kill (SIGKILL) counts less than any other death, and not at all if another process was killed in
+the same moment.
 
-Only one process may run the triggers of a shared stream. So halves divide no stream, unless there is nothing else to
-divide: then they run one after the other, and the half whose turn it is not waits.
+Only one process may run the triggers of a shared stream, so halving does not split a stream unless there is nothing
+else to split. In that case the halves run one after the other, and the second half waits for its turn.
 
 Invariants:
-1. A trigger is blamed only for processes that ended while they ran no other one.
-2. Each death of a process of a trial halves what it ran, so there are about log2(suspects) of them until one is alone.
-3. What is not at the deaths of the triggerer, or has waited out its trial, runs in the triggerer. Nothing waits for a
-   trial but the second half of a single stream.
+1. A trigger is blamed only for processes that died while they ran no other trigger.
+2. Each death of a trial process halves its triggers, so there are about log2(suspects) deaths until one is alone.
+3. Triggers that did not run when the triggerer died, or that passed their trial, run in the triggerer. Only the second
+   half of a single stream ever waits for a trial.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-#: At this many deaths a trigger becomes a suspect: something else may have killed the process once.
+#: The number of deaths that makes a trigger a suspect: something else may have killed the process once.
 SUSPECT_DEATHS = 3
-#: This many processes have to end with a trigger alone in them until it is blamed.
+#: The number of processes that must die with a trigger alone in them before it is blamed.
 ALONE_DEATHS = 2
-#: The same, if they were killed: somebody else may have done it.
+#: The same for kills, which may come from outside.
 ALONE_KILLS = 3
 #: Processes that are killed within this time of each other were killed from outside.
 SAME_SECONDS = 2.0
-#: Deaths that are further apart do not add up, and what was cleared is forgotten.
+#: Deaths that are further apart do not add up, and after this time cleared triggers are forgotten.
 FORGET_SECONDS = 86400.0
-#: The shortest trial. A longer one takes twice as long as the triggerer had lived.
+#: The shortest trial. A longer one takes twice the lifetime of the triggerer.
 TRIAL_SECONDS = 2.0
 #: The longest trial.
 LONGEST_TRIAL_SECONDS = 86400.0
-#: Suspects of a triggerer that dies this many times as fast go before those that are tried.
+#: If the triggerer dies this many times as fast, its suspects replace those that are on trial.
 _HASTE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
-    """A process that has ended while it ran triggers.
+    """A process that ended while it ran triggers.
 
     Attributes:
         running: The triggers that ran in it, each with its shared stream; None: it has none.
-        lived_seconds: How long ago it was started.
+        lived_seconds: The lifetime of the process.
         at: When it ended, in seconds.
         killed: Whether it was killed, possibly from outside.
-        waiting: Those of a trial that it had not begun to run.
+        waiting: Triggers of its trial that it had not started yet.
     """
 
     running: Mapping[int, str | None]
@@ -68,15 +68,15 @@ class ProcessEnd:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Triggers to run in a process that runs nothing else.
+    """Triggers that run in a process without any others.
 
     Attributes:
-        number: Which trial it is; one that is repeated keeps its number.
+        number: The number of the trial; a repeated trial keeps its number.
         triggers: Their ids.
         seconds: They are cleared if the process lives this long with them.
-        deaths: How often its process ended, when this was one trigger, alone.
-        kills: How often it was killed.
-        explained: Whether another trigger was blamed meanwhile for what made these suspects.
+        deaths: How many times its process died while it contained a single trigger.
+        kills: How many of these deaths were kills.
+        explained: Whether another trigger has since been blamed for the deaths that made these suspects.
     """
 
     number: int
@@ -89,11 +89,11 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What follows from the end of a process.
+    """The consequences of a process's end.
 
     Attributes:
-        held: The triggers of trials that are to begin; whatever else ran in the process is free.
-        dropped: The trials that are to end at once, begun or not; what is in them is free.
+        held: The triggers of trials that are about to begin; all other triggers of the process are free.
+        dropped: The trials to end at once, begun or not; their triggers are free.
         culprit: The trigger that is to fail.
     """
 
@@ -104,12 +104,13 @@ class Verdict:
 
 @dataclass(slots=True)
 class _Record:
-    """What is known about a trigger.
+    """The record of a trigger.
 
     Attributes:
         deaths: The deaths that count.
-        meanwhile: How many of them were deaths of the triggerer since trials began, so of none that is tried.
-        cleared: How often it was cleared.
+        meanwhile: How many of them were deaths of the triggerer after trials began, and so not caused by a trigger on
+            trial.
+        cleared: How many times it was cleared.
         at: When any of this last changed.
     """
 
@@ -120,7 +121,7 @@ class _Record:
 
 
 class Suspects:
-    """The triggers of one triggerer that may end its process.
+    """The triggers of one triggerer that may kill its process.
 
     Example:
         >>> suspects = Suspects()
@@ -135,20 +136,21 @@ class Suspects:
 
     def __init__(self) -> None:
         self._records: dict[int, _Record] = {}
-        # How long the last triggerers lived.
+        # The lifetimes of the last triggerers.
         self._lives: deque[float] = deque(maxlen=SUSPECT_DEATHS)
         self._trials: dict[int, Trial] = {}
         self._begun: set[int] = set()
-        # Whether the halves are of one stream.
+        # Whether the halves belong to one stream.
         self._in_turn = False
-        # Whether the trials took the place of others. They are ended by none: two could do so to each other for ever.
+        # Whether these trials replaced others. Then they cannot be replaced themselves: two sets could replace each
+        # other for ever.
         self._hasty = False
         self._number = 0
-        # The trial, 0 for the triggerer, whose process was killed last, and when.
+        # The trial (0: the triggerer) whose process was killed last, and when.
         self._killed: tuple[int, float] | None = None
 
     def note_death(self, end: ProcessEnd) -> Verdict:
-        """Note that the triggerer died."""
+        """Process the death of the triggerer."""
         if self._is_outside(0, end):
             return Verdict()
         self._lives.append(end.lived_seconds)
@@ -165,7 +167,7 @@ class Suspects:
         if not suspects:
             return Verdict()
         if self._trials and not self._may_drop():
-            # They go on, and are tried after a later death.
+            # The suspects continue to run, and are tried after a later death.
             return Verdict()
         self._hasty = bool(self._trials)
         dropped = self._drop()
@@ -175,7 +177,7 @@ class Suspects:
         return Verdict(tuple(sorted(suspects)), dropped)
 
     def begin_trials(self) -> tuple[Trial, ...]:
-        """Return the trials that are to begin now."""
+        """Return the trials to begin now."""
         found = [trial for number, trial in self._trials.items() if number not in self._begun]
         if self._in_turn:
             found = [] if self._begun else found[:1]
@@ -183,11 +185,11 @@ class Suspects:
         return tuple(found)
 
     def note_survived(self, number: int, at: float) -> None:
-        """Note that the process of a trial has outlived it: what ran in it is cleared.
+        """Clear the triggers of a trial whose process lived long enough.
 
         Args:
             number: The trial.
-            at: When, in seconds.
+            at: The current time in seconds.
         """
         trial = self._trials.pop(number, None)
         self._begun.discard(number)
@@ -197,11 +199,11 @@ class Suspects:
             known.cleared, known.at = known.cleared + 1, at
 
     def note_fatal(self, number: int, end: ProcessEnd) -> Verdict:
-        """Note that the process of a trial died.
+        """Process the death of a trial process.
 
         Args:
-            number: The trial, which may have been dropped already.
-            end: How it ended.
+            number: The trial, which may already have been dropped.
+            end: The end of the process.
         """
         outside = self._is_outside(number, end)
         trial = self._trials.get(number)
@@ -211,7 +213,7 @@ class Suspects:
         if outside or not end.running:
             return self._repeat(replace(trial, triggers=tuple(sorted({*end.running, *end.waiting}))))
         if len(trial.triggers) > 1:
-            # What ran elsewhere, or had not begun, is not the cause of this death.
+            # Triggers that ran elsewhere, or had not begun, did not cause this death.
             dropped = tuple(one for one in self._drop() if one.number != number)
             self._halve(end.running, trial.seconds)
             return Verdict(tuple(sorted(end.running)), dropped)
@@ -223,7 +225,7 @@ class Suspects:
         return Verdict(culprit=trial.triggers[0])
 
     def _explain(self) -> None:
-        """Forget the deaths that a culprit explains: all but those of the triggerer while it was tried elsewhere."""
+        """Forget the deaths that a culprit explains: all but those of the triggerer while it was on trial."""
         self._records = {
             number: replace(known, deaths=known.meanwhile, cleared=0)
             for number, known in self._records.items()
@@ -239,14 +241,16 @@ class Suspects:
         return Verdict(trial.triggers)
 
     def _is_outside(self, number: int, end: ProcessEnd) -> bool:
-        """Return whether something outside killed this process, and the one before; neither counts against a trial."""
+        """Return whether this process and the previous one were killed from outside; neither then counts against a
+        trial.
+        """
         if not end.killed:
             return False
         before, self._killed = self._killed, (number, end.at)
         if before is None or before[0] == number or abs(end.at - before[1]) > SAME_SECONDS:
             return False
         if before[1] < end.at - end.lived_seconds:
-            # It was started after that: both may be the work of one trigger.
+            # This process was started after that kill: one trigger may have caused both.
             return False
         other = self._trials.get(before[0])
         if other is not None and other.kills:
@@ -254,19 +258,19 @@ class Suspects:
         return True
 
     def _may_drop(self) -> bool:
-        """Return whether the triggerer dies so much faster than its suspects that these go back to it."""
+        """Return whether the triggerer dies so much faster than the trials last that they are given up."""
         slowest = 2 * max(self._lives)
         return not self._hasty and _HASTE * slowest <= min(trial.seconds for trial in self._trials.values())
 
     def _drop(self) -> tuple[Trial, ...]:
-        """End all trials, and return them."""
+        """End and return all trials."""
         dropped = tuple(self._trials.values())
         self._trials.clear()
         self._begun.clear()
         return dropped
 
     def _find_seconds(self, suspects: Iterable[int]) -> float:
-        """Return how long suspects are to be tried."""
+        """Return the duration of a trial of these suspects."""
         cleared = max(self._records[number].cleared for number in suspects)
         lived = max(TRIAL_SECONDS, 2 * max(self._lives))
         return float(min(LONGEST_TRIAL_SECONDS, lived * 2 ** min(cleared, 20)))

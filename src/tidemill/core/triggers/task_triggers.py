@@ -1,13 +1,14 @@
-"""The triggers of deferred tasks that one triggerer runs: how many more it takes, which it stops, and what follows.
+"""The triggers of deferred tasks in one triggerer: how many more it takes, which ones it stops, and what their ends
+mean.
 
-Theory of operation. A triggerer claims triggers while it has room. Each is known by its id and the token of its claim:
-a trigger that was given up and claimed again is another one here. It runs until its first event is stored, which
-resumes its task in the store; the store says which ones are to be stopped before that.
+Theory of operation. A triggerer claims triggers while it has room. A claim is identified by the trigger's id and the
+token of the claim: a trigger that was given up and claimed again counts as a different one. A trigger runs until its
+first event is stored, which resumes its task in the store; the store also names triggers to stop before that.
 
 Invariants:
 1. No claim is started twice, however often the store repeats its answer, and no more are claimed than there is room.
-2. A trigger is stopped at most once, and for the first reason; only a user's reason lets `on_kill` run.
-3. A task fails because of its trigger only if that ended by itself and without an event that is, or may be, stored.
+2. A trigger is stopped at most once, and for the first reason; `on_kill` runs only if the reason is a user's request.
+3. A task fails because of its trigger only if the trigger ended by itself without an event that is, or may be, stored.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tidemill.core.tasks.inputs import Stop
 from tidemill.core.triggers.event_plan import Refusal, Refused, StoreOutcome
 from tidemill.core.triggers.lifecycle import CancelReason
 
-#: What the store says of a trigger that another triggerer has claimed.
+#: The store's reason to stop a trigger that another triggerer has claimed.
 HAND_OVER = "hand-over"
 
 _REASONS = {
@@ -39,10 +40,10 @@ class ClaimKey(NamedTuple):
 
 
 class TaskEnd(enum.Enum):
-    """What the end of a task's trigger means.
+    """The meaning of the end of a task's trigger.
 
-    RESUMED: its event is stored, and has resumed the task. FAILED: it fails its task. STOPPED: its task has moved on.
-    KILLED: likewise, because of a user: `on_kill` runs. GIVEN_UP: it goes on elsewhere, or later.
+    RESUMED: its event is stored, and has resumed the task. FAILED: it fails its task. STOPPED: its task no longer waits
+    for it. KILLED: the same, at a user's request, so `on_kill` runs. GIVEN_UP: it continues elsewhere, or later.
     """
 
     RESUMED = "resumed"
@@ -53,11 +54,11 @@ class TaskEnd(enum.Enum):
 
 
 def decide_end(reason: CancelReason | None, outcome: StoreOutcome | None) -> TaskEnd:
-    """Return what the end of a run means.
+    """Return what the end of a trigger means.
 
     Args:
         reason: Why it was cancelled; None: it was not.
-        outcome: What became of its event; None: it fired none, or it is not known yet.
+        outcome: The outcome of storing its event; None: it fired none, or the outcome is not known yet.
 
     Example:
         >>> decide_end(CancelReason.USER, None)
@@ -80,10 +81,10 @@ def decide_end(reason: CancelReason | None, outcome: StoreOutcome | None) -> Tas
 
 
 def find_reason(said: str) -> CancelReason:
-    """Return why a trigger is cancelled that the store wants stopped.
+    """Return why a trigger is cancelled, given the store's reason to stop it.
 
     Args:
-        said: A `Stop`, or HAND_OVER. What is not known, because the store is newer, is nobody's wish to kill anything.
+        said: A `Stop`, or HAND_OVER. A newer store may give unknown reasons; they never mean a kill.
     """
     return _REASONS.get(said, CancelReason.HAND_OVER)
 
@@ -92,7 +93,7 @@ class TaskTriggers:
     """The claims of one triggerer.
 
     Args:
-        capacity: How many triggers it runs at once.
+        capacity: The number of triggers it runs at once.
 
     Example:
         >>> triggers = TaskTriggers(2)
@@ -108,26 +109,26 @@ class TaskTriggers:
         self._capacity = capacity
         self._held: set[ClaimKey] = set()
         self._stopped: set[ClaimKey] = set()
-        # Those of the last answer that have ended already: the answer may come again.
+        # The claims in the store's last answer, which may be repeated after they have ended.
         self._last: set[ClaimKey] = set()
 
     @property
     def room(self) -> int:
-        """How many more it takes; one that still cleans up takes up its place."""
+        """How many more triggers it can take; a trigger that is still cleaning up counts."""
         return max(0, self._capacity - len(self._held))
 
     @property
     def is_idle(self) -> bool:
-        """Whether it runs none, and none cleans up."""
+        """Whether no trigger runs or cleans up."""
         return not self._held
 
     @property
     def held(self) -> list[ClaimKey]:
-        """What it runs and has not been told to stop, sorted."""
+        """The triggers that run and have not been asked to stop, sorted."""
         return sorted(self._held - self._stopped)
 
     def note_claimed(self, claimed: Iterable[ClaimKey]) -> list[ClaimKey]:
-        """Note the answer to a claim, and return those of it that are to be started."""
+        """Process the answer to a claim, and return the claims to start."""
         given = list(dict.fromkeys(claimed))
         started = [key for key in given if key not in self._held and key not in self._last]
         self._held.update(started)
@@ -135,7 +136,7 @@ class TaskTriggers:
         return started
 
     def note_stops(self, stops: Iterable[tuple[ClaimKey, str]]) -> list[tuple[ClaimKey, CancelReason]]:
-        """Note what the store wants stopped, and return what is to be cancelled, and why."""
+        """Process the store's requests to stop, and return the triggers to cancel, with the reasons."""
         found = []
         for key, said in stops:
             if key in self._held and key not in self._stopped:
@@ -144,6 +145,6 @@ class TaskTriggers:
         return found
 
     def note_ended(self, key: ClaimKey) -> None:
-        """Note that a trigger has ended, and cleaned up."""
+        """Note that a trigger has ended and cleaned up."""
         self._held.discard(key)
         self._stopped.discard(key)
