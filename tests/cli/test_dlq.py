@@ -263,7 +263,7 @@ def test_messages_that_a_letter_had_no_room_for_are_counted_and_named(dlq: Dlq) 
         (["redrive", "--to", "nowhere"], "topic 'nowhere' does not exist"),
         (
             ["redrive", "--to", "sink", "--sink", "outt", "--sink", "kafka.out"],
-            "--sink outt: no sink that is configured and no letter has this name; configured: kafka.out",
+            "--sink outt: no configured sink and no letter has this name; configured: kafka.out",
         ),
     ],
 )

@@ -245,7 +245,7 @@ def test_a_redrive_to_a_sink_that_raises_at_everything_ends_and_blames_nobody(mo
     items = redrive.items(*(of(n) for n in range(30)))
     sink.down = OSError("unreachable")
     with pytest.raises(
-        RemoteError, match=r"accepts nothing now: OSError: unreachable \(.* in send\); run the same command"
+        RemoteError, match=r"is not accepting payloads: OSError: unreachable \(.* in send\); run the same command"
     ):
         redrive.target.send(items, {0: 30})
     assert redrive.cursor.positions == []

@@ -1,1 +1,1 @@
-"""Dead letters: what they say, and how they are written, read and restored."""
+"""Dead letters: their content, and how they are written, read and restored."""

@@ -1,13 +1,13 @@
-"""Finds the newest letters that match, from the ends of partitions backwards, and goes on where it stopped.
+"""Finds the newest letters that match, reading partitions backwards from their ends. A search can be continued.
 
-A partition is read in chunks: its last offsets, those before, larger ones each time. The time of the oldest letter of
-the last chunk is the partition's horizon: what was not read yet is older. A letter that was found is certain, that is,
-no newer one is still to be found, once no partition that is not read to its beginning has a later horizon.
+A partition is read in chunks: its last offsets, then those before, in ever larger chunks. The time of the oldest letter
+in the last chunk is the partition's horizon; every unread letter is older. A match is certain, which means that no
+newer one remains to be found, once no partition that still has unread letters has a later horizon.
 
-Invariants: rows come in the order of time over all searches that continue each other, each once; no letter is left out;
-of a letter only its row is kept; a search that continues begins where the one before was certain, and each makes
-progress. Within a partition the order is that of offsets: where a clock was set back, a letter counts as written when
-the ones before it were. Blocking: not for event loops.
+Invariants: across continued searches, rows come in order of time, each once, and no letter is left out. Only the row of
+a letter is stored. A continued search begins where the previous one was certain, and each search makes progress. Within
+a partition, offsets decide the order: if a clock was set back, a letter counts as written when the letters before it
+were. Blocking: not for event loops.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidemill.core.deadletters.redrive import Criteria
 from tidemill.deadletters.reader import Found, extract_facts
 from tidemill.deadletters.search import Box, Ranges
 
-#: How many offsets the first and the largest chunks have, over all partitions.
+#: How many offsets the first chunks and the largest chunks have, over all partitions.
 FIRST_OFFSETS = 400
 MOST_OFFSETS = 4_000
 _LEAST_OFFSETS = 20
@@ -31,12 +31,12 @@ RowT = TypeVar("RowT")
 
 @dataclass(frozen=True, slots=True)
 class Newest(Generic[RowT]):
-    """What a search found.
+    """The result of a search.
 
     Attributes:
-        rows: Of the letters, the newest first.
-        others: How many records were met that are not letters.
-        rest: Where to go on: the end of each partition or file that is not searched to its beginning.
+        rows: The rows of the letters, the newest first.
+        others: How many records were found that are not letters.
+        rest: Where to continue: the end of each partition or file that still has unsearched letters.
     """
 
     rows: list[RowT]
@@ -53,7 +53,7 @@ class _Match(Generic[RowT]):
 
 @dataclass(slots=True)
 class _Part(Generic[RowT]):
-    """A partition: read from `start` to `end`, of which matches and records that are not letters are kept."""
+    """A partition that was read from `start` to `end`, with its matches and the records that are not letters."""
 
     low: int
     start: int
@@ -75,15 +75,15 @@ def find_newest_first(
     make_row: Callable[[Found], RowT],
     is_over: Callable[[], bool] = lambda: False,
 ) -> Newest[RowT]:
-    """Return the newest letters that match, at most `limit`.
+    """Return the newest letters that match, up to `limit`.
 
     Args:
         box: The letters.
-        ranges: Where they are searched; the ends are those of `rest` to go on.
-        criteria: Which.
-        limit: The most rows.
+        ranges: The ranges to search; to continue a search, their ends are those of `rest`.
+        criteria: Selects the letters.
+        limit: The maximum number of rows.
         make_row: Called with each letter that matches.
-        is_over: Called after each round of chunks; then the search ends with what is certain.
+        is_over: Called after each round of chunks; if it returns true, the search returns the certain matches.
     """
     lows = {number: low for number, (low, _) in ranges.items()}
     if criteria.since is not None:
@@ -103,7 +103,7 @@ def find_newest_first(
 
 
 def _choose_parts(parts: Mapping[int, _Part[RowT]], limit: int) -> list[int]:
-    """Return which partitions may hold a newer letter than the last of the rows."""
+    """Return the partitions that may hold a newer letter than the last row."""
     times = sorted((match.at for part in parts.values() for match in part.matches), reverse=True)
     least = times[limit - 1] if len(times) >= limit else -math.inf
     return [number for number, part in parts.items() if not part.is_whole and part.horizon > least]
@@ -152,5 +152,5 @@ def _take_certain(parts: Mapping[int, _Part[RowT]], limit: int) -> Newest[RowT]:
 
 
 def restrict(ranges: Ranges, rest: Mapping[int, int]) -> dict[int, tuple[int, int]]:
-    """Return the ranges that a search goes on with; what retention has removed meanwhile is not among them."""
+    """Return the ranges of a continued search, without offsets that retention has removed meanwhile."""
     return {number: (low, min(end, rest[number])) for number, (low, end) in ranges.items() if number in rest}

@@ -1,8 +1,8 @@
-"""Dead letters as Parquet files: their schema, how one is written, and what its metadata says.
+"""Dead letters as Parquet files: their schema, how a file is written, and its metadata.
 
-Each row is a letter as JSON, with columns that Spark SQL can filter by. Invariants: a file is complete when its name
-has no leading `_`; its metadata says which run wrote it, for which outcome file in which folder; a file is never
-changed after it got its name. Everything here blocks; pyarrow is loaded with the first letter.
+Each row is a letter as JSON, with columns that Spark SQL can filter by. Invariants: a file is complete if its name has
+no leading `_`. Its metadata names the run that wrote it, and the outcome file and folder that it belongs to. A file
+never changes after it got its name. Everything here blocks; pyarrow is loaded with the first letter.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tidemill.core.deadletters.letter_files import (
 from tidemill.core.errors import ConfigError, escape_surrogates
 from tidemill.deadletters.letter import Letter, encode_letter
 
-#: Under this key a letters file says what it belongs to, and an outcome file which letters file belongs to it.
+#: Under this key, a letters file stores its origin, and an outcome file the name of its letters file.
 METADATA_KEY = b"tidemill.letters"
-#: The column `error` has this much of it; the letter has all of it.
+#: How much of an error the column `error` holds; the letter has all of it.
 ERROR_CHARS = 4096
-#: In a folder of outcomes, the id of that folder.
+#: The file with the id of a folder of outcomes, in that folder.
 _ID_FILE = "_id"
 _ID = re.compile(r"[0-9a-f]{8,64}")
 
@@ -41,7 +41,7 @@ LetterRow = tuple[str, str, str, str | None, int | None, int | None, datetime, b
 
 
 class LettersPlace(msgspec.Struct, frozen=True):
-    """Where the letters of a run go, and which outcomes they belong to.
+    """Where the letters of a run are written, and which outcomes they belong to.
 
     Attributes:
         path: The folder for letters.
@@ -57,14 +57,14 @@ class LettersPlace(msgspec.Struct, frozen=True):
 
 
 class FileOrigin(msgspec.Struct, frozen=True):
-    """What a letters file says about itself.
+    """The origin of a letters file, in its metadata.
 
     Attributes:
-        run: The id of the run that wrote it.
+        run: The id of the run that wrote the file.
         outcomes: The folder of the outcomes.
-        outcomes_id: The id of that folder then.
+        outcomes_id: The id of that folder at the time of writing.
         outcome: The name of the outcome file that this file belongs to.
-        engine_id: The engine that wrote it; no other wrote a file with the same rows.
+        engine_id: The engine that wrote the file; no other engine wrote a file with the same rows.
     """
 
     run: str
@@ -75,7 +75,7 @@ class FileOrigin(msgspec.Struct, frozen=True):
 
 
 def make_row(letter: Letter) -> LetterRow:
-    """Return a letter as a row; its place is that of its first message."""
+    """Return a letter as a row; topic, partition and offset are those of its first message."""
     first = min(letter.sources, key=lambda source: source.offset, default=None)
     place = (first.topic, first.partition, first.offset) if first is not None else (None, None, None)
     written_at = datetime.fromisoformat(letter.timestamp).astimezone(UTC)
@@ -105,13 +105,12 @@ class LetterFile:
     """A file that is being written.
 
     Args:
-        place: Where it will be, and what for.
-        part: Its number among the files of this engine.
-        engine_id: Whose it is.
+        place: The folder, and the outcomes that the letters belong to.
+        part: The file's number among the files of this engine.
+        engine_id: The engine that writes the file.
     """
 
     def __init__(self, place: LettersPlace, part: int, engine_id: str) -> None:
-        """Create nothing yet."""
         self._place = place
         self._engine_id = engine_id
         self._folder = Path(place.path)
@@ -134,11 +133,11 @@ class LetterFile:
         self._last_offset = max([self._last_offset, *(row[5] for row in rows if row[5] is not None)])
 
     def publish(self, outcome: str, below: int | None = None) -> str:
-        """Complete the file under its name; one from an earlier attempt at the part is replaced or removed.
+        """Complete the file under its name; a file from an earlier attempt at the part is replaced or removed.
 
         Args:
             outcome: The name of the outcome file that is about to be published.
-            below: Without letters all of whose messages are at this offset or above; None: with every letter.
+            below: Leave out letters whose messages are all at this offset or above; None includes every letter.
 
         Returns:
             The file's name; '' if there are no letters, and so no file.
@@ -158,7 +157,7 @@ class LetterFile:
         return name
 
     def _keep(self, below: int) -> None:
-        """Write the file again, row group by row group, without letters about messages that are left to another run."""
+        """Rewrite the file, row group by row group, without letters about messages that are left to another run."""
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
@@ -182,7 +181,7 @@ class LetterFile:
 
     def discard(self) -> None:
         """Remove the file if it is unfinished; errors are ignored."""
-        with contextlib.suppress(Exception):  # pyarrow has several for a file it cannot complete
+        with contextlib.suppress(Exception):  # pyarrow raises several kinds for a file that it cannot complete
             if self._writer is not None:
                 self._close()
         with contextlib.suppress(OSError):
@@ -196,20 +195,20 @@ def _make_writer(path: Path) -> Any:
 
 
 def check_letters_folder(path: Path) -> None:
-    """Make sure that letters can be written to a folder, which is created if it is missing.
+    """Create a folder for letters if it is missing, and check that it is writable.
 
     Raises:
-        ConfigError: They cannot.
+        ConfigError: The folder cannot be created or is not writable.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        # Only an attempt tells: read-only file systems and full disks have writable modes.
+        # Only an attempt shows this: read-only file systems and full disks have writable modes.
         with tempfile.TemporaryFile(dir=path) as file:
             file.write(b"x")
     except OSError as error:
         raise ConfigError(
-            f"dlq.path: dead letters cannot be written to {path}: {error.strerror}; change its rights, or name another "
-            "folder"
+            f"dlq.path: dead letters cannot be written to {path}: {error.strerror}; change its permissions, or set "
+            "another folder"
         ) from None
 
 
@@ -223,7 +222,7 @@ def read_outcomes_id(folder: Path) -> str | None:
 
 
 def ensure_outcomes_id(folder: Path, proposed: str) -> str:
-    """Return the id of a folder of outcomes; a folder without one gets the proposed one."""
+    """Return the id of a folder of outcomes; a folder without an id gets the proposed one."""
     found = read_outcomes_id(folder)
     if found is None:
         unfinished = folder / f"{_ID_FILE}.new"
@@ -236,10 +235,10 @@ def ensure_outcomes_id(folder: Path, proposed: str) -> str:
 
 
 def read_letters_name(outcome: Path) -> str | None:
-    """Return the letters file that an outcome file names, '' if it names none; None if the file does not exist.
+    """Return the letters file that an outcome file names, '' if it names none; None if the outcome file does not exist.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The outcome file cannot be read.
     """
     import pyarrow.parquet as pq
 

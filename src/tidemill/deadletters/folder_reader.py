@@ -1,8 +1,8 @@
-"""Reads dead letters from files: like `reader` from a topic, with a file for a partition and rows for offsets.
+"""Reads dead letters from files, as `reader` does from a topic: a file is a partition, and a row is an offset.
 
-Invariants: memory does not grow with the folder but by a few numbers per file; what is not a file of letters is
-reported at its position and does not stop the reading; files that do not count (`core.deadletters.letter_files`) are
-skipped, and so is what is added after the folder was listed. Blocking: not for event loops.
+Invariants: memory grows with the folder by only a few numbers per file. A file that does not contain letters is
+reported at its position and does not stop the reading. Files that do not count (`core.deadletters.letter_files`) and
+files added after the folder was listed are skipped. Blocking: not for event loops.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tidemill.core.wording import format_count
 from tidemill.deadletters.files import METADATA_KEY, FileOrigin, read_letters_name, read_outcomes_id
 from tidemill.deadletters.reader import Found, Reached, decode_found
 
-#: The mark of a file that cannot be read: once it can be, it is another one.
+#: The mark of an unreadable file; once the file becomes readable, it counts as another one.
 _UNREADABLE = "unreadable"
 
 
@@ -30,12 +30,12 @@ class _File(msgspec.Struct):
     """A file with letters, or one that should have some.
 
     Attributes:
-        name: Its name.
-        mark: What distinguishes it from another file of the same name.
-        rows: How many rows it has; 1 if it cannot be read.
-        groups: Of each row group its first row and when its last letter was written, in seconds since the epoch.
-        began: When its first letter was written, in seconds since the epoch.
-        problem: Why it cannot be read.
+        name: The file's name.
+        mark: Distinguishes the file from another one of the same name.
+        rows: The number of rows; 1 if the file cannot be read.
+        groups: For each row group its first row and the time of its last letter, in seconds since the epoch.
+        began: The time of the first letter, in seconds since the epoch.
+        problem: Why the file cannot be read.
     """
 
     name: str
@@ -54,27 +54,25 @@ class FolderReader:
 
     Attributes:
         path: The absolute path of the folder.
-        place: Where that is, for messages.
+        place: The folder, as messages name it.
     """
 
     def __init__(self, path: str) -> None:
-        """Prepare; nothing is read yet."""
         self.path = Path(path).absolute()
         self.place = f"folder {str(self.path)!r}"
         self._known: list[_File] | None = None
         self._outcomes_ids: dict[str, str | None] = {}
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Do nothing: no file stays open."""
+        """No file stays open, so there is nothing to close."""
 
     def find_ranges(self) -> dict[int, tuple[int, int]]:
-        """Return the rows of each file, by its number; see `LetterReader.find_ranges`."""
+        """Return the row range of each file, by its number; see `LetterReader.find_ranges`."""
         return {number: (0, file.rows) for number, file in enumerate(self._list_files())}
 
     def _list_files(self) -> list[_File]:
@@ -122,11 +120,11 @@ class FolderReader:
         try:
             named = read_letters_name(folder / origin.outcome) if there == origin.outcomes_id else None
         except (OSError, pa.ArrowException):
-            return True  # it may count: better to show a letter twice than never
+            return True  # it may count: showing a letter twice is better than never
         return is_valid(name, origin.outcomes_id, there, named)
 
     def find_offsets_at(self, seconds: float, ranges: Mapping[int, tuple[int, int]]) -> dict[int, int]:
-        """Return where to start to find every letter of a time or later; see `LetterReader.offsets_at`."""
+        """Return where to start to find every letter of a time or later; see `LetterReader.find_offsets_at`."""
         return {
             number: next((row for row, newest in file.groups if newest >= seconds), 0 if file.problem else file.rows)
             for number, file in enumerate(self._list_files())
@@ -134,12 +132,12 @@ class FolderReader:
         }
 
     def identify(self, number: int) -> tuple[str, str]:
-        """Return the name of a file, and what distinguishes it from another file of the same name."""
+        """Return the name of a file, and the mark that distinguishes it from another file of the same name."""
         file = self._list_files()[number]
         return file.name, file.mark
 
     def stream(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[Found | Reached | None]:
-        """Yield the letters of one file after the other, the oldest first; see `LetterReader.stream`."""
+        """Yield the letters of each file in turn, the oldest file first; see `LetterReader.stream`."""
         files = self._list_files()
         for number in sorted(ends):
             start, end = starts.get(number, 0), ends[number]
@@ -159,7 +157,7 @@ class FolderReader:
                         yield from self._read_group(opened, index, number, file.name, range(first, after), start, end)
         except OSError as error:
             raise RemoteError(
-                f"dlq: {self.path / file.name} can no longer be read: {error.strerror or error}"
+                f"dlq: {self.path / file.name} is no longer readable: {error.strerror or error}"
             ) from None
 
     @staticmethod
@@ -171,7 +169,7 @@ class FolderReader:
         except (OSError, pa.ArrowException) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            # Arrow has no error number for damaged bytes.
+            # Arrow sets no error number for damaged bytes.
             text = f"damaged: {format_count(len(rows), 'row')} of {name}: {' '.join(str(error).split())}"
             yield Found(number, max(start, rows.start), None, text, file=name)
             return

@@ -1,10 +1,10 @@
-"""The dead letter: what it contains, how it is created from a failure, and how it becomes JSON of a limited size.
+"""The dead letter: its content, how a failure becomes one, and how it becomes JSON of a limited size.
 
-Invariants: `Letter.about` creates every letter, of pipelines and of triggers, so that all of them show and hide the
-same: what a program, a hook, a sink or a broker said is masked where it looks like a secret, as in logs, and so are the
-arguments of the task, while messages and payloads are kept as they are, since they may have to be sent again. Any
-letter can be encoded, whatever a user put into it. A letter that is too large loses bodies before anything else, and
-its positions last. This module does not decide what is dead-lettered.
+Invariants: `Letter.about` creates every letter, of pipelines and of triggers, so all letters show and hide the same.
+Output of programs, hooks, sinks and brokers is masked where it looks like a secret, as in logs, and so are the
+arguments of the task. Messages and payloads are stored unmasked, because they may be sent again. Any letter can be
+encoded, whatever a user put into it. A letter that is too large loses bodies first, and the positions of its messages
+last. This module does not decide which messages are dead-lettered.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from tidemill.deadletters.payloads import Blob, drop_body, encode_json, make_dig
 from tidemill.runtime.messages import Header, SourceMessage
 
 SCHEMA_VERSION = 1
-#: The header of a message that was dead-lettered and sent again: how often, as a decimal number.
+#: The header that counts, as a decimal number, how often a message was dead-lettered and sent again.
 REDRIVES_HEADER = "tidemill-redrives"
-#: Its companion: what happened each time, as JSON, oldest first.
+#: The header that says what happened each time, as JSON, oldest first.
 HISTORY_HEADER = "tidemill-history"
-#: A letter keeps this much of the end of a task's stderr.
+#: How much of the end of a task's stderr a letter contains.
 _STDERR_BYTES = 4096
-#: Only this much of the end is masked.
+#: How much of the end of stderr is masked.
 _MASKED_CHARS = 4 * _STDERR_BYTES
-#: Logs, and the error of a letter, quote this much of it.
+#: How much of it logs, and the error of a letter, quote.
 _SUMMARY_CHARS = 500
 
 _decode_history = msgspec.json.Decoder(list[dict[str, Any]]).decode
 
 
 class LetterKind(enum.StrEnum):
-    """What went wrong with the message."""
+    """The step at which the message failed."""
 
     PARSE = "parse"
     TOMBSTONE = "tombstone"
@@ -54,10 +54,10 @@ class LetterKind(enum.StrEnum):
 
 
 class LetterSource(msgspec.Struct):
-    """One source message; key, value and headers are text where they are UTF-8, else a `Blob`.
+    """One source message; key, value and headers are text if they are UTF-8, otherwise a `Blob`.
 
-    An empty `Blob` as value means that nothing but the position is left. Where headers cannot be read, `headers_error`
-    says why, and there are none.
+    An empty `Blob` as value means that only the position is left. If the headers cannot be read, `headers` is empty and
+    `headers_error` gives the reason.
     """
 
     topic: str
@@ -74,21 +74,21 @@ class Letter(msgspec.Struct, kw_only=True):
     """One dead letter.
 
     Attributes:
-        kind: What went wrong.
-        error: In words.
+        kind: The step at which the message failed.
+        error: The error, for people to read.
         original_payloads: JSON strings, each a whole payload as a hook returned it.
-        sink_name: The sink that refused them, '' where none did.
-        sink_type: Its type.
-        partition: The source partition, None where there is none.
+        sink_name: The sink that refused the payloads, '' if there is none.
+        sink_type: The type of that sink.
+        partition: The source partition, None if there is none.
         attempt_count: How often the task or the delivery was tried.
         redrives: How often the message was dead-lettered and sent again before.
-        task_id: The task concerned.
-        args: Its arguments.
-        exit_code: What it returned.
-        stderr: The end of its standard error.
-        sources: The messages it worked for.
+        task_id: The task that failed.
+        args: The task's arguments.
+        exit_code: The task's exit code.
+        stderr: The end of the task's standard error.
+        sources: The messages that the task or the delivery worked for.
         timestamp: When the letter was written, ISO 8601, UTC.
-        sources_dropped: How many more messages it worked for, whose positions did not fit.
+        sources_dropped: How many more messages there were whose positions did not fit.
     """
 
     kind: LetterKind
@@ -127,16 +127,16 @@ class Letter(msgspec.Struct, kw_only=True):
         """Return a letter about messages whose processing ends here.
 
         Args:
-            messages: The messages concerned; the letter carries all of them.
-            kind: What went wrong.
-            error: In words.
+            messages: The messages; the letter carries all of them.
+            kind: The step at which they failed.
+            error: The error, for people to read.
             attempts: How often the task, the delivery or the event was tried.
-            payloads: What was not delivered, each encoded by `encode_payload`.
-            sink: Type and name of the sink that refused it.
-            task_id: The task concerned, if there is one; a hook can have changed this, and `args`, to anything.
-            args: Its arguments.
-            exit_code: Its exit code.
-            stderr: Its standard error; the end is kept.
+            payloads: The payloads that were not delivered, each encoded by `encode_payload`.
+            sink: Type and name of the sink that refused them.
+            task_id: The task that failed, if there is one; a hook may have set this, and `args`, to any value.
+            args: The task's arguments.
+            exit_code: The task's exit code.
+            stderr: The task's standard error; the letter contains the end.
         """
         return cls(
             kind=kind,
@@ -150,14 +150,14 @@ class Letter(msgspec.Struct, kw_only=True):
             task_id=None if task_id is None else _describe_id(task_id),
             args=_describe_args(args),
             exit_code=exit_code,
-            # Masked before it is cut: half of a secret would not be recognised.
+            # Masked before it is cut, because half of a secret would not be recognised.
             stderr=truncate_stderr(redact_text(stderr[-_MASKED_CHARS:])),
             sources=describe_sources(messages),
         )
 
     @property
     def written_at(self) -> float:
-        """When it was written, in seconds since the epoch; a time without a zone is local.
+        """When the letter was written, in seconds since the epoch; a time without a zone is local.
 
         Raises:
             ValueError: `timestamp` is not a time.
@@ -167,7 +167,7 @@ class Letter(msgspec.Struct, kw_only=True):
 
 
 def _encode_value(data: bytes | str | None) -> str | Blob | None:
-    """Return bytes as text where they are UTF-8, else as base64."""
+    """Return bytes as text if they are UTF-8, otherwise as base64."""
     if data is None or isinstance(data, str):
         return data
     try:
@@ -179,19 +179,19 @@ def _encode_value(data: bytes | str | None) -> str | Blob | None:
 def _describe_id(task_id: object) -> str:
     try:
         return escape_surrogates(str(task_id))
-    except Exception as error:  # whatever its `str` raises
+    except Exception as error:  # whatever the id's `__str__` raises
         return describe_error(error)
 
 
 def _describe_args(args: object) -> list[str]:
     try:
         return redact_arguments(cast("Iterable[object]", args))
-    except Exception as error:  # no list, or whatever the `str` of something in it raises
+    except Exception as error:  # not iterable, or whatever the `__str__` of an argument raises
         return [describe_error(error)]
 
 
 def describe_sources(messages: Iterable[SourceMessage]) -> list[LetterSource]:
-    """Return what a letter says about its source messages."""
+    """Return a letter's view of its source messages."""
     return [
         LetterSource(
             message.topic,
@@ -208,7 +208,7 @@ def describe_sources(messages: Iterable[SourceMessage]) -> list[LetterSource]:
 
 
 def count_redrives(headers: Iterable[tuple[str, bytes | str | Blob | None]]) -> int:
-    """Return how often a message was sent again before, by its headers; 0 if they do not say.
+    """Return how often a message was sent again, according to its headers; 0 without a valid header.
 
     Example:
         >>> count_redrives([("trace", b"1"), ("tidemill-redrives", b"2")])
@@ -218,12 +218,12 @@ def count_redrives(headers: Iterable[tuple[str, bytes | str | Blob | None]]) -> 
     text = found[-1] if found else None
     if isinstance(text, str):
         text = text.encode()
-    # Anyone can write headers: what is not a small number is ignored.
+    # Anyone can write headers, so everything but a small number is ignored.
     return int(text) if isinstance(text, bytes) and text.isdigit() and len(text) < 10 else 0
 
 
 def read_history_header(headers: Iterable[Header]) -> list[dict[str, Any]]:
-    """Return what a message's header says about its earlier letters; nothing if the header is not ours."""
+    """Return the history of earlier letters from a message's headers; empty without a valid header."""
     for name, value in headers:
         if name == HISTORY_HEADER and value is not None:
             try:
@@ -234,7 +234,7 @@ def read_history_header(headers: Iterable[Header]) -> list[dict[str, Any]]:
 
 
 def summarize_stderr(stderr: str) -> str:
-    """Return the end of what a program wrote to stderr, masked, for one line of a log.
+    r"""Return the masked end of a program's stderr, for one line of a log.
 
     Example:
         >>> summarize_stderr("login with password=hunter2 failed\\n")
@@ -250,10 +250,10 @@ def truncate_stderr(stderr: str | bytes) -> str:
 
 
 def encode_letter(letter: Letter, limit_bytes: int | None = None) -> bytes:
-    """Return a letter as JSON, shrunk where it is larger than `limit_bytes`.
+    """Return a letter as JSON, shrunk if it is larger than `limit_bytes`.
 
-    Bodies go first (length and SHA-256 stay), then everything of a source but its position, then arguments,
-    payloads and most of stderr, and at the very last the sources that still do not fit.
+    Bodies are dropped first (length and SHA-256 stay), then everything of a source but its position, then arguments,
+    payloads and most of stderr, and finally the sources that still do not fit.
     """
     encoded = encode_json(letter)
     if limit_bytes is None or len(encoded) <= limit_bytes:
@@ -272,7 +272,7 @@ def encode_letter(letter: Letter, limit_bytes: int | None = None) -> bytes:
 
 
 def decode_letter(data: bytes) -> Letter:
-    """Return a letter as it was written.
+    """Return a letter from its JSON.
 
     Raises:
         msgspec.ValidationError: The bytes are not a letter.
@@ -281,7 +281,7 @@ def decode_letter(data: bytes) -> Letter:
 
 
 def _shrink_value(value: str | Blob | None) -> str | Blob | None:
-    """Replace a body by its length and SHA-256, unless that is longer than the body."""
+    """Replace a body by its length and SHA-256, unless these are longer than the body."""
     if value is None or (isinstance(value, str) and len(value) <= 100):
         return value
     if isinstance(value, Blob):

@@ -1,4 +1,4 @@
-"""Opens dead letters for reading: the configuration decides here, and nowhere else, between a topic and files.
+"""Opens dead letters for reading. Only this module decides, from the configuration, between a topic and files.
 
 Blocking: not for event loops.
 """
@@ -24,7 +24,7 @@ def open_letters(settings: Settings, group: str = "tidemill-dlq") -> Letters:
         settings: The pipeline's settings.
         group: The consumer group whose committed offsets `LetterReader.read_committed` returns.
     """
-    # Imported here: one needs pyarrow, the other a Kafka client.
+    # Imported here, because one needs pyarrow and the other a Kafka client.
     if settings.dlq.path:
         from tidemill.deadletters.folder_reader import FolderReader
 

@@ -1,8 +1,8 @@
-"""Payloads in letters: what a hook returned as readable JSON, and back to what the sink is to receive.
+"""Payloads in letters: encodes a hook's payload as readable JSON, and restores it for the sink.
 
-Any payload has a JSON form; what JSON cannot express is kept beside it, in the field `_types`: by JSON pointer, which
-values were times, decimals or bytes, and which data has no JSON form at all and is only shown. Invariant: what is
-restored is what was encoded, or an error says what was lost.
+Any payload has a JSON form. The field `_types` stores what JSON cannot express: by JSON pointer, which values were
+times, decimals or bytes, and which data has no JSON form at all and is only shown. Invariant: a restored payload equals
+the encoded one, or an error names what was lost.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ import msgspec
 
 from tidemill.sinks.non_finite import is_model, read_dump
 
-#: The field with what JSON cannot express.
+#: The field for everything that JSON cannot express.
 TYPES_FIELD = "_types"
-#: The field that JSON sinks get as JSON has it.
+#: The field that sinks of JSON get in its JSON form.
 _DATA = "data"
-#: Data that looks like a `Blob`, but is data.
+#: Marks data that looks like a `Blob` but is plain data.
 _JSON = "json"
-#: Data without a JSON form: shown to people only.
+#: Marks data without a JSON form, which is only shown to people.
 _SHOWN = "shown"
-#: Bytes inside of a pydantic model, which writes them as text.
+#: Marks bytes inside a pydantic model, which writes them as text.
 _UTF8 = "utf8"
-#: Floats that JSON has no form for, as Python names them. JSON sinks get these as such, too: what they do with them is
-#: their configuration's matter, and null would be another value.
+#: Floats without a JSON form, as Python names them. JSON sinks get them as floats, too: their configuration decides
+#: about
+#: them, and null would be another value.
 _NUMBERS = frozenset({"nan", "inf", "-inf"})
-#: Before such a number: it is in a pydantic model, and what the model writes for it is in the JSON.
+#: The prefix for such a number in a pydantic model, where the JSON has the model's own form of it.
 _IN_MODEL = "model "
-#: The same, and the model writes it as NaN or Infinity, which is not JSON.
+#: The prefix if the model writes the number as NaN or Infinity, which is not JSON.
 _CONSTANT = "constant "
 
 _TYPED: Mapping[str, type] = {
@@ -49,15 +50,15 @@ _TYPED: Mapping[str, type] = {
     "bytes": bytes,
 }
 _NAMES = {known: name for name, known in _TYPED.items()}
-#: These are in every letter about a payload that has them.
+#: Fields that every letter shows if the payload has them.
 _ALWAYS = frozenset({"sink", "key", "path", "data"})
 _BLOB_KEYS = ({"base64"}, {"text"}, {"length", "sha256"})
 
 
 class Blob(msgspec.Struct, omit_defaults=True):
-    """Bytes in JSON: as base64, as UTF-8 text, or, where they were dropped, their size and digest.
+    """Bytes in JSON: as base64, as UTF-8 text, or, if they were dropped, as their size and digest.
 
-    Without any of these, not even the size of what was dropped is known.
+    Without any of these, not even the size of the dropped bytes is known.
     """
 
     base64: str | None = None
@@ -78,20 +79,20 @@ class Blob(msgspec.Struct, omit_defaults=True):
 
 
 class PayloadLostError(ValueError):
-    """A payload cannot be restored from its letter; the text says why."""
+    """A payload cannot be restored from its letter; the text gives the reason."""
 
 
 def encode_payload(payload: Any) -> str:
-    """Return a payload as a JSON string: all its fields; bytes as a `Blob`, models by their own JSON dump.
+    """Return a payload as a JSON string with all its fields; bytes become a `Blob`, models use their own JSON dump.
 
-    Fields at their defaults are left out where the payload's class does so, except for `_ALWAYS`.
+    Fields at their defaults are left out if the payload's class does so, except for `_ALWAYS`.
     """
     fields = {name: getattr(payload, name) for name in getattr(payload, "__struct_fields__", ())}
     # Payloads for sinks of other packages are restored from their fields alone, so they need all of them.
     if fields and "type" not in fields and payload.__struct_config__.omit_defaults:
         for field in msgspec.structs.fields(payload):
             value = fields[field.name]
-            # Compared by type first: a user's object may not be comparable.
+            # Compared by type first, because a user's object may not be comparable.
             if field.name not in _ALWAYS and type(value) is type(field.default) and value == field.default:
                 del fields[field.name]
     types: dict[str, str] = {}
@@ -110,7 +111,7 @@ def _encode_field(name: str, value: Any, types: dict[str, str]) -> Any:
     try:
         raw = _json_strict(value)
         _note_types(_escape(name), value, types)
-    except BaseException:  # a user's object may raise anything: that may be the very reason for this letter
+    except BaseException:  # a user's object may raise anything; that may be the very reason for this letter
         types[_escape(name)] = _SHOWN
         return _encode_leniently(value)
     if raw.startswith(b"{") and _is_blob(msgspec.json.decode(raw)):
@@ -121,12 +122,12 @@ def _encode_field(name: str, value: Any, types: dict[str, str]) -> Any:
 def _encode_leniently(value: Any) -> Any:
     try:
         return msgspec.Raw(_json_lenient(value))
-    except BaseException:  # as above
+    except BaseException:  # a user's object may raise anything
         return _show(value)
 
 
 def _note_types(place: str, value: Any, types: dict[str, str], model: str = "") -> None:
-    """Note what a JSON form does not tell; `model`: what goes before numbers if the value is part of a model."""
+    """Record the types that the JSON form loses; `model` is the prefix for numbers inside a model."""
     if value is None or isinstance(value, (str, bool, int, msgspec.Raw)):
         return
     if is_model(value):
@@ -144,7 +145,7 @@ def _note_types(place: str, value: Any, types: dict[str, str], model: str = "") 
     elif type(value) in _NAMES:
         types[place] = _UTF8 if model and isinstance(value, bytes) else _NAMES[type(value)]
     elif not model:
-        # Dataclasses, enumerations and the like.
+        # Dataclasses, enumerations and similar types.
         plain = msgspec.to_builtins(value, builtin_types=_NAMES, enc_hook=lambda model: None)
         if isinstance(plain, (dict, list, float)):
             _note_types(place, plain, types)
@@ -155,8 +156,9 @@ def restore_fields(payload: str, *, typed: bool) -> dict[str, Any]:
 
     Args:
         payload: From `encode_payload`.
-        typed: Restore times, decimals and the like in `data` as such (for SQL and MongoDB), not as JSON has them; in
-            other fields (headers, say) they are always restored as such, as are NaN and infinities.
+        typed: Restore times, decimals and similar values in `data` to their types (for SQL and MongoDB) instead of
+            their
+            JSON form. In other fields, such as headers, they are always restored, as are NaN and infinities.
 
     Raises:
         PayloadLostError: The payload was too large for its letter, or has no JSON form.
@@ -165,7 +167,7 @@ def restore_fields(payload: str, *, typed: bool) -> dict[str, Any]:
         fields = msgspec.json.decode(payload, type=dict[str, Any])
         types = msgspec.convert(fields.pop(TYPES_FIELD, {}), dict[str, str])
     except msgspec.MsgspecError as error:
-        raise PayloadLostError(f"it is not a payload: {error}") from None
+        raise PayloadLostError(f"not a payload: {error}") from None
     for name, value in fields.items():
         kind = types.pop(_escape(name), None)
         if kind == _SHOWN:
@@ -209,7 +211,7 @@ def _convert(kind: str, value: Any) -> Any:
     known = _TYPED.get(kind)
     try:
         return float(kind.rpartition(" ")[2]) if known is None else msgspec.convert(value, known)
-    except ValueError as error:  # msgspec's own error is one
+    except ValueError as error:  # msgspec's own error is a ValueError
         raise PayloadLostError(f"{value!r} is not a {kind}: {error}") from None
 
 
@@ -217,12 +219,12 @@ def _convert_for_json(kind: str, value: Any) -> Any:
     name, _, number = kind.rpartition(" ")
     if not name:
         return float(kind)
-    # As Python and pydantic write it.
+    # The spelling of Python and pydantic.
     return msgspec.Raw(json.dumps(float(number)).encode())
 
 
 def drop_body(payload: str) -> str:
-    """Keep a payload's small fields; of large ones keep the length and digest of what the sink would have received."""
+    """Drop the large fields of a payload; their length and digest, as the sink would have received them, remain."""
     fields = msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
     types = msgspec.json.decode(fields.pop(TYPES_FIELD, b"{}"), type=dict[str, str])
     kept: dict[str, Any] = {}
@@ -261,7 +263,7 @@ def _escape(name: str) -> str:
 
 
 def _name_key(key: Any) -> str:
-    """Return the name that a key of a mapping has in JSON: for enumerations and times it is not their `str`."""
+    """Return the JSON name of a mapping's key; for enumerations and times it differs from their `str`."""
     return key if type(key) is str else next(iter(msgspec.to_builtins({key: None}, str_keys=True)))
 
 
@@ -273,7 +275,7 @@ def _encode_any(value: Any) -> Any:
 def _encode_model(value: Any) -> Any:
     if is_model(value):
         return read_dump(value)
-    # PostgreSQL and MongoDB take NumPy's float64, which is a float; JSON sinks refuse it.
+    # PostgreSQL and MongoDB accept NumPy's float64, a subclass of float; JSON sinks refuse it.
     if isinstance(value, float):
         return float.__float__(value)
     raise TypeError(f"a {type(value).__name__} has no JSON form")
@@ -282,7 +284,7 @@ def _encode_model(value: Any) -> Any:
 def _show(value: Any) -> str:
     try:
         return repr(value)[:10_000]
-    except BaseException:  # as above
+    except BaseException:  # a user's object may raise anything
         return f"<a {type(value).__name__} that cannot be shown>"
 
 
@@ -291,7 +293,7 @@ _json_lenient = msgspec.json.Encoder(enc_hook=_encode_any).encode
 
 
 def encode_json(value: Any) -> bytes:
-    """Encode for a letter; text with lone surrogates (names of files, arguments) is replaced, not refused."""
+    """Encode for a letter; lone surrogates in text (file names, arguments) are replaced, not refused."""
     try:
         return _json_lenient(value)
     except UnicodeEncodeError:

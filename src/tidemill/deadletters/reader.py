@@ -1,8 +1,8 @@
 """Reads the dead-letter topic: a stream of letters between two offsets, never the topic as a whole.
 
-Invariants: memory does not grow with the topic; what is not a letter is reported at its position and does not stop the
-reading; only letters of committed transactions are seen. Reading joins no group and commits nothing. Blocking: not for
-event loops.
+Invariants: memory does not grow with the topic. A record that is not a letter is reported at its position and does not
+stop the reading. Only letters of committed transactions are visible. Reading joins no group and commits nothing.
+Blocking: not for event loops.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from tidemill.runtime.kafka_client import (
 )
 from tidemill.runtime.topic_ids import TopicIds
 
-#: Brokers that send nothing for this long although there are letters left are considered unreachable.
+#: Brokers are considered unreachable if they send nothing for this long although letters remain.
 SILENCE_SECONDS = 30.0
-#: How long to wait for the next letters before the caller may do something else.
+#: How long to wait for letters before the caller may do something else.
 TICK_SECONDS = 0.1
-#: A letter's record is written after the letter, by clocks that may differ: start reading this much earlier.
+#: A record's timestamp may be later than the letter's, by another clock; reading starts this much earlier.
 CLOCK_SECONDS = 3600.0
 
 
 class Found(msgspec.Struct):
-    """What is at one position of the topic: a letter, or why it is not a letter.
+    """One position of the topic: a letter, or why the record is not a letter.
 
     Attributes:
-        partition: Its partition.
-        offset: Its offset.
-        letter: The letter, if it is one.
-        problem: Why it is not a letter.
+        partition: The partition.
+        offset: The offset.
+        letter: The letter, if the record is one.
+        problem: Why the record is not a letter.
         size_bytes: The size of the record's value.
-        file: The file, if letters are in files; `offset` is the row then.
+        file: The file, if letters are in files; `offset` is then the row.
     """
 
     partition: int
@@ -94,7 +94,7 @@ class LetterReader:
                 "auto.offset.reset": "earliest",
                 "isolation.level": "read_committed",
                 "enable.partition.eof": True,
-                # The queue holds whole letters, of a megabyte at worst.
+                # The queue holds whole letters of up to a megabyte.
                 "queued.max.messages.kbytes": 16_384,
                 "fetch.wait.max.ms": 50,
                 "reconnect.backoff.max.ms": 2_000,
@@ -104,13 +104,11 @@ class LetterReader:
         )
 
     def __enter__(self) -> LetterReader:
-        """Return itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the client."""
         self._consumer.close()
 
     def find_ranges(self) -> dict[int, tuple[int, int]]:
@@ -138,11 +136,11 @@ class LetterReader:
             raise self._make_error(error) from None
 
     def find_topic_id(self) -> str | None:
-        """Return the id of the topic, None if it is not known; it changes when the topic is created again."""
+        """Return the id of the topic, None if it is unknown; a topic that is created again gets another id."""
         return TopicIds(self._config, self.topic).ask(CALL_SECONDS)
 
     def find_offsets_at(self, seconds: float, ranges: Mapping[int, tuple[int, int]]) -> dict[int, int]:
-        """Return where to start to find every letter that was written at a time or later."""
+        """Return where to start so that every letter written at a time or later is found."""
         at = max(0, int((seconds - CLOCK_SECONDS) * 1000))
         wanted = [ck.TopicPartition(self.topic, number, at) for number in ranges]
         try:
@@ -161,15 +159,15 @@ class LetterReader:
         return {each.partition: (each.offset, each.metadata or "") for each in answers if each.offset >= 0}
 
     def get_group_metadata(self) -> Any:
-        """Return what a transaction needs to commit offsets for the group."""
+        """Return the metadata that a transaction needs to commit offsets for the group."""
         return self._consumer.consumer_group_metadata()
 
     def stream(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[Found | Reached | None]:
-        """Yield what is there, in order within each partition; None now and then while nothing comes.
+        """Yield all records, in order within each partition; None now and then while no record arrives.
 
         Args:
-            starts: Where to begin, by partition.
-            ends: Where to end, by partition.
+            starts: The first offset to read, by partition.
+            ends: The offset to stop at, by partition.
 
         Raises:
             RemoteError: The brokers stopped answering.
@@ -178,16 +176,16 @@ class LetterReader:
         for number in ends.keys() - open_ends.keys():
             yield Reached(number, ends[number])
         self._consumer.assign([ck.TopicPartition(self.topic, n, starts.get(n, 0)) for n in open_ends])
-        # Those that an earlier call has read to their ends are still paused, and would send nothing.
+        # Partitions that an earlier call has read to their ends are still paused, and would send nothing.
         self._consumer.resume([ck.TopicPartition(self.topic, n) for n in open_ends])
         silent_seconds = 0.0
         while open_ends:
-            # Only the time spent in here counts: the caller may take long with the letters.
+            # Only the time spent in here counts, because the caller may need long for the letters.
             began = time.monotonic()
             batch = self._consumer.consume(200, TICK_SECONDS)
             silent_seconds = 0.0 if batch else silent_seconds + time.monotonic() - began
             if silent_seconds > SILENCE_SECONDS:
-                raise RemoteError(self._complete(f"nothing comes from topic {self.topic!r}"))
+                raise RemoteError(self._complete(f"no records arrive from topic {self.topic!r}"))
             for item in batch:
                 yield from self._take(item, open_ends)
             if not batch:
@@ -207,7 +205,7 @@ class LetterReader:
             return
         if offset < end:
             yield _decode_message(message)
-        # The last offsets may be those of transaction markers, which are never seen.
+        # The last offsets may belong to transaction markers, which never arrive as messages.
         if offset >= end - 1:
             yield self._finish(number, end, open_ends)
 
@@ -238,7 +236,7 @@ def _decode_message(message: ck.Message) -> Found:
 
 
 def decode_found(place: Found, value: bytes) -> Found:
-    """Fill in the letter at a position, or why it is not a letter."""
+    """Fill in the letter at a position, or why the record is not a letter."""
     place.size_bytes = len(value)
     try:
         letter = decode_letter(value)
@@ -256,7 +254,7 @@ def extract_facts(letter: Letter, *, text: bool = False) -> Facts:
 
     Args:
         letter: The letter.
-        text: Include everything that a text is searched in.
+        text: Include all content that a text filter searches.
     """
     return Facts(
         letter.letter_id,
@@ -273,7 +271,7 @@ def extract_facts(letter: Letter, *, text: bool = False) -> Facts:
 
 
 def show_bytes(value: str | Blob | None) -> str | None:
-    """Return a key, value or header as text, else as base64; None if there is none or it was dropped."""
+    """Return a key, value or header as text, or as base64; None if it is missing or was dropped."""
     if isinstance(value, Blob):
         return value.base64 if value.base64 is not None else value.text
     return value

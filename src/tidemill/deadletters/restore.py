@@ -1,6 +1,6 @@
-"""Restores the messages of a letter byte for byte; what was too large for the letter is read from its topic again.
+"""Restores the messages of a letter byte for byte; a message that was too large for the letter is read from its topic.
 
-Invariant: the restored message is the original one: lengths, SHA-256 and what the letter still has agree, or
+Invariant: the restored message is the original one. Lengths, SHA-256 and the rest of the letter's content agree, or
 `ContentLostError` says what is missing. Blocking: not for event loops.
 """
 
@@ -20,26 +20,26 @@ from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, advise_start
 from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.record_headers import read_headers
 
-#: A message that exists is expected within this time.
+#: How long reading an existing message may take.
 READ_SECONDS = 15.0
 
-#: Reads the message at (topic, partition, offset); None if it is no longer there.
+#: Reads the message at (topic, partition, offset); None if it no longer exists.
 Read = Callable[[str, int, int], SourceMessage | None]
 
 
 class ContentLostError(Exception):
-    """The content of a message is neither in its letter nor in its topic; the text says which."""
+    """The content of a message is neither in its letter nor in its topic; the text names the message."""
 
 
 def restore_message(source: LetterSource, read: Read) -> SourceMessage:
     """Return a message as it was.
 
     Args:
-        source: What the letter says about it.
-        read: Called for the message if the letter does not have all of it.
+        source: The message in the letter.
+        read: Called for the message if the letter does not have all of its content.
 
     Raises:
-        ContentLostError: It cannot be restored.
+        ContentLostError: The message cannot be restored.
         RemoteError: The brokers do not answer.
     """
     values = (source.key, source.value, *(value for _, value in source.headers))
@@ -56,12 +56,10 @@ def restore_message(source: LetterSource, read: Read) -> SourceMessage:
                 headers_error=source.headers_error,
             )
         except ValueError as error:
-            raise ContentLostError(f"{_locate(source)}: its letter has wrong base64: {error}") from None
+            raise ContentLostError(f"{_locate(source)}: its letter has invalid base64: {error}") from None
     found = read(source.topic, source.partition, source.offset)
     if found is None:
-        raise ContentLostError(
-            f"{_locate(source)} is no longer in its topic, and it was too large for the letter to carry it"
-        )
+        raise ContentLostError(f"{_locate(source)} is no longer in its topic, and was too large for the letter")
     _check(source, found)
     return found
 
@@ -73,7 +71,7 @@ def _decode(value: str | Blob | None) -> bytes | None:
 
 
 def _check(source: LetterSource, found: SourceMessage) -> None:
-    """Compare what was read with what the letter knows: a topic may have been deleted and recreated."""
+    """Compare the message from the topic with the letter, because a topic may have been deleted and recreated."""
     same = found.timestamp == source.timestamp or source.timestamp < 0
     if not (isinstance(source.value, Blob) and source.value.length is None and source.value.dropped):
         names = [name for name, _ in source.headers] == [name for name, _ in found.headers]
@@ -81,7 +79,7 @@ def _check(source: LetterSource, found: SourceMessage) -> None:
         pairs += [(value, there) for (_, value), (_, there) in zip(source.headers, found.headers, strict=False)]
         same = same and names and all(_agree(value, there) for value, there in pairs)
     if not same:
-        raise ContentLostError(f"{_locate(source)} holds another message now; the topic was recreated or rewritten")
+        raise ContentLostError(f"{_locate(source)} is a different message now; the topic was recreated or rewritten")
 
 
 def _agree(value: str | Blob | None, there: bytes | None) -> bool:
@@ -102,7 +100,6 @@ class SourceReader:
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Prepare; nothing is connected before the first read."""
         self._brokers = settings.kafka.brokers
         self._config = {"bootstrap.servers": self._brokers, **settings.kafka.client_config}
         self._consumer: ck.Consumer | None = None
@@ -112,9 +109,10 @@ class SourceReader:
             own = {
                 "group.id": "tidemill-dlq",
                 "enable.auto.commit": False,
-                # A position that is gone leads elsewhere, which shows.
+                # A removed offset then leads to another message, which the caller recognises.
                 "auto.offset.reset": "earliest",
-                # What was dead-lettered was committed; and nothing may wait behind a transaction of ours.
+                # The messages were committed before they were dead-lettered; and reads must not wait for our open
+                # transactions.
                 "isolation.level": "read_uncommitted",
                 "enable.partition.eof": True,
                 "queued.min.messages": 1,
@@ -124,7 +122,7 @@ class SourceReader:
         return self._consumer
 
     def read(self, topic: str, partition: int, offset: int) -> SourceMessage | None:
-        """Return the message at a position, None if it is no longer there.
+        """Return the message at a position, None if it no longer exists.
 
         Raises:
             RemoteError: The brokers do not answer.
@@ -151,7 +149,7 @@ class SourceReader:
         )
 
     def find_range(self, topic: str, partition: int) -> tuple[int, int] | None:
-        """Return the first offset and the end of a partition; None: the partition does not exist.
+        """Return the first offset and the end of a partition; None if the partition does not exist.
 
         Raises:
             RemoteError: The brokers do not answer.
@@ -169,7 +167,6 @@ class SourceReader:
         return found
 
     def close(self) -> None:
-        """Disconnect."""
         if self._consumer is not None:
             self._consumer.close()
 

@@ -1,4 +1,4 @@
-"""Finds letters: all that match, or the newest of them, without more of a topic in memory than what is returned.
+"""Finds letters: all that match, or the newest of them. Only the returned letters are held in memory.
 
 Blocking: not for event loops.
 """
@@ -20,10 +20,10 @@ class Box(Protocol):
     """Letters in a topic or in files; see `opening.Letters`."""
 
     def find_offsets_at(self, seconds: float, ranges: Ranges) -> dict[int, int]:
-        """Return where to start to find every letter that was written at a time or later."""
+        """Return where to start so that every letter written at a time or later is found."""
 
     def stream(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[Found | Reached | None]:
-        """Yield what is there, in order within each partition."""
+        """Yield all records, in order within each partition."""
 
 
 def read_all(box: Box, ranges: Ranges, criteria: Criteria, *, garbage: bool = False) -> Iterator[Found]:
@@ -31,9 +31,9 @@ def read_all(box: Box, ranges: Ranges, criteria: Criteria, *, garbage: bool = Fa
 
     Args:
         box: The letters.
-        ranges: Where they are.
-        criteria: Which.
-        garbage: Whether to yield what is not a letter, too.
+        ranges: The ranges to read.
+        criteria: Selects the letters.
+        garbage: Whether to yield records that are not letters, too.
     """
     starts = {number: low for number, (low, _) in ranges.items()}
     if criteria.since is not None:
@@ -42,7 +42,9 @@ def read_all(box: Box, ranges: Ranges, criteria: Criteria, *, garbage: bool = Fa
 
 
 def find_newest(box: Box, ranges: Ranges, criteria: Criteria, limit: int) -> list[Found]:
-    """Return the newest letters that match, in order of time; without filters, what is not a letter is among them."""
+    """Return the newest letters that match, in order of time; without filters, records that are not letters count as
+    well.
+    """
 
     def age(each: Found) -> float:
         return each.letter.written_at if each.letter is not None else 0.0
@@ -60,7 +62,7 @@ def find_newest(box: Box, ranges: Ranges, criteria: Criteria, limit: int) -> lis
         found = newest(_read_matching(box, criteria, starts, ends, garbage=True))
         if len(found) == limit or all(starts[number] == low for number, (low, _) in ranges.items()):
             return found
-        # Transactions leave offsets without a letter: look further back.
+        # Transactions leave offsets without a letter, so the search goes further back.
         reach *= 4
 
 

@@ -1,4 +1,4 @@
-"""Which commands send a letter again."""
+"""Suggests the commands that send a letter again."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from tidemill.deadletters.letter import Letter
 
 
 def suggest_commands(letter: Letter, config: str, *, again: bool, max_redrives: int) -> dict[str, str]:
-    """Return commands, by what they do.
+    """Return the commands by the names of their actions.
 
     Args:
         letter: The letter.
-        config: The configuration file that they name; empty: none.
-        again: Whether it was sent again already.
-        max_redrives: How often a message is sent again unless the command says otherwise.
+        config: The configuration file in the commands; empty for none.
+        again: Whether the letter was sent again already.
+        max_redrives: How often a letter is sent again unless the command overrides it.
     """
     command = f"tidemill dlq redrive {f'{shlex.quote(config)} ' if config else ''}--id {letter.letter_id}"
-    # A redrive continues after the letters it has sent: it reaches this one again only from the beginning.
+    # A redrive continues after the letters that it has sent, so it reaches this one only from the beginning.
     command += " --restart" if again else ""
     commands = {}
     if letter.sources:

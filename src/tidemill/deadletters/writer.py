@@ -1,8 +1,9 @@
 """Writes dead letters to their topic.
 
-Invariants: `done` is called once the broker confirmed a letter; until then it is retried indefinitely, unless
-`dlq.on_send_failure` is `drop`: then a letter that the topic refuses is counted as dropped, and logged. A letter larger
-than the topic accepts is shrunk until it fits.
+Invariants: `done` is called once the broker confirmed a letter. Until then the letter is retried indefinitely, unless
+`dlq.on_send_failure` is `drop`; then a letter that the topic refuses is counted as dropped, and logged. A letter that
+is
+larger than the topic accepts is shrunk until it fits.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from tidemill.runtime.producer import LoopProducer, Outcomes, is_too_large, make
 
 log = structlog.get_logger(__name__)
 
-#: What a record costs beyond its value: headers of record and batch.
+#: The size of a record beyond its value: headers of record and batch.
 RECORD_OVERHEAD_BYTES = 512
-#: A letter that is refused for its size is not shrunk to less than this.
+#: A letter that is refused for its size is not shrunk below this.
 _LEAST_LETTER_BYTES = 1_000
 
 
 class LetterStatistics(msgspec.Struct, frozen=True):
-    """What became of letters.
+    """How many letters were written or dropped.
 
     Attributes:
-        written: Letters that were confirmed.
-        kinds: How many were written of each kind; changes as more are.
+        written: Confirmed letters.
+        kinds: Confirmed letters by kind; the mapping changes as more are confirmed.
         dropped: Letters that were given up because their topic refused them.
     """
 
@@ -50,7 +51,7 @@ class LetterStatistics(msgspec.Struct, frozen=True):
 
 
 class DeadLetters(Protocol):
-    """Where letters go."""
+    """Writes letters to their destination."""
 
     async def open(self) -> None:
         """Connect, and check that letters can be written."""
@@ -59,36 +60,36 @@ class DeadLetters(Protocol):
         """Write a letter; `done` is called once it is confirmed or dropped, on the loop, never inside this call."""
 
     def statistics(self) -> LetterStatistics:
-        """Return what became of letters so far."""
+        """Return how many letters were written or dropped so far."""
         ...
 
     def describe_stall(self) -> str | None:
-        """Return why letters wait; None while none do."""
+        """Return why letters wait; None if none do."""
 
     async def close(self) -> None:
-        """Release everything; `done` of what is not confirmed is never called."""
+        """Release everything; `done` of unconfirmed letters is never called."""
 
 
 def prepare_letter_topic(topic: str, admin_config: Mapping[str, Any]) -> int | None:
     """Check that the dead-letter topic exists, or create it; blocking.
 
     Returns:
-        The largest batch that it accepts, in bytes; None if the brokers do not say.
+        The topic's largest batch size in bytes; None if the brokers do not report it.
 
     Raises:
-        ConfigError: It does not exist and may not be created.
+        ConfigError: The topic does not exist and may not be created.
         RemoteError: The brokers do not answer.
     """
     admin = TopicAdmin(admin_config, "dlq")
     if not admin.exists(topic, wait_seconds=0.0):
         admin.create(topic)
         if not admin.exists(topic):
-            raise RemoteError(f"dlq: topic {topic!r} was created, but is not there yet; try again")
+            raise RemoteError(f"dlq: topic {topic!r} was created, but is not available yet; try again")
         log.info("dead-letter topic created", topic=topic)
     return admin.max_message_bytes(topic)
 
 
-#: The topic was deleted while the pipeline runs.
+#: The topic was deleted while the pipeline was running.
 _MISSING = (ck.KafkaError.UNKNOWN_TOPIC_OR_PART, ck.KafkaError._UNKNOWN_TOPIC)
 
 
@@ -97,11 +98,10 @@ class KafkaDeadLetters:
 
     Args:
         settings: The pipeline's settings.
-        backoff: Between the attempts to write one letter.
+        backoff: The backoff between the attempts to write one letter.
     """
 
     def __init__(self, settings: Settings, backoff: Backoff | None = None) -> None:
-        """Prepare; nothing is connected before `open`."""
         self._topic = settings.dlq_topic
         self._config = make_producer_config(settings.kafka, settings.dlq_brokers, {})
         self._admin_config = make_client_config(settings.kafka, settings.dlq_brokers, {})
@@ -121,7 +121,7 @@ class KafkaDeadLetters:
         """Check that the topic exists, or create it.
 
         Raises:
-            ConfigError: It does not exist and may not be created.
+            ConfigError: The topic does not exist and may not be created.
             RemoteError: The brokers do not answer.
         """
         await asyncio.to_thread(self._prepare)
@@ -131,10 +131,10 @@ class KafkaDeadLetters:
     def _prepare(self) -> None:
         limit = prepare_letter_topic(self._topic, self._admin_config)
         if limit is None:
-            # A refusal for size concerns all records of a batch: keep other letters out of it.
+            # A refusal for size concerns all records of a batch, so each letter gets a batch of its own.
             self._config["batch.num.messages"] = 1
         else:
-            # librdkafka knows these bounds: at least 1000 bytes, at most a billion.
+            # librdkafka accepts values from 1000 bytes to a billion.
             self._limit = limit
             self._config["message.max.bytes"] = max(1_000, min(limit, 1_000_000_000))
             self._config["batch.size"] = max(1, min(limit, 1_000_000))
@@ -167,9 +167,9 @@ class KafkaDeadLetters:
 
     def _drop(self, letter: Letter, error: ck.KafkaError, done: Callable[[], None]) -> None:
         self._dropped += 1
-        # The only remaining trace of the message: each is logged with its position.
+        # The log is the only remaining trace of the messages, so it names their positions.
         log.error(
-            "a dead letter is dropped: its topic refuses it",
+            "a dead letter is dropped, because its topic refuses it",
             topic=self._topic,
             error=scrub(error.str(), self._config),
             letter_id=letter.letter_id,
@@ -188,7 +188,7 @@ class KafkaDeadLetters:
     def _retry_later(self, error: ck.KafkaError, attempt: int, again: Callable[[], None]) -> None:
         text = scrub(error.str(), self._config)
         if error.code() in _MISSING:
-            text += "; create the topic again, or restart the pipeline, which does"
+            text += "; create the topic again, or restart the pipeline, which creates it"
         self._failing = (self._failing[0] if self._failing else time.monotonic(), text)
         throttle(log, 10.0).error("a dead letter is refused; trying again", topic=self._topic, error=text)
 
@@ -201,11 +201,10 @@ class KafkaDeadLetters:
         self._timers.add(timer)
 
     def statistics(self) -> LetterStatistics:
-        """Return what became of letters so far."""
         return LetterStatistics(self._written, self._kinds, self._dropped)
 
     def describe_stall(self) -> str | None:
-        """Return how many letters wait, for how long and why; None while none do."""
+        """Return how many letters wait, for how long and why; None if none do."""
         if self._failing is None:
             return None
         since, text = self._failing
@@ -213,7 +212,7 @@ class KafkaDeadLetters:
         return f"{format_count(self._waiting, 'letter')} waiting for topic {self._topic} for {seconds:.0f} s: {text}"
 
     async def close(self) -> None:
-        """Give up what is not confirmed, and disconnect."""
+        """Give up unconfirmed letters, and disconnect."""
         self._closed = True
         for timer in self._timers:
             timer.cancel()

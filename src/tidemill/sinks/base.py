@@ -1,7 +1,7 @@
-"""What every sink does: encode a payload, send a batch, and answer for each payload on its own.
+"""The interface of every sink: encode a payload, send a batch, and return one answer per payload.
 
-A sink never retries and never batches: `pipeline/delivery` does both, in the same way for all sinks. A sink knows its
-protocol and which of its errors are worth a retry, and nothing about messages or offsets.
+A sink never retries and never batches; `pipeline/delivery` does both in the same way for all sinks. A sink knows its
+protocol and which errors are worth a retry. It knows nothing about messages or offsets.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from tidemill.config.sink_types import name_sink_section
 from tidemill.core.errors import RemoteError, SinkNotConfiguredError
 from tidemill.sinks.non_finite import NonFinite, describe_non_finite, has_non_finite, is_model, spell_non_finite
 
-#: What to do when the other side does not answer; the name of the setting follows.
+#: The advice for a target that does not answer; the name of the setting follows.
 CHECK = "check that it is running and reachable, or correct"
 
 
 class Encoded(msgspec.Struct, frozen=True, gc=False):
-    """A payload in the form in which it is sent.
+    """A payload in the form that `send` expects.
 
     Attributes:
-        key: Orders deliveries: while one is retried, later ones with the same key wait.
-        body: What is sent, in the sink's own form (bytes, or a tuple that the sink unpacks).
-        size_bytes: What it adds to the size of a batch.
+        key: Orders deliveries: while one payload is retried, later ones with the same key wait.
+        body: The content in the sink's own form (bytes, or a tuple that the sink unpacks).
+        size_bytes: How much the payload adds to the size of a batch.
     """
 
     key: Any
@@ -41,11 +41,12 @@ class Refusal(msgspec.Struct, frozen=True):
     """Why one payload was not delivered.
 
     Attributes:
-        error: What happened, for people to read.
-        retryable: Whether the same payload may be accepted later.
-        oversize: Whether it is larger than the target ever accepts.
-        waits: Whether it was not sent because an earlier payload of the batch was refused; it is then not counted as
-            refused (`WAITS`).
+        error: The reason, for people to read.
+        retryable: Whether the target may accept the same payload later.
+        oversize: Whether the payload is larger than the target ever accepts.
+        waits: Whether the payload was held back because an earlier payload of the batch was refused; such a payload
+            does
+            not count as refused (`WAITS`).
     """
 
     error: str
@@ -54,7 +55,7 @@ class Refusal(msgspec.Struct, frozen=True):
     waits: bool = False
 
 
-#: The answer for a payload that was not sent because it may not overtake an earlier one.
+#: The answer for a payload that was held back because it must not overtake an earlier one.
 WAITS = Refusal("waits for an earlier payload, which was refused", retryable=True, waits=True)
 
 
@@ -66,34 +67,34 @@ class Sink(ABC):
     """
 
     type: ClassVar[str]
-    #: For sinks of other packages: the model of the options, which validates them; None: the sink gets a dict.
+    #: For sinks of other packages: the pydantic model that validates the options. None passes the options as a dict.
     options_model: ClassVar[Any] = None
 
-    #: A batch is sent as soon as it has this many payloads or bytes.
+    #: A batch is sent once it has this many payloads or bytes.
     max_batch_count: int = 500
     max_batch_bytes: int = 1024 * 1024
     #: How long a batch may wait for more payloads while nothing else is in flight.
     linger_seconds: float = 0.0
-    #: How long `send` may take before it is cancelled and counts as failed; None: `delivery.timeout_seconds`.
+    #: How long `send` may take before it is cancelled and counts as failed; None means `delivery.timeout_seconds`.
     send_timeout_seconds: float | None = None
 
-    #: Whether payloads have an `idempotency_key`. Those without one get one before they are encoded, the same one if
-    #: their messages are reprocessed.
+    #: Whether payloads have an `idempotency_key`. A payload without one gets one before it is encoded; it is the same
+    #: key
+    #: when the messages are reprocessed.
     takes_idempotency_key: ClassVar[bool] = False
-    #: What NaN and infinities become in JSON: `delivery.non_finite`.
+    #: How JSON represents NaN and infinities: `delivery.non_finite`.
     non_finite: NonFinite = "refuse"
 
     def __init__(self, name: str) -> None:
-        """Keep the instance's name."""
         self.name = name
 
     @property
     def place(self) -> str:
-        """Where it is configured, for messages."""
+        """The section that configures this sink, for messages."""
         return f"{name_sink_section(self.type)}.{self.name}"
 
     def to_json(self, data: Any) -> bytes:
-        """Encode a payload's `data` as JSON, as the configuration says; see `to_json`."""
+        """Encode a payload's `data` as JSON with the configured `non_finite`; see the function `to_json`."""
         return to_json(data, self.non_finite)
 
     @abstractmethod
@@ -101,27 +102,28 @@ class Sink(ABC):
         """Open connections and check that the target is usable.
 
         Raises:
-            ConfigError: The configuration is wrong (no retry helps).
-            RemoteError: The target is not reachable, or refuses.
+            ConfigError: The configuration is wrong; retrying does not help.
+            RemoteError: The target is unreachable or refuses the connection.
         """
 
     @abstractmethod
     def encode(self, payload: Any) -> Encoded:
-        """Return the payload as it is sent; what it raises concerns this payload alone."""
+        """Return the payload as `send` expects it; an exception concerns this payload alone."""
 
     @abstractmethod
     async def send(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
-        """Deliver a batch; return one answer per payload in the same order, None where it is confirmed.
+        """Deliver a batch; return one answer per payload, in order. None confirms the payload.
 
         Raises:
             RemoteError: The sink failed, and no payload of the batch is known to be delivered; `retryable` says whether
-                to send them again.
-            Exception: One of the payloads may be at fault: they are sent in smaller batches to find it.
+                to
+                send the batch again.
+            Exception: One of the payloads may be at fault; the caller sends smaller batches to find it.
         """
 
     @abstractmethod
     async def close(self) -> None:
-        """Release everything; what was confirmed stays confirmed."""
+        """Release all resources; confirmed payloads stay confirmed."""
 
 
 class SinksByName(dict[str, Sink]):
@@ -137,10 +139,10 @@ class SinksByName(dict[str, Sink]):
 
 
 def encode_checked(sink: Sink, payload: Any) -> Encoded:
-    """Encode a payload, and check the result: a sink of another package may return anything.
+    """Encode a payload and check the result, because a sink of another package may return anything.
 
     Raises:
-        Exception: What concerns this payload alone.
+        Exception: The error concerns this payload alone.
     """
     result: Any = sink.encode(payload)
     check_encoded(sink, result)
@@ -148,10 +150,10 @@ def encode_checked(sink: Sink, payload: Any) -> Encoded:
 
 
 def check_encoded(sink: Sink, result: Any) -> None:
-    """Check what a sink encoded.
+    """Check the result of a sink's `encode`.
 
     Raises:
-        TypeError: It cannot be queued.
+        TypeError: The result cannot be queued.
     """
     if not isinstance(result, Encoded) or not isinstance(result.size_bytes, int):
         raise TypeError(
@@ -166,21 +168,20 @@ def check_encoded(sink: Sink, result: Any) -> None:
 
 
 class Answers:
-    """The answers to one batch that is sent in parts: what is confirmed, refused, and not known yet.
+    """The answers to one batch that is sent in parts. Each payload is confirmed, refused, or not known yet.
 
-    Once a payload is refused, later ones with its key are not sent: a hook may decide to retry it, and then it must
-    come first.
+    Once a payload is refused, later payloads with its key are held back: if a hook decides to retry the refused one, it
+    must come first.
 
     Args:
-        batch: What is sent.
+        batch: The payloads to send.
     """
 
     def __init__(self, batch: Sequence[Encoded]) -> None:
-        """Start with nothing known."""
         self._batch = batch
         self._known: set[int] = set()
         self._refused: dict[int, Refusal] = {}
-        # By key, the first payload that is refused.
+        # By key, the index of the first refused payload.
         self._held: dict[Hashable, int] = {}
 
     def confirm(self, indexes: Iterable[int]) -> None:
@@ -196,7 +197,7 @@ class Answers:
             self._held[key] = min(index, self._held.get(key, index))
 
     def filter_sendable(self, indexes: Sequence[int]) -> Sequence[int]:
-        """Return the indexes of payloads that may be sent; the others wait for an earlier one with their key."""
+        """Return the indexes that may be sent; the other payloads wait for an earlier one with their key."""
         if not self._held:
             return indexes
         for index in indexes:
@@ -208,10 +209,10 @@ class Answers:
         """Return an answer for each payload.
 
         Args:
-            error: Why the others are not known; they may be sent again.
+            error: The reason why the remaining payloads have no answer; it decides whether they are sent again.
 
         Raises:
-            RemoteError: `error`, if nothing is known.
+            RemoteError: `error`, if no payload has an answer.
         """
         if error is not None:
             if not self._known:
@@ -225,7 +226,7 @@ class Answers:
 
 async def close_within(seconds: float, closing: Awaitable[object]) -> bool:
     """Await the closing of a client for up to `seconds`; return whether it ended in time and without an error."""
-    with contextlib.suppress(Exception):  # nothing is lost: what was confirmed stays confirmed
+    with contextlib.suppress(Exception):  # confirmed payloads stay confirmed, so an error loses nothing
         async with asyncio.timeout(seconds):
             await closing
             return True
@@ -233,15 +234,15 @@ async def close_within(seconds: float, closing: Awaitable[object]) -> bool:
 
 
 def to_json(data: Any, non_finite: NonFinite = "refuse") -> bytes:
-    """Encode a payload's `data`: a pydantic model by its own JSON dump, bytes as they are, the rest as JSON.
+    """Encode a payload's `data`: a pydantic model by its own JSON dump, bytes unchanged, everything else as JSON.
 
     Args:
         data: The data.
-        non_finite: What to do with NaN and infinities outside of models: refuse them, or write null or text.
+        non_finite: What to do with NaN and infinities outside models: refuse them, or write null or text.
 
     Raises:
-        TypeError: Something in it has no JSON form.
-        ValueError: The same, or a number is refused.
+        TypeError: A value in it has no JSON form.
+        ValueError: A value in it has no JSON form, or a number is refused.
     """
     if isinstance(data, (bytes, bytearray, memoryview)):
         return bytes(data)
@@ -249,7 +250,7 @@ def to_json(data: Any, non_finite: NonFinite = "refuse") -> bytes:
     if dump is not None:
         return dump().encode()  # type: ignore[no-any-return]
     text = _encode_json(data)
-    # The encoder writes them as null: without one, nothing has to be walked through.
+    # The encoder writes NaN and infinities as null, so a text without null needs no walk through the data.
     if non_finite == "null" or _find_null(text) is None or not has_non_finite(data):
         return text
     if non_finite == "refuse":
@@ -258,10 +259,10 @@ def to_json(data: Any, non_finite: NonFinite = "refuse") -> bytes:
 
 
 def to_mapping(data: Any) -> Mapping[str, Any]:
-    """Return a payload's `data` as names and values: a model by its plain dump, a mapping as it is, bytes as JSON.
+    """Return a payload's `data` as names and values: a model by its plain dump, a mapping unchanged, bytes as JSON.
 
     Raises:
-        TypeError: It is something else, or a name is not text.
+        TypeError: The data is of another type, or a name is not text.
         ValueError: The bytes are not a JSON object.
     """
     dump = getattr(data, "model_dump", None)
@@ -281,12 +282,12 @@ def to_mapping(data: Any) -> Mapping[str, Any]:
 
 
 def shorten(text: str, length: int = 200) -> str:
-    """Return a text, or its beginning and '...' if it is longer than `length`."""
+    """Return a text, cut to `length` characters and '...' if it is longer."""
     return text if len(text) <= length else text[:length] + "..."
 
 
 def _dump_model(value: Any) -> Any:
-    """Let msgspec encode pydantic models inside containers."""
+    """Encode pydantic models inside containers, for msgspec."""
     if not is_model(value):
         raise TypeError(f"data contains a value of type {type(value).__name__}, which JSON cannot represent")
     return msgspec.Raw(value.model_dump_json().encode())

@@ -1,8 +1,8 @@
 """Opens files below one folder so that no link leads out of it, not even one that is created at the last moment.
 
-Each part of a path is opened relative to the folder before it, and never through a link. A link is read, and followed
-only if its target is below the base folder at that moment; the target is then walked in the same way. Invariant: what
-is opened or created is in a folder that was reached from the base folder without a link.
+Each part of a path is opened relative to its parent folder, and never through a link. A link is read, and followed
+only if its target is below the base folder at that moment; the target's path is then walked in the same way.
+Invariant: every file or folder is opened or created in a folder that was reached from the base folder without a link.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import stat
 from collections.abc import Iterator
 
-#: As many as the kernel follows.
+#: The kernel's own limit.
 MAX_LINKS = 40
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -23,26 +23,25 @@ class OutsideError(Exception):
 
 
 class BaseFolder:
-    """A folder, by its descriptor.
+    """An open folder, held by its file descriptor.
 
     Args:
-        path: Its real path, without links.
+        path: The folder's real path, without links.
 
     Raises:
-        OSError: It cannot be opened, or is not a folder.
+        OSError: The path cannot be opened, or is not a folder.
     """
 
     def __init__(self, path: bytes) -> None:
-        """Open the folder."""
         self.path = path
         self._descriptor = os.open(path, _FOLDER)
         self._identity = _identify(os.fstat(self._descriptor))
 
     def is_current(self) -> bool:
-        """Return whether its path still leads to this folder.
+        """Return whether the path still leads to this folder.
 
         Raises:
-            OSError: It does not lead to a folder.
+            OSError: The path does not lead to a folder.
         """
         there = os.stat(self.path, follow_symlinks=False)  # noqa: PTH116 - once per batch, by bytes
         if not stat.S_ISDIR(there.st_mode):
@@ -50,19 +49,18 @@ class BaseFolder:
         return _identify(there) == self._identity
 
     def close(self) -> None:
-        """Close its descriptor."""
         os.close(self._descriptor)
 
     @contextlib.contextmanager
     def open_parent(self, path: bytes, *, fsync: bool = False) -> Iterator[tuple[int, bytes]]:
-        """Open the folder of a file, creating missing folders; yield its descriptor and the file's name in it.
+        """Open the folder of a file and create missing folders; yield its descriptor and the file's name in it.
 
         Args:
             path: Relative to this folder, without '..'.
             fsync: Wait until created folders are on disk.
 
         Raises:
-            OutsideError: A link on the way leads out of the base folder.
+            OutsideError: A link in the path leads out of the base folder.
             OSError: The folder cannot be opened or created.
         """
         descriptor = os.dup(self._descriptor)
@@ -93,7 +91,7 @@ class BaseFolder:
             os.close(descriptor)
 
     def _resolve_link(self, link: bytes) -> list[bytes]:
-        """Return the parts of the path that a link leads to, relative to the base folder."""
+        """Return the parts of a link's target path, relative to the base folder."""
         real = os.path.realpath(os.path.join(self.path, link))  # noqa: PTH118
         root = self.path.rstrip(b"/") + b"/"
         if not real.startswith(root):

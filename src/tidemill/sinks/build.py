@@ -1,6 +1,7 @@
-"""Creates the configured sinks; a type's module and its client library are imported only where it is configured.
+"""Creates the configured sinks. A sink type's module and client library are imported only if it is configured.
 
-Sinks of other packages are found by their entry points in the group `tidemill.sinks`, whose names are the types.
+Sinks of other packages are found by their entry points in the group `tidemill.sinks`; the entry point's name is the
+sink type.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ GROUP = "tidemill.sinks"
 
 
 def build_sinks(settings: Settings) -> dict[str, dict[str, Sink]]:
-    """Return the configured sinks by type and name; none is connected yet.
+    """Return the configured sinks by type and name, not yet connected.
 
     Raises:
         ConfigError: A client library is not installed, a type is unknown, or its options are wrong.

@@ -1,11 +1,11 @@
 """Checks the types of payloads' fields against the annotations of their classes, before a sink sees them.
 
-A wrong type is the handler's mistake, and the same every time: the error names the field, what it is and what it must
-be, while the hook that returned it is still known. Which values of the right type are valid is up to each sink;
-`check_choices` is for cases where the sink is not available. `data` and other fields that may be anything are not
+A wrong type is a mistake in the handler and repeats every time. The error names the field, its value and the expected
+type while the hook that returned the payload is still known. Each sink decides which values of the right type are
+valid; `check_choices` is for cases where the sink is not available. `data` and other fields of type Any are not
 checked.
 
-Combinations of types that were right are remembered, so that a payload costs one look-up.
+Valid combinations of types are cached, so that checking a payload costs one look-up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-#: More combinations of types than this are not remembered.
+#: The cache holds at most this many combinations of types.
 _MAX_KNOWN = 1_000
 _NAMES = {
     str: "a string",
@@ -32,11 +32,11 @@ _NAMES = {
 
 
 class _Field:
-    """One field: what it may be.
+    """The types and values that one field may have.
 
     Attributes:
-        kinds: The classes; () for anything.
-        choices: The values, where the annotation lists them.
+        kinds: The classes; () allows anything.
+        choices: The values, if the annotation lists them.
     """
 
     __slots__ = ("choices", "kinds", "name")
@@ -53,14 +53,14 @@ class _Field:
             if origin is Literal:
                 self.choices += typing.get_args(part)
                 kinds += {type(choice) for choice in typing.get_args(part)}
-            elif part is Any or not isinstance(origin or part, type):  # a type variable, say: nothing to check
+            elif part is Any or not isinstance(origin or part, type):  # such as a type variable: nothing to check
                 return
             else:
                 kinds.append(origin or part)
         self.kinds = tuple(kinds)
 
     def accepts(self, value: Any) -> bool:
-        if isinstance(value, (str, bytes)):  # sequences too, but not what is meant by a list
+        if isinstance(value, (str, bytes)):  # sequences as well, but a field for a list must not accept them
             return isinstance(value, tuple(kind for kind in self.kinds if kind is not Sequence))
         if isinstance(value, bool) and bool not in self.kinds:
             return False
@@ -73,17 +73,17 @@ class _Field:
 
 @functools.cache
 def _list_fields(payload_class: Any) -> Sequence[_Field]:
-    """Return the fields of a class of payloads that can be checked."""
+    """Return the fields of a payload class that can be checked."""
     hints = typing.get_type_hints(payload_class)
     fields = [_Field(name, hints[name]) for name in payload_class.__struct_fields__]
     return [field for field in fields if field.kinds]
 
 
 def build_type_check(payload_class: type[Any]) -> Callable[[Any], None]:
-    """Return a function that checks the types of a class of payloads; it raises a TypeError that names the field.
+    """Return a function that checks the field types of a payload class; it raises a TypeError that names the field.
 
     Args:
-        payload_class: The class whose annotations count; fields that subclasses add are not checked.
+        payload_class: The class with the annotations; fields that its subclasses add are not checked.
 
     Example:
         >>> from tidemill.sinks.payloads import FilePayload
@@ -99,7 +99,7 @@ def build_type_check(payload_class: type[Any]) -> Callable[[Any], None]:
 def _build_check(payload_class: Any) -> Callable[[Any], None]:
     fields = _list_fields(payload_class)
     known: set[tuple[type[Any], ...]] = set()
-    # One name more than there are fields, so that it always returns a tuple.
+    # With one extra name, `attrgetter` returns a tuple even for a single field.
     get_values = operator.attrgetter("__class__", *[field.name for field in fields])
 
     def check(payload: Any) -> None:
@@ -118,10 +118,10 @@ def _build_check(payload_class: Any) -> Callable[[Any], None]:
 
 
 def check_choices(payload: Any) -> None:
-    """Check those fields of a payload whose possible values its class lists.
+    """Check the fields of a payload whose class lists their possible values.
 
     Raises:
-        ValueError: A field has another value.
+        ValueError: A field has a value that is not listed.
 
     Example:
         >>> from tidemill.sinks.payloads import RedisPayload

@@ -1,7 +1,7 @@
-"""Replaces a whole file: the new one is written next to it, then renamed.
+"""Replaces a whole file: writes the new file next to it, then renames it.
 
-Invariants: readers see the old file or the new one, never a part; a failed write leaves nothing behind, and what a
-killed process left is removed by the next one that replaces a file in that folder.
+Invariants: readers see the old file or the new one, never a part. A failed write leaves nothing behind. The temporary
+files of a killed process are removed by the next process that replaces a file in that folder.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import stat
 
 from tidemill.sinks.base_folder import sync_folder
 
-#: Prefix of the name under which a new file is written.
+#: Prefix of the temporary names under which new files are written.
 TEMPORARY = ".tidemill-"
 
 
@@ -23,13 +23,13 @@ def replace(folder: int, name: bytes, content: bytes, *, fsync: bool) -> None:
     """Replace or create a file.
 
     Args:
-        folder: The descriptor of its folder.
-        name: Its name there.
-        content: Its new content.
+        folder: The descriptor of the file's folder.
+        name: The file's name in that folder.
+        content: The new content.
         fsync: Wait until content and name are on disk.
 
     Raises:
-        OSError: It is not a regular file, or cannot be written.
+        OSError: The existing file is not a regular file, or the new one cannot be written.
     """
     with contextlib.suppress(FileNotFoundError):
         check_regular(os.stat(name, dir_fd=folder, follow_symlinks=False))
@@ -50,7 +50,7 @@ def replace(folder: int, name: bytes, content: bytes, *, fsync: bool) -> None:
 
 
 def _create(folder: int) -> tuple[str, int]:
-    """Create a file whose lock tells `remove_left_over` that it is being written; return its name and descriptor."""
+    """Create a file and lock it, so that `remove_left_over` leaves it alone; return its name and descriptor."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
         temporary = TEMPORARY + secrets.token_hex(8)
@@ -88,7 +88,7 @@ def _remove(folder: int, name: str) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.unlink(name, dir_fd=folder)
-    except OSError:  # it is being written, or gone
+    except OSError:  # another process writes it, or has removed it
         return False
     finally:
         os.close(descriptor)
@@ -96,13 +96,13 @@ def _remove(folder: int, name: str) -> bool:
 
 
 def check_regular(status: os.stat_result) -> None:
-    """Raise OSError if it is not a regular file."""
+    """Raise OSError unless the status is one of a regular file."""
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "is not a regular file")
 
 
 def write_whole(descriptor: int, data: bytes) -> None:
-    """Write everything: when the disk is nearly full, the kernel may write only a part at a time."""
+    """Write all data; when the disk is nearly full, the kernel may write only a part per call."""
     written = os.write(descriptor, data)
     if written < len(data):
         view = memoryview(data)

@@ -1,10 +1,14 @@
-"""Files as a sink: JSON lines appended below one folder, even by several processes to the same file, or whole files
-that are replaced atomically.
+"""Files as a sink: JSON lines appended to files below one folder, or whole files that are replaced atomically. Several
+processes may append to the same file.
 
-Each file gets the lines of a batch in one write under an exclusive lock. Invariants: lines are neither mixed nor torn;
-half a line that a crash left is cut off before anything is appended; a batch that could not be written completely
-leaves nothing behind; readers of a file that is replaced see the old or the new one; nothing outside the base path is
-ever opened (`sinks.base_folder`); no lock outlives its write. Writing happens on the sink's own thread.
+Each file gets the lines of a batch in one write under an exclusive lock. Invariants:
+- Lines are neither mixed nor torn; a torn line that a crash left is cut off before anything is appended.
+- A batch that could not be written completely leaves nothing behind.
+- Readers of a replaced file see the old file or the new one.
+- No file outside the base path is ever opened (`sinks.base_folder`).
+- No lock outlives its write.
+
+All writes run on the sink's own thread.
 """
 
 from __future__ import annotations
@@ -34,27 +38,27 @@ from tidemill.sinks.payloads import FilePayload
 
 log = structlog.get_logger(__name__)
 
-#: Files kept open; the least recently used is closed first.
+#: How many files stay open; the least recently used is closed first.
 MAX_OPEN_FILES = 64
-#: Paths that were checked; all are forgotten when there are too many.
+#: How many checked paths are cached; a full cache is cleared.
 MAX_KNOWN_PATHS = 10_000
-#: The kernel does not accept longer ones.
+#: The kernel does not accept longer paths.
 MAX_PATH_BYTES = 4095
-#: How long another process may lock a file before this write counts as failed, to be retried.
+#: How long to wait for another process's lock before the write counts as failed and is retried.
 LOCK_SECONDS = 10.0
 _TAIL_BYTES = 64 * 1024
 _NAME_ERRORS = frozenset(
     {errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.EILSEQ}
 )
-#: Not the fault of one file: others cannot be written either.
+#: Errors of the host rather than of one file: other files cannot be written either.
 _HOST_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE})
 
 
 class _Writing(msgspec.Struct):
-    """What a batch has for one file: new content, if any, and the lines after it.
+    """The part of a batch for one file: its new content, if any, and the lines that follow it.
 
     Attributes:
-        content: The new content; None: the file is appended to.
+        content: The new content; None appends to the file.
         lines: The lines.
     """
 
@@ -73,8 +77,8 @@ class FilesystemSink(Sink):
 
     Args:
         name: The instance's name.
-        settings: Its section; `base_path` is relative to the working directory of this process.
-        lock_seconds: How long another process may lock a file.
+        settings: The instance's section; `base_path` is relative to the working directory of this process.
+        lock_seconds: How long to wait for another process's lock.
     """
 
     type: ClassVar[str] = "filesystem"
@@ -82,7 +86,6 @@ class FilesystemSink(Sink):
     max_batch_bytes = 4 * 1024 * 1024
 
     def __init__(self, name: str, settings: FilesystemSinkSettings, *, lock_seconds: float = LOCK_SECONDS) -> None:
-        """Prepare; nothing is touched before `connect`."""
         super().__init__(name)
         self._what = f"sinks.filesystem.{name}"
         self._given = settings.base_path
@@ -96,10 +99,10 @@ class FilesystemSink(Sink):
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
 
     async def connect(self) -> None:
-        """Create the base path and check that it can be written.
+        """Create the base path and check that it is writable.
 
         Raises:
-            ConfigError: It cannot.
+            ConfigError: The base path cannot be created or is not writable.
         """
         await asyncio.to_thread(self._check)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, f"tidemill-files-{self.name}")
@@ -109,7 +112,7 @@ class FilesystemSink(Sink):
             Path(self._given).mkdir(parents=True, exist_ok=True)
         except FileExistsError as error:
             raise ConfigError(
-                f"{self._what}: base_path {self._given!r} is not a folder; create it there, or change base_path"
+                f"{self._what}: base_path {self._given!r} is a file, not a folder; remove it, or change base_path"
             ) from error
         except OSError as error:
             raise ConfigError(f"{self._what}: base_path {self._given!r} cannot be created: {error.strerror}") from error
@@ -121,8 +124,7 @@ class FilesystemSink(Sink):
         """Return the line without its line break, or the content, for the checked path.
 
         Raises:
-            ValueError: The path is outside the base path, the data has a line break of its own, or the operation is not
-                known.
+            ValueError: The path is outside the base path, the data contains a line break, or the operation is unknown.
         """
         path = self._known.get(payload.path) or self._check_path(payload.path)
         if payload.op == "replace":
@@ -131,21 +133,21 @@ class FilesystemSink(Sink):
         if payload.op != "append":
             raise ValueError(f"unknown op {payload.op!r:.50}; use append or replace")
         line = self.to_json(payload.data)
-        # Only bytes and a model's own dump can have one; JSON escapes it.
+        # Only bytes and a model's own dump can contain a line break; JSON escapes it.
         if b"\n" in line:
             raise ValueError(
-                f"{_show(path)}: data given as bytes has a line break, so it is not one line; "
-                "op='replace' writes a whole file"
+                f"{_show(path)}: data given as bytes contains a line break, so it is not one line; "
+                "use op='replace' to write a whole file"
             )
         return Encoded(path, line, len(line) + 1)
 
     def _check_path(self, path: Any) -> bytes:
-        """Return a path in its normal form, checked by its text alone; links are checked when it is opened."""
+        """Return a path in its normal form, checked by its text alone; `open_parent` checks links."""
         if not isinstance(path, str) or not path or "\0" in path or path.endswith("/"):
             raise ValueError(f"path {shorten(repr(path))} is not a valid file name")
         if path.startswith("/") or ".." in path.split("/"):
             raise ValueError(f"path {shorten(repr(path))} is not below the base path; use a relative one without '..'")
-        # Names that are not UTF-8 come from the file system with escaped bytes, and are restored here.
+        # The file system's names that are not UTF-8 arrive with escaped bytes, which are restored here.
         normal = posixpath.normpath(path).encode("utf-8", "surrogateescape")
         name = posixpath.basename(normal)
         if normal == b"." or name.startswith(file_replacement.TEMPORARY.encode()):
@@ -158,11 +160,11 @@ class FilesystemSink(Sink):
         return normal
 
     async def send(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
-        """Write; the payloads for one file are accepted or refused together.
+        """Write a batch; the payloads for one file are accepted or refused together.
 
         Raises:
             WrongPlaceError: The base path is no longer a folder.
-            RemoteError: No file could be written, through no fault of theirs.
+            RemoteError: The host failed, so no file could be written.
         """
         if self._thread is None:
             raise ConfigError(f"{self._what} is not connected")
@@ -172,7 +174,7 @@ class FilesystemSink(Sink):
             if writing is None:
                 writing = files[item.key] = _Writing()
             if isinstance(item.body, _Content):
-                # What it replaces within the batch need not be written.
+                # Earlier lines and content of this batch would be overwritten.
                 writing.content = item.body.data
                 writing.lines.clear()
             else:
@@ -183,7 +185,7 @@ class FilesystemSink(Sink):
         return [refusals.get(item.key) for item in batch]
 
     async def close(self) -> None:
-        """Wait for the current write, and close the files."""
+        """Wait for the current write, then close the files."""
         thread, self._thread = self._thread, None
         if thread is not None:
             await asyncio.get_running_loop().run_in_executor(thread, self._close_all)
@@ -209,10 +211,10 @@ class FilesystemSink(Sink):
         return refusals
 
     def _open_base(self) -> BaseFolder:
-        """Return the base folder, reopened if its path now leads to another one.
+        """Return the base folder; reopen it if its path leads to another folder now.
 
         Raises:
-            WrongPlaceError: It is not a folder.
+            WrongPlaceError: The base path is not a folder.
         """
         try:
             if self._base is None or not self._base.is_current():
@@ -222,7 +224,7 @@ class FilesystemSink(Sink):
             self._close_all()
             raise WrongPlaceError(
                 f"{self._what}: base_path {self._given!r} is no longer a folder ({error.strerror}); "
-                "nothing is written until it is one again"
+                "restore the folder, and writing resumes"
             ) from None
         return self._base
 
@@ -235,7 +237,7 @@ class FilesystemSink(Sink):
             self._append(base, path, b"\n".join(writing.lines) + b"\n")
 
     def _clean_up(self, folder: int, path: bytes) -> None:
-        """Remove, once per folder, files that a killed process left."""
+        """Remove the temporary files of killed processes, once per folder."""
         status = os.fstat(folder)
         if (status.st_dev, status.st_ino) not in self._cleaned:
             if len(self._cleaned) >= MAX_KNOWN_PATHS:
@@ -253,7 +255,8 @@ class FilesystemSink(Sink):
                 if self._fsync:
                     os.fsync(descriptor)
             except OSError:
-                # Nothing of a refused batch may remain; if even this fails, the next append cuts off the torn line.
+                # A refused batch leaves nothing behind; if the truncation fails too, the next append cuts off the torn
+                # line.
                 with contextlib.suppress(OSError):
                     os.ftruncate(descriptor, start)
                 raise
@@ -270,19 +273,19 @@ class FilesystemSink(Sink):
             else:
                 self._open.move_to_end(path)
             _lock(descriptor, deadline)
-            # The file may have been renamed or removed (log rotation) before it was locked.
+            # Log rotation may have renamed or removed the file before it was locked.
             same = False
             try:
                 same = _is_same_file(descriptor, posixpath.join(self._root, path))
             finally:
                 if not same:
-                    # Closing releases the lock, whatever happened to the file.
+                    # Closing releases the lock in every case.
                     del self._open[path]
                     os.close(descriptor)
             if same:
                 return descriptor
             if time.monotonic() > deadline:
-                raise TimeoutError(errno.ETIMEDOUT, "the file is constantly replaced")
+                raise TimeoutError(errno.ETIMEDOUT, "another process keeps replacing the file")
 
     def _open_file(self, base: BaseFolder, path: bytes) -> int:
         with base.open_parent(path, fsync=self._fsync) as (folder, name):
@@ -330,7 +333,7 @@ def _show(path: bytes) -> str:
 
 
 def _lock(descriptor: int, deadline: float) -> None:
-    """Lock by polling: waiting inside flock could not be interrupted if the holder hangs."""
+    """Lock by polling, because a wait inside flock could not be interrupted if the holder hangs."""
     pause = 0.0005
     while True:
         try:

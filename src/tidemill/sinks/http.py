@@ -1,9 +1,9 @@
 """HTTP as a sink: one request per payload, over persistent connections.
 
-A request that may succeed later is retried here a few times, because only here a `Retry-After` is known; then the
-delivery's own backoff takes over. Invariants: all requests of a payload have the same idempotency key; with a
-concurrency of 1, no payload is sent before the one ahead of it is confirmed or given a final answer. The key is the
-payload's, set by its hook or by `pipeline/delivery`; only a payload without one gets a random key here.
+The sink itself retries a temporary failure a few times, because it knows the server's `Retry-After`; then the
+delivery's own backoff takes over. Invariants: all requests of a payload have the same idempotency key. With a
+concurrency of 1, no payload is sent before the previous one is confirmed or given a final answer. The hook or
+`pipeline/delivery` sets the key in the payload; only a payload without one gets a random key here.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
 #: The longest pause that a server's `Retry-After` can cause.
 MAX_PAUSE_SECONDS = 60.0
-#: How much of an answer is read, so that its connection can be reused; a longer answer closes it.
+#: How much of a response is read so that its connection can be reused; a longer response closes the connection.
 MAX_ANSWER_BYTES = 256 * 1024
-#: How much of an answer's text messages show.
+#: How much of a response's text messages show.
 SHOWN_CHARACTERS = 300
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 BODIES = ("json", "form")
@@ -45,7 +45,7 @@ BODIES = ("json", "form")
 ROUNDS = 4
 BACKOFF = Backoff(0.1, 2.0)
 _KEY_CHARACTERS = frozenset(map(chr, range(0x21, 0x7F)))
-#: Servers accept up to about 8 kB of headers; beyond that, many close the connection as if they were down.
+#: Servers accept up to about 8 kB of headers; above that, many close the connection as if they were down.
 MAX_KEY_CHARACTERS = 1_000
 
 
@@ -54,8 +54,8 @@ class _Outcome(msgspec.Struct, frozen=True):
 
     Attributes:
         verdict: See `HttpVerdict`.
-        text: Why it is not delivered.
-        pause_seconds: How long the server asks us to wait.
+        text: Why the payload is not delivered.
+        pause_seconds: How long the server asks the client to wait.
         oversize: Whether the body is larger than the server accepts.
     """
 
@@ -72,9 +72,9 @@ class _Request(msgspec.Struct, frozen=True, gc=False):
     """A payload's request.
 
     Attributes:
-        method: In upper case.
-        url: None: the sink's.
-        headers: All but the sink's own.
+        method: The method, in upper case.
+        url: The URL; None is the sink's.
+        headers: All headers except the sink's own.
         content: The body, or None.
     """
 
@@ -89,20 +89,19 @@ class HttpSink(Sink):
 
     Args:
         name: The instance's name.
-        settings: Its section.
+        settings: The instance's section.
     """
 
     type: ClassVar[str] = "http"
     takes_idempotency_key: ClassVar[bool] = True
 
     def __init__(self, name: str, settings: HttpSinkSettings) -> None:
-        """Prepare; nothing is connected before `connect`."""
         super().__init__(name)
         self._settings = settings
         parts = urlsplit(settings.url)
         self._address = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
         self._secure = parts.scheme == "https"
-        # Path and query can be secrets too: messages show only the server.
+        # Path and query can be secrets too, so messages show only the server.
         self._where = f"{parts.scheme}://{self._address[0]}:{self._address[1]}"
         self._secrets = find_url_secrets(settings.url) | {
             value for value in settings.headers.values() if len(value) > 5
@@ -114,7 +113,7 @@ class HttpSink(Sink):
         # One key for all payloads keeps them in order.
         self._order = name if settings.concurrency == 1 else None
         self.max_batch_count = ROUNDS * settings.concurrency
-        # Each request has a timeout of its own; this one applies if they fail to end in time.
+        # Each request has a timeout of its own; this one applies if the requests fail to end in time.
         seconds = (settings.max_retries + 1) * (settings.timeout_seconds + MAX_PAUSE_SECONDS)
         self.send_timeout_seconds = ROUNDS * seconds
         self._not_before = 0.0
@@ -125,17 +124,17 @@ class HttpSink(Sink):
 
         Raises:
             ConfigError: The URL is wrong.
-            RemoteError: The server does not accept them.
+            RemoteError: The server does not accept connections.
         """
-        # It logs every request with its whole URL.
+        # httpx logs every request with its whole URL.
         logging.getLogger("httpx").setLevel(logging.WARNING)
         settings = self._settings
         try:
             proxy = find_proxy(settings.url)
             self._client = httpx.AsyncClient(
-                trust_env=False,  # it would refuse hosts of NO_PROXY that have nothing to do with this one
+                trust_env=False,  # it would refuse unrelated hosts of NO_PROXY
                 proxy=proxy,
-                # Only the start of answers is read, as text.
+                # Only the start of a response is read, as text.
                 headers={"accept-encoding": "identity", **self._headers},
                 timeout=settings.timeout_seconds,
                 # Loading the system's certificates is slow.
@@ -148,7 +147,7 @@ class HttpSink(Sink):
             _ = httpx.Headers({"content-type": self._content_type})
         except (httpx.InvalidURL, ValueError) as error:
             raise ConfigError(f"{self.place}: {self._where}: {self._describe(error)}; correct url or headers") from None
-        if proxy is None:  # a proxy resolves names, and connects, in its own way
+        if proxy is None:  # a proxy resolves names and connects in its own way
             await self._check_reachable()
 
     async def _check_reachable(self) -> None:
@@ -171,7 +170,7 @@ class HttpSink(Sink):
 
         Raises:
             TypeError: `data` cannot be encoded as JSON, or a field has a value of the wrong type.
-            ValueError: A field has a value that a request cannot have, or would lead outside the sink's URL.
+            ValueError: A field has a value that is invalid in a request, or would lead outside the sink's URL.
         """
         settings = self._settings
         key = payload.idempotency_key
@@ -197,7 +196,7 @@ class HttpSink(Sink):
         return Encoded(self._order, _Request(method, url, headers, content), size)
 
     def _build_body(self, payload: HttpPayload) -> tuple[str, bytes | None, str]:
-        """Return the method, the body and its type."""
+        """Return the method, the body and its content type."""
         method = payload.method.upper() if isinstance(payload.method, str) else payload.method
         method = method or self._settings.method
         if method not in METHODS:
@@ -221,7 +220,7 @@ class HttpSink(Sink):
         """Send a request per payload.
 
         Raises:
-            RemoteError: The server accepted none of them, or all others wait behind the first one.
+            RemoteError: The server accepted none of the payloads, or all others wait behind the first one.
         """
         outcomes: list[_Outcome | None] = [None] * len(batch)
         if self._order is not None:
@@ -235,7 +234,8 @@ class HttpSink(Sink):
                 for _ in range(min(self._settings.concurrency, len(batch))):
                     group.create_task(self._work(batch, outcomes, indexes))
         known = [outcome for outcome in outcomes if outcome is not None]
-        # In one order, nothing is sent while the first payload fails for any reason; those behind it did not fail.
+        # With a concurrency of 1, nothing is sent while the first payload fails for any reason; the later ones did not
+        # fail.
         failing = (HttpVerdict.OVERLOADED,) if self._order is None else (HttpVerdict.OVERLOADED, HttpVerdict.AGAIN)
         if len(known) == len(batch) and all(outcome.verdict in failing for outcome in known):
             raise RemoteError(f"{self.place}: {known[0].text}")
@@ -246,17 +246,17 @@ class HttpSink(Sink):
             outcomes[index] = await self._deliver(batch[index])
 
     async def _deliver(self, item: Encoded) -> _Outcome:
-        """Send until it is accepted or refused, or attempts run out."""
+        """Send requests until the payload is accepted or refused, or attempts run out."""
         started, attempt = time.monotonic(), 0
         while True:
             attempt += 1
-            # The pause may be extended while this waits.
+            # Another response may extend the pause during the sleep.
             while (pause := self._not_before - time.monotonic()) > 0:  # noqa: ASYNC110
                 await asyncio.sleep(pause)
             outcome = await self._request(item.body, again=attempt > 1)
             if outcome.verdict in (HttpVerdict.DELIVERED, HttpVerdict.REFUSED):
                 return outcome
-            # All requests wait: the server asked for a pause.
+            # The server asked for a pause, so all requests wait.
             self._not_before = max(self._not_before, time.monotonic() + outcome.pause_seconds)
             decision = decide(
                 attempt,
@@ -277,7 +277,8 @@ class HttpSink(Sink):
             wanted.method, wanted.url or self._url, content=wanted.content, headers=wanted.headers
         )
         try:
-            # The client's own timeouts are per step: a server that sends a byte now and then would hold it forever.
+            # The client's own timeouts apply to each step: a server that sends a byte now and then would hold it
+            # forever.
             async with asyncio.timeout(settings.timeout_seconds):
                 answer = await client.send(request, stream=True)
                 try:
@@ -288,7 +289,7 @@ class HttpSink(Sink):
             text = f"{self._where}: no answer within {settings.timeout_seconds:g} s"
             return _Outcome(HttpVerdict.OVERLOADED, text)
         except httpx.LocalProtocolError as error:
-            # Nothing was sent, and a retry would not send it either.
+            # Nothing was sent, and a retry would fail in the same way.
             return _Outcome(HttpVerdict.REFUSED, f"{self._where}: {self._describe(error)}")
         except (httpx.TransportError, httpx.StreamError, OSError) as error:
             return _Outcome(HttpVerdict.OVERLOADED, f"{self._where}: {self._describe(error)}")
@@ -300,7 +301,7 @@ class HttpSink(Sink):
             return _DELIVERED
         headers = answer.headers
         body = describe_body(content, headers.get("content-type"), headers.get("content-encoding"))
-        # Masked before it is cut: half a secret would not be found.
+        # Masked before it is cut, because half a secret would not be found.
         body = shorten(mask_secrets(body, self._collect_secrets(wanted)), SHOWN_CHARACTERS)
         reason = shorten(describe_body(answer.reason_phrase.encode()), 60)
         text = f"{self._where} answered {answer.status_code} {reason}{': ' if body else ''}{body}"
@@ -314,20 +315,19 @@ class HttpSink(Sink):
         return _Outcome(verdict, redact_text(text), pause_seconds, answer.status_code == 413)
 
     def _collect_secrets(self, wanted: _Request) -> set[str]:
-        """Return what an answer may repeat of a request, but no message may show."""
+        """Return the parts of a request that a response may repeat but no message may show."""
         public = PUBLIC_HEADERS | {self._settings.idempotency_header}
         given = {value for name, value in wanted.headers.items() if name not in public and len(value) > 5}
         return given | self._secrets | (find_url_secrets(wanted.url) if wanted.url is not None else set())
 
     async def close(self) -> None:
-        """Disconnect."""
         client, self._client = self._client, None
         if client is not None:
             await close_within(CLOSE_SECONDS, client.aclose())
 
 
 async def _read_content(answer: httpx.Response) -> bytes:
-    """Read the answer, or its beginning, without decompressing it: compressed answers can grow without limit."""
+    """Read a response, or its beginning, without decompression: a compressed response can grow without limit."""
     content = bytearray()
     async for chunk in answer.aiter_raw():
         content += chunk

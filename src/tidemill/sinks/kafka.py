@@ -1,7 +1,7 @@
 """Kafka as a sink: one record per payload on one fixed topic, confirmed by all in-sync replicas.
 
-Invariants: a payload is confirmed only by the broker's own confirmation; a record that is too large or invalid never
-makes others fail, although brokers refuse the whole batch that it was sent in.
+Invariants: a payload is confirmed only by the broker's own confirmation. A record that is too large or invalid never
+makes other records fail, although brokers refuse the whole record batch.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from tidemill.sinks.payloads import KafkaPayload
 class KafkaSink(Sink):
     """One `sinks.kafka.<name>`.
 
-    A payload's `data` of None writes a tombstone. Payloads with the same key stay in order; those without a
-    key are not ordered.
+    A payload's `data` of None writes a tombstone. Payloads with the same key stay in order; payloads without a key are
+    not ordered.
 
     Args:
         name: The instance's name.
-        settings: Its section.
+        settings: The instance's section.
         kafka: The `kafka` section, whose brokers and security settings may be inherited.
         topic_wait_seconds: How long to wait for a topic that was just created.
     """
@@ -55,7 +55,6 @@ class KafkaSink(Sink):
         *,
         topic_wait_seconds: float = FRESH_TOPIC_SECONDS,
     ) -> None:
-        """Prepare; nothing is connected before `connect`."""
         super().__init__(name)
         self._what = f"sinks.kafka.{name}"
         self.topic = settings.topic
@@ -76,7 +75,7 @@ class KafkaSink(Sink):
         self._producer.open()
 
     async def look_up(self) -> int | None:
-        """Check the brokers and the topic; return the largest batch that it accepts, in bytes, or None if not known.
+        """Check the brokers and the topic; return the topic's largest batch size in bytes, or None if it is unknown.
 
         Raises:
             ConfigError: The topic does not exist, or a client setting is wrong.
@@ -104,7 +103,7 @@ class KafkaSink(Sink):
 
         Raises:
             TypeError: A field has a value of the wrong type.
-            ValueError: A field has a value that a record cannot have.
+            ValueError: A field has a value that is invalid in a record.
         """
         key = to_record_bytes("key", payload.key)
         value = None if payload.data is None else self.to_json(payload.data)
@@ -121,7 +120,7 @@ class KafkaSink(Sink):
         """Produce, and wait for every confirmation.
 
         Raises:
-            RemoteError: No record of the batch was accepted, and that was not the payloads' fault.
+            RemoteError: No record of the batch was accepted, and the payloads are not at fault.
         """
         outcomes = await self._produce([item.body for item in batch])
         await self._retry_new_partitions(batch, outcomes)
@@ -148,10 +147,11 @@ class KafkaSink(Sink):
         return await self._producer.send(self.topic, records)
 
     async def _resend_suspects(self, batch: Sequence[Encoded], outcomes: Outcomes) -> Set[int]:
-        """Send records again that were refused with their whole batch: only one that is sent alone is surely at fault.
+        """Send records again that were refused with their whole record batch; only a record sent alone is surely at
+        fault.
 
         Returns:
-            The indexes of those that were not sent, since an earlier one with their key is refused.
+            The indexes of the records that were not sent because an earlier one with their key is refused.
         """
         waiting: set[int] = set()
         refused = [(index, error) for index, error in enumerate(outcomes) if error is not None]
@@ -180,7 +180,7 @@ class KafkaSink(Sink):
         return waiting
 
     async def _retry_new_partitions(self, batch: Sequence[Encoded], outcomes: Outcomes) -> None:
-        """Send records again whose partition the client did not know, if the topic has that partition now."""
+        """Send records again if the client did not know their partition and the topic has that partition now."""
         unknown = [
             index
             for index, error in enumerate(outcomes)
@@ -207,7 +207,7 @@ class KafkaSink(Sink):
         return scrub(f"topic {self.topic}: {error.name()}: {error.str()}{why}", self._config)
 
     async def close(self) -> None:
-        """Disconnect; records that are not confirmed are abandoned."""
+        """Disconnect; unconfirmed records are abandoned."""
         if self._producer is not None:
             await self._producer.close()
 

@@ -1,6 +1,6 @@
-"""Checks the parts of a Kafka record before it is sent: the client would find out only while it sends.
+"""Checks the parts of a Kafka record before it is sent; the client would find errors only while sending.
 
-Invariant: the client sends what is returned here unchanged; nothing is cut off or replaced.
+Invariant: the client sends the returned values unchanged; nothing is cut off or replaced.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def to_record_bytes(field: str, value: Any) -> bytes | None:
-    """Return bytes as they are and text as UTF-8.
+    """Return bytes unchanged and text as UTF-8.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: The value has another type.
         UnicodeEncodeError: The text has a lone surrogate.
     """
     if value is None or isinstance(value, bytes):
@@ -35,7 +35,7 @@ def to_record_headers(given: Any) -> tuple[tuple[str, bytes | None], ...]:
     """Return names and values in order, from a mapping or from pairs.
 
     Raises:
-        TypeError: They are neither, or a name or value has the wrong type.
+        TypeError: The headers are neither a mapping nor pairs, or a name or value has the wrong type.
         ValueError: A name is empty, or has a NUL or a lone surrogate.
     """
     if isinstance(given, Mapping):
@@ -50,7 +50,7 @@ def to_record_headers(given: Any) -> tuple[tuple[str, bytes | None], ...]:
         if not isinstance(name, str):
             raise TypeError(f"the name of a header must be str, not {type(name).__name__}")
         if not name or "\0" in name:
-            # The client would cut it off there.
+            # The client would cut off the name at the NUL.
             raise ValueError(f"{_show(name)} is not a valid header name: it is empty or contains a NUL character")
         name.encode()
         headers.append((name, to_record_bytes(f"header {_show(name)}", value)))
@@ -61,8 +61,8 @@ def to_record_partition(given: Any) -> int:
     """Return a partition's number, -1 for None.
 
     Raises:
-        TypeError: It is not a number.
-        ValueError: No partition can have it.
+        TypeError: The value is not a number.
+        ValueError: The number is out of range for a partition.
     """
     if given is None:
         return -1
@@ -77,18 +77,18 @@ def to_record_timestamp(given: Any) -> int:
     """Return milliseconds since the epoch, 0 for None.
 
     Raises:
-        TypeError: It is neither a number nor a datetime.
-        ValueError: It has no time zone, or is out of range.
+        TypeError: The value is neither a number nor a datetime.
+        ValueError: The value has no time zone, or is out of range.
     """
     if given is None:
         return 0
     if isinstance(given, datetime.datetime):
         if given.tzinfo is None:
-            raise ValueError("timestamp is a datetime without a time zone; give it one, or give milliseconds")
+            raise ValueError("timestamp is a datetime without a time zone; add one, or use milliseconds")
         given = (given - _EPOCH) // datetime.timedelta(milliseconds=1)
     if not isinstance(given, int) or isinstance(given, bool):
         raise TypeError(f"timestamp must be int (milliseconds), datetime or None, not {type(given).__name__}")
-    # To the client, 0 means now.
+    # The client reads 0 as now.
     if not 1 <= given <= _MAX_TIMESTAMP:
         raise ValueError(f"timestamp must be after 1970 and within 64 bits of milliseconds, not {_show_number(given)}")
     return given
@@ -99,5 +99,5 @@ def _show(value: object) -> str:
 
 
 def _show_number(number: int) -> str:
-    # Python refuses to write very long numbers.
+    # Python refuses to print very long numbers.
     return str(number) if number.bit_length() < 200 else f"a number of {number.bit_length()} bits"

@@ -1,8 +1,8 @@
 """MongoDB as a sink: ordered bulk writes, one write per payload.
 
-Invariants: writes are executed in order; a document that is refused is named, and only those after it are sent again;
-no filter matches every document. Inserts have their `_id` before they are sent, so that one that is repeated after a
-broken connection is recognised.
+Invariants: writes are executed in order. A refused document is named, and only the writes after it are sent again.
+No filter matches every document. Inserts get their `_id` before they are sent, so that an insert that is repeated
+after a broken connection is recognised.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, close_wi
 from tidemill.sinks.mongo_filter import matches_everything
 from tidemill.sinks.payloads import MongoPayload
 
-#: Finding a server may take this long, unless the URI says otherwise.
+#: How long finding a server may take, unless the URI sets a limit.
 SELECTION_MILLISECONDS = 5_000
 CLOSE_SECONDS = 5.0
 #: The server does not accept larger documents.
 MAX_DOCUMENT_BYTES = 16 * 1024 * 1024
-#: Nor larger statements: filter and change together, and what the client puts around them.
+#: The server does not accept larger statements: filter and change together, and what the client wraps around them.
 MAX_STATEMENT_BYTES = MAX_DOCUMENT_BYTES + 16 * 1024 - 1024
-#: Database and collection together, with the dot between them.
+#: The limit for database and collection together, with the dot between them.
 MAX_NAMESPACE_BYTES = 255
-#: Names that were checked; forgotten together when there are too many.
+#: How many checked names are cached; a full cache is cleared.
 MAX_KNOWN_COLLECTIONS = 1_000
 _DUPLICATE = 11_000
 _UNKNOWN_USER = 18
-#: Server codes after which the same write may work later: network, elections, shutdown, time limits, conflicts,
+#: Server codes after which a retry of the same write may succeed: network, elections, shutdown, time limits, conflicts,
 #: resources, logins that are being changed.
 _PASSING = frozenset(
     {6, 7, 18, 24, 43, 50, 64, 89, 91, 112, 133, 134, 146, 189, 202, 237, 251, 262, 317, 9001}
@@ -51,7 +51,7 @@ _SIMPLE = frozenset({str, int, bytes, bson.ObjectId})
 
 
 def _to_bson_value(value: Any) -> Any:
-    """Return a value that BSON has for one that it does not have."""
+    """Convert a value that BSON cannot represent into one that it can."""
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, decimal.Decimal):
@@ -84,7 +84,7 @@ Write = (
     | pymongo.DeleteOne
     | pymongo.DeleteMany
 )
-#: These take no data.
+#: Operations without data.
 _DELETES = frozenset({"delete", "delete_many"})
 _OPERATIONS = ("insert", "upsert", "update", "update_many", "replace", "delete", "delete_many")
 
@@ -93,8 +93,8 @@ class _Job(msgspec.Struct, frozen=True, gc=False):
     """One write.
 
     Attributes:
-        collection: Its name.
-        operation: What to do.
+        collection: The collection's name.
+        operation: The operation.
         found: The filter as BSON; b'' for an insert.
         body: The document or the change as BSON; b'' for a delete.
     """
@@ -121,7 +121,7 @@ class _Job(msgspec.Struct, frozen=True, gc=False):
         return pymongo.UpdateOne(found, RawBSONDocument(self.body), upsert=self.operation == "upsert")
 
     def identify(self) -> Mapping[str, Any]:
-        """Return what identifies its document."""
+        """Return the fields that identify the document."""
         if self.operation == "insert":
             return {"_id": bson.decode(self.body, _LENIENT)["_id"]}
         return bson.decode(self.found, _LENIENT)
@@ -132,7 +132,7 @@ class MongoSink(Sink):
 
     Args:
         name: The instance's name.
-        settings: Its section.
+        settings: The instance's section.
     """
 
     type: ClassVar[str] = "mongo"
@@ -140,7 +140,6 @@ class MongoSink(Sink):
     max_batch_bytes = 8 * 1024 * 1024
 
     def __init__(self, name: str, settings: MongoSinkSettings) -> None:
-        """Prepare; nothing is connected before `connect`."""
         super().__init__(name)
         self._settings = settings
         self._secrets = find_url_secrets(settings.uri)
@@ -151,7 +150,7 @@ class MongoSink(Sink):
         """Connect, and check that the server answers.
 
         Raises:
-            ConfigError: The URI is wrong, asks for writes without confirmation, or the server does not know the user.
+            ConfigError: The URI is wrong, asks for unacknowledged writes, or the server does not know the user.
             RemoteError: The server does not answer.
         """
         where = redact_text(self._settings.uri)
@@ -163,7 +162,7 @@ class MongoSink(Sink):
         except (refused.PyMongoError, ValueError) as error:
             raise ConfigError(f"{self.place}: {where}: {self._describe(error)}; correct uri") from None
         if not client.write_concern.acknowledged:
-            raise ConfigError(f"{self.place}: {where}: w=0 asks for unconfirmed writes; remove it from uri")
+            raise ConfigError(f"{self.place}: {where}: w=0 asks for unacknowledged writes; remove it from uri")
         try:
             await client.admin.command("ping")
         except refused.OperationFailure as error:
@@ -179,7 +178,7 @@ class MongoSink(Sink):
         self._client = client
 
     def _describe(self, error: BaseException) -> str:
-        # After that, the client lists everything that it knows about all servers.
+        # After these words, the client lists the state of every server.
         return mask_secrets(
             describe_error(error).partition(", Timeout: ")[0].partition(", full error: ")[0], self._secrets
         )
@@ -191,7 +190,7 @@ class MongoSink(Sink):
 
         Raises:
             TypeError: `data` is not a mapping, or has a value without a BSON form.
-            ValueError: The parts of the payload do not fit each other, or the filter matches every document.
+            ValueError: The fields of the payload do not fit together, or the filter matches every document.
         """
         if payload.collection not in self._collections:
             _check_collection(payload.collection, self._settings.database)
@@ -206,7 +205,7 @@ class MongoSink(Sink):
         if not isinstance(identity, Mapping):
             raise TypeError(f"{payload.op} of {payload.collection} needs a filter: fields and the values to look for")
         found = _encode(identity)
-        # What the server gets is checked: there, a tuple is a list and a model a document.
+        # The encoded filter is checked, as the server gets it: in BSON, a tuple is a list and a model a document.
         if not _names_simple_value(identity) and matches_everything(bson.decode(found, _LENIENT)):
             raise ValueError(f"{payload.op} of {payload.collection} needs a filter that does not match every document")
         key = _build_key(payload.collection, identity) or (payload.collection, found)
@@ -233,17 +232,17 @@ class MongoSink(Sink):
             simple = type(identity) in _SIMPLE
             key = (payload.collection, "_id", identity) if simple else (payload.collection, _encode({"_id": identity}))
             if next(iter(data)) != "_id":
-                data = {"_id": identity, **data}  # as the server stores it
+                data = {"_id": identity, **data}  # the order in which the server stores the fields
         document = _encode(data)
         return Encoded(key, _Job(payload.collection, "insert", b"", document), len(document))
 
     # -- sending ------------------------------------------------------------------------------------------------
 
     async def send(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
-        """Execute the writes; adjacent ones of the same collection go together.
+        """Execute the writes; adjacent writes of the same collection are sent together.
 
         Raises:
-            RemoteError: The server cannot do it now, or did not answer.
+            RemoteError: The server is unavailable, or did not answer.
         """
         answers = Answers(batch)
         jobs: list[_Job] = [item.body for item in batch]
@@ -257,7 +256,7 @@ class MongoSink(Sink):
         return answers.collect()
 
     async def _write(self, jobs: Sequence[_Job], indexes: Sequence[int], answers: Answers) -> Sequence[int]:
-        """Send one bulk write; return those after the one that was refused."""
+        """Send one bulk write; return the indexes after the refused one."""
         if self._client is None:
             raise refused.ConnectionFailure("not connected")
         collection = self._client[self._settings.database][jobs[indexes[0]].collection]
@@ -293,7 +292,7 @@ class MongoSink(Sink):
         return indexes[at + 1 :]
 
     async def _exists(self, job: _Job) -> bool:
-        """Return whether the same document already exists: an earlier attempt succeeded."""
+        """Return whether the same document already exists, because an earlier attempt succeeded."""
         if job.operation != "insert" or self._client is None:
             return False
         collection = self._client[self._settings.database].get_collection(job.collection, codec_options=_RAW)
@@ -305,14 +304,13 @@ class MongoSink(Sink):
         return Refusal(f"{job.operation} {job.collection} {identity}: {text}", False, code in (10334, 17280))
 
     async def close(self) -> None:
-        """Disconnect."""
         client, self._client = self._client, None
         if client is not None:
             await close_within(CLOSE_SECONDS, client.close())
 
 
 def _build_key(collection: str, criteria: Mapping[str, Any]) -> Hashable:
-    """Return a key that payloads share if they look for the same simple value; None if it is not simple."""
+    """Return a key that payloads with the same simple filter share; None if the filter is not simple."""
     if len(criteria) != 1:
         return None
     ((name, value),) = criteria.items()
@@ -328,13 +326,13 @@ def _group_by_collection(jobs: Sequence[_Job]) -> Iterator[range]:
 
 
 def _is_passing(code: int | None, error: refused.PyMongoError | None = None) -> bool:
-    """Return whether the same write may work later."""
+    """Return whether a retry of the same write may succeed."""
     labels = ("RetryableWriteError", "TransientTransactionError")
     return code in _PASSING or (error is not None and any(error.has_error_label(label) for label in labels))
 
 
 def _names_simple_value(criteria: Mapping[str, Any]) -> bool:
-    """Return whether a field must have a simple value: then nothing else needs to be checked."""
+    """Return whether the filter compares a field with a simple value; it then needs no further check."""
     return any(type(value) in _SIMPLE and not name.startswith("$") for name, value in criteria.items())
 
 
@@ -358,14 +356,14 @@ def _encode(document: Mapping[str, Any]) -> bytes:
 
 
 def _encode_document(data: Mapping[str, Any]) -> bytes:
-    """Encode the document that replaces another."""
+    """Encode a document that replaces another one."""
     if any(name.startswith("$") for name in data):
         raise ValueError("replace takes a document, not update operators")
     return _encode(data)
 
 
 def _encode_change(data: Mapping[str, Any]) -> bytes:
-    """Encode the update: operators as they are, fields to be set."""
+    """Encode an update: operators as they are, plain fields as `$set`."""
     if not data:
         raise ValueError("data has no fields to set; give at least one")
     operators = [name for name in data if name.startswith("$")]

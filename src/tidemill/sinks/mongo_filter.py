@@ -1,4 +1,4 @@
-"""Checks MongoDB filters: one that matches every document is a mistake, and must not change or delete them all."""
+"""Checks MongoDB filters: one that matches every document is a mistake, and would change or delete them all."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import bson
 
-#: Operators at the top of a filter that cannot be known to exclude anything: their content is not understood here
-#: (`$expr`, `$where`), or they exclude only what something else matches (`$nor`).
+#: Top-level operators of a filter that may exclude nothing: their content is not evaluated here (`$expr`, `$where`), or
+#: they exclude only documents that another condition matches (`$nor`).
 _NO_CONDITIONS = frozenset(
     {"$comment", "$nor", "$expr", "$where", "$jsonSchema", "$sampleRate", "$alwaysTrue", "$alwaysFalse"}
 )

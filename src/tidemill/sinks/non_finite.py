@@ -1,7 +1,7 @@
-"""NaN and infinities in what is sent as JSON, which has no form for them: the encoder writes null.
+"""NaN and infinities in JSON data. JSON cannot represent them, and the encoder writes null.
 
-Only values outside pydantic models are looked at: models are written by their own `model_dump_json`, and have a
-setting for this, `ser_json_inf_nan`.
+Only values outside pydantic models are checked: a model writes itself with `model_dump_json` and has its own setting,
+`ser_json_inf_nan`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-#: What becomes of them: `delivery.non_finite`.
+#: What to write for NaN and infinities: `delivery.non_finite`.
 NonFinite = Literal["refuse", "null", "string"]
 
-#: Not looked into.
+#: Types that contain no other values.
 _LEAVES: Final = frozenset(
     {
         *(str, int, bool, type(None), bytes, datetime.datetime, datetime.date, decimal.Decimal, uuid.UUID),
@@ -30,7 +30,7 @@ _MAX_PLACE: Final = 200
 
 
 def has_non_finite(value: Any) -> bool:
-    """Return whether NaN or an infinity is somewhere in a value that has a JSON form.
+    """Return whether a JSON-encodable value contains NaN or an infinity.
 
     Example:
         >>> has_non_finite({"a": [1.5, None]}), has_non_finite({"a": [float("nan")]})
@@ -47,7 +47,7 @@ def has_non_finite(value: Any) -> bool:
         for item in value:
             kind = type(item)
             if kind is float:
-                # Of finite numbers the difference is 0; this is quicker than `isfinite`.
+                # The difference is 0 for finite numbers only; this is faster than `isfinite`.
                 if item - item != 0.0:
                     return True
             elif kind not in _LEAVES:
@@ -56,7 +56,7 @@ def has_non_finite(value: Any) -> bool:
 
 
 def describe_non_finite(value: Any) -> str:
-    """Return what is wrong with a value that has NaN or an infinity, for a message.
+    """Return a message that names the first NaN or infinity in a value and its position.
 
     Example:
         >>> describe_non_finite({"rates": [1.0, float("-inf")]}).partition(",")[0]
@@ -77,7 +77,7 @@ def describe_non_finite(value: Any) -> str:
 
 
 def spell_non_finite(value: Any) -> Any:
-    """Return a value with text for NaN and infinities, as pydantic writes them.
+    """Return a value with NaN and infinities replaced by text, spelled as pydantic does.
 
     Example:
         >>> spell_non_finite({"rates": [1.0, float("-inf")]})
@@ -95,19 +95,19 @@ def spell_non_finite(value: Any) -> Any:
 
 
 def is_model(value: Any) -> bool:
-    """Return whether a value writes its own JSON."""
+    """Return whether a value is a pydantic model, which writes its own JSON."""
     return hasattr(value, "model_dump_json")
 
 
 def _list_parts(value: Any) -> list[tuple[Any, Any]]:
-    """Return the parts of a value, with their names; None is the name of what stands for the whole value."""
+    """Return the parts of a value with their names; the name None means that the part stands for the whole value."""
     if isinstance(value, dict):
         return list(value.items())
     if isinstance(value, _LISTS):
         return list(enumerate(value))
     if is_model(value):
         return []
-    # Times, enumerations, dataclasses and the like.
+    # Times, enumerations, dataclasses and similar types.
     plain = msgspec.to_builtins(value, enc_hook=lambda model: None)
     return _list_parts(plain) if isinstance(plain, (dict, list, tuple)) else [(None, plain)]
 
@@ -117,7 +117,7 @@ def _bracket(name: Any) -> str:
 
 
 def read_dump(model: Any) -> Any:
-    """Return a model's JSON as values; what it writes as NaN or Infinity is a float."""
+    """Return a model's JSON as values; NaN and Infinity become floats."""
     return json.loads(model.model_dump_json())
 
 

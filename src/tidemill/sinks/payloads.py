@@ -1,7 +1,7 @@
-"""What a hook hands to a sink: one small value per delivery, named after the sink's type.
+"""The payloads that a hook returns: one small value per delivery, named after the sink's type.
 
 `data` is a pydantic model, a dict (or list), a str, or bytes. Models, containers and text are sent as JSON, bytes
-unchanged; databases get the values of a model or a dict unchanged (bytes are read as a JSON object). An empty `sink`
+unchanged. Databases get the values of a model or a dict unchanged and read bytes as a JSON object. An empty `sink`
 means the only configured instance of that type.
 """
 
@@ -19,11 +19,11 @@ class KafkaPayload(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         sink: The instance.
-        key: Text as UTF-8; it decides the partition.
-        data: None writes a tombstone.
-        headers: Names and values, in order; given as pairs, a name may occur several times.
-        partition: Instead of the one that the key decides.
-        timestamp: Milliseconds since the epoch, or a datetime with a time zone; None: when it is sent.
+        key: The record's key, which decides the partition; text is sent as UTF-8.
+        data: The value; None writes a tombstone.
+        headers: Names and values, in order; as pairs, a name may occur several times.
+        partition: The partition, instead of the one that the key decides.
+        timestamp: Milliseconds since the epoch, or a datetime with a time zone; None is the time of sending.
     """
 
     sink: str = ""
@@ -40,7 +40,7 @@ class FilePayload(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         sink: The instance.
         path: The file, relative to the base path.
-        data: append: one line; replace: the content, with text and bytes unchanged.
+        data: For append, one line; for replace, the content, with text and bytes unchanged.
         op: append (add a line); replace (replace the content of the file).
     """
 
@@ -58,9 +58,9 @@ class PostgresPayload(msgspec.Struct, frozen=True, omit_defaults=True):
         table: `table` or `schema.table`, spelled exactly as in the database.
         data: The columns and their values; for a statement, its parameters. For json columns, a str is a JSON string
             and bytes are JSON text.
-        op: insert; upsert (update the row if it exists); update or delete (the rows that `where` finds).
-        conflict: The columns that decide whether a row exists. With insert, an existing row is left unchanged.
-        where: Columns and values that an update or delete looks for; None finds NULL.
+        op: insert; upsert (update the row if it exists); update or delete (the rows that match `where`).
+        conflict: The columns that identify an existing row. An insert leaves an existing row unchanged.
+        where: Columns and values that rows must have for an update or delete; None matches NULL.
         statement: A statement of `sinks.postgres.<sink>.statements`, instead of table and operation.
     """
 
@@ -78,12 +78,12 @@ class MongoPayload(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         sink: The instance.
-        collection: Its name.
+        collection: The collection's name.
         data: The document; for upsert, update and update_many the fields to set, or update operators
             (`{"$inc": ...}`).
-        op: insert; upsert (update one, or insert it if none is found); update, delete (one); update_many, delete_many
-            (all that are found); replace (the whole document, inserted if none is found).
-        filter: Which documents to change; it must not match every document. An insert has none.
+        op: insert; upsert (update one, or insert it if none matches); update, delete (one); update_many, delete_many
+            (all that match); replace (the whole document, inserted if none matches).
+        filter: Which documents to change; it must not match every document. An insert has no filter.
     """
 
     sink: str = ""
@@ -99,13 +99,13 @@ class HttpPayload(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         sink: The instance.
         data: The body; with GET and DELETE, None means no body.
-        method: GET, POST, PUT, PATCH or DELETE; '' is the sink's.
-        path: Below the sink's URL, not percent-encoded.
-        query: Added to that of the sink's URL; a list repeats its name.
-        headers: In addition to the sink's, or instead of those of the same name.
+        method: GET, POST, PUT, PATCH or DELETE; '' is the sink's method.
+        path: Appended to the sink's URL, not percent-encoded.
+        query: Added to the query of the sink's URL; a list repeats its name.
+        headers: Added to the sink's headers; a header of the same name is replaced.
         body: json; form (names and values as in an HTML form).
-        idempotency_key: Sent with each of its requests; '' derives one from the messages, the task's id, and the
-            payload's place in the hook's result: the same one if the messages are reprocessed.
+        idempotency_key: Sent with every request for this payload. '' derives one from the messages, the task's id, and
+            the payload's position in the hook's result, so it is the same when the messages are reprocessed.
     """
 
     sink: str = ""
@@ -123,14 +123,16 @@ class RedisPayload(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         sink: The instance.
-        key: Without the sink's prefix.
-        data: By `op`: set any; incrby a whole number; incrbyfloat a number; hset and stream a model or a dict; push,
-            sadd and srem one element, or a list of them; hdel and zrem one name, or a list of them; zadd a dict of
-            member and score; ltrim the first and the last index to keep; script a list of arguments; delete and
-            expire None.
-        ttl: The key expires after this many seconds; None: its expiry is not set.
-        op: What is done.
-        script: For `script`: its name in the sink's `scripts`.
+        key: The key without the sink's prefix.
+        data: Depends on `op`: any data for set; a whole number for incrby; a number for incrbyfloat; a model or a dict
+            for
+            hset and stream; one element or a list of them for push, sadd and srem; one name or a list of them for hdel
+            and
+            zrem; a dict of members and scores for zadd; the first and the last index to keep for ltrim; a list of
+            arguments for script; None for delete and expire.
+        ttl: The key expires after this many seconds; None leaves its expiry unchanged.
+        op: The command.
+        script: For `script`, its name in the sink's `scripts`.
     """
 
     sink: str = ""
@@ -158,13 +160,13 @@ class RedisPayload(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CustomPayload(msgspec.Struct, frozen=True):
-    """A payload for a sink of another package: `sinks.custom.<type>.<sink>`; may be subclassed with more fields.
+    """A payload for a sink of another package: `sinks.custom.<type>.<sink>`; subclasses may add fields.
 
     Attributes:
         type: The sink's type, which is the name of its entry point.
         sink: The instance.
         key: Orders deliveries, if the sink keeps an order.
-        data: Whatever it accepts.
+        data: Any value that the sink accepts.
     """
 
     type: str = ""
@@ -178,7 +180,7 @@ Payload = KafkaPayload | FilePayload | PostgresPayload | MongoPayload | HttpPayl
 
 
 class CollectResult(msgspec.Struct):
-    """Everything a hook wants delivered, by type of sink.
+    """Everything that a hook wants delivered, by type of sink.
 
     Example:
         >>> CollectResult(files=[FilePayload(path="out.jsonl", data={"ok": True})]).has_outputs

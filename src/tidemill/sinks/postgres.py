@@ -1,8 +1,8 @@
-"""PostgreSQL as a sink: rows in as few statements as their shapes allow, one transaction per batch.
+"""PostgreSQL as a sink: batches rows into as few statements as their shapes allow, in one transaction per batch.
 
-Invariants: payloads are carried out in order; what is confirmed is committed; a batch that fails leaves nothing behind
-and is repeated in smaller and smaller parts, until the row at fault stands alone and is named. Which rows share a
-statement is decided by `core.delivery.sql_plan`.
+Invariants: payloads are written in order. A confirmed payload is committed. A batch that fails leaves nothing behind
+and is repeated in ever smaller parts, until the faulty row stands alone and can be named. `core.delivery.sql_plan`
+decides which rows share a statement.
 """
 
 from __future__ import annotations
@@ -36,15 +36,18 @@ from tidemill.sinks.postgres_writing import (
 
 log = structlog.get_logger(__name__)
 
-#: What payloads can ask for; statements of the configuration have a field of their own.
+#: The operations of payloads; statements of the configuration have a field of their own.
 _OPERATIONS = tuple(operation for operation in Operation if operation is not Operation.STATEMENT)
-#: The pool's connections may take this long to end; a handler may still hold some.
+#: How long the pool's connections may take to close; a handler may still hold some.
 CLOSE_SECONDS = 5.0
-#: What concerns every row of a statement alike; row level security (42501) does not, nor that a type has no order
-#: (42883), which only updates of several rows need.
+#: SQLSTATEs that concern all rows of a statement alike. Exceptions are row level security (42501), and a type without
+#: an
+#: order (42883), which only updates of several rows need.
 _STATEMENT_CLASSES = frozenset({"42", "3F"})
 _ROW_STATES = frozenset({"42501", "42883"})
-#: Their detail contains every value of the row, in the server's language: not null, check, and the options of views.
+#: The detail of these errors contains every value of the row, in the server's language: not null, check, and the
+#: options
+#: of views.
 _ROW_IN_DETAIL = frozenset({"23502", "23514", "44000"})
 
 
@@ -53,7 +56,7 @@ class PostgresSink(Sink):
 
     Args:
         name: The instance's name.
-        settings: Its section.
+        settings: The instance's section.
     """
 
     type: ClassVar[str] = "postgres"
@@ -61,11 +64,10 @@ class PostgresSink(Sink):
     max_batch_bytes = 4 * 1024 * 1024
 
     def __init__(self, name: str, settings: PostgresSinkSettings) -> None:
-        """Prepare; nothing is connected before `connect`."""
         super().__init__(name)
         self._settings = settings
         self._secrets = find_url_secrets(settings.dsn)
-        # Shapes that were checked; forgotten together when there are too many.
+        # Shapes that were checked; a full cache is cleared.
         self._shapes: dict[Hashable, tuple[Shape, tuple[str, ...]]] = {}
         self._json = JsonCodec(self.to_json)
         self._writer = Writer(self.max_batch_count, self._json, pooled=False)
@@ -111,10 +113,10 @@ class PostgresSink(Sink):
         self._writer = Writer(self.max_batch_count, self._json, pooled=pooled)
 
     async def _check_statements(self, connection: asyncpg.Connection) -> None:
-        """Let the server look at the statements of the configuration; their tables may be created later.
+        """Let the server check the statements of the configuration; their tables may be created later.
 
         Raises:
-            ConfigError: One is wrong by itself.
+            ConfigError: A statement is wrong whatever tables exist.
         """
         for name, (shape, _) in self._statements.items():
             place = f"{self.place}.statements.{name}"
@@ -126,21 +128,23 @@ class PostgresSink(Sink):
             except asyncpg.PostgresError as error:
                 if is_passing(error):
                     raise
-                log.warning("a statement cannot be carried out yet", statement=place, error=self._describe(error))
+                log.warning("a statement cannot be executed yet", statement=place, error=self._describe(error))
                 continue
             if count != len(shape.columns):
                 raise ConfigError(
-                    f"{place}: sql has {count} parameters ($1, $2, ...), and parameters names {len(shape.columns)}; "
-                    "name each of them"
+                    f"{place}: sql has {count} parameters ($1, $2, ...), but parameters names {len(shape.columns)}; "
+                    "name each parameter"
                 )
 
     def _describe(self, error: BaseException) -> str:
         text = describe_error(error)
         if isinstance(error, asyncpg.PostgresError):
-            # Its own text ends with the detail.
+            # The error's own text ends with the detail.
             detail = error.detail if error.detail and error.sqlstate not in _ROW_IN_DETAIL else ""
             text = f"{type(error).__name__}: {error.args[0]}{f' ({detail})' if detail else ''}"
-        # The server may repeat a whole value. It is cut twice, so that no secret is cut where it is still shown.
+        # The server may repeat a whole value. The text is cut before and after masking: the first limit bounds the
+        # work, the
+        # second is far below it, so a secret that the first one cuts is never shown.
         return shorten(mask_secrets(text[:10_000], self._secrets), 2_000)
 
     # -- payloads -----------------------------------------------------------------------------------------------
@@ -150,7 +154,7 @@ class PostgresSink(Sink):
 
         Raises:
             TypeError: `data` is not a mapping, or has a value that PostgreSQL cannot represent.
-            ValueError: A name is not an identifier, or the parts of the payload do not fit each other.
+            ValueError: A name is not an identifier, or the fields of the payload do not fit together.
         """
         if payload.statement:
             return self._encode_statement(payload)
@@ -199,7 +203,7 @@ class PostgresSink(Sink):
         return Encoded(key, Row(shape, tuple(values), key, nested), size + 8)
 
     def _check_shape(self, known: tuple[Any, ...], data: Mapping[str, Any]) -> tuple[Shape, tuple[str, ...]]:
-        """Return a shape that is new, and the columns that say which row is meant."""
+        """Return the shape of a new kind of row, and the columns that identify a row."""
         operation, table, conflict, _, looked_for, all_looked_for = known
         if not isinstance(table, str):
             raise TypeError(f"table must be a string, not {type(table).__name__}")
@@ -217,11 +221,12 @@ class PostgresSink(Sink):
     # -- sending ------------------------------------------------------------------------------------------------
 
     async def send(self, batch: Sequence[Encoded]) -> Sequence[Refusal | None]:
-        """Write the rows, in one transaction if none is at fault.
+        """Write the rows, in one transaction unless a row is faulty.
 
         Raises:
-            RemoteError: The database cannot do it now; nothing was written, unless the connection broke while the
-                transaction was ending.
+            RemoteError: The database is unavailable; nothing was written, unless the connection broke while the
+                transaction
+                was ending.
         """
         answers = Answers(batch)
         try:
@@ -231,7 +236,7 @@ class PostgresSink(Sink):
         except (PoolerFoundError, ConfigError) as error:
             raise RemoteError(f"{self.place}: {error}") from error
         except asyncpg.InternalClientError as error:
-            # The server ended the connection between two statements, and the client lost count of its answers.
+            # The server closed the connection between two statements, and the client's protocol state is lost.
             return answers.collect(RemoteError(f"{self.place}: the connection broke: {self._describe(error)}"))
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             return answers.collect(RemoteError(f"{self.place}: {self._describe(error)}"))
@@ -252,8 +257,9 @@ class PostgresSink(Sink):
         try:
             yield connection
         except BaseException:
-            # In any state: a server that hangs might never end the call. A connection that broke is no longer ours, and
-            # that must not hide why.
+            # Terminate in any state, because a server that hangs might never end the call. A broken connection is no
+            # longer
+            # ours; the error about that must not hide the original one.
             with contextlib.suppress(asyncpg.InterfaceError):
                 connection.terminate()
             raise
@@ -274,7 +280,8 @@ class PostgresSink(Sink):
                     raise failed.error from None
                 first, last = failed.part or (0, len(indexes))
                 refused = _is_verdict(failed.error, indexes[first:last])
-                # Not before a row is refused: most batches that fail have a bad row, and reloading costs as much again.
+                # Reload only once a row would be refused: most batches that fail have a bad row, and reloading costs as
+                # much again.
                 if not reloaded and (is_outdated(failed.error) or (refused and may_be_outdated(failed.error))):
                     reloaded = True
                     await self._reload_types(connection, failed.error)
@@ -285,9 +292,9 @@ class PostgresSink(Sink):
                 answers.confirm(indexes)
 
     async def _reload_types(self, connection: asyncpg.Connection, error: Exception) -> None:
-        """Forget what is known of types, on all connections, so that a migration refuses no row.
+        """Forget all cached types, on all connections, so that no row is refused because of a migration.
 
-        What fails again is the row's own fault.
+        A row that fails again is at fault itself.
         """
         self._writer.forget_types()
         await connection.reload_schema_state()
@@ -297,7 +304,7 @@ class PostgresSink(Sink):
     def _split_failed(
         self, rows: Sequence[Row], indexes: Sequence[int], failed: FailedError, answers: Answers
     ) -> list[Sequence[int]]:
-        """Return what is to be done instead of a transaction that failed, in order; refuse what is at fault."""
+        """Return the parts to send after a failed transaction, in order; refuse the faulty rows."""
         first, last = failed.part or (0, len(indexes))
         suspects = indexes[first:last]
         if _is_verdict(failed.error, suspects):
@@ -317,14 +324,14 @@ class PostgresSink(Sink):
 
 
 def _is_verdict(error: BaseException, suspects: Sequence[int]) -> bool:
-    """Tell whether an error refuses all these rows."""
+    """Return whether an error refuses all these rows."""
     return len(suspects) == 1 or _concerns_all(error)
 
 
 def _concerns_all(error: BaseException) -> bool:
-    """Tell whether no row of a statement would succeed alone."""
+    """Return whether every row of the statement would fail alone, too."""
     if isinstance(error, asyncpg.UnsupportedClientFeatureError):
-        # A column's type, whatever the value.
+        # The column's type is not supported, whatever the value.
         return True
     state = getattr(error, "sqlstate", None) or ""
     return state[:2] in _STATEMENT_CLASSES and state not in _ROW_STATES

@@ -1,11 +1,11 @@
 """How connections of a PostgreSQL sink send and read numeric, json and jsonb: columns, arrays, domains, parameters.
 
-A float goes into numeric as its shortest decimal form; the client alone would send its binary expansion, and 19.99
-would arrive as 19.98999... numeric is sent in the server's binary form, because the client has no ranges, composite
-types and COPY over types that are sent as text.
+A float is sent to a numeric column as its shortest decimal form. The client alone would send its binary expansion, and
+19.99 would arrive as 19.98999... The server's binary form is used for numeric, because the client does not support
+ranges, composite types and COPY over types that are sent as text.
 
-In json a payload's str is a JSON string and its bytes are JSON text. Hooks, which use the same connections, have the
-client's own convention instead: text in, text out. Which of the two applies is a matter of the task that writes.
+In a payload, a str for json is a JSON string and bytes are JSON text. Hooks use the same connections but follow the
+client's own convention: text in, text out. The asyncio task that writes decides which convention applies.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ import asyncpg
 import msgspec
 
 _WRITES_PAYLOADS: Final = ContextVar("writes_payloads", default=False)
-#: The head of a numeric: how many groups of four digits, the exponent of the first, the sign, the digits shown after
-#: the point.
+#: The head of a numeric: the number of groups of four digits, the exponent of the first group, the sign, and the number
+#: of digits shown after the point.
 _HEAD: Final = struct.Struct("!HhHH")
 _NEGATIVE: Final = 0x4000
 _NAN: Final = 0xC000
 _SPECIAL: Final = {"NaN": _NAN, "Infinity": 0xD000, "-Infinity": 0xF000}
 _SPECIAL_NAMES: Final = {sign: name for name, sign in _SPECIAL.items()}
-#: What numeric can hold on either side of the point.
+#: The digits that numeric can hold before and after the point.
 MAX_WHOLE_DIGITS: Final = 131_072
 MAX_FRACTION_DIGITS: Final = 16_383
 
 
 class JsonCodec:
-    """JSON text for values of json columns.
+    """Encodes values of json columns as JSON text.
 
     Args:
         to_json: Encodes a value as JSON.
@@ -44,17 +44,17 @@ class JsonCodec:
         self._to_json = to_json
 
     def encode(self, value: Any) -> str:
-        """Return the text for a parameter of json."""
+        """Return the text for a json parameter."""
         if _WRITES_PAYLOADS.get():
             return self.encode_payload(value)
         return value if isinstance(value, str) else self._to_json(value).decode()
 
     def encode_payload(self, value: Any) -> str:
-        """Return the text for a value of a payload.
+        """Return the text for a payload's value.
 
         Raises:
-            TypeError: It has no JSON form.
-            ValueError: Bytes are not JSON, or there is a number that JSON has not.
+            TypeError: The value has no JSON form.
+            ValueError: Bytes are not JSON, or JSON cannot represent a number.
 
         Example:
             >>> codec = JsonCodec(msgspec.json.encode)
@@ -63,7 +63,7 @@ class JsonCodec:
         """
         if isinstance(value, bytes):
             try:
-                # Skips over the text: nothing is created, and numbers stay as long as they are.
+                # Only validates the text: creates no values, and numbers keep all their digits.
                 msgspec.json.decode(value, type=msgspec.Raw)
                 return value.decode()
             except ValueError as error:
@@ -72,7 +72,7 @@ class JsonCodec:
 
 
 async def set_codecs(connection: asyncpg.Connection, json: JsonCodec) -> None:
-    """Prepare a new connection."""
+    """Set the codecs of a new connection."""
     await connection.set_type_codec(
         "numeric", schema="pg_catalog", encoder=encode_numeric, decoder=decode_numeric, format="binary"
     )
@@ -82,7 +82,7 @@ async def set_codecs(connection: asyncpg.Connection, json: JsonCodec) -> None:
 
 @contextlib.contextmanager
 def writing_payloads() -> Iterator[None]:
-    """Let json columns get what is written in this task as values of payloads."""
+    """Within this context, json columns follow the convention of payloads."""
     token = _WRITES_PAYLOADS.set(True)
     try:
         yield
@@ -94,7 +94,7 @@ def encode_numeric(value: Any) -> bytes:
     """Return a number in the binary form of numeric; a float by its shortest decimal form.
 
     Raises:
-        ValueError: It has more digits than numeric can hold.
+        ValueError: The number has more digits than numeric can hold.
     """
     text = float.__repr__(value) if isinstance(value, float) else str(Decimal(value))
     if "e" in text or "E" in text or not text[-1].isdecimal():
@@ -116,7 +116,7 @@ def encode_numeric(value: Any) -> bytes:
 
 
 def _write_out(number: Decimal) -> str:
-    """Return a number without an exponent; it is not written out to see that it is too long."""
+    """Return a number without an exponent; a number that is too long is refused before it is written out."""
     if number.adjusted() < -MAX_FRACTION_DIGITS or (number and number.adjusted() >= MAX_WHOLE_DIGITS):
         raise _too_long()
     return format(number, "f")

@@ -1,10 +1,10 @@
 """The connections of a PostgreSQL sink: to the server itself, or through a pooler such as PgBouncer.
 
-Behind a pooler the next transaction may get another session of the server, and what is outside of a transaction is
-split between sessions: a statement that one client prepared is then executed for another. Invariants: the pool that
-`open_pool` returns never lets that happen. Either each of its connections leads to the server itself, or all that they
-send in more than one message is sent in a transaction, and no statement has a name. No session is reset behind a
-pooler, because it would be that of any client.
+Behind a pooler the next transaction may run in another server session, and messages outside a transaction are spread
+over sessions: a statement that one client prepared may then be executed for another client. Invariants: the pool that
+`open_pool` returns prevents this. Either each of its connections leads to the server itself, or everything that takes
+more than one message is sent in a transaction, and no statement has a name. Behind a pooler no session is ever reset,
+because the session may belong to any client.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import asyncpg
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.poolers import STATEMENT_MODE, is_statement_mode
 
-#: Opening a connection may take this long.
+#: How long opening a connection may take.
 CONNECT_SECONDS = 10.0
-#: Statements beyond this are not kept prepared; those of a row with very many columns.
+#: Longer statements are not cached as prepared statements; only rows with very many columns have them.
 MAX_PREPARED_BYTES = 64 * 1024
 
 _Method = Callable[..., Awaitable[Any]]
 
 
 def _wrap(method: _Method) -> _Method:
-    """Return a method of a connection that opens a transaction if there is none."""
+    """Wrap a method of a connection so that it opens a transaction if there is none."""
 
     @functools.wraps(method)
     async def call(self: PooledConnection, *args: Any, **options: Any) -> Any:
@@ -44,7 +44,7 @@ def _wrap(method: _Method) -> _Method:
 class PooledConnection(asyncpg.Connection):  # type: ignore[misc]
     """A connection through a pooler.
 
-    Its prepared statements have no name: they are parsed again by whichever session executes them.
+    Its prepared statements have no name; the session that executes a statement parses it again.
     """
 
     fetch = _wrap(asyncpg.Connection.fetch)
@@ -61,7 +61,9 @@ class PooledConnection(asyncpg.Connection):  # type: ignore[misc]
     _execute_in_transaction = _wrap(asyncpg.Connection.execute)
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> Any:
-        """Run statements; without arguments they are one message, and some, such as VACUUM, allow no transaction."""
+        """Execute statements. Without arguments they are one message and need no transaction; some, such as VACUUM,
+        forbid one.
+        """
         method = self._execute_in_transaction if args else super().execute
         return await method(query, *args, timeout=timeout)
 
@@ -72,29 +74,29 @@ class PooledConnection(asyncpg.Connection):  # type: ignore[misc]
         return await self._prepare_in_transaction(query, **options)
 
     def cursor(self, *args: Any, **options: Any) -> NoReturn:
-        """Refuse: the statement of this cursor would have a name."""
+        """Refuse, because the statement of this cursor would have a name."""
         _refuse("cursor", "use (await connection.prepare(query)).cursor() in a transaction")
 
     async def add_listener(self, channel: str, callback: Any) -> NoReturn:
-        """Refuse: no notification would arrive."""
+        """Refuse, because no notification would arrive."""
         _refuse("add_listener", "open a connection to the server itself")
 
 
 async def open_pool(
     dsn: str, *, min_size: int, max_size: int, prepare: Callable[[Any], Awaitable[None]]
 ) -> tuple[asyncpg.Pool, bool]:
-    """Open a pool; return it, and whether a pooler is in front of the server.
+    """Open a pool; return it, and whether a pooler stands in front of the server.
 
     Args:
-        dsn: The server, or the pooler.
-        min_size: Connections that are opened now.
-        max_size: The most connections.
+        dsn: The server or the pooler.
+        min_size: How many connections to open now.
+        max_size: The maximum number of connections.
         prepare: Called with each new connection.
 
     Raises:
-        ConfigError: The pooler takes no transactions.
+        ConfigError: The pooler runs in statement mode, which has no transactions.
         OSError: The server does not answer.
-        asyncpg.PostgresError: The server, or the pooler, refuses.
+        asyncpg.PostgresError: The server or the pooler refuses the connection.
     """
 
     async def prepare_direct(connection: asyncpg.Connection) -> None:
@@ -107,7 +109,7 @@ async def open_pool(
             await prepare(connection)
 
     async def keep_session(connection: asyncpg.Connection) -> None:
-        """Reset nothing."""
+        """Replace the pool's reset, which must not run behind a pooler."""
 
     sizes = {"min_size": min_size, "max_size": max_size, "timeout": CONNECT_SECONDS}
     try:
@@ -120,7 +122,7 @@ async def open_pool(
 
 
 class PoolerFoundError(RemoteError):
-    """A connection that should lead to the server itself leads to a pooler."""
+    """A connection that should lead to the server leads to a pooler."""
 
 
 async def _open(pool: asyncpg.Pool) -> asyncpg.Pool:
@@ -133,14 +135,14 @@ async def _open(pool: asyncpg.Pool) -> asyncpg.Pool:
 
 @contextlib.asynccontextmanager
 async def _first_transaction(connection: asyncpg.Connection) -> AsyncIterator[None]:
-    """Give up a new connection that does not answer: the pool would wait for it without an end, and have one less."""
+    """Terminate a new connection that does not answer; otherwise the pool would wait for it forever."""
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             await connection.execute("BEGIN")
             yield
             await connection.execute("COMMIT")
     except BaseException as error:
-        # Neither rolled back nor closed, because both would wait for the server.
+        # Terminated, not rolled back or closed: both would wait for the server.
         connection.terminate()
         if is_statement_mode(error):
             raise ConfigError(STATEMENT_MODE) from None
@@ -148,10 +150,10 @@ async def _first_transaction(connection: asyncpg.Connection) -> AsyncIterator[No
 
 
 async def _check_direct(connection: asyncpg.Connection) -> None:
-    """Compare the session's process id with that of the start: a pooler sends one of its own."""
+    """Compare the session's process id with the one sent at connection start: a pooler sends its own."""
     statement = await connection.prepare("SELECT pg_backend_pid()", name="")
     if await statement.fetchval() != connection.get_server_pid():
-        raise PoolerFoundError("a pooler is in front of the server since its start; start this pipeline again, too")
+        raise PoolerFoundError("the server is now behind a pooler; restart this pipeline")
 
 
 def _refuse(what: str, advice: str) -> NoReturn:

@@ -1,7 +1,7 @@
-"""The values of a PostgreSQL row: what the client can send, how large they are, and what orders their row.
+"""The values of a PostgreSQL row: how the client can send them, their size, and the key that orders their row.
 
-Invariants: a value that leaves here does not change if its payload does; text has no
-character that the protocol cannot carry, so that the text of one row never makes a whole statement fail.
+Invariants: a converted value does not change if its payload does. No text has a character that the protocol cannot
+carry, so the text of one row never makes a whole statement fail.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tidemill.core.delivery.sql_plan import Row
 from tidemill.sinks.base import shorten, to_json
 from tidemill.sinks.non_finite import is_model, read_dump
 
-#: Immutable, and known to the client as they are; text has to be checked in addition.
+#: Immutable types that the client sends unchanged; text needs a check in addition.
 _PLAIN = frozenset({type(None), bool, int, float, bytes})
-#: Equal in Python where they are equal to PostgreSQL.
+#: Types whose values are equal in Python if they are equal in PostgreSQL.
 _SAME_KEY = frozenset({type(None), bool, int, str, bytes})
 _KNOWN = (
     *(decimal.Decimal, datetime.date, datetime.time, datetime.timedelta, uuid.UUID),
@@ -31,23 +31,23 @@ _KNOWN = (
 
 
 def convert_values(place: str, names: Sequence[str], given: Iterable[Any]) -> tuple[list[Any], int, bool]:
-    """Return values that the client can send, about how many bytes they are, and whether one is not a scalar.
+    """Return values that the client can send, their approximate size in bytes, and whether one of them is not a scalar.
 
     Args:
-        place: What they are for, for messages.
-        names: Their columns or parameters.
+        place: The table or statement, for messages.
+        names: The columns or parameters.
         given: The values.
 
     Raises:
         TypeError: PostgreSQL cannot represent a value.
-        ValueError: Text has a character that PostgreSQL cannot have.
+        ValueError: A text has a character that PostgreSQL does not allow.
     """
     values = list(given)
     size, nested = 0, False
     for index, value in enumerate(values):
         kind = type(value)
         if kind is str:
-            # One look at a flag and one search: every text of every row passes through here.
+            # Hot path: one flag and one search for each text of each row.
             size += len(value) if value.isascii() and "\0" not in value else _measure_text(place, names[index], value)
         elif kind in _PLAIN:
             size += len(value) if kind is bytes else 8
@@ -72,7 +72,7 @@ def _measure_text(place: str, name: str, value: str) -> int:
 
 
 def _convert_value(place: str, name: str, value: Any) -> tuple[Any, int, bool]:
-    """Return what is sent for a value that is not plain, its size, and whether it is not a scalar."""
+    """Return the form of a value that is not plain, its size, and whether it is not a scalar."""
     if isinstance(value, enum.Enum):
         value = value.value
     if isinstance(value, str):
@@ -84,15 +84,15 @@ def _convert_value(place: str, name: str, value: Any) -> tuple[Any, int, bool]:
     if type(value).__module__.startswith("asyncpg."):
         return value, 8, True
     if isinstance(value, (Mapping, list, tuple, set, frozenset)):
-        # A json column gets it in this form: what has none must be found now.
-        # An array of floats may have NaN, which json has not.
+        # A json column gets the value as JSON, so a value without a JSON form must be found now.
+        # "null", because an array of floats may have NaN, which JSON does not allow.
         size = len(to_json(list(value) if isinstance(value, (set, frozenset)) else value, "null"))
         return _copy(value), size, True
     raise TypeError(f"{name!r} of {place} is of type {type(value).__name__}, which PostgreSQL cannot represent")
 
 
 def _copy(value: Any) -> Any:
-    """Return a container as it is now: its owner may go on changing it before it is sent."""
+    """Return a copy of a container; its owner may change the original before it is sent."""
     if isinstance(value, Mapping):
         return {key: _copy(item) for key, item in value.items()}
     if isinstance(value, tuple):
@@ -103,11 +103,11 @@ def _copy(value: Any) -> Any:
 
 
 def make_row_key(table: str, identity: Sequence[str], source: Mapping[str, Any] | None) -> Hashable:
-    """Return what is the same for payloads that concern the same row; None if nothing says which row is meant.
+    """Return a key that is equal for payloads of the same row; None if no column identifies the row.
 
     Args:
         table: The table.
-        identity: The names whose values say which row is meant.
+        identity: The columns that identify a row.
         source: Their values.
     """
     if not identity or source is None:
@@ -129,17 +129,17 @@ def make_row_key(table: str, identity: Sequence[str], source: Mapping[str, Any] 
 
 
 def _to_key(value: Any) -> Any:
-    """Return what is equal in Python for values that are equal to PostgreSQL."""
+    """Return a form that is equal in Python for values that are equal in PostgreSQL."""
     if isinstance(value, enum.Enum):
         value = value.value
     if isinstance(value, float):
-        # As it is sent to a numeric column, so that it is the row of this Decimal.
+        # As in a numeric column, so that a float and a Decimal name the same row.
         value = decimal.Decimal(float.__repr__(value))
     return "NaN" if isinstance(value, decimal.Decimal) and value.is_nan() else value
 
 
 def name_row(row: Row) -> str:
-    """Name a row by what identifies it if that is known, else by its values."""
+    """Name a row by its identifying columns if they are known, otherwise by its values."""
     shape = row.shape
     names = (*shape.columns, *shape.where)
     values = dict(zip(names[len(shape.columns) :], row.values[len(shape.columns) :], strict=True)) or {
@@ -147,7 +147,7 @@ def name_row(row: Row) -> str:
         for name, value in zip(shape.columns, row.values, strict=False)
         if not shape.conflict or name in shape.conflict
     }
-    # Cut before it is masked as well: a text may be large, and masking looks at all of it.
+    # Cut before masking, too: a text may be large, and masking reads all of it.
     shown = redact(
         {name: value if isinstance(value, (int, float)) else str(value)[:2_000] for name, value in values.items()}
     )

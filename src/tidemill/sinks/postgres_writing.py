@@ -1,7 +1,7 @@
 """Writes rows on a PostgreSQL connection: all or none of them, in as few statements as `core.delivery.sql_plan` allows.
 
-How several rows are sent depends on the types of their columns, which the server is asked for once per shape. Nothing
-is decided here about rows that fail: `FailedError` says which part of a transaction it was. Memory is O(shapes), which
+The types of the columns decide how several rows are sent; the server is asked for them once per shape. The caller
+decides about rows that fail; `FailedError` names the part of the transaction that failed. Memory is O(shapes), which
 are bounded.
 """
 
@@ -26,39 +26,40 @@ from tidemill.core.delivery.sql_plan import (
 from tidemill.core.delivery.sql_plan import build_statement as build_statement
 from tidemill.sinks.postgres_codecs import JsonCodec
 
-#: Shapes whose types are known; forgotten together when there are too many.
+#: How many shapes have cached types; a full cache is cleared.
 MAX_KNOWN_SHAPES = 1_000
-#: A full batch recurs under load, and the client packs parameters faster than arrays: it has a statement
-#: of its own, up to this many parameters and for this many shapes (about 1.5 MB each in the server's process).
+#: Under load, full batches recur, and the client packs parameters faster than arrays. A full batch therefore has a
+#: statement of its own, up to this many parameters and for this many shapes (about 1.5 MB each in the server's
+#: process).
 MAX_FULL_PARAMETERS = 8_192
 MAX_FULL_SHAPES = 16
-#: SQLSTATEs after which the same may work later: connection, transaction conflicts, resources, locks, shutdown,
-#: the operating system, and logins that are being changed.
+#: SQLSTATEs after which a retry may succeed: connection, transaction conflicts, resources, locks, shutdown, the
+#: operating system, and logins that are being changed.
 _PASSING_CLASSES = frozenset({"08", "40", "53", "55", "57", "58", "28"})
 _PASSING = frozenset({"25006", "3D000"})
-#: What the server says of a value or a statement that fits the former type of a column: a data exception, another type
-#: than expected, no such operator, no such cast.
+#: SQLSTATEs for a value or a statement that fits the former type of a column: a data exception, a type mismatch, an
+#: unknown operator, an unknown cast.
 _MISFIT_CLASS = "22"
 _MISFITS = frozenset({"42804", "42883", "42846"})
 _CHECK_VIOLATED = "23514"
-#: What the client raises for one statement; `OverflowError` for a number that is too large for any type of the server.
+#: Errors of one statement; the client raises `OverflowError` for a number that is too large for every type of the
+#: server.
 _REFUSALS = (asyncpg.PostgresError, OverflowError)
 _CLIENT_ERRORS = (asyncpg.InterfaceError, asyncpg.InternalClientError)
 _CONTAINERS = (dict, list, tuple)
 
 
 class FailedError(Exception):
-    """A part of a transaction failed: rows `first` up to `last`; None: its end did."""
+    """A part of a transaction failed: the rows from `first` up to `last`; None means that the commit failed."""
 
     def __init__(self, part: tuple[int, int] | None, error: Exception) -> None:
-        """Keep which part it was."""
         super().__init__(str(error))
         self.part = part
         self.error = error
 
 
 class _Part(NamedTuple):
-    """One statement: its rows, and the types of its arrays; None: a group of parameters for each row."""
+    """One statement: its rows and the types of its arrays; None sends a group of parameters per row instead."""
 
     first: int
     last: int
@@ -66,16 +67,15 @@ class _Part(NamedTuple):
 
 
 class Writer:
-    """Writes rows, and knows the types of the columns that it wrote to.
+    """Writes rows, and caches the types of the columns.
 
     Args:
         full: How many rows a full batch has.
-        json: Encodes what is sent to json columns as text.
-        pooled: Whether connections lead to a pooler, so that only a transaction keeps a session of the server.
+        json: Encodes the values of json columns as text.
+        pooled: Whether connections lead to a pooler, so that a session of the server lasts for one transaction only.
     """
 
     def __init__(self, full: int, json: JsonCodec, *, pooled: bool) -> None:
-        """Know nothing yet."""
         self._full = full
         self._json = json
         self._pooled = pooled
@@ -84,14 +84,14 @@ class Writer:
         self._types: dict[Shape, tuple[str, ...] | None] = {}
 
     def forget_types(self) -> None:
-        """Ask for the types again."""
+        """Clear the cache, so that the server is asked for the types again."""
         self._types.clear()
 
     async def write(self, connection: asyncpg.Connection, rows: Sequence[Row]) -> None:
         """Write rows, all or none of them.
 
         Raises:
-            FailedError: None of them, and why.
+            FailedError: No row was written; the error names the part that failed.
         """
         async with contextlib.AsyncExitStack() as stack:
             if self._pooled:
@@ -125,7 +125,7 @@ class Writer:
         return [_Part(*part) for part in split_by_powers(first, last, shape.parameters)]
 
     def _is_full(self, shape: Shape, count: int) -> bool:
-        # Behind a pooler it would be parsed each time.
+        # Behind a pooler the statement would be parsed each time.
         if self._pooled or count != self._full or count * shape.parameters > MAX_FULL_PARAMETERS:
             return False
         if len(self._full_shapes) < MAX_FULL_SHAPES:
@@ -137,7 +137,7 @@ class Writer:
         some = rows[first:last]
         shape = some[0].shape
         if shape.operation is Operation.STATEMENT:
-            # What it returns is not looked at, and so cannot fail a row that has been written.
+            # The statement's result is ignored, so it cannot fail a row that has been written.
             await _try(connection, part[:2], connection.executemany(shape.sql, [row.values for row in some]))
         elif types is None:
             values = [value for row in some for value in row.values]
@@ -146,12 +146,12 @@ class Writer:
             try:
                 arrays = self._make_arrays(some, types)
             except (TypeError, ValueError) as error:
-                # A json value that has no such form: which row has it is found as with all others.
+                # A value without a JSON form; the caller finds its row as for any other error.
                 raise FailedError(part[:2], error) from error
             await _try(connection, part[:2], connection.execute(build_array_statement(shape, types), *arrays))
 
     def _make_arrays(self, rows: Sequence[Row], types: Sequence[str]) -> list[Sequence[Any]]:
-        """Return an array of values per parameter; for json columns of text."""
+        """Return an array of values per parameter; arrays for json columns contain text."""
         columns: list[Sequence[Any]] = list(zip(*[row.values for row in rows], strict=True))
         encode = self._json.encode_payload
         for index, kind in enumerate(types):
@@ -167,7 +167,7 @@ async def _open_transaction(connection: asyncpg.Connection) -> AsyncIterator[Non
     try:
         yield
     except FailedError as failed:
-        # Else the connection is given up, and the transaction with it.
+        # Otherwise the caller terminates the connection, and the transaction with it.
         if not is_passing(failed.error):
             await transaction.rollback()
         raise
@@ -178,19 +178,19 @@ async def _open_transaction(connection: asyncpg.Connection) -> AsyncIterator[Non
 
 
 async def _try(connection: asyncpg.Connection, part: tuple[int, int], call: Awaitable[Any]) -> Any:
-    """Await what concerns these rows.
+    """Await a call for these rows.
 
     Raises:
-        FailedError: The server refuses it, or the client cannot represent a value.
-        InterfaceError: The connection cannot be used.
+        FailedError: The server refuses the call, or the client cannot represent a value.
+        InterfaceError: The connection is not usable.
     """
     try:
         return await call
     except _REFUSALS as error:
         raise FailedError(part, error) from error
     except _CLIENT_ERRORS as error:
-        # The client's own errors are of two kinds: the connection cannot be used, which shows here again, or the client
-        # cannot represent a value, and the connection is as good as before.
+        # The client's own errors are of two kinds. Either the connection is unusable, which this query shows, or the
+        # client cannot represent a value, and the connection is still good.
         try:
             await connection.execute("SELECT 1")
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
@@ -199,7 +199,7 @@ async def _try(connection: asyncpg.Connection, part: tuple[int, int], call: Awai
 
 
 def _has_flat_arrays(rows: Sequence[Row], types: Sequence[str]) -> bool:
-    """Tell whether arrays of these values have one element per row: in those of lists the client sees dimensions."""
+    """Return whether arrays of these values have one element per row; the client turns nested lists into dimensions."""
     if not any(row.nested for row in rows):
         return True
     simple = [index for index, kind in enumerate(types) if kind not in JSON_TYPES]
@@ -211,7 +211,7 @@ def _is_nested(value: object) -> bool:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Tell whether the same may work later."""
+    """Return whether a retry may succeed."""
     if isinstance(error, asyncpg.InvalidCachedStatementError):
         return True
     state = getattr(error, "sqlstate", None) or ""
@@ -219,18 +219,18 @@ def is_passing(error: BaseException) -> bool:
 
 
 def is_outdated(error: BaseException) -> bool:
-    """Tell whether a type that a statement was prepared for has been dropped, or a composite type has changed."""
+    """Return whether a type of a prepared statement has been dropped, or a composite type has changed."""
     if isinstance(error, asyncpg.OutdatedSchemaCacheError):
         return True
-    # The same SQLSTATE reports every internal error. Such texts are not translated.
+    # This SQLSTATE covers every internal error, so the text decides; the server does not translate it.
     return isinstance(error, asyncpg.InternalServerError) and "cache lookup failed for type" in str(error)
 
 
 def may_be_outdated(error: BaseException) -> bool:
-    """Tell whether a row may be refused only because of what was known of its columns' types before a migration.
+    """Return whether a row may have been refused only because cached column types predate a migration.
 
-    A type that was replaced may still exist under another name, with its values and constraints; and the client
-    refuses what its own knowledge of a type does not allow.
+    A replaced type may still exist under another name, with its values and constraints. The client also refuses values
+    that its cached knowledge of a type does not allow.
     """
     state = getattr(error, "sqlstate", None) or ""
     if state[:2] == _MISFIT_CLASS or state in _MISFITS or is_outdated(error):

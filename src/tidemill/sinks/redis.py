@@ -1,8 +1,8 @@
-"""Redis as a sink: one command per payload, or per run of payloads that only set a key; many payloads a round trip.
+"""Redis as a sink: one command per payload, or per series of payloads that only set keys; many payloads per round trip.
 
-Invariants: commands are executed in order; a payload is confirmed only by the answer to its command. A batch is one
-transaction of Redis, so that a temporary refusal (memory, a failover) leaves nothing of it behind, and a retry cannot
-overwrite what came later; commands of the wrong kind for their key fail alone.
+Invariants: commands are executed in order. A payload is confirmed only by the reply to its command. A batch is one
+Redis transaction, so a temporary refusal (memory, a failover) leaves nothing of it behind, and a retry cannot overwrite
+later commands. A command of the wrong kind for its key fails alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tidemill.sinks.redis_commands import MAX_VALUE_BYTES, Command, build_comman
 
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
-#: Errors after which the same command may work later.
+#: Errors after which a retry of the same command may succeed.
 _PASSING = (
     refused.ConnectionError,
     refused.TimeoutError,
@@ -45,7 +45,7 @@ class RedisSink(Sink):
 
     Args:
         name: The instance's name.
-        settings: Its section.
+        settings: The instance's section.
     """
 
     type: ClassVar[str] = "redis"
@@ -53,14 +53,13 @@ class RedisSink(Sink):
     max_batch_bytes = 4 * 1024 * 1024
 
     def __init__(self, name: str, settings: RedisSinkSettings) -> None:
-        """Prepare; nothing is connected before `connect`."""
         super().__init__(name)
         self._url = settings.url
         self._prefix = settings.key_prefix.encode()
         self._scripts = {name: text.encode() for name, text in settings.scripts.items()}
         self._secrets = find_url_secrets(settings.url)
         self._client: aioredis.Redis | None = None
-        # Set once a command for several keys was refused: perhaps only one of them is at fault.
+        # Set once a command for several keys was refused, because perhaps only one of them is at fault.
         self._one_each = False
 
     async def connect(self) -> None:
@@ -96,18 +95,18 @@ class RedisSink(Sink):
         self._client = client
 
     def _describe(self, error: BaseException) -> str:
-        # The client puts the command, with its data, before what the server said.
+        # The client puts the command, with its data, before the server's message.
         kind, _, text = describe_error(error).partition(": ")
         return mask_secrets(f"{kind}: {text.rpartition(' caused error: ')[2]}", self._secrets)
 
     # -- payloads -----------------------------------------------------------------------------------------------
 
     def encode(self, payload: RedisPayload) -> Encoded:
-        """Return the command, its arguments as bytes.
+        """Return the command, with its arguments as bytes.
 
         Raises:
-            TypeError: `data` is not what the operation takes.
-            ValueError: The operation or the script is not known, `data` is empty, or text cannot be encoded as UTF-8.
+            TypeError: `data` has a type that the operation does not accept.
+            ValueError: The operation or the script is unknown, `data` is empty, or text cannot be encoded as UTF-8.
         """
         if not isinstance(payload.key, (str, bytes)) or not payload.key:
             raise ValueError(f"key must be a non-empty string or bytes, got {shorten(repr(payload.key))}")
@@ -124,8 +123,7 @@ class RedisSink(Sink):
         """Execute the commands.
 
         Raises:
-            RemoteError: The server cannot do it now; nothing was executed, unless the connection broke before
-                its answer.
+            RemoteError: The server is unavailable; nothing was executed, unless the connection broke before the reply.
         """
         answers = Answers(batch)
         todo: Sequence[int] = range(len(batch))
@@ -136,7 +134,7 @@ class RedisSink(Sink):
             await self._drop_connections()
             return answers.collect(RemoteError(f"{self.place}: {self._describe(error)}"))
         except BaseException:
-            # An answer may still arrive: it must not be read as that of the next command.
+            # A reply may still arrive; the next command must not read it as its own.
             await self._drop_connections()
             raise
         return answers.collect()
@@ -156,7 +154,7 @@ class RedisSink(Sink):
         if isinstance(begun, Exception) and not _is_passing(begun):
             raise begun
         if isinstance(begun, Exception):
-            # The server may have recovered in between: then each command stands for itself.
+            # The server may have recovered after refusing MULTI; it then executed each command by itself.
             self._record_replies(groups, batch, queued, answers)
             return ()
         errors = [reply for reply in queued if isinstance(reply, Exception)]
@@ -196,20 +194,19 @@ class RedisSink(Sink):
                 answers.refuse(index, Refusal(text, together or _is_passing(reply)))
 
     async def close(self) -> None:
-        """Disconnect."""
         client, self._client = self._client, None
         if client is not None:
             await close_within(CLOSE_SECONDS, client.aclose())
 
 
 def _is_passing(error: BaseException) -> bool:
-    """Return whether the same command may work later."""
+    """Return whether a retry of the same command may succeed."""
     text = str(error).rpartition(" caused error: ")[2]
     return isinstance(error, _PASSING) or text.startswith(_PASSING_WORDS)
 
 
 def _group_sets(indexes: Sequence[int], batch: Sequence[Encoded]) -> list[list[int]]:
-    """Group adjacent payloads that only set keys: one command sets them all."""
+    """Group adjacent payloads that only set keys, so that one command sets them all."""
     groups: list[list[int]] = []
     setting = False
     for index in indexes:
@@ -224,7 +221,7 @@ def _group_sets(indexes: Sequence[int], batch: Sequence[Encoded]) -> list[list[i
 
 
 def _join(commands: Sequence[Command]) -> Command:
-    """Return one command for several that set a key each; for the same key, the last one counts."""
+    """Merge commands that set one key each into one command; for the same key, the last one counts."""
     if len(commands) == 1:
         return commands[0]
     joined = [b"MSET"]

@@ -1,4 +1,4 @@
-"""Builds Redis commands from payloads. Arguments are the bytes to send: what cannot be encoded fails here.
+"""Builds Redis commands from payloads. Arguments are the bytes to send, so a value that cannot be encoded fails here.
 
 Invariant: a command changes one key.
 """
@@ -15,16 +15,16 @@ from tidemill.sinks.payloads import RedisPayload
 
 #: Redis does not store longer values.
 MAX_VALUE_BYTES = 512 * 1024 * 1024
-#: Sets the expiry only if the command itself worked: a refused command must not make a key expire.
+#: Sets the expiry only if the command itself succeeded: a refused command must not make a key expire.
 _WITH_TTL = (
     b"local r = redis.pcall(ARGV[2], KEYS[1], unpack(ARGV, 3)) if type(r) == 'table' and r.err then return r end "
     b"redis.call('PEXPIRE', KEYS[1], ARGV[1]) return 1"
 )
-#: This many arguments fit into a Lua call.
+#: How many arguments fit into a Lua call.
 MAX_ARGUMENTS_WITH_TTL = 7_000
 
 Command = Sequence[bytes]
-#: Returns data as JSON.
+#: Encodes data as JSON.
 ToJson = Callable[[Any], bytes]
 
 
@@ -32,19 +32,19 @@ def build_command(payload: RedisPayload, key: bytes, scripts: Mapping[str, bytes
     """Return the command of a payload.
 
     Args:
-        payload: What to do.
-        key: The payload's key as the server knows it.
+        payload: The payload.
+        key: The key on the server, with the sink's prefix.
         scripts: The texts of the scripts by name.
-        to_json: Encodes what is sent as JSON.
+        to_json: Encodes data as JSON.
 
     Raises:
-        TypeError: `data` is not what the operation takes.
-        ValueError: The operation or the script is not known, `data` is empty, or text cannot be encoded as UTF-8.
+        TypeError: `data` has a type that the operation does not accept.
+        ValueError: The operation or the script is unknown, `data` is empty, or text cannot be encoded as UTF-8.
     """
     if payload.op == "script":
         return _script(payload, key, scripts, to_json)
     if payload.script:
-        raise ValueError(f"{payload.op} takes no script; op='script' runs one")
+        raise ValueError(f"{payload.op} takes no script; use op='script' to run one")
     if payload.op == "expire":
         return _expire(payload, key)
     build = _OPERATIONS.get(payload.op) if isinstance(payload.op, str) else None
@@ -93,7 +93,7 @@ def _script(payload: RedisPayload, key: bytes, scripts: Mapping[str, bytes], to_
         known = ", ".join(scripts) or "none"
         raise ValueError(f"script {shorten(repr(payload.script))} is not configured in scripts; configured: {known}")
     if payload.ttl is not None:
-        raise ValueError("a script takes no ttl; give it as an argument")
+        raise ValueError("a script takes no ttl; pass it as an argument")
     data = payload.data
     if data is None:
         data = ()
@@ -106,7 +106,7 @@ def _script(payload: RedisPayload, key: bytes, scripts: Mapping[str, bytes], to_
 
 
 def _encode_value(value: Any, to_json: ToJson) -> bytes:
-    """Encode text, bytes and numbers as they are, anything else as JSON."""
+    """Encode a value: text, bytes and numbers as they are, anything else as JSON."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):

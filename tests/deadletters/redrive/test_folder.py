@@ -184,7 +184,7 @@ def test_a_second_process_of_the_same_redrive_is_refused_by_name(place: Place, m
 
     monkeypatch.setattr(SinkTarget, "send", other)
     place.redrive()
-    assert "does the same redrive (tidemill-redrive-" in said[0], said
+    assert "is running the same redrive (tidemill-redrive-" in said[0], said
     assert place.sent() == Counter(range(5))
     assert place.redrive().sent == 0
 
@@ -195,7 +195,7 @@ def test_a_cursor_that_cannot_be_kept_ends_the_redrive_before_anything_is_sent(p
     (journal,) = place.letters.glob("_redrive-*.jsonl")
     # What stands in the way of writing, as a read-only folder would; root may write to those.
     journal.with_suffix(".new").mkdir()
-    with pytest.raises(ConfigError, match=r"cannot be kept beside the letters, in .*nothing was sent"):
+    with pytest.raises(ConfigError, match=r"cannot be saved beside the letters, in .*nothing was sent"):
         place.redrive()
     assert place.sent() == Counter([0])
 
@@ -265,7 +265,7 @@ def test_a_letter_that_goes_away_while_it_is_read_ends_the_redrive(place: Place)
     with open_letters(place.settings) as letters:
         ends = {number: end for number, (_, end) in letters.find_ranges().items()}
         (place.letters / "letters-r1-part-0.parquet").unlink()
-        with pytest.raises(RemoteError, match=r"letters-r1-part-0\.parquet can no longer be read: .*No such file"):
+        with pytest.raises(RemoteError, match=r"letters-r1-part-0\.parquet is no longer readable: .*No such file"):
             list(letters.stream({}, ends))
 
 

@@ -311,8 +311,7 @@ def test_an_oversize_body_that_is_gone_is_named(embedded_kafka: EmbeddedBroker) 
         (
             letter.letter_id,
             Why.LOST,
-            f"{place.topic}/0/{message.offset()} is no longer in its topic, "
-            "and it was too large for the letter to carry it",
+            f"{place.topic}/0/{message.offset()} is no longer in its topic, and was too large for the letter",
         )
     ]
 
@@ -327,7 +326,7 @@ def test_another_message_at_the_same_place_is_noticed(change: str) -> None:
     assert restore.restore_message(source, lambda *place: good) == good
     other: dict[str, Any] = {"value": b"bodY", "key": None, "headers": (("g", b"x"),), "timestamp": 6}
     wrong = msgspec.structs.replace(good, **{change: other[change]})
-    with pytest.raises(restore.ContentLostError, match="t/0/7 holds another message now"):
+    with pytest.raises(restore.ContentLostError, match="t/0/7 is a different message now"):
         restore.restore_message(source, lambda *place: wrong)
 
 
@@ -357,7 +356,7 @@ def test_a_message_that_always_fails_is_not_sent_forever(embedded_kafka: Embedde
             break
         rounds.append(tally)
     assert len(rounds) == 2
-    advice = "sent again 2 times already, and at most 2 are allowed; --max-redrives 3 sends it once more"
+    advice = "already sent again 2 times, and the limit is 2; use --max-redrives 3 to send it once more"
     assert tally.failed == [(letter.letter_id, Why.MAX_REDRIVES, advice)]
     *_, last = place.sent(3)
     headers = headers_of(last)
@@ -508,7 +507,7 @@ def test_a_second_process_of_the_same_redrive_ends_the_first(place: Place, monke
         if redrive.tally.sent >= 5 and not inner:
             inner.append(place.redrive())
 
-    with pytest.raises(FencedError, match="another process has begun the same redrive"):
+    with pytest.raises(FencedError, match="another process has started the same redrive"):
         Redrive(place.settings, RedriveOrder(), watch=watch).run()
     assert set(place.values(20).values()) == {1}
 
@@ -610,7 +609,7 @@ def test_a_name_of_a_sink_is_known_by_the_configuration_or_by_a_letter(place: Pl
     refused(place, "redis", "gone", KafkaPayload("", "k", 1))
     for name in ("out", "kafka.out", "gone"):
         place.redrive(target=Target.SINK, criteria=Criteria(sinks=(name,)))
-    with pytest.raises(ConfigError, match="--sink other: no sink that is configured and no letter has this name"):
+    with pytest.raises(ConfigError, match="--sink other: no configured sink and no letter has this name"):
         place.redrive(target=Target.SINK, criteria=Criteria(sinks=("gone", "other")))
 
 
@@ -733,7 +732,7 @@ def test_a_sink_that_accepts_nothing_ends_the_redrive_which_continues_later(
         patched.setattr(redrive_sinks, "GIVE_UP_SECONDS", 0.2)
         patched.setattr(KafkaSink, "send", down)
         with pytest.raises(
-            RemoteError, match=r"sinks.kafka.out accepts nothing now: connection refused; run the same command"
+            RemoteError, match=r"sinks.kafka.out is not accepting payloads: connection refused; run the same command"
         ):
             place.redrive(target=Target.SINK)
     assert place.redrive(target=Target.SINK).sent == 1

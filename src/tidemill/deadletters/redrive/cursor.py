@@ -1,9 +1,8 @@
-"""Saves how far a redrive got: with Kafka in the offsets of the redrive's consumer group, with files in a journal.
+"""Saves the progress of a redrive: with Kafka in the offsets of the redrive's consumer group, with files in a journal.
 
 `KafkaCursor` saves positions of the dead-letter topic together with records for the same brokers, in one transaction:
-both or neither, also when the process is killed. Its transactional id is the name of the redrive, so that of two
-processes that do the same redrive the older one is refused before it sends anything twice. Blocking: not for event
-loops.
+both or neither, even if the process is killed. Its transactional id is the name of the redrive. If two processes run
+the same redrive, the older one is therefore refused before it sends anything twice. Blocking: not for event loops.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ from tidemill.runtime.producer import make_producer_config, worth_retrying
 
 log = structlog.get_logger(__name__)
 
-#: librdkafka ignores the time limit of the call that saves positions, and waits forever if the group's coordinator
-#: went away: after this long its producer is replaced.
+#: librdkafka ignores the time limit of the call that saves positions, and waits forever if the group's coordinator has
+#: disappeared. After this time the producer is replaced.
 HANG_SECONDS = 10.0
-#: The client repeats requests by itself after this pause (20 % jitter), and the first copy may still arrive and count
-#: for the next transaction. A call that takes nearly as long costs its producer, which raises the epoch.
+#: The client itself repeats a request after this pause (20 % jitter); the first copy may still arrive and count for the
+#: next transaction. After a call that takes nearly as long, the producer is replaced, which raises the epoch.
 RETRY_SECONDS = 0.5
 REPEATED_SECONDS = 0.35
-#: Brokers abort what a killed redrive left open after this long, unless it starts again before.
+#: Brokers abort the open transaction of a killed redrive after this time, unless the redrive starts again before.
 TRANSACTION_SECONDS = 60.0
 _TRIES = 5
 
@@ -58,27 +57,27 @@ _FORBIDDEN = frozenset(
 
 
 class RedriveCursor(Protocol):
-    """Saves how far a redrive got."""
+    """Saves the progress of a redrive."""
 
     def read(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, str]]:
         """Return the saved positions and their notes, without partitions that have none."""
         ...
 
     def open(self) -> None:
-        """Make sure that no other process does the same redrive; to be called before `commit`."""
+        """Make sure that no other process runs the same redrive; to be called before `commit`."""
 
     def commit(self, records: Sequence[ResentRecord], positions: Mapping[int, int]) -> Refusals:
         """Save positions, together with records if there are any; see `KafkaCursor.commit`."""
         ...
 
     def close(self) -> None:
-        """Release everything."""
+        """Release all resources."""
 
 
 def name_redrive(settings: Settings, where: str, criteria: Criteria) -> str:
-    """Return the name of a redrive, by its place, target and filters; see `identify_redrive`.
+    """Return the name of a redrive, from its letters, target and filters; see `identify_redrive`.
 
-    The path of a folder is not part of it, since the cursor is kept there: the folder may be moved.
+    The path of a folder is not part of the name. The cursor is stored in the folder, so the folder may be moved.
     """
     if settings.dlq.path:
         return REDRIVE_PREFIX + identify_redrive("", "files", where, criteria)
@@ -92,13 +91,13 @@ def make_cursor(
     overrides: Callable[[], Mapping[str, Any]],
     note: Callable[[int, int], str],
 ) -> RedriveCursor:
-    """Return the cursor of a redrive, which is kept where its letters are.
+    """Return the cursor of a redrive, which is stored with the letters.
 
     Args:
         settings: The pipeline's settings.
         letters: The letters, opened for a consumer group of the redrive's name.
         name: The name of the redrive.
-        overrides: Returns what a producer in Kafka needs on top of the configuration.
+        overrides: Returns a Kafka producer's settings beyond the configuration.
         note: Returns the note that is saved with a position, by partition and position.
     """
     if isinstance(letters, LetterReader):
@@ -109,13 +108,13 @@ def make_cursor(
 
 
 class KafkaCursor(RedriveProducer):
-    """Records and positions in transactions.
+    """Sends records and saves positions in transactions.
 
     Args:
         settings: The pipeline's settings.
         letters: The dead-letter topic; its consumer is in the redrive's group.
-        name: The redrive's: its group and transactional id.
-        overrides: Returns what the producer needs on top of the configuration; called by `open`.
+        name: The redrive's name, which is its group and transactional id.
+        overrides: Returns the producer's settings beyond the configuration; called by `open`.
         note: Returns the note that is saved with a position, by partition and position.
     """
 
@@ -127,7 +126,6 @@ class KafkaCursor(RedriveProducer):
         overrides: Callable[[], Mapping[str, Any]],
         note: Callable[[int, int], str],
     ) -> None:
-        """Prepare; a producer is created by `open`."""
         super().__init__(make_producer_config(settings.kafka, letters.brokers, {}), "dlq redrive")
         self._settings = settings
         self._letters = letters
@@ -142,7 +140,7 @@ class KafkaCursor(RedriveProducer):
     def read(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, str]]:
         """Return the committed offsets of the group and their notes; see `RedriveCursor.read`.
 
-        Those of an earlier topic of the same name are left out.
+        Offsets of an earlier topic of the same name are left out.
         """
         self._topic_id = self._letters.find_topic_id()
         saved, found = {}, self._letters.read_committed(ranges)
@@ -151,7 +149,7 @@ class KafkaCursor(RedriveProducer):
             if not is_replaced(topic_id, self._topic_id):
                 saved[number] = (at, note)
         if len(saved) < len(found):
-            text = "the dead-letter topic was deleted and created again: the redrive starts over"
+            text = "the dead-letter topic was deleted and created again; the redrive starts over"
             log.warning(text, topic=self._letters.topic)
         return saved
 
@@ -161,11 +159,11 @@ class KafkaCursor(RedriveProducer):
         return self._make(**own, **{"retry.backoff.ms": int(RETRY_SECONDS * 1000)})
 
     def open(self) -> None:
-        """Fence an older process of the same redrive, and abort what it left open.
+        """Fence an older process of the same redrive, and abort its open transaction.
 
         Raises:
             ConfigError: The brokers do not allow transactions of this name.
-            RemoteError: They do not answer.
+            RemoteError: The brokers do not answer.
         """
         config = make_producer_config(self._settings.kafka, self._letters.brokers, self._overrides())
         self._config = extend_config(config)
@@ -173,7 +171,7 @@ class KafkaCursor(RedriveProducer):
         self._opened = True
 
     def _renew(self) -> None:
-        """Create a producer; its start aborts what the one before left open."""
+        """Create a producer; its start aborts the open transaction of the previous one."""
         self._producer = self._make_own()
         deadline = time.monotonic() + GIVE_UP_SECONDS / 2
         self._retry(lambda: self._producer.init_transactions(CALL_SECONDS), deadline)
@@ -185,15 +183,15 @@ class KafkaCursor(RedriveProducer):
             The records that will never be accepted; if there are any, nothing was sent or saved.
 
         Raises:
-            FencedError: Another process does the same redrive.
-            RemoteError: The brokers do not accept it now; nothing was sent or saved.
+            FencedError: Another process runs the same redrive.
+            RemoteError: The brokers are unavailable; nothing was sent or saved.
         """
         deadline = time.monotonic() + GIVE_UP_SECONDS
         for attempt in range(_TRIES):
             try:
                 errors = self._attempt(records, positions, deadline)
             except _HungError:
-                # Its transaction was not committed.
+                # The hung producer's transaction was not committed.
                 self._renew()
                 continue
             except ck.KafkaException as error:
@@ -216,7 +214,7 @@ class KafkaCursor(RedriveProducer):
             self._renew()
         producer = self._producer
         self._retry(producer.begin_transaction, deadline)
-        # Copied: records that the abort discards are reported too, and are not to blame.
+        # A copy, because the abort also reports the records that it discards, which are not at fault.
         errors = dict(self._hand_over(producer, records, deadline, together=True))
         if errors:
             self._abort(deadline)
@@ -229,7 +227,7 @@ class KafkaCursor(RedriveProducer):
 
     @contextlib.contextmanager
     def _measure(self) -> Iterator[None]:
-        """Note whether a call takes long enough to have been repeated."""
+        """Record whether a call takes long enough for the client to have repeated it."""
         began = time.monotonic()
         try:
             yield
@@ -278,7 +276,9 @@ class KafkaCursor(RedriveProducer):
     def _convert_error(self, error: ck.KafkaError) -> Exception:
         text = self._describe(error)
         if error.code() in _FENCED:
-            return FencedError(f"dlq redrive: another process has begun the same redrive ({self._name}); this one ends")
+            return FencedError(
+                f"dlq redrive: another process has started the same redrive ({self._name}); this one stops"
+            )
         if error.code() in _FORBIDDEN:
             return ConfigError(
                 f"dlq redrive: {text}; grant Write on the topics and on the transactional id, and Read on the group "
@@ -287,7 +287,7 @@ class KafkaCursor(RedriveProducer):
         return RemoteError(f"dlq redrive: {text} at {self._brokers}; run the same command again to continue")
 
     def close(self) -> None:
-        """Give up what is not committed."""
+        """Give up uncommitted records."""
         if self._opened:
             self._producer.purge()
 

@@ -1,7 +1,7 @@
 """The cursor of a redrive over letters in files: a journal beside them.
 
-Invariants: one process at a time holds a redrive's journal, by a lock that ends with the process; what `commit` saved
-is on disk when it returns; after a crash the journal has everything that was saved before.
+Invariants: one process at a time holds a redrive's journal, by a lock that ends with the process. When `commit`
+returns, its positions are on disk. After a crash, the journal has everything that was saved before.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _SUFFIX = ".jsonl"
 
 
 def locate_journal(folder: Path, name: str) -> Path:
-    """Return where the journal of a redrive is."""
+    """Return the path of a redrive's journal."""
     return folder / f"{_PREFIX}{name.removeprefix(REDRIVE_PREFIX)}{_SUFFIX}"
 
 
 def read_journals(folder: Path) -> Iterator[dict[str, JournalEntry]]:
-    """Yield the journal of each redrive; one that cannot be read is skipped."""
+    """Yield the journal of each redrive; unreadable ones are skipped."""
     for path in sorted(folder.glob(f"{_PREFIX}*{_SUFFIX}")):
         try:
             yield decode_journal(path.read_text("utf-8"))
@@ -39,7 +39,7 @@ def read_journal(path: Path) -> dict[str, JournalEntry]:
     """Return the journal of a redrive; empty if it never ran.
 
     Raises:
-        ConfigError: It cannot be read, so it is not known what was sent.
+        ConfigError: The journal cannot be read, so it is unknown which letters were sent.
     """
     try:
         return decode_journal(path.read_text("utf-8"))
@@ -48,8 +48,8 @@ def read_journal(path: Path) -> dict[str, JournalEntry]:
     except (OSError, ValueError) as error:
         text = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(
-            f"dlq redrive: its cursor {path} cannot be read ({text}), so it is not known what was sent; restore the "
-            "file, or remove it, and the redrive begins with the oldest letter"
+            f"dlq redrive: its cursor {path} cannot be read ({text}), so it is unknown which letters were sent; "
+            "restore the file, or remove it to begin with the oldest letter"
         ) from None
 
 
@@ -58,12 +58,11 @@ class FolderCursor:
 
     Args:
         letters: The folder of letters.
-        name: The redrive's.
-        note: Returns the note that is saved with a position, by number of the file and position.
+        name: The redrive's name.
+        note: Returns the note that is saved with a position, by file number and position.
     """
 
     def __init__(self, letters: FolderReader, name: str, note: Callable[[int, int], str]) -> None:
-        """Prepare; nothing is touched before `open`."""
         self._path = locate_journal(letters.path, name)
         self._name = name
         self._letters = letters
@@ -72,7 +71,7 @@ class FolderCursor:
         self._fd: int | None = None
 
     def read(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, str]]:
-        """Return what the journal has about the files that are there; see `RedriveCursor.read`."""
+        """Return the journal's entries for the existing files; see `RedriveCursor.read`."""
         saved = read_journal(self._path)
         found = {}
         for number, (_, rows) in ranges.items():
@@ -83,11 +82,11 @@ class FolderCursor:
         return found
 
     def open(self) -> None:
-        """Lock the redrive, and make its journal ready.
+        """Lock the redrive, and prepare its journal.
 
         Raises:
-            ConfigError: The journal cannot be read, or the folder not be written to.
-            FencedError: Another process does the same redrive.
+            ConfigError: The journal cannot be read, or the folder is not writable.
+            FencedError: Another process runs the same redrive.
         """
         try:
             self._lock = lock_file(self._path.with_suffix(".lock"))
@@ -102,20 +101,20 @@ class FolderCursor:
             self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         except HeldError as error:
             raise FencedError(
-                f"dlq redrive: process {error.holder}, on this host or another that shares the folder, does the same "
-                f"redrive ({self._name}); wait for it to end"
+                f"dlq redrive: process {error.holder}, on this host or another that shares the folder, is running the "
+                f"same redrive ({self._name}); wait for it to end"
             ) from None
         except OSError as error:
             raise ConfigError(
-                f"dlq redrive: its cursor cannot be kept beside the letters, in {self._path.parent}: {error.strerror}; "
-                "nothing was sent; let this user write to that folder"
+                f"dlq redrive: its cursor cannot be saved beside the letters, in {self._path.parent}: "
+                f"{error.strerror}; nothing was sent; let this user write to that folder"
             ) from None
 
     def commit(self, records: Sequence[ResentRecord], positions: Mapping[int, int]) -> Refusals:
         """Save positions; nothing is sent here.
 
         Raises:
-            RemoteError: The disk refuses; what was sent since the last save is sent again by the next run.
+            RemoteError: The disk refuses the write; the next run sends again what was sent since the last save.
         """
         if records or self._fd is None:
             raise InvariantError("a cursor in a file sends nothing, and saves nothing before it is open")

@@ -1,7 +1,7 @@
-"""What redrives have sent of a pipeline's dead letters, by the notes they save with their cursors.
+"""What redrives have sent of a pipeline's dead letters, from the notes that they save with their cursors.
 
-Invariants: reading joins no group and changes nothing; a redrive whose cursor is gone (the brokers forget it
-after `offsets.retention.minutes`, a week by default) is not listed, and nothing is claimed that was not sent.
+Invariants: reading joins no group and changes nothing. A redrive whose cursor has expired (brokers forget it after
+`offsets.retention.minutes`, a week by default) is not listed. No letter is reported as sent that was not.
 Blocking: not for event loops.
 """
 
@@ -26,16 +26,16 @@ from tidemill.runtime.kafka_client import CALL_SECONDS, LibraryLog, describe_cli
 if TYPE_CHECKING:
     from tidemill.deadletters.folder_reader import FolderReader
 
-#: The offsets of this many groups are requested at a time.
+#: How many groups' offsets are requested at once.
 _AT_ONCE = 100
 
 
 class Redriven(msgspec.Struct, frozen=True):
-    """That a letter was sent again.
+    """One time that a letter was sent again.
 
     Attributes:
-        at: When, in seconds since the epoch.
-        to: Where to: source, sink, or a topic.
+        at: The time, in seconds since the epoch.
+        to: The target: source, sink, or a topic.
     """
 
     at: int
@@ -43,15 +43,15 @@ class Redriven(msgspec.Struct, frozen=True):
 
 
 class PastRedrive(msgspec.Struct, frozen=True):
-    """A redrive that has saved its cursor: the same letters to the same target count as one.
+    """A redrive that has saved its cursor; runs that send the same letters to the same target count as one redrive.
 
     Attributes:
-        to: Where to: source, sink, or a topic.
-        criteria: Which letters were selected.
-        first_at: When its first run that is known ended, in seconds since the epoch.
+        to: The target: source, sink, or a topic.
+        criteria: The criteria that selected the letters.
+        first_at: When its first known run ended, in seconds since the epoch.
         last_at: When it processed its last letter.
-        records: How many records of the letters' topic it has processed, as far as it is known.
-        unsent: How many letters it selected and did not send, as far as it is known.
+        records: How many records of the letters' topic it has processed, as far as known.
+        unsent: How many letters it selected and did not send, as far as known.
     """
 
     to: str
@@ -63,18 +63,17 @@ class PastRedrive(msgspec.Struct, frozen=True):
 
 
 class RedriveHistory:
-    """What was sent again of one dead-letter topic.
+    """The redrives of one dead-letter topic.
 
     Args:
-        records: What redrives keep, by partition of the dead-letter topic.
+        records: The saved notes of redrives, by partition of the dead-letter topic.
     """
 
     def __init__(self, records: Mapping[int, list[RedriveRecord]]) -> None:
-        """Keep the records."""
         self._records = records
 
     def list_redrives(self) -> list[PastRedrive]:
-        """Return the redrives that are known, the latest first."""
+        """Return the known redrives, the latest first."""
         found: dict[tuple[str, Criteria], PastRedrive] = {}
         for records in self._records.values():
             for record in records:
@@ -96,7 +95,9 @@ class RedriveHistory:
         return sorted(found.values(), key=lambda each: each.last_at, reverse=True)
 
     def list_redriven(self, found: Found) -> list[Redriven]:
-        """Return when and where to a letter was sent again, the oldest first; only the last time of each redrive."""
+        """Return when and to which target a letter was sent again, the oldest first; each redrive counts once, by its
+        last time.
+        """
         if found.letter is None:
             return []
         sent = []
@@ -111,7 +112,7 @@ def read_history(settings: Settings, letters: Letters) -> RedriveHistory:
     """Return the history of a pipeline's dead letters.
 
     Raises:
-        RemoteError: The brokers do not answer, or do not let us see consumer groups.
+        RemoteError: The brokers do not answer, or deny access to consumer groups.
     """
     if isinstance(letters, LetterReader):
         return _read_groups(settings, letters.find_ranges(), letters.find_topic_id())
@@ -145,7 +146,7 @@ def _read_groups(settings: Settings, partitions: Iterable[int], topic_id: str | 
                 records.setdefault(saved.partition, []).append(record)
     except (ck.KafkaException, TimeoutError) as error:
         text = scrub(describe_client_error(error), config) or "no answer"
-        raise RemoteError(f"dlq: what was redriven cannot be looked up at {settings.dlq_brokers}: {text}") from None
+        raise RemoteError(f"dlq: cannot look up earlier redrives at {settings.dlq_brokers}: {text}") from None
     return RedriveHistory(records)
 
 

@@ -1,7 +1,7 @@
 """Sends the records of a redrive, and waits until each of them is confirmed or refused.
 
-`PlainProducer` sends without transactions, to brokers other than those of the dead letters: there the cursor follows
-the confirmations, and what was sent in between is sent again after a crash. Blocking: not for event loops.
+`PlainProducer` sends without transactions, to brokers other than those of the dead letters. The cursor then follows the
+confirmations; records sent in between are sent again after a crash. Blocking: not for event loops.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tidemill.runtime.kafka_client import LibraryLog, describe_client_error, scr
 from tidemill.runtime.messages import Header
 from tidemill.runtime.producer import worth_retrying
 
-#: One call may take this long before it is repeated.
+#: How long one call may take before it is repeated.
 CALL_SECONDS = 5.0
-#: A batch that is not confirmed after this long ends the redrive, to be continued later.
+#: A batch that is not confirmed after this time ends the redrive, which can be continued later.
 GIVE_UP_SECONDS = 60.0
 
 
 class ResentRecord(msgspec.Struct):
-    """One record to send; `partition` -1: by the key."""
+    """One record to send; with `partition` -1, the key decides."""
 
     topic: str
     partition: int
@@ -35,14 +35,14 @@ class ResentRecord(msgspec.Struct):
     headers: list[Header]
 
 
-#: Index of a record that will never be accepted, and why.
+#: By the index of a record that will never be accepted, the reason.
 Refusals = dict[int, ck.KafkaError]
 
 
 def extend_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a producer's configuration that leaves size limits to the brokers."""
     own = {
-        # The limit is on what is sent, after compression; only the brokers know both.
+        # The limit applies to the compressed size; only the brokers know both.
         "message.max.bytes": 1_000_000_000,
         "queue.buffering.max.kbytes": 2_000_000,
         "compression.type": "lz4",
@@ -51,7 +51,7 @@ def extend_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class RedriveProducer:
-    """What producers of a redrive have in common: handing records over, and waiting for all confirmations."""
+    """The base of a redrive's producers: hands records to the client, and waits for all confirmations."""
 
     def __init__(self, config: Mapping[str, Any], what: str) -> None:
         self._config = extend_config(config)
@@ -68,7 +68,7 @@ class RedriveProducer:
     def _hand_over(
         self, producer: ck.Producer, records: Sequence[ResentRecord], deadline: float, *, together: bool = False
     ) -> Refusals:
-        """Return the errors by the record's index, once each has its answer; `together`: at the first error."""
+        """Return errors by record index once every record has its answer; with `together`, stop at the first."""
         errors: Refusals = {}
         for index, record in enumerate(records):
             report = partial(_note_answer, errors, index)
@@ -90,7 +90,7 @@ class RedriveProducer:
                     if error.args[0].fatal():
                         raise
                     errors[index] = error.args[0]
-        # A transaction with an error is lost, and its other records have no answer before it is aborted.
+        # A transaction with an error is lost; its other records get no answer before it is aborted.
         while producer.flush(0.1) and not (together and errors):
             self._check_deadline(deadline)
         return errors
@@ -124,12 +124,11 @@ class PlainProducer(RedriveProducer):
     """Sends records, each confirmed or refused by itself.
 
     Args:
-        config: From `producer_config`.
-        what: Whose producer it is, for errors.
+        config: From `make_producer_config`.
+        what: The producer's name in errors.
     """
 
     def __init__(self, config: Mapping[str, Any], what: str) -> None:
-        """Create the client."""
         super().__init__(config, what)
         self._producer = self._make()
 
@@ -137,12 +136,12 @@ class PlainProducer(RedriveProducer):
         """Send records and wait; return those that will never be accepted.
 
         Raises:
-            RemoteError: Some were not accepted now; the batch has to be sent again.
+            RemoteError: Some records were refused for now; the batch has to be sent again.
         """
         errors = self._hand_over(self._producer, records, time.monotonic() + GIVE_UP_SECONDS)
         suspects = sorted(index for index, error in errors.items() if not worth_retrying(error))
         if len(suspects) > 1:
-            # Brokers refuse whole batches: only a record that is refused alone is at fault.
+            # Brokers refuse whole batches, so only a record that is refused alone is at fault.
             for index in suspects:
                 alone = self._hand_over(self._producer, [records[index]], time.monotonic() + GIVE_UP_SECONDS)
                 del errors[index]
@@ -154,6 +153,6 @@ class PlainProducer(RedriveProducer):
         return errors
 
     def close(self) -> None:
-        """Give up what is not confirmed."""
+        """Give up unconfirmed records."""
         self._producer.purge()
         self._producer.flush(1.0)

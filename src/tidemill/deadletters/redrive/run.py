@@ -1,7 +1,7 @@
-"""A redrive: reads the dead letters, sends those that match, and remembers how far it got.
+"""A redrive: reads the dead letters, sends those that match, and saves its progress.
 
-`core.deadletters.redrive` decides; this shell reads, sends and saves. The redrive ends at what was the end of the topic
-when it began: letters that arrive meanwhile, about the very messages it sent, are left to the next run.
+`core.deadletters.redrive` decides; this shell reads, sends and saves. The redrive stops where the topic ended when the
+redrive began. Letters that arrive meanwhile, about the very messages that it sent, are left to the next run.
 """
 
 from __future__ import annotations
@@ -34,28 +34,29 @@ from tidemill.deadletters.redrive.sinks import SinkTarget
 from tidemill.deadletters.redrive.targets import NotSentError, RedriveItem, RedriveTarget, Unsent
 from tidemill.deadletters.redrive.topics import TopicTarget, limit_batches
 
-#: A batch is sent after this many letters or bytes, or this long after its first; a crash repeats at most one batch.
+#: A batch is sent at this many letters or bytes, or this long after its first letter; a crash repeats at most one
+#: batch.
 BATCH_LETTERS = 200
 BATCH_BYTES = 8 * 1024 * 1024
 BATCH_SECONDS = 0.5
-#: Before a wait longer than this, the batch is sent.
+#: A wait longer than this sends the batch first.
 _SHORT_WAIT_SECONDS = 0.05
 _SLICE_SECONDS = 0.1
 
 
 class RedriveOrder(msgspec.Struct, frozen=True):
-    """What is to be sent again.
+    """A request to send letters again.
 
     Attributes:
-        criteria: Which letters.
-        target: Where to.
+        criteria: Selects the letters.
+        target: The kind of target.
         topic: The topic, for `Target.TOPIC`.
-        limit: At most this many letters; None: all.
-        max_redrives: Leave messages that were sent again this often; None: as configured.
-        rate: At most this many messages or payloads per second; None: as fast as possible.
-        dry_run: Send nothing, only say what would be sent.
+        limit: The maximum number of letters; None sends all.
+        max_redrives: Skip messages that were sent again this often; None uses the configured limit.
+        rate: The maximum number of messages or payloads per second; None is unlimited.
+        dry_run: Send nothing, only show the letters that would be sent.
         restart: Start with the oldest letter, even if it was sent before.
-        drop_headers: Send messages whose headers cannot be read without them.
+        drop_headers: Send messages with unreadable headers without them.
     """
 
     criteria: Criteria = Criteria()
@@ -74,10 +75,10 @@ class Redrive:
 
     Args:
         settings: The pipeline's settings.
-        order: What to send.
+        order: The letters to send, and their target.
         stopped: Called between letters; once it returns true, the batch is sent, and the rest is left to the next run.
-        watch: Called often, even while nothing happens.
-        shown: Called with each letter that would be sent, in a dry run.
+        watch: Called often, even while no letters arrive.
+        shown: Called in a dry run with each letter that would be sent.
     """
 
     def __init__(
@@ -88,7 +89,6 @@ class Redrive:
         watch: Callable[[Redrive], None] = lambda redrive: None,
         shown: Callable[[RedriveItem], None] = lambda item: None,
     ) -> None:
-        """Prepare; nothing is connected before `run`."""
         self._to = order.topic if order.target is Target.TOPIC else order.target.value
         where = f"{order.target.value}:{self._to}"
         self.name = name_redrive(settings, where, order.criteria)
@@ -121,10 +121,10 @@ class Redrive:
         """Send letters until the end, the limit or a stop.
 
         Raises:
-            ConfigError: The dead-letter topic, or the topic to send to, does not exist; or no sink and no letter has a
-                name in the filter.
-            FencedError: Another process began the same redrive.
-            RemoteError: Brokers or a sink do not answer; the next run continues after what was sent.
+            ConfigError: The dead-letter topic or the target topic does not exist, or the sink filter has a name that no
+                configured sink and no letter has.
+            FencedError: Another process started the same redrive.
+            RemoteError: Brokers or a sink do not answer; the next run continues after the letters that were sent.
         """
         with open_letters(self._settings, self.name) as box:
             ranges = box.find_ranges()
@@ -144,13 +144,13 @@ class Redrive:
         return self.tally
 
     def _check_names(self) -> None:
-        # If not every letter was read, one of the others may name it.
+        # If not every letter was read, an unread letter may have the name.
         if self.left or self.resumed or not self._names.unknown:
             return
         listed = ", ".join(sorted(f"{kind}.{name}" for kind, name in self._configured)) or "none"
         raise ConfigError(
-            f"dlq redrive: --sink {', '.join(sorted(self._names.unknown))}: no sink that is configured and no letter "
-            f"has this name; configured: {listed}"
+            f"dlq redrive: --sink {', '.join(sorted(self._names.unknown))}: no configured sink and no letter has this "
+            f"name; configured: {listed}"
         )
 
     def _make_cursor(self, letters: Letters) -> RedriveCursor:
@@ -177,8 +177,8 @@ class Redrive:
         beyond = [number for number, at in saved.items() if at > ranges[number][1]]
         if beyond:
             raise ConfigError(
-                f"dlq redrive: the cursor is beyond the end of {box.place}, partition {beyond[0]}: the topic was "
-                "recreated; start over with --restart"
+                f"dlq redrive: the cursor is beyond the end of {box.place}, partition {beyond[0]}, because the topic "
+                "was recreated; use --restart to start over"
             )
         self.resumed = bool(saved)
         since = self._order.criteria.since
@@ -216,7 +216,7 @@ class Redrive:
         return limit is not None and self.tally.sent + len(self._items) >= limit
 
     def _take(self, target: RedriveTarget, found: Found) -> bool:
-        """Process one record of the topic; return False if a stop came first."""
+        """Process one record of the topic; return False if the redrive was stopped first."""
         item = self._prepare(target, found)
         if item is not None:
             if not self._wait(target):
@@ -254,8 +254,8 @@ class Redrive:
     def _explain(self, why: Why, redrives: int) -> str:
         if why is Why.MAX_REDRIVES:
             return (
-                f"sent again {redrives} times already, and at most {self._max_redrives} are allowed; "
-                f"--max-redrives {redrives + 1} sends it once more"
+                f"already sent again {redrives} times, and the limit is {self._max_redrives}; "
+                f"use --max-redrives {redrives + 1} to send it once more"
             )
         return str(why.value)
 

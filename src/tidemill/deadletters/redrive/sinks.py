@@ -1,9 +1,9 @@
-"""Sends the payloads of dead letters to their sinks again, by the same sinks and senders as a pipeline.
+"""Sends the payloads of dead letters to their sinks again, with the same sinks and senders as a pipeline.
 
-Invariants: a letter counts as sent once its sink confirmed every payload; the cursor is saved after that, so a crash in
+Invariants: a letter counts as sent once its sink confirmed every payload. The cursor is saved afterwards, so a crash in
 between sends one batch again. Payloads of one key keep the order of their letters. A payload that a sink refuses for
-good, or at which it raises, is refused alone (`core.delivery.culprit`); a sink that accepts nothing ends the redrive,
-and no letter is blamed.
+good, or that makes the sink raise, is refused alone (`core.delivery.culprit`). A sink that accepts nothing ends the
+redrive, and no letter is blamed.
 """
 
 from __future__ import annotations
@@ -35,33 +35,32 @@ from tidemill.sinks.sending.batch_sender import BatchSender
 from tidemill.sinks.sending.sender import Sender, connect_sender
 from tidemill.sinks.sending.submission import Entry, Failure, Question, Submission
 
-#: A sink may take this long to connect, or to answer a batch unless it says so itself.
+#: How long a sink may take to connect, or to answer a batch unless it sets its own limit.
 ANSWER_SECONDS = 60.0
-#: A sink that accepts nothing for this long ends the redrive, to be continued later.
+#: A sink that accepts nothing for this long ends the redrive, which can be continued later.
 GIVE_UP_SECONDS = 120.0
 _BACKOFF = Backoff(0.1, 5.0)
 
 
 class _Origin(msgspec.Struct):
-    """What the payloads of a submission belong to, and their size once they are submitted."""
+    """The letter that a submission's payloads belong to, and their size once they are submitted."""
 
     item: RedriveItem
     size_bytes: int = 0
 
 
 class SinkTarget:
-    """Payloads to the sinks that refused them.
+    """Sends payloads to the sinks that refused them.
 
     Args:
         settings: The pipeline's settings.
-        cursor: Saves positions; None: nothing is sent.
-        stopped: Returns whether the redrive is to stop; then a sink that accepts nothing now is not waited for.
+        cursor: Saves positions; None sends nothing.
+        stopped: Returns whether the redrive is to stop; it then no longer waits for a sink that accepts nothing.
     """
 
     def __init__(
         self, settings: Settings, cursor: RedriveCursor | None, stopped: Callable[[], bool] = lambda: False
     ) -> None:
-        """Prepare; nothing is connected before `prepare` gets the first letter for a sink."""
         self._cursor = cursor
         self._stopped = stopped
         self._answer_seconds = max(ANSWER_SECONDS, settings.delivery.timeout_seconds)
@@ -86,7 +85,7 @@ class SinkTarget:
         self._changed.set()
 
     def open(self) -> None:
-        """Fence an older process of the same redrive; sinks are connected when the first letter for them comes."""
+        """Fence an older process of the same redrive; a sink is connected when the first letter for it is prepared."""
         if self._cursor is not None:
             self._cursor.open()
 
@@ -121,7 +120,7 @@ class SinkTarget:
         return unsent
 
     async def _deliver(self, items: Sequence[RedriveItem]) -> Unsent:
-        """Send every payload until it is confirmed or refused for good; return a line for each letter refused."""
+        """Send every payload until it is confirmed or refused for good; return the refused letters."""
         self._refused = {}
         self._pending = len(items)
         for item in items:
@@ -140,7 +139,7 @@ class SinkTarget:
         return [self._refused[id(item)] for item in items if id(item) in self._refused]
 
     def _check(self, progress: dict[str, tuple[int, float]]) -> None:
-        """Raise what ends the redrive.
+        """Raise the error that ends the redrive, if there is one.
 
         Args:
             progress: By the sender's label, how many payloads were outstanding, and since when.
@@ -155,7 +154,8 @@ class SinkTarget:
                 progress[sender.label] = (sender.outstanding, since := now)
             if sender.outstanding and sender.failing is not None and (self._stopped() or now - since > GIVE_UP_SECONDS):
                 raise RemoteError(
-                    f"{sender.label} accepts nothing now: {sender.failing}; run the same command again to continue"
+                    f"{sender.label} is not accepting payloads: {sender.failing}; run the same command again to "
+                    "continue"
                 )
 
     def _release(self) -> None:
@@ -164,7 +164,7 @@ class SinkTarget:
 
     def _ask(self, sender: Sender, question: Question) -> None:
         if question.sink_failed:
-            # No letter is to blame, and retrying does not help.
+            # No letter is at fault, and retrying does not help.
             text = f"{sender.label}: {question.error}; run the same command again to continue"
             self._failure = RemoteError(text, retryable=False)
             self._changed.set()
@@ -187,7 +187,6 @@ class SinkTarget:
         self._changed.set()
 
     def close(self) -> None:
-        """Close the sinks."""
         try:
             self._runner.run(self._close())
         finally:
@@ -206,11 +205,11 @@ def restore_payload(letter: Letter, text: str) -> Any:
         text: One of its `original_payloads`.
 
     Raises:
-        PayloadLostError: It cannot be restored.
+        PayloadLostError: The payload cannot be restored.
     """
     kind = SINK_TYPES.get(letter.sink_type)
     if kind is None:
-        # A sink of another package: the class of its payloads is not known here, but their fields are.
+        # A sink of another package: the class of its payloads is unknown here, but their fields are known.
         return types.SimpleNamespace(**restore_fields(text, typed=True))
     fields = restore_fields(text, typed=not kind.sends_json)
     if kind.json_op and fields.get("op", kind.json_op) != kind.json_op:
@@ -218,4 +217,4 @@ def restore_payload(letter: Letter, text: str) -> Any:
     try:
         return load_class(kind.payload)(**fields)
     except (AttributeError, TypeError) as error:
-        raise PayloadLostError(f"it is not a {kind.payload_name}: {error}") from None
+        raise PayloadLostError(f"not a {kind.payload_name}: {error}") from None

@@ -1,8 +1,8 @@
-"""The interface of where a redrive sends letters: topics or sinks.
+"""The interface of a redrive's target: topics or sinks.
 
-A target prepares letters one by one, without sending anything, then sends a batch of them and saves the cursor. On the
-dead letters' own brokers both happen in one transaction. Elsewhere, and where letters are files, the cursor is saved
-once everything is confirmed, so a crash in between sends the letters of one batch again.
+A target prepares letters one by one, without sending anything. It then sends a batch of them and saves the cursor. On
+the dead letters' own brokers both happen in one transaction. On other brokers, and if letters are files, the cursor is
+saved once everything is confirmed, so a crash in between sends the letters of one batch again.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class RedriveItem(msgspec.Struct):
 
     Attributes:
         letter: The letter.
-        partition: Where it is in the dead-letter topic.
-        offset: Where it is in the dead-letter topic.
-        content: What the target sends for it.
-        count: How many messages or payloads that is.
-        size_bytes: About how large that is.
-        where: The topic or sink it goes to, for messages.
+        partition: The letter's partition in the dead-letter topic.
+        offset: The letter's offset in the dead-letter topic.
+        content: What the target sends for the letter.
+        count: The number of messages or payloads.
+        size_bytes: Their approximate size.
+        where: The topic or sink that gets the letter, for messages.
     """
 
     letter: Letter
@@ -41,10 +41,9 @@ class RedriveItem(msgspec.Struct):
 
 
 class NotSentError(Exception):
-    """A letter is not sent; `why` and the text say why."""
+    """A letter is not sent; `why` and the text give the reason."""
 
     def __init__(self, why: Why, text: str) -> None:
-        """Keep the reason."""
         super().__init__(text)
         self.why = why
 
@@ -53,25 +52,25 @@ Unsent = list[tuple[RedriveItem, Why, str]]
 
 
 class RedriveTarget(Protocol):
-    """Where letters go."""
+    """Sends letters to topics or sinks."""
 
     def open(self) -> None:
-        """Connect what `send` needs."""
+        """Connect the clients that `send` needs."""
 
     def prepare(self, letter: Letter, partition: int, offset: int) -> RedriveItem:
         """Prepare a letter, without sending anything.
 
         Raises:
-            NotSentError: It cannot be sent.
+            NotSentError: This letter cannot be sent.
             TidemillError: No letter can be sent.
         """
 
     def send(self, items: Sequence[RedriveItem], positions: Positions) -> Unsent:
-        """Send letters and save the cursor; return those that were refused.
+        """Send letters and save the cursor; return the letters that were refused.
 
         Raises:
             TidemillError: The redrive ends here; the next one continues after the last saved cursor.
         """
 
     def close(self) -> None:
-        """Disconnect; what is not confirmed is given up."""
+        """Disconnect; unconfirmed letters are given up."""

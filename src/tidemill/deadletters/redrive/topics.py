@@ -1,8 +1,8 @@
 """Sends the messages of dead letters again: to the topics they came from, or to one topic.
 
-Invariants: key, value and headers of a message are those it came with, except that headers which cannot be read are
-dropped where that is wanted; only tidemill's own headers, at the end, tell of its redrives. On the dead letters' own
-brokers records and cursor are one transaction.
+Invariants: a message keeps its original key, value and headers, except that unreadable headers are dropped on request.
+Only tidemill's own headers, at the end, record its redrives. On the dead letters' own brokers, records and cursor are
+one transaction.
 """
 
 from __future__ import annotations
@@ -26,31 +26,30 @@ from tidemill.runtime.messages import Header, SourceMessage
 from tidemill.runtime.producer import make_producer_config
 from tidemill.runtime.record_headers import UnreadableHeadersError, check_headers
 
-#: The history in the header keeps this many of the last letters, and this much of each error.
+#: How many of the last letters the history in the header has, and how much of each error.
 HISTORY_LETTERS = 10
 HISTORY_ERROR = 300
 
 
 class TopicTarget:
-    """Messages to the topics they came from, or to one topic.
+    """Sends messages to the topics they came from, or to one topic.
 
     Args:
         settings: The pipeline's settings.
-        cursor: Saves positions, and sends if the brokers are the same; None: nothing is sent.
-        topic: The topic to send to; '': the one that each message came from.
-        drop_headers: Send a message whose headers cannot be read without them.
+        cursor: Saves positions, and sends if the brokers are the same; None sends nothing.
+        topic: The topic to send to; '' is the topic that each message came from.
+        drop_headers: Send a message with unreadable headers without them.
     """
 
     def __init__(
         self, settings: Settings, cursor: RedriveCursor | None, topic: str, *, drop_headers: bool = False
     ) -> None:
-        """Prepare; nothing is connected before `open`."""
         self._settings = settings
         self._topic = topic
         self._drop_headers = drop_headers
         self._cursor = cursor
         self._reader = SourceReader(settings)
-        # Names are compared, not what they resolve to: at worst, a transaction that would be possible is not used.
+        # Compares the broker names, not their addresses; at worst, a possible transaction is not used.
         self._same = not settings.dlq.path and settings.dlq_brokers == settings.kafka.brokers
         self._plain: PlainProducer | None = None
         self._partitions: dict[str, int] = {}
@@ -81,7 +80,7 @@ class TopicTarget:
         return RedriveItem(letter, partition, offset, records, len(records), size, ", ".join(places))
 
     def _count_partitions(self, topic: str) -> int:
-        """Return how many partitions a topic has; looked up once."""
+        """Return how many partitions a topic has; the answer is cached."""
         if topic not in self._partitions:
             if topic == self._settings.dlq_topic and self._same:
                 raise ConfigError(f"dlq redrive: messages would go to the dead-letter topic {topic!r} itself")
@@ -107,7 +106,7 @@ class TopicTarget:
         return unsent
 
     def _send_in_transaction(self, items: Sequence[RedriveItem], positions: Positions) -> Unsent:
-        """Send all or nothing; if something is refused, halve until it stands alone."""
+        """Send all letters or none; if one is refused, halve the batch until that one stands alone."""
         assert self._cursor is not None
         errors = self._cursor.commit([record for item in items for record in item.content], positions)
         if not errors:
@@ -136,14 +135,13 @@ class TopicTarget:
         return list(refused.values())
 
     def close(self) -> None:
-        """Disconnect."""
         self._reader.close()
         if self._plain is not None:
             self._plain.close()
 
 
 def limit_batches(settings: Settings, topic: str) -> dict[str, Any]:
-    """Return a producer's overrides so that no batch is larger than the topic accepts, if its limit is known."""
+    """Return producer overrides that keep batches within the topic's size limit, if the limit is known."""
     admin = TopicAdmin(make_client_config(settings.kafka, "", {}), "dlq redrive")
     limit = admin.max_message_bytes(topic or settings.kafka.source_topic)
     return {"batch.size": max(1, min(limit, 500_000))} if limit is not None else {"batch.num.messages": 1}
@@ -164,12 +162,12 @@ def make_records(letter: Letter, read: Read, topic: str | None, *, drop_headers:
     Args:
         letter: The letter.
         read: Reads a message from its topic.
-        topic: The topic to send to; None: the one that each message came from.
-        drop_headers: Send a message whose headers cannot be read without them.
+        topic: The topic to send to; None is the topic that each message came from.
+        drop_headers: Send a message with unreadable headers without them.
 
     Raises:
         ContentLostError: A message cannot be restored.
-        UnreadableHeadersError: The headers of a message cannot be read, and are not to be dropped.
+        UnreadableHeadersError: The headers of a message cannot be read, and `drop_headers` is false.
         RemoteError: The brokers do not answer.
     """
     seen: set[tuple[str, int, int]] = set()
@@ -206,7 +204,7 @@ def make_headers(letter: Letter, message: SourceMessage) -> list[Header]:
 
 
 def drop_history(record: ResentRecord) -> ResentRecord:
-    """Return a record without the header that may be dropped."""
+    """Return a record without its history, which is the only header that may be dropped."""
     headers = [(name, value) for name, value in record.headers if name != HISTORY_HEADER]
     return msgspec.structs.replace(record, headers=headers)
 

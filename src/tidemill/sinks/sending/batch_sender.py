@@ -1,7 +1,8 @@
-"""The shell around one sink: sends what `core.delivery.send_queue` says, and passes on the answers and the outcomes.
+"""The shell around one sink: sends the batches that `core.delivery.send_queue` chooses, and reports answers and
+outcomes.
 
-It decides nothing. One asyncio task per sink; a batch goes out as soon as the sink is free, and what is submitted
-meanwhile makes up the next one, so that an idle sink sends at once and a busy one sends in large batches.
+The sender decides nothing. There is one asyncio task per sink. A batch is sent as soon as the sink is idle; payloads
+submitted meanwhile make up the next batch. An idle sink therefore sends at once, a busy one in large batches.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from tidemill.sinks.sending.submission import DeliveryLane, Entry, Failure, Ques
 log = structlog.get_logger(__name__)
 
 _BREAKER_STATES = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
-#: A batch that the sink does not answer for this long is reported as stalled.
+#: A batch that the sink has not answered after this time is reported as stalled.
 SLOW_SECONDS = 5.0
-#: A sink may take this long to close.
+#: How long a sink may take to close.
 CLOSE_SECONDS = 15.0
-#: A call that was cancelled may take this long to end before it is left to itself.
+#: How long a cancelled call may take to end before the sender stops waiting for it.
 CANCEL_SECONDS = 5.0
-#: Types of keys that need not be hashed to know that they can be.
+#: Types of keys that are known to be hashable.
 _HASHABLE = frozenset((bytes, str, int, type(None)))
 
 
@@ -49,8 +50,8 @@ class BatchSender:
         sink: The sink.
         limits: How to retry; batch sizes and linger are the sink's own.
         timeout_seconds: How long the sink may take for a batch, unless the sink sets its own limit.
-        ask: Called with what needs a decision; answered by `decided`.
-        gave_up: Called with what is not retried.
+        ask: Called with each question that needs a decision; the answer comes through `decided`.
+        gave_up: Called with payloads that are not retried.
         settled: Called after payloads were settled.
     """
 
@@ -63,7 +64,6 @@ class BatchSender:
         gave_up: Callable[[Sender, Failure], None],
         settled: Callable[[], None],
     ) -> None:
-        """Start empty, without a task."""
         self.sink = sink
         self.stats = SinkStats()
         self._queue: SendQueue[DeliveryLane, QueuedPayload] = SendQueue(
@@ -82,12 +82,12 @@ class BatchSender:
         self._task: asyncio.Task[NoReturn] | None = None
         self._sent_at: float | None = None
         self._breaker = BreakerState.CLOSED
-        # Calls that were cancelled and do not end; referenced, or they would be garbage-collected while they run.
+        # Cancelled calls that do not end. They are referenced, or they would be garbage-collected while they run.
         self._left: set[asyncio.Task[Any]] = set()
 
     @property
     def label(self) -> str:
-        """The sink's place in the configuration."""
+        """The section that configures the sink."""
         return self.sink.place
 
     @property
@@ -97,12 +97,11 @@ class BatchSender:
 
     @property
     def failing(self) -> str | None:
-        """Why payloads are being retried; None while none are."""
+        """The reason why payloads are being retried; None if none are."""
         failing = self._queue.failing
         return failing[1] if failing is not None else None
 
     async def connect(self) -> None:
-        """Connect the sink."""
         await self.sink.connect()
 
     def start(self, tasks: EngineTasks) -> None:
@@ -125,7 +124,7 @@ class BatchSender:
         self._added(now)
 
     def add_all(self, payloads: Sequence[tuple[Any, RunPart]], lane: DeliveryLane) -> None:
-        """Queue payloads of a run, in order; see `add`."""
+        """Queue payloads of a delivery batch, in order; see `add`."""
         now, encode = self._loop.time(), self.sink.encode
         items: list[Entry] = []
         for payload, part in payloads:
@@ -144,7 +143,7 @@ class BatchSender:
         self._added(now)
 
     def _refuse(self, payload: Any, lane: DeliveryLane, submission: Submission | RunPart, error: BaseException) -> None:
-        """Ask what becomes of a payload that cannot be encoded."""
+        """Ask what to do with a payload that cannot be encoded."""
         text = explain_error(error, "encode")
         item = Item(lane, None, 0, QueuedPayload(payload, None, submission))
         question = self._queue.refuse(item, text, self._loop.time())
@@ -162,13 +161,13 @@ class BatchSender:
             wake.set_result(None)
 
     def decided(self, question: Question, decision: Decision) -> None:
-        """Pass an answer on to the queue."""
+        """Pass a decision to the queue."""
         effects = self._queue.note_decision(question, decision, self._loop.time(), random.getrandbits(32))
         self._apply(effects)
         self._wake_up()
 
     def abandon(self, lane: DeliveryLane) -> None:
-        """Forget what came from a partition."""
+        """Forget the payloads of a partition."""
         self._queue.abandon(lane)
         self._wake_up()
 
@@ -212,7 +211,7 @@ class BatchSender:
         else:
             if answers.count(None) != len(answers):
                 refused = [answer for answer in answers if answer is not None]
-                # None is left only if a sink says that all of them wait; then they count as refused.
+                # None are left only if a sink answers that all of them wait; then they count as refused.
                 refused = [answer for answer in refused if not answer.waits] or refused
                 self._note_error(_choose_error(refused), len(refused))
             effects = self._queue.note_answers(answers, self._loop.time(), bits)
@@ -229,18 +228,18 @@ class BatchSender:
                 await self._cancel(call)
                 raise RemoteError(f"{self.label}: no answer within {self._timeout_seconds:g} s")
         except asyncio.CancelledError:
-            call.cancel()  # we are closed
+            call.cancel()  # the sender is closed
             raise
         if call.cancelled():
             raise RemoteError(f"{self.label}: sending was cancelled from within")
         return check_answers(call.result(), batch, self.label)
 
     async def _cancel(self, call: asyncio.Task[Any]) -> None:
-        """End a call, or leave it to itself: a sink that hangs for good must not hold its payloads forever."""
+        """Cancel a call, and stop waiting if it does not end: a sink that hangs must not hold its payloads forever."""
         call.cancel()
         await asyncio.wait((call,), timeout=CANCEL_SECONDS)
         if call.done():
-            _ = call.cancelled() or call.exception()  # looked at, or asyncio would complain
+            _ = call.cancelled() or call.exception()  # retrieved, or asyncio would log it
             return
         log.error("a sink does not end a call that was cancelled", sink=self.label)
         self._left.add(call)
@@ -286,12 +285,12 @@ class BatchSender:
         return self.failing[:2000] if self.failing is not None else self.stats.last_error
 
     def list_waiting(self) -> Iterable[Submission | RunPart]:
-        """Return what is neither confirmed nor given up."""
+        """Return the submissions with payloads that are neither confirmed nor given up."""
         submissions = (item.value.submission for item in self._queue.list_items() if not item.gone)
         return dict.fromkeys(submissions)
 
     def describe_stall(self) -> str | None:
-        """Return what waits, and why; None while nothing does."""
+        """Return what waits, and why; None if nothing does."""
         if self._task is None:
             return None
         queue, now = self._queue, self._loop.time()
@@ -317,10 +316,10 @@ class BatchSender:
 
 
 def check_answers(answers: Any, batch: Sequence[Encoded], label: str) -> Sequence[Refusal | None]:
-    """Return what a sink answered about a batch.
+    """Check a sink's answers about a batch, and return them.
 
     Raises:
-        InvariantError: It is not one answer per payload.
+        InvariantError: There is not one answer per payload.
     """
     if not isinstance(answers, Sequence) or len(answers) != len(batch):
         count = len(answers) if isinstance(answers, Sequence) else repr(answers)[:200]

@@ -1,10 +1,11 @@
-"""Payloads of messages of one window; what one answer of the sink settles is released together.
+"""Payloads of the messages of one window. Messages that one answer of the sink settles are released together.
 
-A run is what a submission per message would be, at the cost of few: as long as nothing happens to one of its messages,
-all of them are released by one call. Nothing is counted for the run as a whole: a message that is refused, retried or
-dead-lettered is released by itself. One for which several hooks returned something has a part, and a hold, for each.
+A delivery batch does the work of one submission per message at a lower cost: as long as nothing happens to one of its
+messages, one call releases all of them. The batch as a whole counts nothing; a message that is refused, retried or
+dead-lettered is released by itself. A message for which several hooks returned payloads has one part, and one hold,
+per hook.
 
-Invariant: a part is released once, when the last of its payloads is settled, and never waits for another one.
+Invariant: a part is released once, when the last of its payloads is settled, and never waits for another part.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from typing import Any
 
 import msgspec
 
-#: Called with the index of the message of each part that is released, and the size of their payloads.
+#: Called with the message indexes of the released parts, and the total size of their payloads.
 Released = Callable[[Sequence[int], int], None]
 
 
 class RunPart(msgspec.Struct, eq=False):
-    """What one hook returned for one message: what the submission and the origin of these payloads would be.
+    """The payloads that one hook returned for one message; acts as their submission and as their origin.
 
     Attributes:
-        run: The run.
-        index: Of the message in its window.
+        run: The delivery batch.
+        index: The index of the message in its window.
         message: The message.
-        pending: How many of its payloads are not settled.
-        task: The task whose hook returned them, if it was one.
-        size_bytes: Their size, once they are submitted.
+        pending: How many of the payloads are not settled.
+        task: The task whose hook returned the payloads, if there is one.
+        size_bytes: The payloads' size, once they are submitted.
     """
 
     run: SubmissionRun
@@ -40,28 +41,27 @@ class RunPart(msgspec.Struct, eq=False):
 
     @property
     def origin(self) -> Any:
-        """Where the payloads come from: itself."""
+        """The origin of the payloads: the part itself."""
         return self
 
     @property
     def sources(self) -> Sequence[Any]:
-        """The message."""
         return (self.message,)
 
     @property
     def hook(self) -> str:
-        """The hook that returned them."""
+        """The hook that returned the payloads."""
         return self.run.hook
 
     def settle(self, count: int = 1) -> None:
-        """Count payloads off; the last one releases the message."""
+        """Count off settled payloads; the last one releases the message."""
         self.pending -= count
         if self.pending == 0:
             self.run.release([self])
 
 
 class SubmissionRun:
-    """What the parts of a run have in common.
+    """The common data of a delivery batch's parts.
 
     Args:
         hook: The hook that returned the payloads.
@@ -71,21 +71,20 @@ class SubmissionRun:
     __slots__ = ("_released", "hook")
 
     def __init__(self, hook: str, released: Released) -> None:
-        """Keep what to call."""
         self.hook = hook
         self._released = released
 
     def release(self, parts: Sequence[RunPart]) -> None:
-        """Release parts whose payloads are settled."""
+        """Release parts whose payloads are all settled."""
         try:
             self._released([part.index for part in parts], sum([part.size_bytes for part in parts]))
-        except Exception as error:  # a bug; payloads that are settled with it must not suffer
+        except Exception as error:  # a bug; payloads that are settled in the same call must not suffer
             context = {"message": "the release of delivered payloads", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
 
 
 def settle_all(submissions: Iterable[Any]) -> None:
-    """Settle one payload of each submission; parts of a run are released together."""
+    """Settle one payload of each submission; parts of a delivery batch are released together."""
     together: dict[SubmissionRun, list[RunPart]] = {}
     for each in submissions:
         if type(each) is not RunPart:

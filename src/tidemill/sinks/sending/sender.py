@@ -1,4 +1,4 @@
-"""The interface of what stands in front of one sink, however payloads go out, and how it is connected."""
+"""The interface of a sender, which stands in front of one sink, and the function that connects it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class Sender(Protocol):
     """Sends payloads to one sink, and settles them.
 
     Attributes:
-        stats: What happened so far; the caller counts there what was skipped or dead-lettered.
+        stats: The statistics of the sink; the caller adds skipped and dead-lettered payloads.
     """
 
     stats: SinkStats
 
     @property
     def sink(self) -> Sink:
-        """The sink."""
+        """The sink behind this sender."""
         ...
 
     @property
     def label(self) -> str:
-        """The sink's place in the configuration."""
+        """The section that configures the sink."""
         ...
 
     @property
@@ -46,33 +46,33 @@ class Sender(Protocol):
         """Start sending, in the running loop."""
 
     def add(self, payload: Any, lane: DeliveryLane, submission: Submission | RunPart) -> None:
-        """Take a payload; one that can never be sent becomes a question, in a later turn of the loop."""
+        """Accept a payload; one that can never be sent becomes a question, in a later turn of the loop."""
 
     def add_all(self, payloads: Sequence[tuple[Any, RunPart]], lane: DeliveryLane) -> None:
-        """Take payloads of a run, in order; see `add`."""
+        """Accept payloads of a delivery batch, in order; see `add`."""
 
     def decided(self, question: Question, decision: Decision) -> None:
-        """Carry out the answer to a question; payloads that are dropped are settled by the caller."""
+        """Carry out the answer to a question; the caller settles payloads that are dropped."""
 
     def abandon(self, lane: DeliveryLane) -> None:
-        """Forget what came from a partition."""
+        """Forget the payloads of a partition."""
 
     def list_waiting(self) -> Iterable[Submission | RunPart]:
-        """Return what waits for the sink; costs by how much that is."""
+        """Return the submissions that wait for the sink; the cost is proportional to their number."""
         ...
 
     def describe_stall(self) -> str | None:
-        """Return what waits, and why; None while nothing does."""
+        """Return what waits, and why; None if nothing does."""
 
     async def close(self) -> None:
-        """Stop sending and close the sink; what is not settled never will be."""
+        """Stop sending and close the sink; payloads that are not settled never will be."""
 
 
 async def connect_sender(sender: Sender, seconds: float) -> None:
-    """Connect a sink, in up to this many seconds.
+    """Connect a sink within `seconds`.
 
     Raises:
-        TidemillError: It cannot be connected; the text names it.
+        TidemillError: The sink cannot be connected; the text names it.
     """
     try:
         async with asyncio.timeout(seconds):

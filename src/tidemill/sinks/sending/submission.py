@@ -1,6 +1,6 @@
-"""What is handed to a sender: payloads of one hook's result, which are released together once each of them is settled.
+"""A submission to senders: payloads of one hook's result, released together once each of them is settled.
 
-Invariants: `released` is called at most once, on the loop; a payload is settled when its sink confirmed it, when it was
+Invariants: `released` is called at most once, on the loop. A payload is settled when its sink confirms it, when it is
 skipped, or when its dead letter is confirmed.
 """
 
@@ -16,7 +16,7 @@ from tidemill.core.delivery.send_items import Ask, GaveUp, Item
 from tidemill.sinks.base import Encoded
 from tidemill.sinks.sending.run import RunPart
 
-#: (source topic, partition); None for what comes from no partition.
+#: (source topic, partition); None for payloads that do not come from a partition.
 DeliveryLane = tuple[str, int] | None
 
 
@@ -24,32 +24,31 @@ class Submission:
     """Payloads of one hook's result, across sinks.
 
     Attributes:
-        origin: Where they come from, and their size.
-        pending: How many of them are not settled.
-        released: Called when none is left.
+        origin: The payloads' origin, and their size.
+        pending: How many payloads are not settled.
+        released: Called when all payloads are settled.
     """
 
     __slots__ = ("origin", "pending", "released")
 
     def __init__(self, origin: Any, pending: int, released: Callable[[], None]) -> None:
-        """Start with everything pending."""
         self.origin = origin
         self.pending = pending
         self.released = released
 
     def settle(self, count: int = 1) -> None:
-        """Count payloads off; the last one releases."""
+        """Count off settled payloads; the last one calls `released`."""
         self.pending -= count
         if self.pending == 0:
             try:
                 self.released()
-            except Exception as error:  # a bug; payloads that are settled with it must not suffer
+            except Exception as error:  # a bug; payloads that are settled in the same call must not suffer
                 context = {"message": "the release of delivered payloads", "exception": error}
                 asyncio.get_running_loop().call_exception_handler(context)
 
 
 class QueuedPayload(msgspec.Struct):
-    """What travels with an item through the queue: the payload, its wire form, and its submission."""
+    """A payload in the queue, with its encoded form and its submission."""
 
     payload: Any
     encoded: Encoded | None
