@@ -266,7 +266,7 @@ def test_a_wrong_task_is_refused_with_its_id_and_the_argument(create: Any, messa
         ),
         (
             {"params": {"n": Param("a", items={"pattern": "^(?!b)"})}},
-            "DAG 'd': the schema of param 'n' cannot be used: pattern .* look-around, .* say it with `not` and `allOf`",
+            "DAG 'd': the schema of param 'n' cannot be used: pattern .* look-around, .* use `not` and `allOf`",
         ),
         ({"params": {"n": float("nan")}}, "DAG 'd': the default of param 'n' is nan"),
         ({"on_success_callback": 1}, "DAG 'd': on_success_callback must be a function"),

@@ -168,7 +168,7 @@ def test_the_traceback_is_logged_from_the_users_code_on(caplog: pytest.LogCaptur
 def test_a_value_that_cannot_be_written_down_is_named() -> None:
     ending = run(lambda *_: {"a": [float("nan")]}).ending
     assert ending == AttemptFailed(
-        "EncodingError: the returned value['a'][0] is nan, which JSON cannot hold; use None, or a text"
+        "EncodingError: the returned value['a'][0] is nan, which JSON cannot represent; use None or text"
     )
 
 

@@ -67,7 +67,9 @@ def test_a_broker_keeps_its_port_its_oldest_records_and_its_folder_until_another
         assert producer.flush(30) == 0
         assert (folder / "data" / "kept-0").is_dir()
         properties = (folder / "server.properties").read_bytes()
-        with pytest.raises(ConfigError, match=rf"is used by another broker \(process {os.getpid()}\); stop that one"):
+        with pytest.raises(
+            ConfigError, match=rf"is used by another broker \(process {os.getpid()}\); stop that broker"
+        ):
             EmbeddedBroker(folder).start()
         assert (folder / "server.properties").read_bytes() == properties
         first.kill()

@@ -98,17 +98,17 @@ def test_plain_values_are_plain_json(value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"a": [1, float("nan")]}, r"result\['a'\]\[1\] is nan, which JSON cannot hold; use None, or a text"),
-        (float("-inf"), "result is -inf, which JSON cannot hold"),
+        ({"a": [1, float("nan")]}, r"result\['a'\]\[1\] is nan, which JSON cannot represent; use None or text"),
+        (float("-inf"), "result is -inf, which JSON cannot represent"),
         ({"a": [10**5000]}, r"result\['a'\]\[0\] is a number of more than 4,300 digits; use bytes, or hex\(\)"),
-        ([Decimal("NaN")], r"result\[0\] is NaN, which JSON cannot hold"),
-        ({"a": {"b": object()}}, r"result\['a'\]\['b'\] is of type builtins.object, which cannot be written down"),
+        ([Decimal("NaN")], r"result\[0\] is NaN, which JSON cannot represent"),
+        ({"a": {"b": object()}}, r"result\['a'\]\['b'\] is of type builtins.object, which cannot be encoded"),
         ({"a": "\ud800"}, r"result\['a'\] is not Unicode text: surrogates not allowed at 0"),
         ({"\ud800": 1}, "a key of result is not Unicode text"),
         ({(1, object()): 1}, r"a key of result\[1\] is of type builtins.object"),
         ({1: float("inf")}, r"result\[1\] is inf"),
         (date.today, "result is of type builtins.builtin_function_or_method"),
-        (Enum("Color", "RED").RED, r"result is of type .*Color, which cannot be written down"),
+        (Enum("Color", "RED").RED, r"result is of type .*Color, which cannot be encoded"),
         ([datetime(2026, 1, 1, tzinfo=UTC).timetz()], r"result\[0\] is a time of day with a time zone"),
         ({"$tidemill": float("nan")}, r"result\['\$tidemill'\] is nan"),
     ],
@@ -121,7 +121,9 @@ def test_what_cannot_be_equal_is_refused_by_name(value: Any, message: str) -> No
 def test_a_value_that_contains_itself_is_refused() -> None:
     endless: list[Any] = []
     endless.append(endless)
-    with pytest.raises(EncodingError, match="nested more than 200 deep; does a part contain itself") as refused:
+    with pytest.raises(
+        EncodingError, match="nested more than 200 levels deep; check whether a part contains itself"
+    ) as refused:
         encode(endless)
     assert len(str(refused.value)) < 400
 
@@ -132,7 +134,7 @@ def test_the_limit_of_nesting_is_the_same_for_plain_json_and_other_values(deepes
     for _ in range(MAX_DEPTH):
         value = [value] if len(str(value)) % 2 else {"a": value}
     assert decode(encode(value)) == value
-    with pytest.raises(EncodingError, match="nested more than 200 deep"):
+    with pytest.raises(EncodingError, match="nested more than 200 levels deep"):
         encode([value])
 
 

@@ -217,7 +217,7 @@ def test_a_jar_that_is_not_the_locked_one_is_named_and_nothing_is_kept(
     content = repository.files[path]
     repository.files[path] = content + b"!" if longer else bytes([content[0] ^ 1]) + content[1:]
     said = "has 1,[0-9]{3} bytes, expected" if longer else "has the SHA-256 [0-9a-f]{64}, expected"
-    with pytest.raises(RemoteError, match=f"org.example:part-1:1.0 {said}.*Nothing of it was kept") as caught:
+    with pytest.raises(RemoteError, match=f"org.example:part-1:1.0 {said}.*They were discarded") as caught:
         fetch_jars(repository.lock, environ=environ)
     assert not caught.value.retryable
     assert left_in(environ) == [".thing-1.0.lock"]
@@ -235,7 +235,7 @@ def test_a_full_disk_is_named_with_what_helps(
         real(mirror, jar, target, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(jar_mirror.Mirror, "_copy", fill_up)
-    with pytest.raises(RemoteError, match=r"cannot be kept in .*: No space left.*make room for .*XDG_CACHE_HOME"):
+    with pytest.raises(RemoteError, match=r"cannot be saved in .*: No space left.*make room for .*XDG_CACHE_HOME"):
         fetch_jars(repository.lock, environ=environ)
     assert not [thread for thread in threading.enumerate() if thread.name == jar_mirror.THREAD]
     assert left_in(environ) == [".thing-1.0.lock"]

@@ -51,9 +51,9 @@ def nest(depth: int) -> Any:
         ({"prefixItems": [True], "unevaluatedItems": False}, list(range(9000)), TOO_LONG),
         (EXPONENTIAL, 5, TOO_LONG),
         (TREE, nest(64), ""),
-        (TREE, nest(65), "p: it is nested too deeply; values that have a schema may be 64 levels deep"),
-        ({"type": "string"}, "a" * 65_537, "p: it is too large; values that have a schema may have up to 64 KiB"),
-        ({"type": "array"}, [1] * 65_537, "p: it is too large; values that have a schema may have up to 64 KiB"),
+        (TREE, nest(65), "p: the value is nested too deeply; values with a schema may have 64 levels"),
+        ({"type": "string"}, "a" * 65_537, "p: the value is too large; values with a schema may have up to 64 KiB"),
+        ({"type": "array"}, [1] * 65_537, "p: the value is too large; values with a schema may have up to 64 KiB"),
         ({"anyOf": [{"type": "integer"}] * 3000}, "x" * 60_000, TOO_LONG),
     ],
 )
@@ -123,7 +123,10 @@ def test_other_values_do_not_match(schema: Any, value: Any, said: str) -> None:
         ({"items": [{"pattern": "("}]}, "is not of type 'object', 'boolean'"),
         ({"prefixItems": [{"pattern": r"(a)\1"}]}, "backreferences are not supported"),
         ({"patternProperties": {"[": True}}, "pattern '[': unclosed character class"),
-        ({"properties": {"const": {"pattern": "a{1000}{1000}"}}}, "exceeds size limit of 10485760 bytes; repeat less"),
+        (
+            {"properties": {"const": {"pattern": "a{1000}{1000}"}}},
+            "exceeds size limit of 10485760 bytes; use fewer repetitions",
+        ),
         ({"enum": ["x" * 70_000]}, "it has 70,014 characters; up to 65,536 are allowed"),
         (
             {"patternProperties": {"a": True}, "unevaluatedProperties": False},

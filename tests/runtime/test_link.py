@@ -499,10 +499,10 @@ async def test_a_question_that_cannot_be_answered_says_why_and_ends_no_link(
         raise ValueError("a bug")
 
     engine.link.answers.find = fail
-    with pytest.raises(RemoteError, match="the engine cannot say it: ValueError: a bug"):
+    with pytest.raises(RemoteError, match="the engine failed to look up the message: ValueError: a bug"):
         await ask(driver, link)
     engine.link.answers.find = lambda topic, partition, offset: MessageStage(stage=Stage.TASK, task_id="\ud800")
-    with pytest.raises(RemoteError, match="the engine cannot say it: UnicodeEncodeError"):
+    with pytest.raises(RemoteError, match="the engine failed to look up the message: UnicodeEncodeError"):
         await ask(driver, link)
     engine.link.answers.find = lambda topic, partition, offset: MessageStage(stage=Stage.COMMIT)
     assert (await ask(driver, link)).stage is Stage.COMMIT, "the link lives"

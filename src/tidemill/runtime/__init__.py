@@ -1,1 +1,1 @@
-"""What every process uses: logs, locks, folders, Kafka clients, Java, the link between driver and engines."""
+"""Shared by every process: logs, locks, folders, Kafka clients, Java, the link between driver and engines."""

@@ -1,8 +1,8 @@
-"""What an engine sends four times a second: its counts whole, of its partitions only what changed.
+"""The beat that an engine sends four times a second: all its counts, and only the changes of its partitions.
 
-A beat over a thousand partitions of which one moves costs what a beat over one does. Invariant: a connection's first
-beat covers all partitions, and each later one builds on all before it, so that a side that applies them in order
-holds what the other side has. A beat that is taken from an engine is sent, or the connection is closed.
+A beat over a thousand partitions with one active costs the same as a beat over one. Invariants: a connection's first
+beat covers all partitions, and each later one builds on all before it, so a receiver that applies them in order has the
+engine's state. A beat that is taken from an engine is sent, or the connection is closed.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from tidemill.runtime.progress import EngineProgress, Flow, PartitionHead, witho
 
 
 class PartitionChanges(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How an engine's partitions differ from what its earlier beats said.
+    """How an engine's partitions differ from its earlier beats.
 
     Attributes:
-        whole: Replaces everything that was sent before.
-        committed: Next offsets that moved, by "topic/partition".
+        whole: Whether the changes replace everything that was sent before.
+        committed: Committed offsets that moved, by "topic/partition".
         lag: Lags that changed.
         lag_unknown: The partitions whose lag is no longer known.
-        paused: All partitions that backpressure holds; None: as before.
-        partitions: All partitions that are owned; None: as before.
+        paused: All partitions that backpressure holds; None if unchanged.
+        partitions: All partitions that the engine owns; None if unchanged.
         flow: Counts of messages that changed.
         heads: The messages that hold partitions, where they changed.
         heads_gone: Partitions that no message holds any more.
@@ -39,18 +39,18 @@ class PartitionChanges(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
-    """The engine lives; this is its state.
+    """The engine is alive; this is its state.
 
     Attributes:
         counts: A snapshot without anything per partition.
-        changes: What changed of the partitions.
+        changes: The changes of the partitions.
     """
 
     counts: EngineProgress
     changes: PartitionChanges
 
     def without_texts(self) -> Beat:
-        """Return a beat that can always be sent: its numbers and names only."""
+        """Return a beat that can always be sent, with only numbers and names."""
         heads = {name: without_text(head) for name, head in self.changes.heads.items()}
         return Beat(without_texts(self.counts), msgspec.structs.replace(self.changes, heads=heads))
 
@@ -71,9 +71,9 @@ def whole_beat(progress: EngineProgress) -> Beat:
 
 
 def apply_beat(beat: Beat, before: EngineProgress) -> EngineProgress:
-    """Return the snapshot that results from applying a beat to the one before.
+    """Return the snapshot that results from applying a beat to the previous one.
 
-    What did not change is the same object as before; nothing of `before` is changed, so any thread may read it.
+    Unchanged parts are the same objects as before; `before` itself is never changed, so any thread may read it.
     """
     changes, counts = beat.changes, beat.counts
     if changes.whole:

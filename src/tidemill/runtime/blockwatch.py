@@ -1,11 +1,11 @@
-"""Watches an event loop from another thread, and names what blocks it.
+"""Watches an event loop from another thread, and names the call that blocks it.
 
-The loop reports regularly that it is alive; when it has not for longer than the threshold, the thread records the
-current stack of the loop's thread and the running task. Each block is reported once, and again with its length when
-it is over.
+The loop regularly reports that it is alive. If it has not done so for longer than the threshold, the thread records the
+current stack of the loop's thread and the running task. Each block is reported once, and again with its length when it
+is over.
 
-Decides nothing: `core.blocking` says what a late loop means. Where the kernel does not say how long a thread had to
-wait for a CPU (no /proc), a starved machine cannot be told from a call that blocks.
+`core.blocking` decides what a late loop means. If the kernel does not report how long a thread waited for a CPU (no
+/proc), a starved machine cannot be distinguished from a call that blocks.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from types import FrameType
 from tidemill.core.blocking import Cause, Usage, judge_block
 from tidemill.runtime.durations import Durations
 
-#: Only the last frames of a stack show where it stands.
+#: The last frames of a stack are enough to show its position.
 _FRAMES = 12
-#: Where the event loop calls what it runs.
+#: The file in which the event loop calls its callbacks.
 _LOOP_FILE = asyncio.events.__file__
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A loop that is late.
+    """A late event loop.
 
     Attributes:
-        task: The name of the task that runs; None: a callback does.
-        cause: Why.
-        seconds: How long; so far, or in all.
-        stack: Where the loop's thread stood when it was found late, innermost frame last; '' for a starved one, and
-            for one that was only seen when it was over, because it kept the interpreter to itself.
+        task: The name of the running task; None for a callback.
+        cause: The cause.
+        seconds: The length of the block, so far or in all.
+        stack: The stack of the loop's thread when the block was detected, innermost frame last. It is '' for a starved
+            loop, and for a block that was detected only when it was over because it held the interpreter.
     """
 
     task: str | None
@@ -55,9 +55,11 @@ class BlockWatch:
 
     Args:
         threshold_seconds: How long one call may block the loop.
-        on_block: Called when the loop is found late: on the watching thread, or on the loop if that could not run.
+        on_block: Called when the loop is detected to be late: on the watching thread, or on the loop if that thread
+            could
+            not run.
         on_over: Called on the loop when it continues, with the same block and its whole length.
-        lags: Where it counts how late the loop was; None: in an object of its own.
+        lags: Counts how late the loop was; None creates a new object.
     """
 
     def __init__(
@@ -67,12 +69,11 @@ class BlockWatch:
         on_over: Callable[[Block], None] = lambda _: None,
         lags: Durations | None = None,
     ) -> None:
-        """Watch nothing yet."""
         self._threshold = threshold_seconds
         self._pulse = threshold_seconds / 4
         self._on_block = on_block
         self._on_over = on_over
-        # What the thread found, and since when the loop is late, change together: each block is reported once.
+        # Guards the detected block and the time since when the loop is late, so that each block is reported once.
         self._changing = threading.Lock()
         #: How late the loop was at each of its reports.
         self.lags = Durations() if lags is None else lags
@@ -84,7 +85,7 @@ class BlockWatch:
         self._thread = threading.Thread(target=self._watch, name="tidemill-blockwatch", daemon=True)
 
     def start(self) -> None:
-        """Begin; call it in the loop."""
+        """Start; call it in the loop."""
         self._loop = asyncio.get_running_loop()
         self._ident = threading.get_ident()
         self._native_id = threading.get_native_id()
@@ -97,7 +98,6 @@ class BlockWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop watching."""
         if self._handle is not None:
             self._handle.cancel()
         self._ended.set()
@@ -130,11 +130,11 @@ class BlockWatch:
         late, limit = 0.0, self._threshold + self._pulse
         while True:
             slept_at = time.monotonic()
-            # While the loop is alive, there is nothing to see before it may be late enough.
+            # While the loop is alive, nothing can be detected before it may be late enough.
             pause = max(self._pulse, limit - late)
             if self._ended.wait(pause):
                 return
-            # All that it overslept since the loop was last seen alive.
+            # The total time overslept since the loop was last alive.
             late_here = max(0.0, time.monotonic() - slept_at - pause)
             since, before = self._beat_at, self._usage
             overslept = late_here + (overslept if since < slept_at else 0.0)
@@ -144,16 +144,16 @@ class BlockWatch:
             frame = sys._current_frames().get(self._ident)
             usage = replace(self._read_usage(), is_runnable=self._is_runnable())
             cause = judge_block(late, before, usage, self._threshold, overslept)
-            # Woken late, it would see where the loop is now, not where it was blocked.
+            # A thread that woke up late would see the loop's current position, not the one that blocked it.
             unseen = cause is Cause.STARVED or overslept >= self._threshold
             block = Block(None if unseen else self._task_name(), cause, late, "" if unseen else describe_stack(frame))
             with self._changing:
                 if since != self._beat_at:
-                    continue  # it continued while its stack was recorded: that shows something else
+                    continue  # it continued while its stack was recorded, so the stack is useless
                 if cause is Cause.STARVED:
                     if starved == since:
                         continue
-                    starved = since  # it may still turn out to block: check again
+                    starved = since  # it may still turn out to block; check again
                 else:
                     told = since
                 self._found = block
@@ -161,7 +161,7 @@ class BlockWatch:
 
     def _is_runnable(self) -> bool:
         with contextlib.suppress(OSError, IndexError):
-            # The name before the state is in parentheses, and may have any characters.
+            # The name before the state is in parentheses, and may contain any characters.
             return Path(f"/proc/self/task/{self._native_id}/stat").read_text().rpartition(")")[2].split()[0] == "R"
         return False
 
@@ -181,7 +181,7 @@ class BlockWatch:
 
 
 def describe_stack(frame: FrameType | None) -> str:
-    """Return where a thread stands, from what the event loop called on."""
+    """Return a thread's stack, starting at the event loop's callback."""
     if frame is None:
         return ""
     frames = traceback.extract_stack(frame)

@@ -1,9 +1,9 @@
 """The embedded Kafka: a real single-node Apache Kafka as a child process.
 
-For the demo, tests and experiments; not for production. Invariants: it never outlives the process
-that started it, not even one that is killed; it keeps its data folder and its ports over `stop`/`kill` and
-`start`, so that tests can stage an outage; it listens on the loopback interface only; and it is said to answer only
-when the answer is its own, not that of another Kafka that was faster to take the port.
+For the demo, tests and experiments; not for production. Invariants: the broker never outlives the process that started
+it, even if that process is killed. It keeps its data folder and its ports across `stop`/`kill` and `start`, so that
+tests can stage an outage. It listens on the loopback interface only. It counts as started only when it answers itself,
+not when another Kafka that took the port first does.
 """
 
 from __future__ import annotations
@@ -40,17 +40,16 @@ _JVM_OPTIONS = (
     *("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
     *("-Djava.awt.headless=true", "-Dlog4j2.level=WARN"),
 )
-#: Two processes can be given the same free port; a broker that finds its own taken tries others.
+#: Two processes may be given the same free port; a broker whose port is taken tries others.
 _PORT_ATTEMPTS = 3
 _TAIL_LINES = 25
 _PORT_TAKEN = "Address already in use"
 
 
 class PortInUseError(RemoteError):
-    """Another program listens on the port that the broker was given."""
+    """Another program listens on the broker's port."""
 
     def __init__(self, port: int) -> None:
-        """Say which port, and what to do."""
         super().__init__(
             f"port {port} of {HOST} is in use, perhaps by another Kafka; stop that program or choose another port"
         )
@@ -59,15 +58,15 @@ class PortInUseError(RemoteError):
 class EmbeddedBroker:
     """One Kafka broker (and controller) of this process.
 
-    Topics keep their records for good, whatever their timestamps say, unless `properties` or a topic's own properties
-    limit that (`log.retention.ms`, `retention.ms`).
+    Topics keep their records forever, whatever their timestamps, unless `properties` or a topic's own properties limit
+    this (`log.retention.ms`, `retention.ms`).
 
     Args:
-        data_dir: Where topics and logs are kept; None: a temporary folder that `close` removes.
-        port: The port for clients; 0: a free one, kept from the first start on.
-        properties: Broker properties on top of (or instead of) the defaults.
+        data_dir: The folder of topics and logs; None creates a temporary folder that `close` removes.
+        port: The port for clients; 0 chooses a free one at the first start.
+        properties: Broker properties that add to or override the defaults.
         progress: Called with a line of text while jars are downloaded and the broker starts.
-        start_timeout_seconds: How long it may take from the process's start to the first metadata answer.
+        start_timeout_seconds: How long the first metadata answer may take after the process's start.
 
     Example:
         with EmbeddedBroker() as broker:
@@ -84,7 +83,7 @@ class EmbeddedBroker:
         progress: Progress | None = None,
         start_timeout_seconds: float = 60.0,
     ) -> None:
-        """Start nothing; `start` does."""
+        """Prepare the broker; `start` starts it."""
         self._temporary: OwnedFolder | None = None
         if data_dir is None:
             self._temporary = OwnedFolder("tidemill-kafka-")
@@ -111,26 +110,26 @@ class EmbeddedBroker:
 
     @property
     def pid(self) -> int | None:
-        """The Java process, None while there is none."""
+        """The Java process, None if there is none."""
         return self._process.pid if self._process is not None else None
 
     @property
     def running(self) -> bool:
-        """Whether the Java process lives."""
+        """Whether the Java process is running."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def log_path(self) -> Path:
-        """What the broker prints, over all its starts."""
+        """The broker's output, across all its starts."""
         return self.data_dir / "broker.log"
 
     def start(self) -> EmbeddedBroker:
-        """Start (or restart) and wait until it answers clients; does nothing while it runs.
+        """Start (or restart) and wait until the broker answers clients; does nothing while it is running.
 
         Raises:
-            PortInUseError: Another program has the port that was asked for.
-            RemoteError: It did not come up (with the end of its log), or its jars cannot be downloaded.
-            ConfigError: There is no Java, or the data folder cannot be created, or another broker uses it.
+            PortInUseError: Another program has the requested port.
+            RemoteError: The broker did not start (with the end of its log), or its jars cannot be downloaded.
+            ConfigError: There is no Java, the data folder cannot be created, or another broker uses it.
         """
         if self.running:
             return self
@@ -174,11 +173,11 @@ class EmbeddedBroker:
                 return
 
     def stop(self, timeout_seconds: float = 20.0) -> None:
-        """Shut the broker down cleanly (SIGTERM; SIGKILL after the timeout); `start` brings it back."""
+        """Shut the broker down cleanly (SIGTERM; SIGKILL after the timeout); `start` restarts it."""
         self._end(signal.SIGTERM, timeout_seconds)
 
     def kill(self) -> None:
-        """End the broker as a crash would (SIGKILL); `start` brings it back."""
+        """End the broker like a crash (SIGKILL); `start` restarts it."""
         self._end(signal.SIGKILL, 10.0)
 
     def close(self) -> None:
@@ -198,7 +197,6 @@ class EmbeddedBroker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close."""
         self.close()
 
     def create_topic(
@@ -213,9 +211,9 @@ class EmbeddedBroker:
 
         Args:
             name: The topic; it must not exist yet.
-            partitions: How many.
+            partitions: The number of partitions.
             config: Topic properties, for example `{"max.message.bytes": "1000"}`.
-            timeout_seconds: For creating it and for its metadata together.
+            timeout_seconds: The limit for creating the topic and for its metadata together.
 
         Returns:
             The name.
@@ -230,12 +228,12 @@ class EmbeddedBroker:
                 self._admin().create_topics([topic], operation_timeout=timeout_seconds)[name].result(timeout_seconds)
                 break
             except KafkaException as error:
-                # Its controller fences the only broker that there is while the machine is too busy for its heartbeats.
+                # The controller fences the only broker if the machine is too busy for its heartbeats.
                 is_fenced = error.args[0].code() == KafkaError.INVALID_REPLICATION_FACTOR
                 if not is_fenced or time.monotonic() > deadline:
                     raise RemoteError(f"topic {name!r} could not be created: {error.args[0].str()}") from error
                 time.sleep(0.1)
-        # The answer to CreateTopics comes before every client can see the topic.
+        # CreateTopics is answered before every client can see the topic.
         while not self._is_led(name, partitions):
             if time.monotonic() > deadline:
                 raise RemoteError(f"topic {name!r} was created but has no leader after {timeout_seconds:g} s")
@@ -243,7 +241,7 @@ class EmbeddedBroker:
         return name
 
     def read_log_tail(self, lines: int = _TAIL_LINES) -> str:
-        """Return the last lines that the broker printed."""
+        """Return the last lines of the broker's output."""
         with contextlib.suppress(FileNotFoundError):
             return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
         return ""
@@ -258,7 +256,7 @@ class EmbeddedBroker:
 
     def _admin(self) -> AdminClient:
         if self._admin_client is None:
-            # Its complaints while the broker is down on purpose are of no interest.
+            # Hide the client's complaints while the broker is down on purpose.
             settings: dict[str, Any] = {"log_level": 0, "error_cb": lambda error: None}
             self._admin_client = AdminClient({"bootstrap.servers": self.bootstrap, **settings})
         return self._admin_client
@@ -273,7 +271,7 @@ class EmbeddedBroker:
 
     def _write_properties(self) -> None:
         if self._properties_path.exists() and not self._controller_port:
-            # A data folder from an earlier process: its controller is known under its old address.
+            # A data folder of an earlier process: the controller is known under its old address.
             self._controller_port = read_controller_port(self._properties_path)
         self._port = self._port or free_port()
         self._controller_port = self._controller_port or free_port()
@@ -281,7 +279,7 @@ class EmbeddedBroker:
         write_properties(self._properties_path, clients, controller, self.data_dir / "data", self._properties)
 
     def _format(self, command: list[str]) -> None:
-        # A fixed first byte: an id that begins with "-" would be parsed as an option.
+        # The fixed first byte avoids an id that begins with "-", which would be parsed as an option.
         cluster_id = base64.urlsafe_b64encode(b"t" + secrets.token_bytes(15)).decode().rstrip("=")
         tool = ["kafka.tools.StorageTool", "format", "--standalone", "-t", cluster_id, "-c"]
         done = subprocess.run(
@@ -304,7 +302,7 @@ class EmbeddedBroker:
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + self._start_timeout_seconds
-        # An own client: one that saw the port closed would wait before it tries again.
+        # A new client, because one that saw the port closed would wait before its next attempt.
         while not _answers(self._port):
             self._check_progress(deadline)
             time.sleep(0.05)
@@ -317,7 +315,7 @@ class EmbeddedBroker:
                         raise PortInUseError(self._port)
                     return
             except KafkaException:
-                pass  # it is still starting; the deadline and the process decide
+                pass  # still starting; the deadline and the process decide
             self._check_progress(deadline)
             time.sleep(0.05)
 
@@ -325,7 +323,7 @@ class EmbeddedBroker:
         if not self.running:
             code = self._process.returncode if self._process is not None else None
             tail = self.read_log_tail()
-            raise RemoteError(f"Apache Kafka ended while starting (exit code {code}); its log says:\n{tail}")
+            raise RemoteError(f"Apache Kafka exited while starting (exit code {code}); its log says:\n{tail}")
         if time.monotonic() > deadline:
             raise RemoteError(
                 f"Apache Kafka did not answer on port {self._port} within {self._start_timeout_seconds:g} s; "
@@ -333,15 +331,15 @@ class EmbeddedBroker:
             )
 
     def _lock_folder(self) -> None:
-        # Kafka has a lock, too, but notices late: by then the other broker's properties are overwritten.
+        # Kafka has a lock, too, but notices too late, when the other broker's properties are already overwritten.
         if self._lock is not None:
             return
         try:
             self._lock = lock_file(self.data_dir / "broker.lock")
         except HeldError as held:
             raise ConfigError(
-                f"the data folder {self.data_dir} is used by another broker (process {held.holder}); stop that one or "
-                "choose another folder"
+                f"the data folder {self.data_dir} is used by another broker (process {held.holder}); stop that broker "
+                "or choose another folder"
             ) from None
         except OSError as error:
             raise ConfigError(
@@ -371,14 +369,14 @@ class EmbeddedBroker:
         self._guarded = self._process = None
 
 
-#: Below those that Linux, and other systems, use for outgoing connections.
+#: Below the ports that Linux and other systems use for outgoing connections.
 _QUIET_PORTS = range(15_000, 32_000)
 
 
 def free_port() -> int:
     """Return a TCP port on the loopback interface that was free a moment ago.
 
-    One that the system does not give to outgoing connections, if there is one: they would take it at any moment.
+    Prefers a port that the system does not use for outgoing connections, because these could take it at any moment.
     """
     for port in random.sample(_QUIET_PORTS, 100):
         with contextlib.suppress(OSError), socket.socket() as probe:
@@ -390,7 +388,7 @@ def free_port() -> int:
 
 
 def _make_environment() -> dict[str, str]:
-    # In a locale without UTF-8 Java could not open a folder whose name has other letters.
+    # In a locale without UTF-8, Java could not open a folder with non-ASCII letters in its name.
     return {**os.environ, "LC_ALL": "C.UTF-8"}
 
 

@@ -1,6 +1,6 @@
-"""The files that the embedded Kafka reads and writes: its properties, and the identity of its data folder.
+"""The files of the embedded Kafka: its properties, and the identity of its data folder.
 
-Invariant: what is written is read back the same, so that a later process finds the controller under its old address.
+Invariant: written values are read back unchanged, so that a later process finds the controller under its old address.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-#: One partition of everything internal that allows it: a start is faster and a data folder smaller.
+#: Internal topics have few partitions, which makes the start faster and the data folder smaller.
 _PROPERTIES: Mapping[str, str] = {
     "process.roles": "broker,controller",
     "node.id": "1",
@@ -22,18 +22,20 @@ _PROPERTIES: Mapping[str, str] = {
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
     "share.coordinator.state.topic.num.partitions": "4",
-    # Without any, the first of two members that join together has everything for itself, and has to hand over half of
-    # it in two rebalances, which members learn of with their heartbeats.
+    # Without a delay, the first of two members that join together gets all partitions and must hand over half of them
+    # in
+    # two rebalances, which members learn of with their heartbeats.
     "group.initial.rebalance.delay.ms": "100",
     "auto.create.topics.enable": "false",
-    # A broker that was killed may come back only when the controller has expired its earlier session (9 s).
+    # A killed broker may return only after the controller has expired its earlier session (9 s by default).
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
-    # Records that say nothing, by which a cluster sees that its metadata moves on: every half second, they were a third
-    # of the processor time of a broker with nothing to do.
+    # Empty records by which a cluster sees that its metadata advances. At the default of half a second, they took a
+    # third of
+    # an idle broker's processor time.
     "metadata.max.idle.interval.ms": "10000",
     "log.cleaner.dedupe.buffer.size": "4194304",
-    # Retention goes by the records' timestamps: records of last year would be gone five minutes after they came.
+    # Retention uses the records' timestamps: records of last year would be deleted five minutes after they arrived.
     "log.retention.ms": "-1",
 }
 _CONTROLLER = "controller.quorum.bootstrap.servers="
@@ -45,10 +47,10 @@ def write_properties(path: Path, clients: str, controller: str, data: Path, extr
 
     Args:
         path: The file.
-        clients: Where clients connect, as `host:port`.
-        controller: Where the controller listens.
+        clients: The address for clients, as `host:port`.
+        controller: The controller's address.
         data: The folder of the topics.
-        extra: Properties on top of (or instead of) the defaults.
+        extra: Properties that add to or override the defaults.
     """
     listeners = f"PLAINTEXT://{clients},CONTROLLER://{controller}"
     properties = {
@@ -63,7 +65,7 @@ def write_properties(path: Path, clients: str, controller: str, data: Path, extr
 
 
 def _escape(value: str) -> str:
-    """Return a value as Java reads it from such a file: Latin-1, with escapes of 16 bits.
+    r"""Return a value as Java reads it from a properties file: Latin-1, with 16-bit escapes.
 
     Example:
         >>> print(_escape("C:" + chr(92) + "höme"))
@@ -79,7 +81,7 @@ def read_controller_port(path: Path) -> int:
 
 
 def read_cluster_id(path: Path) -> str:
-    """Return the id of the cluster that a formatted data folder belongs to, from its `meta.properties`."""
+    """Return the cluster id of a formatted data folder, from its `meta.properties`."""
     return _find(path, _CLUSTER_ID)
 
 

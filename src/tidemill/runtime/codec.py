@@ -1,10 +1,10 @@
-"""Turns values into text and back: XComs, params, what tasks and triggers are created from, payloads of events.
+"""Turns values into text and back: XComs, params, constructor arguments of tasks and triggers, payloads of events.
 
-The text is JSON. What JSON lacks is written as an object with a mark, `{"$tidemill": "date", "value": "2026-01-31"}`;
-everything else is plain, so that people and other programs can read it.
+The text is JSON. Values that JSON lacks are written as an object with a mark,
+`{"$tidemill": "date", "value": "2026-01-31"}`; all others are plain, so that people and other programs can read them.
 
-Invariants: what is decoded equals what was encoded; a value that cannot keep this promise is refused, and the message
-says which part of it; a text without marks, from whatever JSON encoder, is decoded as JSON.
+Invariants: a decoded value equals the encoded one. A value that cannot keep this promise is refused, and the message
+names the part at fault. A text without marks, from any JSON encoder, is decoded as JSON.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tidemill.core.plain_times import make_plain_duration
 _MARK: Final = "$tidemill"
 _VALUE: Final = "value"
 _MARK_BYTES: Final = b'"$tidemill"'
-#: Deeper values are refused: they are usually ones that contain themselves.
+#: Deeper values are refused; they usually contain themselves.
 MAX_DEPTH: Final = 200
 _SQUARE: Final = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
@@ -41,7 +41,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 class EncodingError(TidemillError, ValueError):
-    """A value cannot be written down so that it is equal when it is read."""
+    """A value cannot be encoded so that the decoded value is equal."""
 
 
 def encode(value: Any, name: str = "value") -> str:
@@ -50,7 +50,7 @@ def encode(value: Any, name: str = "value") -> str:
     Args:
         value: None, bool, int, float, str, bytes, datetime, date, time, timedelta, UUID, Decimal, and lists, tuples,
             sets and dicts of these.
-        name: What to call the value in a message.
+        name: The value's name in a message.
 
     Raises:
         EncodingError: A part of it has another type, is NaN or infinite, is not Unicode text, or nested too deeply.
@@ -63,15 +63,15 @@ def encode(value: Any, name: str = "value") -> str:
 
 
 def encode_sorted(value: Any, name: str = "value") -> str:
-    """Do the same with the keys of dicts in order, so that equal values of the same types give the same text."""
+    """Encode with the keys of dicts in order, so that equal values of the same types give the same text."""
     return _encode_with(_encode_sorted, value, name)
 
 
 def decode(text: str | bytes) -> Any:
-    """Return the value that a text was encoded from; of a text without marks, what its JSON holds.
+    """Return the value that a text was encoded from; for a text without marks, its JSON value.
 
     Raises:
-        ValueError: It is not JSON.
+        ValueError: The text is not JSON.
 
     Example:
         >>> decode(encode({1: {2, 3}}))
@@ -81,7 +81,7 @@ def decode(text: str | bytes) -> Any:
     try:
         value = _decode(raw)
     except msgspec.DecodeError:
-        # Python's JSON may have escapes of half a character, which texts of earlier versions and YAML files hold.
+        # Python's JSON allows escapes of lone surrogates, which texts of earlier versions and YAML files contain.
         value = json.loads(raw, parse_constant=_refuse_constant)
     return _restore(value) if _MARK_BYTES in raw else value
 
@@ -91,7 +91,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _encode_with(encoder: Callable[[Any], bytes], value: Any, name: str) -> str:
-    # Most values are plain JSON. Whether one is shows in the text: where something is not, what is read differs.
+    # Most values are plain JSON. A value is plain if decoding its text returns an equal value.
     try:
         raw = encoder(value)
         if _MARK_BYTES not in raw and _is_same(_decode(raw), value) and not _may_be_deep(raw):
@@ -102,9 +102,9 @@ def _encode_with(encoder: Callable[[Any], bytes], value: Any, name: str) -> str:
 
 
 def _may_be_deep(raw: bytes) -> bool:
-    """Tell whether JSON may be nested too deeply; what reads it may have less of the stack left than this process.
+    """Return whether JSON may be nested too deeply; its reader may have less stack left than this process.
 
-    Brackets in strings count, too: `_mark` decides.
+    Brackets in strings count, too; `_mark` decides.
     """
     if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
         return False
@@ -118,22 +118,24 @@ def _may_be_deep(raw: bytes) -> bool:
 
 
 def _is_same(read: Any, value: Any) -> bool:
-    """Compare, without trusting what other types say of being equal."""
+    """Compare without trusting the equality of other types."""
     kind = type(value)
     return (kind in _PLAIN or kind is float) and bool(read == value)
 
 
 def _mark(value: Any, path: str, depth: int, *, is_sorted: bool) -> Any:
-    """Return a value of plain JSON in which marks stand for what JSON lacks; `is_sorted`: see `encode_sorted`."""
+    """Return a value of plain JSON, with marks for values that JSON lacks; `is_sorted`: see `encode_sorted`."""
     if depth > MAX_DEPTH:
-        raise EncodingError(f"{_shorten(path)} is nested more than {MAX_DEPTH} deep; does a part contain itself?")
+        raise EncodingError(
+            f"{_shorten(path)} is nested more than {MAX_DEPTH} levels deep; check whether a part contains itself"
+        )
     match value:
         case None | bool():
             return value
         case str():
             return _check_text(value, path)
         case int():
-            # A number beyond 64 bits is read back as one by few JSON decoders.
+            # Few JSON decoders read a number beyond 64 bits as an integer.
             return int(value) if -(1 << 63) <= value < 1 << 64 else _marked("int", _write_digits(int(value), path))
         case float():
             _check_finite(math.isfinite(value), value, path)
@@ -144,7 +146,7 @@ def _mark(value: Any, path: str, depth: int, *, is_sorted: bool) -> Any:
             return _marked("tuple", _mark_items(value, path, depth, is_sorted=is_sorted))
         case set() | frozenset():
             items = [_mark(item, f"{path}{{...}}", depth + 1, is_sorted=is_sorted) for item in value]
-            # Sorted: the order of a set differs from process to process.
+            # Sorted, because the order of a set differs from process to process.
             return _marked("set" if isinstance(value, set) else "frozenset", sorted(items, key=_encode_sorted))
         case dict():
             return _mark_dict(value, path, depth, is_sorted=is_sorted)
@@ -181,7 +183,7 @@ def _mark_scalar(value: Any, path: str) -> Any:
             return _marked("bytes", base64.b64encode(value).decode())
     kind = type(value)
     raise EncodingError(
-        f"{_shorten(path)} is of type {kind.__module__}.{kind.__qualname__}, which cannot be written down; "
+        f"{_shorten(path)} is of type {kind.__module__}.{kind.__qualname__}, which cannot be encoded; "
         "use numbers, text, bytes, times, lists, tuples, sets and dicts"
     )
 
@@ -191,7 +193,7 @@ def _marked(mark: str, value: Any) -> dict[str, Any]:
 
 
 def _split_moment(moment: datetime) -> list[Any]:
-    """Return date and time without zone, the zone by name or as seconds from UTC, and which of two such times."""
+    """Return date and time without zone, the zone by name or as seconds from UTC, and the fold if it is set."""
     plain = datetime.isoformat(moment.replace(tzinfo=None, fold=0))
     zone: str | float | None
     if isinstance(moment.tzinfo, ZoneInfo) and moment.tzinfo.key:
@@ -219,14 +221,14 @@ def _check_text(text: str, path: str) -> str:
 def _write_digits(number: int, path: str) -> str:
     try:
         return str(number)
-    except ValueError:  # Python writes and reads a limited number of digits, since that takes quadratic time
+    except ValueError:  # Python limits the number of digits, because their conversion takes quadratic time
         most = sys.get_int_max_str_digits()
         raise EncodingError(f"{_shorten(path)} is a number of more than {most:,} digits; use bytes, or hex()") from None
 
 
 def _check_finite(finite: bool, value: object, path: str) -> None:
     if not finite:
-        raise EncodingError(f"{_shorten(path)} is {value}, which JSON cannot hold; use None, or a text")
+        raise EncodingError(f"{_shorten(path)} is {value}, which JSON cannot represent; use None or text")
 
 
 def _shorten(path: str) -> str:

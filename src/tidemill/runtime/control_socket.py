@@ -1,12 +1,12 @@
-"""Control sockets: processes of this user on this machine that answer requests over a Unix socket each.
+"""Control sockets: processes of this user on this machine each answer requests over a Unix socket.
 
-The names of the sockets begin with a prefix that says what kind of process it is and has a digest of what it works on,
-so that all processes that work on it can be found. The folder is private to the user
+The name of a socket begins with a prefix that names the kind of process and contains a digest of the object it works
+on, so that all processes that work on the same object can be found. The folder is private to the user
 (`runtime.lock.private_directory`).
 
-A client may send one JSON document, ends its side of the connection, and gets one JSON document. Invariants: only the
-socket's own user can connect (mode 0600 from the start); a socket that can be seen is being listened to, unless its
-process was killed, and then whoever next looks for its prefix removes it; a silent client holds up no other.
+A client may send one JSON document, ends its side of the connection, and receives one JSON document. Invariants: only
+the socket's own user can connect (mode 0600 from the start). A visible socket has a listening process, unless that
+process was killed; the next process that looks for its prefix then removes it. A silent client holds up no other.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 
 #: How long either side waits for the other.
 ANSWER_SECONDS = 10.0
-#: What a client may send.
+#: The maximum size of a client's request.
 _MAX_REQUEST_BYTES = 64 * 1024
 #: The kernel accepts a path of about a hundred bytes.
 _MAX_PATH_BYTES = 100
@@ -46,13 +46,13 @@ Answer = Callable[[Document], Document | Awaitable[Document]]
 
 
 def prefix_of(kind: str, what: bytes) -> str:
-    """Return the prefix of the sockets of processes that work on something.
+    """Return the prefix of the sockets of processes that work on the same object.
 
     Example:
         >>> prefix_of("triggers", b"/srv/list.yaml")
         'triggers.659a1a99a214194e.'
     """
-    # A digest: a path to a socket may not be long.
+    # A digest, because a socket's path may not be long.
     return f"{kind}.{hashlib.blake2b(what, digest_size=8).hexdigest()}."
 
 
@@ -61,12 +61,12 @@ class ControlSocket:
 
     Args:
         prefix: See `prefix_of`.
-        answer: Called on the loop with what a client sent ({} if nothing); returns the answer, or what to await for it;
-            must not block.
+        answer: Called on the loop with the client's document ({} if it sent none); returns the answer or an awaitable
+            of
+            it, and must not block.
     """
 
     def __init__(self, prefix: str, answer: Answer) -> None:
-        """Do not listen yet."""
         self._prefix = prefix
         self._answer = answer
         self._path: Path | None = None
@@ -85,7 +85,7 @@ class ControlSocket:
             refuse_foreign(folder)
             await asyncio.to_thread(_remove_dead, self._prefix)
             path = folder / f"{self._prefix}{secrets.token_hex(4)}.sock"
-            # It gets its final name once it listens: until then it would look like a dead one.
+            # The socket gets its final name once it listens; until then it would look like one of a dead process.
             hidden = path.with_suffix(".new")
             os.fchmod(listener.fileno(), 0o600)
             listener.bind(os.fspath(hidden))
@@ -99,7 +99,6 @@ class ControlSocket:
         self._path = path
 
     async def close(self) -> None:
-        """Stop listening."""
         if self._server is not None:
             self._server.close()
         if self._path is not None:
@@ -114,7 +113,7 @@ class ControlSocket:
                 writer.write(json.dumps(said, default=str).encode())
                 await writer.drain()
         except ConnectionError:
-            pass  # the client has gone, or only wanted to know whether somebody listens
+            pass  # the client has disconnected, or only checked for a listening process
         except (OSError, ValueError, TimeoutError) as error:
             log.warning("a client of the control socket got no answer", error=str(error) or type(error).__name__)
         finally:
@@ -130,17 +129,17 @@ class ControlSocket:
 
 
 class ControlThread:
-    """Runs a control socket on an event loop in a thread of its own: nothing else of the process waits for clients.
+    """Runs a control socket on an event loop in a thread of its own, so that clients hold up nothing else in the
+    process.
 
     Args:
         control: The socket.
 
     Attributes:
-        loop: Where its answers are made.
+        loop: The loop on which requests are answered.
     """
 
     def __init__(self, control: ControlSocket) -> None:
-        """Do not listen yet."""
         self.loop = asyncio.new_event_loop()
         self._control = control
         self._thread = threading.Thread(target=self.loop.run_forever, name="tidemill-control", daemon=True)
@@ -162,7 +161,7 @@ class ControlThread:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop listening; clients that wait get no answer."""
+        """Stop listening; waiting clients get no answer."""
         asyncio.run_coroutine_threadsafe(self._close(), self.loop).result()
         self._end()
 
@@ -181,11 +180,11 @@ class ControlThread:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What the processes of a prefix answered.
+    """The answers of the processes of a prefix.
 
     Attributes:
-        reports: Of those that answered.
-        silent: How many did not answer in time.
+        reports: The answers.
+        silent: How many processes did not answer in time.
     """
 
     reports: list[Document]
@@ -196,8 +195,8 @@ def ask(prefix: str, request: Document | None = None, seconds: float = ANSWER_SE
     """Send a request to all processes of a prefix on this machine, and return their answers; blocks.
 
     Args:
-        prefix: Of their sockets; see `prefix_of`. A kind and a dot stand for all processes of that kind.
-        request: What they are sent.
+        prefix: The prefix of their sockets; see `prefix_of`. A kind and a dot mean all processes of that kind.
+        request: The document to send.
         seconds: How long to wait for an answer.
     """
     paths = _sockets(prefix)
@@ -226,7 +225,7 @@ def _ask(path: Path, request: Document | None, seconds: float) -> Document | Exc
         path.unlink(missing_ok=True)
         return error
     except (OSError, ValueError) as error:
-        return error  # it has just ended, or is silent
+        return error  # the process has just exited, or is silent
     return report if isinstance(report, dict) else None
 
 
@@ -244,17 +243,17 @@ def _remove_dead(prefix: str) -> None:
 
 
 def _sockets(prefix: str) -> list[Path]:
-    """Return the sockets of a prefix, those of processes that were started in another environment included."""
+    """Return the sockets of a prefix, including those of processes that were started in another environment."""
     found: list[Path] = []
     for folder in dict.fromkeys((_folder(prefix), *list_private_directories())):
-        with contextlib.suppress(OSError):  # it is missing, or of another user
+        with contextlib.suppress(OSError):  # the folder is missing, or another user's
             refuse_foreign(folder)
             found += sorted(folder.glob(f"{prefix}*.sock"))
     return found
 
 
 def _folder(prefix: str) -> Path:
-    """Return where processes of a prefix listen; all of a kind listen in one folder."""
+    """Return the folder in which processes of a prefix listen; all of a kind listen in one folder."""
     folder = private_directory()
     longest = f"{prefix_of(prefix.partition('.')[0], b'')}12345678.sock"
     return folder if len(os.fsencode(folder / longest)) < _MAX_PATH_BYTES else private_directory({})

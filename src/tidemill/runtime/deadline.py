@@ -1,4 +1,4 @@
-"""One budget of time that several steps share, so that their sum never exceeds it."""
+"""One time budget that several steps share, so that their sum never exceeds it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 class Deadline:
-    """A point in time by which several steps have to end, one after the other; needs a running event loop.
+    """A point in time by which several consecutive steps have to end; needs a running event loop.
 
     Args:
         seconds: The budget, from now on.
@@ -20,19 +20,19 @@ class Deadline:
 
     @property
     def left_seconds(self) -> float:
-        """What is left of the budget."""
+        """The rest of the budget."""
         return max(0.0, self._at - asyncio.get_running_loop().time())
 
     def before(self, seconds: float) -> Deadline:
-        """Return an earlier deadline, which keeps this many seconds for the steps after it."""
+        """Return an earlier deadline, which reserves this many seconds for later steps."""
         return Deadline(self._at - seconds - asyncio.get_running_loop().time())
 
     def limit(self, most_seconds: float | None = None, *, least_seconds: float = 0.0) -> asyncio.Timeout:
         """Return a context manager that ends a step with a `TimeoutError` at the deadline.
 
         Args:
-            most_seconds: The step gets up to this, however much is left.
-            least_seconds: It gets this much even if it comes too late.
+            most_seconds: The step's maximum, however much time is left.
+            least_seconds: The step's minimum, even after the deadline.
         """
         seconds = max(least_seconds, self.left_seconds)
         return asyncio.timeout(seconds if most_seconds is None else min(most_seconds, seconds))

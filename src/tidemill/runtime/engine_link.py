@@ -1,4 +1,4 @@
-"""The engine's side of the link to its driver; see `link_server` for the whole.
+"""The engine's side of the link to its driver; see `link_server` for an overview.
 
 It reconnects by itself. An engine that is refused, or that cannot reach its driver for 10 s, is notified once and has
 to stop.
@@ -52,19 +52,19 @@ from tidemill.runtime.progress import EngineSummary, drop_summary_texts
 
 log = structlog.get_logger(__name__)
 
-#: How often an engine sends its snapshot; it is the heartbeat too.
+#: How often an engine sends its snapshot, which is its heartbeat too.
 BEAT_SECONDS = 0.25
 #: How long an engine tries to reach its driver before it gives up.
 RECONNECT_SECONDS = 10.0
-#: Snapshots are skipped while this many bytes wait for a driver that does not read.
+#: Snapshots are skipped while more bytes than this wait for a driver that does not read.
 MAX_WAITING_BYTES = 256 * 1024
-#: How long the end of an engine may wait until what it recorded is stored.
+#: How long an engine's end may wait until its records are stored.
 RECORD_SECONDS = 0.7
 _RETRY_SECONDS = 0.2
 
 
 class EngineRefusedError(RemoteError):
-    """The driver has no use for this engine: it was replaced before it connected, or the pipeline is stopping."""
+    """The driver does not accept this engine: it was replaced before it connected, or the pipeline is stopping."""
 
 
 class EngineLink:
@@ -72,11 +72,11 @@ class EngineLink:
 
     Args:
         address: The driver.
-        hello: Who this engine is; nonce and run token are filled in here.
-        beat: Called for every beat, with whether it has to cover all partitions.
+        hello: Identifies this engine; nonce and run token are filled in here.
+        beat: Called for every beat, with whether the beat has to cover all partitions.
         on_command: Called with each command of the driver.
-        on_lost: Called once, with the reason: the driver can no longer be reached, or refuses this engine.
-        tasks: Where its tasks run.
+        on_lost: Called once, with the reason, if the driver is no longer reachable or refuses this engine.
+        tasks: Runs the link's asyncio tasks.
         reconnect_seconds: How long to try to reach the driver.
     """
 
@@ -91,7 +91,7 @@ class EngineLink:
         *,
         reconnect_seconds: float = RECONNECT_SECONDS,
     ) -> None:
-        """Connect nothing; `connect` does."""
+        """Create the link; `connect` connects it."""
         self._address = address
         self._hello = hello
         self._beat_of = beat
@@ -104,13 +104,13 @@ class EngineLink:
         self._engine_tasks = tasks or EngineTasks()
         self._tasks: list[asyncio.Task[Any]] = []
         self._records: RecordSender | None = None
-        #: Answers what the driver asks.
+        #: Answers the driver's questions.
         self.answers = Answers()
-        #: What is sent to a driver that watches; None: nothing.
+        #: The source of states for a driver that watches; None if there is none.
         self.live: LiveSource | None = None
 
     def carry(self, frames: OutgoingFrames) -> None:
-        """Send what the engine records, from now on."""
+        """Send the engine's records from now on."""
         self._records = RecordSender(frames)
         self._records.reconnect(self._writer)
 
@@ -118,7 +118,7 @@ class EngineLink:
         """Say hello and return the run token; from now on snapshots are sent and commands received.
 
         Raises:
-            EngineRefusedError: The driver does not want this engine any more.
+            EngineRefusedError: The driver no longer accepts this engine.
             RemoteError: The driver cannot be reached.
         """
         run_token = await self._reach()
@@ -129,21 +129,21 @@ class EngineLink:
         return run_token
 
     def ready(self) -> None:
-        """Tell that `on_ready` is done."""
+        """Report that `on_ready` is done."""
         self._hello = msgspec.structs.replace(self._hello, ready=True)
         self._send(Ready())
 
     async def close(self, summary: EngineSummary) -> None:
-        """Send the rest of what was recorded, report the end and disconnect, within two seconds."""
+        """Send the remaining records, report the end and disconnect, within two seconds."""
         if self._records is not None:
             dropped = await self._records.finish(RECORD_SECONDS)
-            if self._is_connected:  # else the driver counts itself what it did not get
+            if self._is_connected:  # otherwise the driver itself counts the records that it did not get
                 summary.progress.recorder_dropped = dropped
         await self._engine_tasks.stop(*self._tasks)
         try:
             self._send(Ended(summary))
         except Exception as error:
-            log.warning("a summary cannot be sent whole; it goes without its texts", error=describe_error(error))
+            log.warning("a summary cannot be sent whole; sending it without texts", error=describe_error(error))
             self._send(Ended(drop_summary_texts(summary)))
         if self._writer is not None:
             self._writer.close()
@@ -160,7 +160,7 @@ class EngineLink:
             send_frame(self._writer, frame)
 
     async def _reach(self) -> int:
-        """Connect within the time for it; the same hello serves the first time and later ones."""
+        """Connect within the time limit; the same hello serves the first connection and later ones."""
         deadline = time.monotonic() + self._reconnect_seconds
         reason: Exception | None = None
         while True:
@@ -200,10 +200,10 @@ class EngineLink:
         return answer.run_token
 
     async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, said: bytes) -> None:
-        """Let the driver prove itself first: other peers get nothing but a hello."""
+        """Make the driver prove itself first; other peers get only a hello."""
         frame, secret = from_driver.decode(await receive_frame(reader, MAX_HELLO_BYTES)), self._address.secret
         if not isinstance(frame, Challenge) or not is_proof(frame.proof, secret, Side.DRIVER, said, frame.nonce):
-            raise BadFrameError("what listens there does not know this pipeline's secret")
+            raise BadFrameError("the server at this address does not know this pipeline's secret")
         send_frame(writer, Proof(link_proof(secret, Side.ENGINE, said, frame.nonce)))
 
     async def _listen(self) -> None:
@@ -228,7 +228,7 @@ class EngineLink:
             match frame:
                 case Refused(reason):
                     self._on_lost(reason)
-                    # Nothing else will come, and another hello would be refused too.
+                    # No other frame will arrive, and another hello would be refused too.
                     await asyncio.get_running_loop().create_future()
                 case Welcome() | Challenge():
                     raise BadFrameError("a second welcome")
@@ -258,12 +258,12 @@ class EngineLink:
             await asyncio.sleep(BEAT_SECONDS)
 
     def _send_live(self, live: LiveSource) -> None:
-        """Send what somebody watches, unless much else waits; a bug there must not end the beats."""
+        """Send the state for the live page, unless much else waits; a bug there must not end the beats."""
         try:
             if self._writer is not None and is_free(self._writer) and (state := live.take_state()) is not None:
                 self._send(Live(state))
         except Exception as error:
-            throttle(log, 60.0).error("the live page gets nothing", error=describe_error(error), exc_info=error)
+            throttle(log, 60.0).error("the live page is not updated", error=describe_error(error), exc_info=error)
 
     def _send_beat(self) -> None:
         beat = self._beat_of(self._tells_whole)
@@ -272,6 +272,6 @@ class EngineLink:
             self._send(beat)
         except Exception as error:  # silence would count as the end of this engine
             throttle(log, 60.0).warning(
-                "a snapshot cannot be sent whole; it goes without its texts", error=describe_error(error)
+                "a snapshot cannot be sent whole; sending it without texts", error=describe_error(error)
             )
             self._send(beat.without_texts())

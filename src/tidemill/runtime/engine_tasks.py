@@ -1,11 +1,11 @@
-"""The asyncio tasks of an engine in one place: none of them ends unnoticed.
+"""Owns all asyncio tasks of an engine, so that none of them ends unnoticed.
 
-Everything that runs beside the engine itself is started here: the link's beats, senders, periodic hooks, the runners
-of hooks, the cache, files that are written. Callbacks of the event loop (the intake, timers, the pipes of programs)
-have no task; where one of tidemill's raises, this module hears of it from the loop.
+All tasks beside the engine itself are started here: the link's beats, senders, periodic hooks, the runners of hooks,
+the cache, file writers. Callbacks of the event loop (the intake, timers, the pipes of programs) have no task; if one of
+tidemill's callbacks raises, the loop reports it to this module.
 
-Invariants: a task that ends without having been stopped is named, once, in the log and to `on_fault`; a task that is
-stopped here, or that was started to end and returned, is not; the loop's own error handler is restored.
+Invariants: a task that ends without having been stopped is named once, in the log and to `on_fault`. A task that was
+stopped here, or that may return and returned, is not reported. The loop's own error handler is restored.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ class EngineTasks:
     """All tasks of one engine.
 
     Args:
-        on_fault: Called on the loop with what ended, and why; the engine cannot continue without it.
+        on_fault: Called on the loop with the ended part and the reason; the engine cannot continue without it.
     """
 
     def __init__(self, on_fault: Callable[[str], None] = lambda _: None) -> None:
-        """Start without tasks."""
         self._on_fault = on_fault
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopped: set[asyncio.Task[Any]] = set()
@@ -45,7 +44,7 @@ class EngineTasks:
         return self._start(name, course, endless=True)
 
     def run(self, name: str, course: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start a task that may return at any time, but neither raise nor be cancelled by others."""
+        """Start a task that may return at any time, but must neither raise nor be cancelled by other code."""
         return self._start(name, course, endless=False)
 
     def _start(self, name: str, course: Coroutine[Any, Any, T], *, endless: bool) -> asyncio.Task[T]:
@@ -55,7 +54,7 @@ class EngineTasks:
         return task
 
     def is_ending(self, task: asyncio.Task[Any]) -> bool:
-        """Tell whether a task was cancelled by a part that may do so."""
+        """Return whether a task was cancelled by code that is allowed to."""
         return self._closed or task in self._stopped or task not in self._tasks
 
     def cancel(self, task: asyncio.Task[Any]) -> None:
@@ -72,7 +71,7 @@ class EngineTasks:
             await asyncio.wait(tasks)
 
     def close(self) -> None:
-        """Cancel what still runs; from now on no end is reported."""
+        """Cancel all running tasks; from now on no end is reported."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -87,7 +86,7 @@ class EngineTasks:
         self._loop.set_exception_handler(self._on_loop_error)
 
     def fault(self, name: str, error: BaseException) -> None:
-        """Report the failure of something that the engine cannot do without."""
+        """Report the failure of a part that the engine cannot do without."""
         self._tell(f"{name} failed: {describe_error(error)}", error)
 
     def _on_kept_ended(self, task: asyncio.Task[Any]) -> None:
@@ -95,7 +94,7 @@ class EngineTasks:
 
     def _on_ended(self, task: asyncio.Task[Any], *, endless: bool = False) -> None:
         self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()  # looked at, or asyncio would complain
+        error = None if task.cancelled() else task.exception()  # retrieved, or asyncio would log it
         if self._closed or task in self._stopped:
             self._stopped.discard(task)
             if error is not None:
@@ -105,7 +104,7 @@ class EngineTasks:
         elif task.cancelled():
             self._tell(f"{task.get_name()} was cancelled, which only the engine may do", None)
         elif endless:
-            self._tell(f"{task.get_name()} returned, although it has to run on", None)
+            self._tell(f"{task.get_name()} returned, although it must not end", None)
 
     def _tell(self, text: str, error: BaseException | None) -> None:
         if self._closed:
@@ -125,7 +124,7 @@ class EngineTasks:
 
 
 def _is_ours(traceback: TracebackType | None) -> bool:
-    """Tell whether what the loop called belongs to tidemill: the first frame that is not asyncio's says so."""
+    """Return whether the loop's callback belongs to tidemill, judged by the first frame outside asyncio."""
     while traceback is not None:
         module = traceback.tb_frame.f_globals.get("__name__", "")
         if module.partition(".")[0] != "asyncio":

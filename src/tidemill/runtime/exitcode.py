@@ -1,6 +1,6 @@
-"""How a tidemill process ends: one number per kind of ending, the same for every command.
+"""The exit codes of tidemill's processes: one number per kind of ending, the same for every command.
 
-Nothing else in tidemill chooses an exit code: an error that ends a process is mapped here.
+No other module chooses an exit code; an error that ends a process is mapped here.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ class ExitCode(enum.IntEnum):
     INTERNAL = 1
     #: The configuration (or the command line) is wrong; nothing was started.
     CONFIG = 2
-    #: The handler does not import, does not pickle, or raised where it must not.
+    #: The handler does not import, does not pickle, or raised in a hook that must not raise.
     HANDLER = 3
     #: A broker, Spark or a sink failed.
     REMOTE = 4
     #: Another process uses the same worker name.
     FENCED = 5
-    #: What was asked for is not there, or not any more.
+    #: The requested object does not exist, or no longer exists.
     NOTHING_FOUND = 6
     #: Stopped at once, by a second signal.
     STOPPED = 130
 
 
-#: How a triggerer tells `tidemill dev`, which started it, that a trigger has blocked it, whose task has failed for it.
+#: Tells `tidemill dev`, the parent of a triggerer, that a trigger blocked the triggerer and that its task has failed.
 BLOCKED: Final = 7
 
 
@@ -43,7 +43,7 @@ def find_exit_code(error: BaseException) -> ExitCode:
         >>> find_exit_code(ConfigError("kafka.broker: unknown key"))
         <ExitCode.CONFIG: 2>
     """
-    # Every command imports this module, and few of them lock anything.
+    # Imported here, because every command imports this module but few use locks.
     from tidemill.runtime.lock import WorkerNameInUseError
 
     match error:

@@ -1,7 +1,7 @@
-"""Folders of this user: one for what can be downloaded or created again, and temporary ones that end with their owners.
+"""Folders of this user: a cache for files that can be created again, and temporary folders that end with their owners.
 
-Invariants: a folder in a place for all users is used only if it is this user's; a temporary folder is removed by
-another process only if the lock in it is free, which the kernel sees to when its owner ends, however that ends.
+Invariants: a folder at a location for all users is used only if it belongs to this user. A temporary folder is removed
+by another process only if its lock is free; the kernel frees the lock when the owner ends for any reason.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tidemill.core.errors import ConfigError
 from tidemill.runtime.lock import HeldError, lock_file, refuse_foreign
 
 _OWNER = ".owner"
-#: A folder that has not been locked by then never will be.
+#: A folder that is not locked by this age never will be.
 _YOUNG_SECONDS = 60.0
 
 
 def user_cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder for what can be created again: `$XDG_CACHE_HOME/tidemill`, if it can be written."""
+    """Return the folder for files that can be created again: `$XDG_CACHE_HOME/tidemill`, or a default."""
     base = environ.get("XDG_CACHE_HOME", "")
     # The XDG specification says that relative paths are to be ignored.
     if base and Path(base).is_absolute():
@@ -35,7 +35,7 @@ def user_cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def writable_cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return `user_cache_folder`, created if it is missing; if it cannot be written, a temporary one."""
+    """Return `user_cache_folder`, created if it is missing; a temporary one if it is not writable."""
     wanted = user_cache_folder(environ)
     if _can_write(wanted):
         return wanted
@@ -48,10 +48,10 @@ def writable_cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def create_folder(folder: Path) -> None:
-    """Create a folder that a user named, and those above it, if it is missing.
+    """Create a folder that a user named, and its parents, if it is missing.
 
     Raises:
-        ConfigError: It cannot be created.
+        ConfigError: The folder cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def _temporary_cache_folder() -> Path:
 
 
 def _can_write(folder: Path) -> bool:
-    """Tell whether files can be created in a folder, by trying."""
+    """Return whether files can be created in a folder, by trying."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -76,10 +76,10 @@ def _can_write(folder: Path) -> bool:
 
 
 class OwnedFolder:
-    """A temporary folder of this process, which removes those of the same kind that earlier ones left.
+    """A temporary folder of this process; creating it removes abandoned ones of the same kind.
 
     Args:
-        prefix: What the names of its kind begin with.
+        prefix: The prefix of the names of its kind.
 
     Example:
         >>> folder = OwnedFolder("tidemill-example-")
@@ -89,7 +89,7 @@ class OwnedFolder:
     """
 
     def __init__(self, prefix: str) -> None:
-        """Make it."""
+        """Create and lock the folder."""
         root = Path(tempfile.gettempdir())
         for left in root.glob(f"{prefix}*"):
             with contextlib.suppress(OSError):
@@ -97,7 +97,7 @@ class OwnedFolder:
         while True:
             self._folder = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
             self.path = Path(self._folder.name)
-            # Before it is locked, another process may take it for one that has lost its owner, and remove it.
+            # Before the folder is locked, another process may consider it abandoned, and remove it.
             with contextlib.suppress(HeldError, FileNotFoundError):
                 self._lock = lock_file(self.path / _OWNER)
                 if os.fstat(self._lock).st_nlink:
@@ -111,7 +111,7 @@ class OwnedFolder:
         return self._lock
 
     def cleanup(self) -> None:
-        """Remove it; a second call does nothing."""
+        """Remove the folder; a second call does nothing."""
         self._folder.cleanup()
         if self._lock >= 0:
             os.close(self._lock)
@@ -124,7 +124,7 @@ def _remove_without_owner(folder: Path) -> None:
         return
     if not (folder / _OWNER).exists():
         if time.time() - status.st_mtime > _YOUNG_SECONDS:
-            folder.rmdir()  # fails if there is anything in it: it may not be ours
+            folder.rmdir()  # fails if the folder is not empty, because it may not be ours
         return
     try:
         lock = lock_file(folder / _OWNER)

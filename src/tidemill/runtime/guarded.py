@@ -1,6 +1,6 @@
 """Starts processes that never outlive this one, however it ends.
 
-A second process waits until its standard input ends, which the kernel sees to, and then kills the first.
+A second process waits until its standard input ends, which the kernel ensures, and then kills the first.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import IO
 
 from tidemill.runtime.parent_pipes import keep_from_forks
 
-#: Waits for a line before it becomes the command: until then nothing runs that could be left behind.
+#: Waits for a line before it becomes the command; until then no command runs that could be left behind.
 _GATE = 'read -r _ && exec "$@" </dev/null'
-#: Reads until its parent is gone, however it ended, and then kills the group that the command leads.
+#: Reads until its parent has exited for any reason, and then kills the group that the command leads.
 _GUARD = 'trap "" HUP INT TERM; read -r _; kill -KILL -"$1"'
 
 
@@ -23,9 +23,9 @@ class Guarded:
 
     Args:
         command: The program and its arguments.
-        output: Where standard output and standard error go.
-        cwd: The working folder; None: this process's.
-        env: The environment; None: this process's.
+        output: The file for standard output and standard error.
+        cwd: The working folder; None is this process's.
+        env: The environment; None is this process's.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class Guarded:
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """Start both."""
-        # A session of its own: Ctrl-C in a terminal must not end it before what depends on it.
+        """Start the process and its guard."""
+        # A session of its own, because Ctrl-C in a terminal must not end the process before those that depend on it.
         self.process = subprocess.Popen(
             ["/bin/sh", "-c", _GATE, "sh", *command],
             stdin=subprocess.PIPE,
@@ -62,7 +62,7 @@ class Guarded:
 
     def dismiss_guard(self) -> None:
         """End the guard, once the process has ended."""
-        # It is killed, not told of the end: it would kill another process that has the id by then.
+        # The guard is killed without notice; told of the end, it would kill a process that has reused the id by then.
         self._guard.kill()
         self._guard.wait()
         if self._guard.stdin is not None:

@@ -1,8 +1,8 @@
-"""Which proxy a request goes through, from the environment's variables.
+"""Chooses the proxy for a request, from the environment's variables.
 
-Clients read these variables in their own ways, and some fail at their creation on an address of `NO_PROXY` that the
-request has nothing to do with. Here one request's host is looked up, as curl and Go do it: names with their
-subdomains, addresses, and networks such as `fd00::/8`.
+Clients read these variables in their own ways, and some fail at their creation on an address in `NO_PROXY` that is
+unrelated to the request. This module matches one request's host, as curl and Go do: names with their subdomains,
+addresses, and networks such as `fd00::/8`.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ import os
 from collections.abc import Mapping
 from urllib.parse import SplitResult, urlsplit
 
-#: What curl calls the same.
+#: curl's names for these schemes.
 SOCKS_SCHEMES = frozenset({"socks5", "socks5h"})
 
 
 def find_proxy(url: str, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the address of the proxy for a request, None if it goes straight to its host.
+    """Return the address of the proxy for a request, None if it goes directly to its host.
 
     Args:
-        url: Where the request goes.
-        environ: `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, or the same in lower case, which win.
+        url: The URL of the request.
+        environ: `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`; the same names in lower case take precedence.
 
     Raises:
-        ValueError: The address of the proxy cannot be read; names the variable, not the value: it may hold a password.
+        ValueError: The address of the proxy cannot be parsed. The text names the variable, not its value, which may
+            contain a password.
     """
     parts = urlsplit(url)
     if bypasses(parts, lookup(environ, "no_proxy")):
@@ -36,12 +37,12 @@ def find_proxy(url: str, environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def lookup(environ: Mapping[str, str], name: str) -> str:
-    """Return a variable that may be written in lower or in upper case; empty: it is not set."""
+    """Return a variable that may be written in lower or in upper case; empty if it is not set."""
     return environ.get(name) or environ.get(name.upper(), "")
 
 
 def bypasses(url: SplitResult, no_proxy: str) -> bool:
-    """Tell whether a list of hosts has the host of an address, so that no proxy is used for it.
+    """Return whether a list of hosts contains the host of a URL, so that it needs no proxy.
 
     Example:
         >>> bypasses(urlsplit("http://[::1]:8080"), "build, [::1]"), bypasses(urlsplit("http://a.corp"), ".corp")

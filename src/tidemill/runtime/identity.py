@@ -1,7 +1,7 @@
-"""Who a worker and an engine are: names that stay the same over restarts, and ids that do not.
+"""The identity of workers and engines: names that survive restarts, and ids that do not.
 
-The worker's name becomes a part of Kafka ids and file names, so it is limited to what Kafka allows in a topic's
-name. No I/O except reading the environment and the host's name.
+The worker's name becomes a part of Kafka ids and file names, so it is limited to the characters that Kafka allows in a
+topic's name. No I/O except reading the environment and the host's name.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
 
 _ALLOWED = re.compile(r"[A-Za-z0-9._-]+")
-#: `group.instance.id` holds group, worker and slot together; Kafka refuses ids beyond 249 characters.
+#: `group.instance.id` contains group, worker and slot; Kafka refuses ids beyond 249 characters.
 MAX_NAME_LENGTH = 100
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """One engine.
+    """The identity of one engine.
 
     Attributes:
         worker: The worker's name, unique in its consumer group.
         slot: The number of the engine's slot in its pipeline, from 0; it survives restarts of the engine.
         engine_id: New for every start; the value of TIDEMILL_ENGINE_ID in every process that it starts.
         group: The consumer group.
-        run_token: Rises with every start of an engine in this slot: the newest one wins.
+        run_token: Increases with every start of an engine in this slot; the newest one wins.
     """
 
     worker: str
@@ -51,7 +51,7 @@ def new_engine_id() -> str:
 
 
 def find_worker_name(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
-    """Return this process's worker name: from `settings.worker_name_env`, else the host's name.
+    """Return this process's worker name: from `settings.worker_name_env`, otherwise the host's name.
 
     Raises:
         ConfigError: The name cannot be part of a Kafka id.
@@ -65,7 +65,7 @@ def find_worker_name(settings: Settings, environ: Mapping[str, str] = os.environ
 
 
 def cluster_name(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
-    """Return the cluster's name: what the variable `cluster_name_env` says, else `cluster_name`."""
+    """Return the cluster's name: the value of the variable `cluster_name_env`, otherwise `cluster_name`."""
     if settings.cluster_name_env:
         name = environ.get(settings.cluster_name_env, "").strip()
         if name:

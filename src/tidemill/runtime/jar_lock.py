@@ -1,7 +1,7 @@
-"""Which Java libraries belong together: their names, versions, sizes and SHA-256 digests, from a file of the project.
+"""The Java libraries of an artifact: their names, versions, sizes and SHA-256 digests, from a file of the project.
 
-A line of such a file is `group:artifact:version size_bytes sha256`; the first one is the artifact that needs the
-others. What was downloaded is used only if it is exactly that.
+A line of such a file is `group:artifact:version size_bytes sha256`; the first line is the artifact that needs the
+others. Downloaded files are used only if they match exactly.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 _BLOCK_BYTES = 1 << 20
-#: A download that does not move is mentioned this often.
+#: How often a download without progress is reported.
 _UNMOVED_SECONDS = 15.0
 
 
@@ -41,7 +41,7 @@ class LockedJar(msgspec.Struct, frozen=True):
 
     @property
     def file_name(self) -> str:
-        """The name in a folder of jars, as Spark's resolver chooses it."""
+        """The file's name in a folder of jars, as Spark's resolver chooses it."""
         return f"{self.group}_{self.artifact}-{self.version}.jar"
 
     @property
@@ -50,7 +50,7 @@ class LockedJar(msgspec.Struct, frozen=True):
         return f"{self.group.replace('.', '/')}/{self.artifact}/{self.version}/{self.artifact}-{self.version}.jar"
 
     def find_problem(self, path: Path) -> str | None:
-        """Return what is wrong with a file that should be this jar, None if nothing is."""
+        """Return how a file differs from this jar, None if it does not."""
         try:
             size = path.stat().st_size
         except FileNotFoundError:
@@ -70,41 +70,41 @@ class JarLock(msgspec.Struct, frozen=True):
     """The libraries of one artifact.
 
     Attributes:
-        jars: All of them, the artifact itself first.
+        jars: All libraries, the artifact itself first.
     """
 
     jars: Sequence[LockedJar]
 
     @property
     def coordinates(self) -> str:
-        """Those of the artifact."""
+        """The coordinates of the artifact."""
         return self.jars[0].coordinates
 
     @property
     def name(self) -> str:
-        """What the folder of these jars is called."""
+        """The name of the folder for these jars."""
         return f"{self.jars[0].artifact}-{self.jars[0].version}"
 
     @property
     def size_bytes(self) -> int:
-        """How much there is to download."""
+        """The total size of the download."""
         return sum(jar.size_bytes for jar in self.jars)
 
     def is_complete(self, folder: Path) -> bool:
-        """Tell whether a folder has every jar in its full size; quick enough for each start."""
+        """Return whether a folder has every jar in its full size; fast enough for each start."""
         try:
             return all((folder / jar.file_name).stat().st_size == jar.size_bytes for jar in self.jars)
         except (FileNotFoundError, NotADirectoryError):
             return False
 
     def find_problems(self, folder: Path) -> list[str]:
-        """Return how the files in a folder differ from what is locked, digests included."""
+        """Return how the files in a folder differ from the lock, including their digests."""
         problems = (jar.find_problem(folder / jar.file_name) for jar in self.jars)
         return [problem for problem in problems if problem is not None]
 
 
 def parse_jar_lock(text: str) -> JarLock:
-    """Read a lock file; blank lines and those that begin with `#` are skipped.
+    r"""Parse a lock file; blank lines and lines that begin with `#` are skipped.
 
     Example:
         >>> parse_jar_lock("# made by hand\\norg.example:thing:1.0 3 00ff").jars[0].file_name
@@ -121,14 +121,14 @@ def parse_jar_lock(text: str) -> JarLock:
 
 
 def describe_download(lock: JarLock, received_bytes: int, seconds: float) -> str:
-    """Return a line about a download that is going on.
+    """Return a line about a download in progress.
 
     Example:
         >>> lock = parse_jar_lock("org.example:thing:1.0 2500000 00ff")
         >>> describe_download(lock, 1_200_000, 3.2)
         'downloading org.example:thing:1.0 (once): 1.2 of 2.5 MB, 3 s'
     """
-    # A resolver may also fetch what is not needed in the end.
+    # A resolver may also download files that turn out not to be needed.
     received, total = min(received_bytes, lock.size_bytes) / 1e6, lock.size_bytes / 1e6
     # A resolver reads the descriptions of all jars first, which takes a while on a slow network.
     so_far = f"{received:.1f} of {total:.1f} MB" if received_bytes else f"{total:.1f} MB, looking up the files"
@@ -136,10 +136,10 @@ def describe_download(lock: JarLock, received_bytes: int, seconds: float) -> str
 
 
 class DownloadProgress:
-    """Tells how far a download is whenever it has moved, and seldom that it has not.
+    """Reports a download whenever it has progressed, and occasionally that it has not.
 
     Args:
-        lock: What is downloaded.
+        lock: The jars that are downloaded.
         tell: Called with each line.
 
     Example:
@@ -153,18 +153,17 @@ class DownloadProgress:
     """
 
     def __init__(self, lock: JarLock, tell: Callable[[str], None]) -> None:
-        """Tell nothing yet."""
         self._lock = lock
         self._tell = tell
         self._told_bytes = -1
         self._told_at = 0.0
 
     def update(self, received_bytes: int, seconds: float) -> None:
-        """Tell it, if that is news.
+        """Report the progress, if it is news.
 
         Args:
-            received_bytes: What has arrived.
-            seconds: How long it has taken so far.
+            received_bytes: How many bytes have arrived.
+            seconds: How long the download has taken so far.
         """
         received = min(received_bytes, self._lock.size_bytes)
         if received == self._told_bytes and seconds < self._told_at + _UNMOVED_SECONDS:

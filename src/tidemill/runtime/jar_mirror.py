@@ -1,7 +1,7 @@
 """Downloads locked jars from a Maven repository that the user names, several at once, without Java.
 
-A file that is cut short or refused for a moment is requested again; whether its content is right is for the caller to
-check. A user and a password in the address are sent to that host alone and never shown.
+A file that is cut short or temporarily refused is requested again; the caller checks its content. A user name and a
+password in the address are sent to that host alone and never shown.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tidemill.runtime.trust_store import read_certificates
 Progress = Callable[[str], None]
 
 MIRROR_VARIABLE = "TIDEMILL_MAVEN_URL"
-#: The name of the threads that download, and how long they may take to end once one of them has failed.
+#: The name of the downloading threads, and how long they may take to end once one of them has failed.
 THREAD = "tidemill-jars"
 _END_SECONDS = 2.0
 _CONNECTIONS = 6
@@ -36,55 +36,54 @@ _PROGRESS_SECONDS = 3.0
 _ATTEMPTS = 3
 _PAUSE_SECONDS = 1.0
 _BLOCK_BYTES = 1 << 16
-#: The disk here is full; no server has anything to do with it.
+#: The disk of this machine is full; the server is not at fault.
 _LOCAL = (errno.ENOSPC, errno.EDQUOT)
-#: What a server may answer differently a moment later.
+#: Statuses that may be different a moment later.
 _TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 class _CutShortError(Exception):
-    """A file ended before its length."""
+    """A file ended before its full length."""
 
 
 class Mirror:
     """A Maven repository.
 
     Args:
-        url: Its root: `https://`, `http://` or `file://`, with a user and a password if it wants them.
-        environ: Says which certificates to trust.
+        url: The repository's root: `https://`, `http://` or `file://`, with a user name and a password if needed.
+        environ: The environment with the certificates to trust.
 
     Raises:
-        ConfigError: This is not such an address.
+        ConfigError: The URL is not such an address.
     """
 
     def __init__(self, url: str, environ: Mapping[str, str]) -> None:
-        """Connect to nothing yet."""
         parts = urlsplit(url)
         if parts.scheme not in ("https", "http", "file") or not (parts.hostname or parts.scheme == "file"):
             raise ConfigError(f"{MIRROR_VARIABLE} is not the address of a Maven repository; write https://host/path")
         host = parts.netloc.rpartition("@")[2]
-        #: Without the password.
+        #: The root URL without the password.
         self.root = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
         self._authorization = ""
         if parts.username:
             secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             self._authorization = f"Basic {base64.b64encode(secret.encode()).decode()}"
-        # Those that Java would be told of; none of them means that Python has its own.
+        # The same authorities as for Java; if there are none, Python uses its own.
         authorities = b"".join(read_certificates(environ)) or None
         handler = urllib.request.HTTPSHandler(context=ssl.create_default_context(cadata=authorities))
         self._opener = urllib.request.build_opener(handler)
 
     def download(self, jar: LockedJar, target: Path, received: Callable[[int], None], stop: threading.Event) -> None:
-        """Write a jar to a file, with some attempts.
+        """Write a jar to a file, with several attempts.
 
         Args:
-            jar: Which.
+            jar: The jar.
             target: The file.
             received: Called with the number of bytes that have arrived, negative if they have to be sent again.
-            stop: Once it is set the rest is left out.
+            stop: Once it is set, the download stops.
 
         Raises:
-            RemoteError: The repository does not have it, or refuses or fails to send it.
+            RemoteError: The repository does not have the jar, or refuses or fails to send it.
         """
         for attempt in range(1, _ATTEMPTS + 1):
             count = 0
@@ -108,30 +107,30 @@ class Mirror:
     def _copy(self, jar: LockedJar, target: Path, note: Callable[[int], None], stop: threading.Event) -> None:
         request = urllib.request.Request(f"{self.root}/{jar.repository_path}")  # noqa: S310  # its schemes are checked
         if self._authorization:
-            # Not sent on to another host by a redirection.
+            # Not sent to another host after a redirect.
             request.add_unredirected_header("Authorization", self._authorization)
         left = jar.size_bytes
         with self._opener.open(request, timeout=_ANSWER_SECONDS) as answer, target.open("wb") as file:
-            # One byte more than there should be is enough to see that it is another file.
+            # Reading one byte more than expected is enough to recognise a different file.
             while left >= 0 and not stop.is_set() and (block := answer.read(min(_BLOCK_BYTES, left + 1))):
                 file.write(block)
                 left -= len(block)
                 note(len(block))
         if left > 0 and not stop.is_set():
-            raise _CutShortError(f"it ended {left:,} bytes too early")
+            raise _CutShortError(f"the file ended {left:,} bytes too early")
 
 
 def download_from_mirror(lock: JarLock, scratch: Path, progress: Progress, environ: Mapping[str, str]) -> Path:
-    """Download all jars of a lock and return the folder that they are in.
+    """Download all jars of a lock and return their folder.
 
     Args:
-        lock: What to download.
+        lock: The jars.
         scratch: A folder for this download alone.
         progress: Called with a line of text every few seconds.
-        environ: Has the mirror's address.
+        environ: The environment with the mirror's address.
 
     Raises:
-        RemoteError: One of them cannot be downloaded; says which and why.
+        RemoteError: A jar cannot be downloaded; the text names it and the reason.
         ConfigError: The address cannot be used.
     """
     mirror = Mirror(environ[MIRROR_VARIABLE], environ)
@@ -141,7 +140,7 @@ def download_from_mirror(lock: JarLock, scratch: Path, progress: Progress, envir
 
 
 class _Download:
-    """The threads of one download, and what they have received."""
+    """The threads of one download, and how much they have received."""
 
     def __init__(self, lock: JarLock, mirror: Mirror, folder: Path) -> None:
         self._lock, self._mirror, self._folder = lock, mirror, folder
@@ -152,10 +151,10 @@ class _Download:
         self._counting = threading.Lock()
 
     def run(self, progress: Progress) -> Path:
-        # The largest first: none of them is left for the end.
+        # The largest first, so that none of them is left for the end.
         for jar in sorted(self._lock.jars, key=lambda jar: jar.size_bytes, reverse=True):
             self._jars.put(jar)
-        # Daemons: an answer that does not come keeps no process from ending.
+        # Daemon threads, so that a missing answer does not keep the process from exiting.
         threads = [threading.Thread(target=self._work, name=THREAD, daemon=True) for _ in range(_CONNECTIONS)]
         for thread in threads:
             thread.start()
@@ -173,7 +172,7 @@ class _Download:
                     waiting -= 1
         finally:
             self._stop.set()
-            # What they still wrote would keep the folder from being removed.
+            # A thread that still writes would keep the folder from being removed.
             deadline = time.monotonic() + _END_SECONDS
             for thread in threads:
                 thread.join(max(0.0, deadline - time.monotonic()))
@@ -208,7 +207,7 @@ def _describe(error: Exception) -> str:
         hint = {
             401: f"; put a user and a password into {MIRROR_VARIABLE}: https://user:password@host/path",
             404: f"; {MIRROR_VARIABLE} must be the root of a repository that has it",
-            407: "; the proxy wants a user and a password: HTTPS_PROXY=http://user:password@host:port",
+            407: "; the proxy requires a user and a password: HTTPS_PROXY=http://user:password@host:port",
         }
         return f"the answer is {error.code} {error.reason}{hint.get(error.code, '')}"
     reason = error.reason if isinstance(error, urllib.error.URLError) else error

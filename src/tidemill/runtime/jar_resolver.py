@@ -1,7 +1,7 @@
-"""Downloads jars by Spark's own resolver, which needs nothing but pyspark and Java.
+"""Downloads jars with Spark's own resolver, which needs only pyspark and Java.
 
-A site's Spark settings apply to it (`spark.jars.ivySettings`, `spark.jars.repositories`), and so do the proxy of the
-environment and the system's certificates. It ends with this process, however that ends.
+A site's Spark settings apply (`spark.jars.ivySettings`, `spark.jars.repositories`), and so do the environment's proxy
+and the system's certificates. The resolver ends with this process, however this process ends.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Progress = Callable[[str], None]
 _TIMEOUT_SECONDS = 600.0
 _PROGRESS_SECONDS = 3.0
 _TAIL_LINES = 15
-#: What the resolver's output says, and what helps.
+#: Texts of the resolver's output, and the advice for them.
 _ADVICE = (
     (
         ("PKIX path", "SSLHandshakeException", "unable to find valid certification path"),
-        "Java does not trust the repository's certificate, or that of a proxy before it: set SSL_CERT_FILE to a file "
-        "with the certificates of the authorities that this network uses",
+        "Java does not trust the certificate of the repository or of a proxy: set SSL_CERT_FILE to a file with the "
+        "certificates of the authorities that this network uses",
     ),
     (
         ("No space left on device", "Disk quota exceeded"),
@@ -39,19 +39,19 @@ _ADVICE = (
     ),
     (
         ("Proxy Authentication Required", " 407 "),
-        "the proxy wants a user and a password: HTTPS_PROXY=http://user:password@host:port",
+        "the proxy requires a user and a password: HTTPS_PROXY=http://user:password@host:port",
     ),
 )
 _OTHERWISE = (
-    "it needs a Maven repository once: check the network and the proxy (HTTPS_PROXY), name a mirror in "
+    "the first download needs a Maven repository: check the network and the proxy (HTTPS_PROXY), or set a mirror in "
     "TIDEMILL_MAVEN_URL or with spark.jars.ivySettings in a spark-defaults.conf ($SPARK_CONF_DIR)"
 )
 
 
 def spark_home() -> Path:
-    """Return the Spark distribution that belongs to the installed pyspark package.
+    """Return the Spark distribution of the installed pyspark package.
 
-    It is inside the package, or was downloaded into it (PYSPARK_HADOOP_VERSION), or the package is part of it.
+    The distribution is inside the package, was downloaded into it (PYSPARK_HADOOP_VERSION), or contains the package.
 
     Raises:
         ConfigError: pyspark is not installed.
@@ -69,21 +69,21 @@ def _is_spark(folder: Path) -> bool:
 
 
 def resolve_with_spark(lock: JarLock, scratch: Path, progress: Progress, environ: Mapping[str, str]) -> Path:
-    """Download an artifact with what it needs, and return the folder that the jars are in.
+    """Download an artifact with its dependencies, and return the folder of the jars.
 
     Args:
-        lock: What to download.
+        lock: The jars.
         scratch: A folder for this download alone.
         progress: Called with a line of text every few seconds.
         environ: The resolver's environment.
 
     Raises:
-        RemoteError: It failed; says what helps.
-        ConfigError: There is no Java, or a proxy's address cannot be read.
+        RemoteError: The download failed; the text gives advice.
+        ConfigError: There is no Java, or a proxy's address cannot be parsed.
     """
     ivy, log = scratch / "ivy", scratch / "log"
     exit_code = _run(lock, ivy, log, progress, environ)
-    # What follows the download fails for a user whom the system does not know.
+    # The steps after the download fail for a user that the system does not know.
     if exit_code != 0 and not lock.is_complete(ivy / "jars"):
         said = log.read_text(errors="replace")
         advice = next((advice for signs, advice in _ADVICE if any(sign in said for sign in signs)), _OTHERWISE)
@@ -104,7 +104,7 @@ def _run(lock: JarLock, ivy: Path, log: Path, progress: Progress, environ: Mappi
     program = log.with_name("nothing.py")
     program.write_text("")
     env = connected_environment(find_java(environ).environment(environ), log.parent)
-    # In a locale without UTF-8 Java could not open a cache folder whose name has other letters.
+    # In a locale without UTF-8, Java could not open a cache folder with non-ASCII letters in its name.
     env.update(SPARK_HOME=str(spark_home()), PYSPARK_PYTHON=sys.executable, LC_ALL="C.UTF-8")
     command = [
         str(spark_home() / "bin" / "spark-submit"),
@@ -130,7 +130,7 @@ def _run(lock: JarLock, ivy: Path, log: Path, progress: Progress, environ: Mappi
 
 
 def _count_bytes(ivy: Path) -> int:
-    # Jars are renamed as they complete.
+    # Jars are renamed when they are complete.
     sizes = [_size(path) for path in (ivy / "cache").rglob("*.jar*")]
     return sum(sizes)
 

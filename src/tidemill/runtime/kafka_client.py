@@ -1,7 +1,7 @@
-"""What Kafka clients of tidemill share: their configuration, their log, and queries about a topic.
+"""Code that all Kafka clients of tidemill share: configuration, logging, and queries about a topic.
 
-Invariants: credentials go only to the brokers they are meant for; librdkafka never writes to stderr; no text
-that leaves here contains a value of a secret setting.
+Invariants: credentials go only to the brokers they are meant for. librdkafka never writes to stderr. No text from this
+module contains the value of a secret setting.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tidemill.core.errors import ConfigError, RemoteError
 
 log = structlog.get_logger(__name__)
 
-#: A topic that was created a moment ago is unknown to some brokers for up to a second.
+#: Some brokers do not know a new topic for up to a second.
 FRESH_TOPIC_SECONDS = 5.0
 _STATE = re.compile(r" \(after \d+ms in state [A-Z_]+(?:, \d+ identical error\(s\) suppressed)?\)")
-#: One request to the brokers may take this long, connecting included.
+#: How long one request to the brokers may take, including the connection.
 CALL_SECONDS = 10.0
 _HERE = ("127.0.0.1", "localhost")
 
@@ -53,9 +53,9 @@ def make_client_config(kafka: KafkaSettings, brokers: str, overrides: Mapping[st
     """Return a librdkafka configuration for `brokers`.
 
     Args:
-        kafka: The `kafka` section; its security, sasl and ssl keys are inherited where the brokers are.
-        brokers: '' or the same as `kafka.brokers`: inherited; anything else gets no credentials of `kafka`.
-        overrides: The rest; wins over everything.
+        kafka: The `kafka` section; its security, sasl and ssl keys are inherited with its brokers.
+        brokers: '' or the same as `kafka.brokers` inherits; other brokers get no credentials of `kafka`.
+        overrides: Further keys, which take precedence.
 
     Example:
         >>> kafka = KafkaSettings(brokers="a:9092", client_config={"sasl.mechanism": "PLAIN", "linger.ms": 5})
@@ -76,7 +76,7 @@ def describe_client_error(error: Exception) -> str:
 
 
 def describe_connection(text: str) -> str:
-    """Return what librdkafka says about a connection, without the state and the time that nobody needs.
+    """Return librdkafka's text about a connection, without its internal state and timing.
 
     Example:
         >>> describe_connection("a:1/bootstrap: Connect to ipv4#10.0.0.1:1 failed (after 0ms in state CONNECT)")
@@ -99,22 +99,22 @@ def scrub(text: str, config: Mapping[str, Any]) -> str:
 
 
 class LibraryLog:
-    """Receives the lines that librdkafka would print: for debugging only, what matters comes as an error.
+    """Receives the lines that librdkafka would print, at DEBUG; important events arrive as errors.
 
-    Shaped like a `logging.Logger` as far as confluent_kafka uses one.
+    Has the methods of a `logging.Logger` that confluent_kafka uses.
     """
 
     def log(self, level: int, message: str, *args: object) -> None:
-        """Pass one line on."""
+        """Log one line."""
         log.debug("librdkafka", line=message % args if args else message)
 
 
 class TopicAdmin:
-    """Asks the brokers about topics, blocking: for worker threads only.
+    """Queries the brokers about topics, blocking: for worker threads only.
 
     Args:
         config: From `make_client_config`.
-        what: What needs the topic, for error texts, e.g. 'sinks.kafka.out'.
+        what: The user of the topic, for error texts, e.g. 'sinks.kafka.out'.
 
     Raises:
         ConfigError: librdkafka rejects the configuration.
@@ -134,11 +134,11 @@ class TopicAdmin:
             raise ConfigError(f"{what}: bad Kafka client configuration: {text}") from None
 
     def exists(self, topic: str, wait_seconds: float = FRESH_TOPIC_SECONDS) -> bool:
-        """Tell whether the topic exists, waiting a little for one that was just created.
+        """Return whether the topic exists; wait a little for one that was just created.
 
         Raises:
             ConfigError: The brokers deny access to it.
-            RemoteError: They do not answer.
+            RemoteError: The brokers do not answer.
         """
         deadline = time.monotonic() + wait_seconds
         while True:
@@ -156,7 +156,7 @@ class TopicAdmin:
 
         Raises:
             ConfigError: The brokers deny access to it.
-            RemoteError: They do not answer.
+            RemoteError: The brokers do not answer.
         """
         if not self.exists(topic, wait_seconds=1.0):
             return None
@@ -166,11 +166,11 @@ class TopicAdmin:
             raise self.refused(f"topic {topic!r} cannot be looked up", error.args[0]) from None
 
     def names(self) -> list[str]:
-        """Return the names of all topics that may be seen, in order.
+        """Return the names of all visible topics, in order.
 
         Raises:
-            ConfigError: The brokers deny it.
-            RemoteError: They do not answer.
+            ConfigError: The brokers deny access.
+            RemoteError: The brokers do not answer.
         """
         try:
             return sorted(self._client.list_topics(timeout=CALL_SECONDS).topics)
@@ -192,8 +192,8 @@ class TopicAdmin:
         """Create a topic of one partition with the brokers' replication factor, unless it exists.
 
         Raises:
-            ConfigError: The brokers deny it.
-            RemoteError: They do not answer or refuse.
+            ConfigError: The brokers deny access.
+            RemoteError: The brokers do not answer, or refuse.
         """
         new = NewTopic(topic, num_partitions=1, replication_factor=-1)
         try:
@@ -206,50 +206,50 @@ class TopicAdmin:
             raise self.refused(text, ck.KafkaError(ck.KafkaError._TIMED_OUT)) from None
 
     def max_message_bytes(self, topic: str) -> int | None:
-        """Return the largest batch that the topic takes, None if the brokers do not say."""
+        """Return the topic's largest batch size in bytes, None if the brokers do not report it."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
         try:
             answer = self._client.describe_configs([resource], request_timeout=CALL_SECONDS)[resource]
             return int(answer.result(CALL_SECONDS + 1.0)["max.message.bytes"].value)
         except (ck.KafkaException, TimeoutError, KeyError, ValueError) as error:
-            # Reading configurations needs a permission of its own; without it the broker's refusals show the limit.
-            log.debug("the topic's largest message is not known", topic=topic, error=str(error))
+            # Reading configurations needs a separate permission; without it the broker's refusals show the limit.
+            log.debug("the topic's largest message is unknown", topic=topic, error=str(error))
             return None
 
     def refused(self, text: str, error: ck.KafkaError) -> ConfigError | RemoteError:
-        """Return the error that says what the brokers answered, and what to do."""
+        """Return an error with the brokers' answer, and with advice."""
         said = scrub(error.str(), self._config)
         if error.code() in _FORBIDDEN:
-            return ConfigError(f"{self._what}: {text}: {said}; grant the rights or check client_config")
+            return ConfigError(f"{self._what}: {text}: {said}; grant the permission, or check client_config")
         if error.code() in _UNREACHABLE:
             self._client.poll(0)  # calls _on_error
-            # What the client heard says why; the answer to the call says only that it timed out.
+            # The client's error gives the reason; the answer to the call says only that it timed out.
             why = self._heard or said
             advice = advise_start(self._brokers)
             return RemoteError(f"{self._what}: no answer from Kafka at {self._brokers}: {why}; {advice}")
         return RemoteError(f"{self._what}: {text} at {self._brokers}: {said}", retryable=error.retriable())
 
     def _on_error(self, error: ck.KafkaError) -> None:
-        """Keep why a connection fails: the answer to a call says only that it timed out."""
+        """Store why a connection fails; the answer to a call says only that it timed out."""
         if error.code() != ck.KafkaError._ALL_BROKERS_DOWN:
             self._heard = scrub(describe_connection(error.str()), self._config)
 
 
 class BackgroundCall:
-    """A call that may never come back (handing offsets to a transaction), on a thread of its own.
+    """A call that may never return (handing offsets to a transaction), on a thread of its own.
 
     Attributes:
-        began: When, by the monotonic clock.
-        ended: Set when it came back.
-        error: What it raised, of any type.
+        began: When it began, by the monotonic clock.
+        ended: Set when it returned.
+        error: Its exception, of any type.
     """
 
     def __init__(self, name: str, call: Callable[[], Any]) -> None:
-        """Make the call.
+        """Start the call.
 
         Args:
-            name: Of its thread.
-            call: What to do.
+            name: The thread's name.
+            call: The call.
         """
         self.began = time.monotonic()
         self.ended = threading.Event()
@@ -260,14 +260,14 @@ class BackgroundCall:
     def _run(self) -> None:
         try:
             self._call()
-        except BaseException as error:  # of any type: nothing else on this thread would see it
+        except BaseException as error:  # any type, because nothing else on this thread would see it
             self.error = error
         finally:
             self.ended.set()
 
 
 def advise_start(brokers: str, setting: str = "`brokers`") -> str:
-    """Return what to do when brokers do not answer.
+    """Return advice for brokers that do not answer.
 
     Example:
         >>> advise_start("127.0.0.1:9093")

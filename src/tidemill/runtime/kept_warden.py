@@ -1,7 +1,7 @@
-"""An engine's warden, replaced whenever it dies: without one a killed engine's children would live on.
+"""Replaces an engine's warden whenever it dies, because a killed engine's children would survive without one.
 
-Separate from `warden`, because that file is also a program and has to stay small. Everything happens in callbacks of
-the engine's loop; there is no task that could end.
+Separate from `warden`, because that file is also a program and has to stay small. All work happens in callbacks of the
+engine's loop; there is no task that could end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tidemill.runtime.warden import Warden
 
 log = structlog.get_logger(__name__)
 
-#: Between two starts, and two looks where the system cannot tell that a process has ended.
+#: The pause between two starts, and between two checks if the system cannot report a process's end.
 PAUSE_SECONDS = 0.5
 
 
@@ -27,14 +27,13 @@ class KeptWarden:
     """
 
     def __init__(self, warden: Warden) -> None:
-        """Start nothing yet."""
         self._warden = warden
         self._pidfd: int | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def pid(self) -> int | None:
-        """The warden that lives."""
+        """The process id of the current warden."""
         return self._warden.pid
 
     def start(self) -> None:
@@ -48,7 +47,7 @@ class KeptWarden:
         self._watch()
 
     def close(self) -> None:
-        """Stop watching, and let the warden end what is left and leave."""
+        """Stop watching; let the warden end the remaining processes and exit."""
         self._forget()
         self._warden.close()
 
@@ -57,7 +56,7 @@ class KeptWarden:
         try:
             self._pidfd = os.pidfd_open(pid) if pid is not None else None
         except (OSError, AttributeError):
-            self._pidfd = None  # it is gone already, or this system has none: it is looked for
+            self._pidfd = None  # it has exited already, or this system has no pidfd; check regularly
         if self._pidfd is not None:
             self._loop.add_reader(self._pidfd, self._look)
         else:
@@ -76,7 +75,7 @@ class KeptWarden:
             self._timer = self._loop.call_later(PAUSE_SECONDS, self._look)
             return
         log.warning("the warden of this engine died and was replaced", pid=pid, new_pid=self._warden.pid)
-        # A program that kills every warden must not make this one start processes without end.
+        # A program that kills every warden must not make this process start endless processes.
         self._timer = self._loop.call_later(PAUSE_SECONDS, self._look)
 
     def _forget(self) -> None:

@@ -1,7 +1,7 @@
 """The messages of the link: every frame that an engine and its driver can send, and how frames are sent.
 
-A frame is four bytes of length, big-endian, and a msgspec message that carries its own name. Its size is
-bounded by the reader; whatever does not decode to a known frame is an error of the other side.
+A frame is four bytes of length, big-endian, and a msgpack message that carries its own name. The reader limits its
+size. Bytes that do not decode to a known frame are an error of the other side.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from tidemill.runtime.messages import SourceMessage
 from tidemill.runtime.probe_report import ProbeReport
 from tidemill.runtime.progress import EngineSummary
 
-#: A snapshot with thousands of partitions stays below this; anything larger is not ours.
+#: A snapshot with thousands of partitions is smaller; a larger frame does not come from tidemill.
 MAX_FRAME_BYTES = 4 * 1024 * 1024
-#: Before a hello no peer gets more memory than a hello needs.
+#: Before its hello, a peer gets no more memory than a hello needs.
 MAX_HELLO_BYTES = 4096
 _LENGTH = struct.Struct(">I")
 
 
 class LinkAddress(msgspec.Struct, frozen=True):
-    """Where engines find their driver, and what both sides prove that they know."""
+    """The driver's address for engines, and the secret that both sides prove to know."""
 
     host: str
     port: int
@@ -45,14 +45,14 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     """The first frame of a connection; trusted once a `Proof` follows.
 
     Attributes:
-        nonce: A new random number of each connection.
-        slot: Which slot the engine fills.
+        nonce: A new random number for each connection.
+        slot: The slot that the engine fills.
         job_token: The number of the submission that started this engine.
-        run_token: 0 at the first connection, later the number that `Welcome` gave it.
+        run_token: 0 at the first connection, later the number from its `Welcome`.
         engine_id: The engine's id, new at every start.
         pid: The engine's process.
         host: The engine's host.
-        ready: `on_ready` is done; repeated after a reconnect.
+        ready: Whether `on_ready` is done; repeated after a reconnect.
         stage: The Spark stage of a bounded run's engine.
         attempt: Spark's number for the attempt of its task.
     """
@@ -80,7 +80,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """The engine is over and leaves no work; its process ends next."""
+    """The engine has ended and leaves no work; its process exits next."""
 
     summary: EngineSummary
 
@@ -90,9 +90,9 @@ class Rows(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         seq: The number of the frame; rows and events of an engine are numbered together.
-        table: What the rows are about.
+        table: The table of the rows.
         body: The rows; opaque to the link.
-        count: How many they are, for who cannot read or store them.
+        count: The number of rows, for receivers that cannot read or store them.
     """
 
     seq: int
@@ -113,9 +113,9 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
     """The answer to an `Ask`.
 
     Attributes:
-        number: The question's.
-        stage: Where the message is; None: it is not open in this engine.
-        problem: Why that cannot be said.
+        number: The question's number.
+        stage: Where the message is; None if it is not open in this engine.
+        problem: Why there is no answer.
     """
 
     number: int
@@ -127,9 +127,9 @@ class Probed(msgspec.Struct, frozen=True, tag=True):
     """The answer to a `Probe`.
 
     Attributes:
-        number: The question's.
-        report: What was found; None: the message was not probed.
-        problem: Why not.
+        number: The question's number.
+        report: The probe's report; None if the message was not probed.
+        problem: Why it was not probed.
     """
 
     number: int
@@ -138,7 +138,7 @@ class Probed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Live(msgspec.Struct, frozen=True, tag=True):
-    """What the engine's executors do, while the driver watches."""
+    """The work of the engine's executors, while the driver watches."""
 
     state: LiveState
 
@@ -150,8 +150,8 @@ class Challenge(msgspec.Struct, frozen=True, tag=True):
     """The answer to a hello: the driver knows the pipeline's secret, and wants the engine to prove the same.
 
     Attributes:
-        nonce: A new random number of each connection.
-        proof: The driver's.
+        nonce: A new random number for each connection.
+        proof: The driver's proof.
     """
 
     nonce: bytes
@@ -165,7 +165,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """The answer to an engine that was replaced: stop."""
+    """The answer to an engine that was replaced: it must stop."""
 
     reason: str
 
@@ -179,31 +179,31 @@ class Go(msgspec.Struct, frozen=True, tag=True):
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
-    """Finish what is in flight, commit, leave.
+    """Finish all messages in flight, commit, and leave the group.
 
     Attributes:
-        keep_place: Do not leave the group: another engine of the slot takes the partitions over in a moment.
+        keep_place: Stay in the group, because another engine of the slot takes over the partitions in a moment.
     """
 
     keep_place: bool = False
 
 
 class Pause(msgspec.Struct, frozen=True, tag=True):
-    """Take no new messages.
+    """Stop fetching messages.
 
     Attributes:
-        partitions: Of these partitions of the source topic, and of no others; None: of all.
+        partitions: The partitions of the source topic to pause; None pauses all.
     """
 
     partitions: list[int] | None = None
 
 
 class Resume(msgspec.Struct, frozen=True, tag=True):
-    """Take messages of all partitions again."""
+    """Fetch messages of all partitions again."""
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Release the brake, as a user asked; what it holds is dead-lettered."""
+    """Release the brake on a user's request; the messages that it holds are dead-lettered."""
 
 
 class Exit(msgspec.Struct, frozen=True, tag=True):
@@ -211,19 +211,19 @@ class Exit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stored(msgspec.Struct, frozen=True, tag=True):
-    """What the engine recorded under this number is stored, or lost for good: it need not be sent again."""
+    """The engine's records of this number are stored, or lost for good; it need not send them again."""
 
     seq: int
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
-    """Where is this message? Answered by `Answer`.
+    """A question for the state of a message. Answered by `Answer`.
 
     Attributes:
-        number: Which question it is.
+        number: The question's number.
         topic: The message's topic.
-        partition: Its partition.
-        offset: Its offset.
+        partition: The message's partition.
+        offset: The message's offset.
     """
 
     number: int
@@ -233,12 +233,12 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
 
 
 class Probe(msgspec.Struct, frozen=True, tag=True):
-    """Run this message through the handler, and leave nothing behind. Answered by `Probed`.
+    """A request to run a message through the handler without leaving a trace. Answered by `Probed`.
 
     Attributes:
-        number: Which question it is.
-        message: The message; not parsed.
-        seconds: How long it may take.
+        number: The question's number.
+        message: The message, not parsed.
+        seconds: How long the probe may take.
     """
 
     number: int
@@ -247,7 +247,7 @@ class Probe(msgspec.Struct, frozen=True, tag=True):
 
 
 class Watch(msgspec.Struct, frozen=True, tag=True):
-    """Send `Live` for this long from now on.
+    """A request to send `Live` from now on.
 
     Attributes:
         seconds: How long; another `Watch` extends it.
@@ -270,7 +270,7 @@ class BadFrameError(Exception):
 
 
 def pack_frame(frame: FromEngine | FromDriver) -> bytes:
-    """Return a frame as it is sent.
+    """Return the bytes of a frame.
 
     Raises:
         UnicodeEncodeError: A text in it has a lone surrogate.
@@ -283,7 +283,7 @@ def pack_frame(frame: FromEngine | FromDriver) -> bytes:
 
 
 def send_frame(writer: asyncio.StreamWriter, frame: FromEngine | FromDriver) -> bytes:
-    """Send a frame; return its message. Raises what `pack_frame` does, and has sent nothing then."""
+    """Send a frame and return its message; raises like `pack_frame`, before anything is sent."""
     data = pack_frame(frame)
     writer.write(data)
     return data[_LENGTH.size :]
@@ -297,7 +297,7 @@ async def receive_frame(reader: asyncio.StreamReader, limit: int) -> bytes:
 
 
 def enable_keepalive(writer: asyncio.StreamWriter) -> None:
-    """Have the system notice a host that vanished within about 15 s instead of hours."""
+    """Make the system notice a vanished host within about 15 s instead of hours."""
     sock: socket.socket = writer.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (

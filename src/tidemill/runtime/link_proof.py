@@ -1,7 +1,7 @@
 """How the two ends of a link prove to each other, before anything else, that both know the pipeline's secret.
 
 Each end answers the other's random number with an HMAC over both numbers and the engine's whole hello, so a proof is
-good for one connection, one direction and what was said in it. The secret itself is never sent over the link.
+valid for one connection, one direction and one hello. The secret itself is never sent over the link.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import enum
 import hmac
 import secrets
 
-#: Of a random number and of a proof, in bytes.
+#: The length of a random number and of a proof, in bytes.
 NONCE_BYTES = 32
 _DOMAIN = b"tidemill link 1"
 
 
 class Side(enum.Enum):
-    """Whose proof it is."""
+    """The side that a proof comes from."""
 
     DRIVER = b"driver"
     ENGINE = b"engine"
@@ -31,10 +31,10 @@ def link_proof(secret: str, side: Side, hello: bytes, nonce: bytes) -> bytes:
     """Return the proof of one side.
 
     Args:
-        secret: The pipeline's.
-        side: Whose proof it is.
-        hello: The engine's hello as it was sent; its nonce is in it.
-        nonce: The driver's.
+        secret: The pipeline's secret.
+        side: The side that proves itself.
+        hello: The engine's hello as it was sent, which includes its nonce.
+        nonce: The driver's nonce.
     """
     found = hmac.new(secret.encode(), digestmod="sha256")
     for part in (_DOMAIN, side.value, nonce, hello):
@@ -43,5 +43,5 @@ def link_proof(secret: str, side: Side, hello: bytes, nonce: bytes) -> bytes:
 
 
 def is_proof(given: bytes, secret: str, side: Side, hello: bytes, nonce: bytes) -> bool:
-    """Tell whether a proof comes from a side that knows the secret; takes the same time for any input."""
+    """Return whether a proof comes from a side that knows the secret; takes the same time for any input."""
     return hmac.compare_digest(given, link_proof(secret, side, hello, nonce))

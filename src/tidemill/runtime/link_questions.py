@@ -1,7 +1,7 @@
 """Questions of a driver to one of its engines over the link, and their answers: where a message is, and probes.
 
-Invariants: a question and an answer are sent only while little else waits, so that no heartbeat is late; a question
-without an answer ends with its time, or with its connection; few are open at a time.
+Invariants: a question or an answer is sent only while little else waits, so that no heartbeat is late. A question
+without an answer ends with its time limit, or with its connection. Few questions are open at once.
 """
 
 from __future__ import annotations
@@ -25,29 +25,28 @@ log = structlog.get_logger(__name__)
 
 #: How many questions may be open at an engine; more are refused.
 MAX_OPEN = 32
-#: How long an engine may take to answer: its event loop may be blocked.
+#: How long an engine may take to answer; its event loop may be blocked.
 ASK_SECONDS = 2.0
-#: How much longer than the probe itself its answer may take: an engine ends what the probe has left running.
+#: How much longer than the probe its answer may take, because the engine ends the processes that the probe left.
 PROBE_END_SECONDS = 8.0
-#: Returns where a message is, given topic, partition and offset; None: it is not open.
+#: Returns where a message is, given topic, partition and offset; None if it is not open.
 FindMessage = Callable[[str, int, int], MessageStage | None]
 
 
 def is_free(writer: asyncio.StreamWriter) -> bool:
-    """Tell whether so little waits in a connection that something else than a heartbeat may be sent."""
+    """Return whether a connection has so little to send that a frame other than a heartbeat may be sent."""
     return not writer.is_closing() and writer.transport.get_write_buffer_size() < MAX_WAITING_BYTES
 
 
 class Answers:
-    """The engine's side: answers what the driver asks.
+    """The engine's side: answers the driver's questions.
 
     Attributes:
-        find: Where answers come from; None: there is no engine yet.
-        prober: What probes messages; None: nothing does.
+        find: Finds messages; None while there is no engine.
+        prober: Probes messages; None if probes are off.
     """
 
     def __init__(self) -> None:
-        """Start without anything to answer."""
         self.find: FindMessage | None = None
         self.prober: ProbeSource | None = None
         self._waiting: deque[Answer | Probed] = deque(maxlen=MAX_OPEN)
@@ -64,13 +63,13 @@ class Answers:
         self.send(writer)
 
     async def probe(self, probe: Probe) -> None:
-        """Probe a message; the answer goes with the next beat."""
+        """Probe a message; the answer is sent with the next beat."""
         report, problem = None, ""
         try:
             if self.prober is not None:
                 report = await self.prober.probe(probe.message, probe.seconds)
             else:
-                problem = "it does not probe messages: debug.probe_enabled is false, or it is starting"
+                problem = "the engine does not probe messages: debug.probe_enabled is false, or it is starting"
         except UserActionError as error:
             problem = str(error)
         except Exception as error:  # a question must not end the link
@@ -79,7 +78,7 @@ class Answers:
         self._waiting.append(Probed(probe.number, report, problem))
 
     def send(self, writer: asyncio.StreamWriter | None) -> None:
-        """Send what may be sent now."""
+        """Send the answers that may be sent now."""
         while self._waiting and writer is not None and is_free(writer):
             answer = self._waiting.popleft()
             try:
@@ -92,21 +91,20 @@ class Questions:
     """The driver's side, on the link's loop."""
 
     def __init__(self) -> None:
-        """Start without questions."""
         self._numbers = itertools.count(1)
         self._open: dict[int, tuple[int, asyncio.Future[Answer | Probed]]] = {}
 
     async def ask(
         self, link: int, writer: asyncio.StreamWriter | None, topic: str, partition: int, offset: int
     ) -> MessageStage | None:
-        """Ask an engine where a message is; None: it is not open there.
+        """Ask an engine where a message is; None if it is not open there.
 
         Args:
             link: The engine's link.
-            writer: Its connection.
+            writer: The engine's connection.
             topic: The message's topic.
-            partition: Its partition.
-            offset: Its offset.
+            partition: The message's partition.
+            offset: The message's offset.
 
         Raises:
             RemoteError: There is no answer.
@@ -114,28 +112,28 @@ class Questions:
         question = Ask(next(self._numbers), topic, partition, offset)
         answer = await self._exchange(link, writer, question, ASK_SECONDS)
         if answer.problem:
-            raise RemoteError(f"the engine cannot say it: {answer.problem}")
+            raise RemoteError(f"the engine failed to look up the message: {answer.problem}")
         return answer.stage if isinstance(answer, Answer) else None
 
     async def probe(
         self, link: int, writer: asyncio.StreamWriter | None, message: SourceMessage, seconds: float
     ) -> ProbeReport:
-        """Have an engine probe a message.
+        """Let an engine probe a message.
 
         Args:
             link: The engine's link.
-            writer: Its connection.
+            writer: The engine's connection.
             message: The message.
             seconds: How long the probe may take.
 
         Raises:
             RemoteError: There is no answer.
-            UserActionError: The engine does not probe it, and says why.
+            UserActionError: The engine does not probe the message; the text gives the reason.
         """
         question = Probe(next(self._numbers), message, seconds)
         answer = await self._exchange(link, writer, question, seconds + PROBE_END_SECONDS)
         if not isinstance(answer, Probed) or answer.report is None:
-            raise UserActionError(answer.problem or "the engine gives no answer to a probe")
+            raise UserActionError(answer.problem or "the engine did not answer the probe; try again")
         return answer.report
 
     async def _exchange(
@@ -154,12 +152,12 @@ class Questions:
                 f"the engine does not answer within {seconds:g} s: its event loop may be blocked"
             ) from None
         except (UnicodeEncodeError, BadFrameError) as error:
-            raise RemoteError(f"this cannot be sent to an engine: {error}", retryable=False) from error
+            raise RemoteError(f"the question cannot be sent to an engine: {error}", retryable=False) from error
         finally:
             del self._open[question.number]
 
     def note_answer(self, link: int, answer: Answer | Probed) -> None:
-        """Take an answer; one that nobody waits for changes nothing."""
+        """Process an answer; one without an open question changes nothing."""
         asked, future = self._open.get(answer.number, (0, None))
         if future is not None and asked == link and not future.done():
             future.set_result(answer)

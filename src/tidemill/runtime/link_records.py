@@ -1,8 +1,8 @@
-"""What engines recorded, on its way over the link: the engine's sender, and the interface of what stores it.
+"""The records of engines on the link: the engine's sender, and the interface of their store.
 
-Invariants: a frame is sent only while little else waits, so that no heartbeat is late; what the driver did not confirm
-is sent again after a reconnect, under the same number; nothing here waits for the other side but `finish`, which is
-bounded.
+Invariants: a frame is sent only while little else waits, so that no heartbeat is late. Frames that the driver did not
+confirm are sent again after a reconnect, under the same number. Nothing here waits for the other side except `finish`,
+which has a time limit.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ from tidemill.core.recorder.outgoing import EVENTS, OutgoingFrames
 from tidemill.runtime.deadline import Deadline
 from tidemill.runtime.link_messages import Events, Rows, send_frame
 
-#: No frame is sent while this much waits in the connection's buffer: a heartbeat would have to wait behind it.
+#: No frame is sent while more than this waits in the connection's buffer, because a heartbeat would wait behind it.
 MAX_WAITING_BYTES = 64 * 1024
-#: How often the end of an engine looks whether a lost connection is back.
+#: How often an ending engine checks whether a lost connection is back.
 _LOOK_SECONDS = 0.05
 
 
 class RecordSink(Protocol):
-    """Stores what engines send; called on the link's loop.
+    """Stores the records of engines; called on the link's loop.
 
-    Each call returns at once and never raises. `LinkServer.confirm` is called for each frame once it is dealt with. A
-    frame that comes twice has the same engine and number.
+    Each call returns at once and never raises. `LinkServer.confirm` is called for each frame once it is processed. A
+    frame
+    that arrives twice has the same engine and number.
     """
 
     def put_rows(self, engine_id: str, slot: int, seq: int, table: str, body: bytes, count: int) -> None:
-        """Take so many rows of a table."""
+        """Accept `count` rows of a table."""
 
     def put_events(self, engine_id: str, slot: int, seq: int, body: bytes, count: int) -> None:
-        """Take so many events."""
+        """Accept `count` events."""
 
 
 class RecordSender:
@@ -42,18 +43,17 @@ class RecordSender:
     """
 
     def __init__(self, frames: OutgoingFrames) -> None:
-        """Send nothing yet."""
         self._frames = frames
         self._writer: asyncio.StreamWriter | None = None
         self._stored = asyncio.Event()
 
     def reconnect(self, writer: asyncio.StreamWriter | None) -> None:
-        """Continue on a new connection: what was not confirmed on the one before goes first."""
+        """Continue on a new connection; frames that were not confirmed on the previous one are sent first."""
         self._frames.note_disconnected()
         self._writer = writer
 
     def send(self) -> None:
-        """Send what may be sent now."""
+        """Send the frames that may be sent now."""
         writer = self._writer
         if writer is None:
             return
@@ -67,13 +67,13 @@ class RecordSender:
                 send_frame(writer, Rows(frame.seq, frame.table, frame.body, frame.count))
 
     def note_stored(self, seq: int) -> None:
-        """Take a confirmation."""
+        """Process a confirmation."""
         self._frames.note_stored(seq)
         self._stored.set()
         self.send()
 
     async def finish(self, seconds: float) -> int:
-        """Send the rest, and wait for its confirmation for up to this long.
+        """Send the remaining frames, and wait up to `seconds` for their confirmation.
 
         Returns:
             How many rows and events were lost since the engine started.

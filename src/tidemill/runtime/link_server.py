@@ -1,12 +1,12 @@
-"""The link between the driver and its engines, one TCP connection per engine: the driver's side.
+"""The driver's side of the link between the driver and its engines; there is one TCP connection per engine.
 
-`LinkServer` is the source of truth about engines: which have said hello, which are silent, which are gone. It runs on
-an event loop of its own thread and decides nothing: it tells a `LinkEvents` what happened, in order, on that loop. The
-engine's side, `EngineLink`, lives on the engine's loop.
+`LinkServer` is the source of truth about engines: which ones are connected, silent or closed. It runs on an event loop
+of its own thread and decides nothing; it reports events to a `LinkEvents`, in order, on that loop. The engine's side,
+`EngineLink`, lives on the engine's loop.
 
-Invariants: neither side believes anything before the other has proved that it knows the pipeline's secret, which
-is never sent over the link; nothing is encrypted, which is left to the network; anything but a known frame closes
-the connection; every `on_hello` is followed by an `on_closed` for that connection.
+Invariants: neither side trusts the other before it has proved that it knows the pipeline's secret, which is never sent
+over the link. Nothing is encrypted; that is left to the network. Anything but a known frame closes the connection.
+Every `on_hello` is followed by an `on_closed` for that connection.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ log = structlog.get_logger(__name__)
 #: How long a connection may take to say hello.
 HELLO_SECONDS = 5.0
 ResultT = TypeVar("ResultT")
-#: Takes what an engine's executors do, with its slot and its id.
+#: Receives the state of an engine's executors, with the engine's slot and id.
 TakeLive = Callable[[int, str, LiveState], None]
 
 
 class LinkEvents(Protocol):
-    """Receives what happens; called on the link's loop, in order, never concurrently.
+    """Receives the events of all links; called on the link's loop, in order, never concurrently.
 
-    A link is a number that the server gives to a connection which said hello, never used twice.
+    A link is the number that the server assigns to a connection which said hello; numbers are never reused.
     """
 
     def on_hello(self, link: int, hello: Hello) -> None:
@@ -94,10 +94,10 @@ class LinkServer:
     """The driver's side of all links of one pipeline.
 
     Args:
-        events: Receives what happens.
+        events: Receives the events.
         bind_host: The address to listen on.
-        public_host: What engines connect to; by default the address that is listened on.
-        records: Stores what engines record; None: it is confirmed, and forgotten.
+        public_host: The address that engines connect to; by default `bind_host`.
+        records: Stores the records of engines; None confirms and discards them.
 
     Example:
         >>> server = LinkServer(supervisors)  # doctest: +SKIP
@@ -112,7 +112,7 @@ class LinkServer:
         public_host: str = "",
         records: RecordSink | None = None,
     ) -> None:
-        """Open nothing; `start` listens."""
+        """Create the server; `start` listens."""
         self._events = events
         self._records = records
         self._bind_host = bind_host
@@ -121,7 +121,7 @@ class LinkServer:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="tidemill-link", daemon=True)
         self._server: asyncio.Server | None = None
-        #: Held while something is given to the loop, and to set `_closed`.
+        #: Held while work is handed to the loop, and to set `_closed`.
         self._closing = threading.Lock()
         self._closed = False
         self._numbers = itertools.count(1)
@@ -131,7 +131,7 @@ class LinkServer:
         self._questions = Questions()
         self._take_live: TakeLive | None = None
         self._writers: set[asyncio.StreamWriter] = set()
-        #: What waits for the end of a block of `together`; None: there is none.
+        #: Frames that wait for the end of a `together` block; None outside of one.
         self._together: list[tuple[asyncio.StreamWriter, bytes]] | None = None
 
     # -- any thread ----------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class LinkServer:
         return self._loop
 
     def start(self) -> LinkAddress:
-        """Listen, and return what engines have to know.
+        """Listen, and return the address for engines.
 
         Raises:
             RemoteError: The address cannot be listened on.
@@ -163,27 +163,27 @@ class LinkServer:
         """Run a coroutine on the link's loop and wait for its result; not from that loop itself.
 
         Args:
-            coroutine: What to run.
-            seconds: How long to wait; None: until it is done.
+            coroutine: The coroutine.
+            seconds: How long to wait; None waits until it is done.
 
         Raises:
-            RemoteError: The link is being closed, or there is no result in time; then the coroutine is cancelled.
+            RemoteError: The link is being closed, or the coroutine took too long and is cancelled.
         """
         with self._closing:
             if self._closed:
                 coroutine.close()
                 raise RemoteError("the link to the engines is closed: the pipeline is stopping", retryable=False)
-            # Started before `close` stops the loop, which is asked for later.
+            # Started while the lock is held, so before `close` can stop the loop.
             future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result(seconds)
         except TimeoutError:
             if not future.cancel():
-                return future.result()  # it has ended; the error may be its own
+                return future.result()  # the call has ended; the TimeoutError may be its own
             raise RemoteError(f"the link to the engines did not answer within {seconds:g} s; try again") from None
 
     def confirm(self, engine_id: str, seq: int) -> None:
-        """Tell an engine that what it recorded under this number was dealt with; one that is gone is not told."""
+        """Tell an engine that its records of this number were processed; a disconnected engine is not told."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._confirm, engine_id, seq)
 
@@ -212,10 +212,11 @@ class LinkServer:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Send at the end of the block what is sent in it, to all engines in one go. Only on the link's loop.
+        """Collect all frames sent in the block and write them together at its end. Only on the link's loop.
 
-        An engine on this machine that has its order begins to work, on the cores that the driver needs to write the
-        other ones: so all that can be done before the first one is written is done before it.
+        An engine on this machine starts to work once it has its command, on the cores that the driver needs for the
+        other
+        engines' frames. All work that is possible before the first write is therefore done before it.
         """
         if self._together is not None:
             yield
@@ -233,7 +234,7 @@ class LinkServer:
             writer.write(data)
 
     async def ask(self, link: int, topic: str, partition: int, offset: int) -> MessageStage | None:
-        """Ask an engine where a message is; None: it is not open there. Only on the link's loop.
+        """Ask an engine where a message is; None if it is not open there. Only on the link's loop.
 
         Raises:
             RemoteError: There is no answer.
@@ -241,14 +242,14 @@ class LinkServer:
         return await self._questions.ask(link, self._links.get(link), topic, partition, offset)
 
     async def probe(self, link: int, message: SourceMessage, seconds: float) -> ProbeReport:
-        """Have an engine probe a message; see `Questions.probe`. Only on the link's loop."""
+        """Let an engine probe a message; see `Questions.probe`. Only on the link's loop."""
         return await self._questions.probe(link, self._links.get(link), message, seconds)
 
     def watch(self, take: TakeLive, seconds: float) -> None:
-        """Have all engines say what their executors do for this long. Only on the link's loop.
+        """Let all engines report the work of their executors for `seconds`. Only on the link's loop.
 
         Args:
-            take: Called there with each state, the slot and the id of its engine; returns at once.
+            take: Called on the loop with each state, the slot and the id of its engine; returns at once.
             seconds: How long; a later call extends it.
         """
         self._take_live = take
@@ -257,10 +258,10 @@ class LinkServer:
                 send_frame(writer, Watch(seconds))
 
     def close_link(self, link: int) -> None:
-        """Close a connection once what was sent is out. Only on the link's loop."""
+        """Close a connection once its frames are sent. Only on the link's loop."""
         writer = self._links.get(link)
         if writer is not None:
-            if self._together:  # what was sent before comes before the end
+            if self._together:  # earlier frames are sent before the connection closes
                 self._send_together()
             writer.close()
 
@@ -295,11 +296,11 @@ class LinkServer:
             while True:
                 self._tell(link, from_engine.decode(await receive_frame(reader, MAX_FRAME_BYTES)))
         except (OSError, EOFError):
-            pass  # the other side is gone or silent; `on_closed` reports it
+            pass  # the other side has closed the connection or is silent; `on_closed` reports it
         except (msgspec.DecodeError, BadFrameError) as error:
             log.warning("a connection to the link was closed", peer=_peer(writer), error=str(error))
         except Exception:
-            log.exception("the link failed; its connection is closed", peer=_peer(writer))
+            log.exception("a connection to the link failed and is closed", peer=_peer(writer))
         finally:
             self._writers.discard(writer)
             writer.close()
@@ -326,7 +327,7 @@ class LinkServer:
             case Beat(changes=changes) as beat:
                 before = self._snapshots.get(link)
                 if before is None and not changes.whole:
-                    raise BadFrameError("a first beat that does not tell of all partitions")
+                    raise BadFrameError("a first beat that does not cover all partitions")
                 self._snapshots[link] = apply_beat(beat, before or EngineProgress())
                 self._events.on_beat(link, self._snapshots[link])
             case Ready():
@@ -347,8 +348,8 @@ class LinkServer:
         try:
             if self._take_live is not None:
                 self._take_live(hello.slot, hello.engine_id, state)
-        except Exception as error:  # who watches must not end a link
-            throttle(log, 60.0).error("the live page gets nothing", error=describe_error(error), exc_info=error)
+        except Exception as error:  # a fault of the live page must not end a link
+            throttle(log, 60.0).error("the live page is not updated", error=describe_error(error), exc_info=error)
 
     def _store(self, link: int, frame: Rows | Events) -> None:
         hello, records = self._hellos[link], self._records

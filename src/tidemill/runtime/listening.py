@@ -1,8 +1,8 @@
 """Finds the port that an endpoint listens on.
 
-A port that the user chose is the one, or the process does not start; the default one is a wish, since several pipelines
-may run on one machine. So is one that another process has which records below the same folder: both have the same
-configuration, and show each other's recordings.
+If the user chose a port, the process listens on it or does not start. The default port is only a preference, because
+several pipelines may run on one machine. A chosen port is also only a preference if it belongs to a process that
+records in the same folder: both processes have the same configuration, and show each other's recordings.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tidemill.runtime.port_owners import Claim, PortOwners
 
 log = structlog.get_logger(__name__)
 
-#: This many ports are tried, from the default one on.
+#: How many ports are tried, starting with the default.
 TRIED_PORTS = 20
 _BACKLOG = 64
 
 
 class Address(Protocol):
-    """The part of a section of the configuration that says where to listen."""
+    """The part of a configuration section that says where to listen."""
 
     host: str
     port: int
@@ -38,7 +38,7 @@ class Address(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """What an endpoint is, for messages.
+    """The purpose of an endpoint, for messages.
 
     Attributes:
         section: The section of the configuration.
@@ -53,11 +53,11 @@ METRICS = Purpose("metrics", "metrics and no health endpoint")
 
 
 def is_port_chosen(configured: Address, changed: Address) -> bool:
-    """Tell whether the user chose the port, in the configuration or in `on_startup`.
+    """Return whether the user chose the port, in the configuration or in `on_startup`.
 
     Args:
         configured: The section as it was read.
-        changed: The section as `on_startup` left it.
+        changed: The section after `on_startup`.
     """
     return "port" in configured.model_fields_set or changed.port != configured.port
 
@@ -65,14 +65,14 @@ def is_port_chosen(configured: Address, changed: Address) -> bool:
 def listen(
     settings: Address, *, is_chosen: bool, purpose: Purpose = METRICS, owners: PortOwners | None = None
 ) -> socket.socket | None:
-    """Return a listening socket; None: all ports that may be tried are in use, which is logged.
+    """Return a listening socket; None if all ports that may be tried are in use, which is logged.
 
     Args:
         settings: Where to listen.
-        is_chosen: Whether the user chose the port: then no other one is tried, unless a process of the same folder
-            has it.
-        purpose: What listens.
-        owners: Knows such processes; None: there are none.
+        is_chosen: Whether the user chose the port. No other port is then tried, unless a process of the same folder has
+            it.
+        purpose: The purpose of the endpoint.
+        owners: Knows the ports of processes of the same folder; None if there are none.
 
     Raises:
         ConfigError: This machine does not have the address, or the chosen port cannot be used.
@@ -85,20 +85,20 @@ def listen(
         except OSError as error:
             if owners is not None:
                 owners.give_up(port)
-            # Whoever has a port behind the chosen one: it is as good as any other.
+            # Ports after the chosen one are all equally good, whichever process has them.
             is_refused = is_chosen and claim is not Claim.OTHER and port == settings.port
             if error.errno != errno.EADDRINUSE or is_refused:
                 raise ConfigError(_describe_refusal(purpose.section, settings.host, port, error)) from error
             continue
         if is_chosen and port != settings.port:
             log.info(
-                f"another process of this debug.db_dir has {purpose.section}.port; the next free one is taken",
+                f"another process of this debug.db_dir has {purpose.section}.port; listening on the next free port",
                 port=settings.port,
                 taken=port,
             )
         return listener
     log.warning(
-        f"no {purpose.name}: all ports that were tried are in use; set {purpose.section}.port, 0 for any free one",
+        f"no {purpose.name}: all ports tried are in use; set {purpose.section}.port, 0 for any free one",
         host=settings.host,
         ports=f"{settings.port} to {last}",
     )
@@ -111,7 +111,7 @@ def _open_socket(host: str, port: int) -> socket.socket:
     )[0]
     listener = socket.socket(family, kind, protocol)
     try:
-        # Otherwise connections of an earlier process would keep the port for a minute.
+        # Otherwise connections of an earlier process would block the port for a minute.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(_BACKLOG)
@@ -137,7 +137,7 @@ def _describe_refusal(section: str, host: str, port: int, error: OSError) -> str
 
 
 def format_address(listener: socket.socket) -> str:
-    """Return the URL under which a listener's process is reached from this machine."""
+    """Return the URL of a listener for clients on this machine."""
     host, port = listener.getsockname()[:2]
     if host in ("0.0.0.0", "::"):  # noqa: S104 - it is compared, not bound
         host = "127.0.0.1" if host == "0.0.0.0" else "::1"  # noqa: S104

@@ -1,4 +1,4 @@
-"""What an engine's executors do, for somebody who watches: sent a few times a second, only while somebody does."""
+"""The live state of an engine's executors, sent a few times a second while a viewer watches."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ class LiveTask(msgspec.Struct, frozen=True, array_like=True):
     """An attempt of a task that runs, waits or has ended.
 
     Attributes:
-        slot: The executor; -1: none.
+        slot: The executor; -1 for none.
         task_id: The task.
-        label: Its labels, as one text.
-        attempt: Which attempt it is.
+        label: The task's labels, as one text.
+        attempt: The attempt's number.
         topic: The topic of its first message.
         partition: The partition.
-        offset: The offset; -1: it works for no single message.
-        at: When it started, or is due, or was queued; in seconds since the epoch.
-        seconds: How long it ran; 0: it has not ended.
-        outcome: `ok`, or the kind of its error; '': it has not ended.
+        offset: The offset; -1 if it works for no single message.
+        at: When it started, is due, or was queued, in seconds since the epoch.
+        seconds: How long it ran; 0 if it has not ended.
+        outcome: `ok`, or the kind of its error; '' if it has not ended.
         of: How many tasks it stands for.
     """
 
@@ -38,15 +38,15 @@ class LiveTask(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LiveWindow(msgspec.Struct, frozen=True, array_like=True):
-    """A window with tasks that are not over.
+    """A window with unfinished tasks.
 
     Attributes:
-        topic: Its topic.
-        partition: Its partition.
-        number: Its number in the engine.
+        topic: The topic.
+        partition: The partition.
+        number: The window's number in the engine.
         first: The offset of its first message.
         messages: How many messages it has.
-        tasks: How many of its tasks are not over.
+        tasks: How many of its tasks are unfinished.
         at: When it was arranged, in seconds since the epoch.
     """
 
@@ -60,18 +60,18 @@ class LiveWindow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LiveState(msgspec.Struct, frozen=True):
-    """What the executors of one engine do, and what ended since the last state.
+    """The state of one engine's executors, with the tasks that ended since the last state.
 
     Attributes:
-        executors: How many there are.
-        running: What runs now, by executor.
-        ended: What ended; fast tasks are sampled.
-        left_out: How many that ended are neither shown nor sampled.
+        executors: The number of executors.
+        running: The running attempts, by executor.
+        ended: The ended attempts; fast tasks are sampled.
+        left_out: How many ended attempts are neither shown nor sampled.
         queued: How many tasks wait for an executor.
         waiting: The first of them.
-        retrying: How many wait for their next attempt.
+        retrying: How many tasks wait for their next attempt.
         backing_off: The next of them.
-        windows: Windows with tasks that are not over, the oldest first.
+        windows: Windows with unfinished tasks, the oldest first.
     """
 
     executors: int
@@ -86,10 +86,10 @@ class LiveState(msgspec.Struct, frozen=True):
 
 
 class LiveSource(Protocol):
-    """What an engine's link takes states from."""
+    """Provides an engine's link with states."""
 
     def renew(self, seconds: float) -> None:
         """Provide states for this long from now on."""
 
     def take_state(self) -> LiveState | None:
-        """Return the next state; None: nobody watches."""
+        """Return the next state; None if there is no viewer."""

@@ -1,8 +1,8 @@
-"""File locks that the kernel releases, and one of them: one process per consumer group and worker name on a host.
+"""File locks that the kernel releases, and the worker lock: one process per consumer group and worker name on a host.
 
-Two processes of the same name would keep taking each other's place in the consumer group, and two pipelines in one
-group would be assigned each other's partitions. A group belongs to one Kafka cluster: the same name on other brokers is
-another group. The lock ends with the process, however that ends: it is never stale, and a leftover file means nothing.
+Two processes of the same name would keep replacing each other in the consumer group, and two pipelines in one group
+would be assigned each other's partitions. A group belongs to one Kafka cluster; the same name on other brokers is
+another group. The lock ends with the process, however that ends. It is never stale, and a leftover file means nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 
 from tidemill.core.errors import ConfigError
 
-#: Where a login has its own folder, and where processes without one (services, cron jobs) have theirs.
+#: The parent of the runtime folders of logins, and the location for processes without one (services, cron jobs).
 _LOGINS = Path("/run/user")
 _SHARED = Path("/tmp")  # noqa: S108 - owner and mode are checked before it is used
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
@@ -35,10 +35,10 @@ class GroupInUseError(ConfigError):
     """Another pipeline uses the consumer group for another topic."""
 
     def __init__(self, group: str, topic: str, who: str) -> None:
-        """Say who, and how to give this pipeline a group of its own."""
+        """Create the message, which names the other pipeline and suggests a group."""
         super().__init__(
-            f"consumer group {group!r} is used for another topic, by {who}; pipelines that share a group are given "
-            f"each other's partitions. Give this one a group of its own, in the section kafka:\n"
+            f"consumer group {group!r} is used for another topic, by {who}; pipelines that share a group are assigned "
+            f"each other's partitions. Give this pipeline a group of its own, in the section kafka:\n"
             f"  consumer_group: tidemill-{topic}"
         )
 
@@ -47,11 +47,10 @@ class HeldError(Exception):
     """Another process holds the lock of a file.
 
     Attributes:
-        holder: Its process id, as it wrote it.
+        holder: The id of that process, as it wrote it.
     """
 
     def __init__(self, holder: str) -> None:
-        """Say who."""
         super().__init__(holder)
         self.holder = holder
 
@@ -62,7 +61,7 @@ def lock_file(path: Path) -> int:
     Never remove the file: two later processes would lock two different files of one name.
 
     Raises:
-        HeldError: Another process holds it.
+        HeldError: Another process holds the lock.
         OSError: The file cannot be used.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -74,14 +73,14 @@ def lock_file(path: Path) -> int:
             raise HeldError(holder) from None
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    except BaseException:  # a full disk, for example: who tries again must not find it locked
+    except BaseException:  # such as a full disk: a later attempt must not find it locked
         os.close(fd)
         raise
     return fd
 
 
 class _Use(msgspec.Struct, frozen=True):
-    """What a locked name is used for; the second line of the lock's file."""
+    """The use of a locked name; the second line of the lock's file."""
 
     brokers: str
     group: str
@@ -94,10 +93,10 @@ class WorkerLock:
     Args:
         group: The consumer group.
         worker: The worker's name.
-        brokers: Where the group is, `host:port` with commas.
+        brokers: The group's cluster, `host:port` with commas.
         topic: The topic that is read; '' is not compared.
         name_env: The variable that gives a process another name (`settings.worker_name_env`).
-        directory: Where the lock's file lives; by default a folder that only this user can write to.
+        directory: The folder of the lock's file; by default one that only this user can write to.
 
     Example:
         >>> with WorkerLock("reports", "host-1"):  # doctest: +SKIP
@@ -114,7 +113,7 @@ class WorkerLock:
         name_env: str = "WORKER_ID",
         directory: Path | None = None,
     ) -> None:
-        """Name the lock; acquire nothing yet."""
+        """Name the lock; `acquire` acquires it."""
         addresses = sorted({address.strip().lower() for address in brokers.split(",")})
         self._use = _Use(",".join(addresses), group, topic)
         self._group = group
@@ -127,14 +126,14 @@ class WorkerLock:
     def path(self) -> Path:
         """The file that is locked."""
         directory = self._directory or private_directory()
-        # The readable part can be the same for two pairs of names, the digest cannot.
+        # The readable part can be the same for two pairs of names; the digest differs.
         names = f"{self._use.brokers}\0{self._group}\0{self._worker}"
         digest = hashlib.blake2b(names.encode(), digest_size=6).hexdigest()
         readable = _UNSAFE.sub("_", f"{self._group}.{self._worker}")[:100]
         return directory / f"{readable}.{digest}.lock"
 
     def acquire(self) -> None:
-        """Acquire the lock, or say who holds it.
+        """Acquire the lock.
 
         Raises:
             WorkerNameInUseError: Another process holds it.
@@ -194,21 +193,19 @@ class WorkerLock:
             self._fd = None
 
     def __enter__(self) -> Self:
-        """Take the lock."""
         self.acquire()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give it back."""
         self.release()
 
 
 def _held_files() -> dict[int, str]:
-    """Return who holds file locks on this host: process ids by the files' inodes; nothing where there is no /proc.
+    """Return the holders of file locks on this host: process ids by the files' inodes; empty without a /proc.
 
-    Looking is better than trying: a lock that is held briefly to test it would be refused to its owner meanwhile.
+    Looking is better than trying: a lock held briefly for a test would be refused to its owner meanwhile.
     """
     held = {}
     with contextlib.suppress(OSError):
@@ -220,7 +217,7 @@ def _held_files() -> dict[int, str]:
 
 
 def private_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder for locks and sockets of this user, which may not be there yet; see `refuse_foreign`."""
+    """Return the folder for locks and sockets of this user, which may not exist yet; see `refuse_foreign`."""
     base = environ.get("XDG_RUNTIME_DIR")
     if base and os.access(base, os.W_OK):
         return Path(base) / "tidemill"
@@ -228,10 +225,10 @@ def private_directory(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def list_private_directories(environ: Mapping[str, str] = os.environ) -> list[Path]:
-    """Return the folders where processes of this user may have their sockets, that of this process first.
+    """Return the folders in which processes of this user may have their sockets, that of this process first.
 
-    A login has XDG_RUNTIME_DIR, and a service or a cron job of the same user has not. A folder that was chosen in
-    another place is the only one.
+    A login has XDG_RUNTIME_DIR; a service or a cron job of the same user does not. A folder at any other location was
+    chosen explicitly, and is the only one.
     """
     own = private_directory(environ)
     usual = (_LOGINS / str(os.getuid()) / "tidemill", private_directory({}))
@@ -241,10 +238,10 @@ def list_private_directories(environ: Mapping[str, str] = os.environ) -> list[Pa
 
 
 def refuse_foreign(directory: Path) -> None:
-    """Make sure that a folder in a place for all users is this user's.
+    """Check that a folder at a location for all users belongs to this user.
 
     Raises:
-        PermissionError: It is another user's.
+        PermissionError: The folder belongs to another user.
     """
     owner = directory.lstat().st_uid
     if owner != os.getuid():

@@ -1,11 +1,10 @@
-"""Structured logs: one entry per event on standard error, as JSON or for people, secrets masked.
+"""Structured logs: one entry per event on standard error, as JSON or for people, with secrets masked.
 
-All logs go the same way: structlog's own loggers and the standard library's (pyspark, py4j, libraries). What
-every entry of a process carries (worker, group, version) is set once by `configure`; it is not a context
-variable, because the threads of a process would not see it. Logging is for rare events; nothing logs
-per message.
+structlog's own loggers and the standard library's (pyspark, py4j, libraries) write through the same chain. `configure`
+sets the fields of every entry of a process (worker, group, version) once. They are not context variables, because the
+threads of a process would not see those. Logging is for rare events; nothing logs per message.
 
-Engines on this host log as JSON into a pipe of the driver, which shows their entries as it shows its own (`relay`).
+Engines on this host log as JSON into a pipe of the driver, which shows their entries like its own (`relay`).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from tidemill.runtime.log_start import is_waiting
 from tidemill.runtime.log_values import mask_value
 from tidemill.runtime.log_writer import LogWriter, replace_writer
 
-#: Libraries whose INFO and DEBUG lines only their authors need; some log every message with all its data.
+#: Libraries whose INFO and DEBUG lines are of use to their authors only; some log every message with all its data.
 _QUIET = ("alembic", "asyncio", "httpcore", "httpx", "py4j", "pymongo", "pyspark", "urllib3", "watchfiles")
 #: Set for processes whose standard error is read by a driver that understands JSON entries.
 RELAY_VARIABLE = "_TIDEMILL_LOG_RELAY"
@@ -46,12 +45,12 @@ def version() -> str:
     try:
         return importlib.metadata.version("tidemill")
     except importlib.metadata.PackageNotFoundError:
-        # Sent to a cluster as a .zip, it has no metadata.
+        # A .zip that was sent to a cluster has no metadata.
         return "unknown"
 
 
 def choose_format(settings: LoggingSettings, stream: TextIO | None = None) -> Format:
-    """Return how this process logs: as configured, and with `auto` for people only on a terminal."""
+    """Return this process's log format; `auto` means the format for people on a terminal, and JSON elsewhere."""
     if settings.format != "auto":
         return settings.format
     return "console" if _is_terminal(stream) else "json"
@@ -65,14 +64,14 @@ def configure(
     secrets: KnownSecrets | None = None,
     **context: object,
 ) -> None:
-    """Send all logs of this process to one place in one form; calling it again replaces the earlier configuration.
+    """Send all logs of this process to one stream in one format; another call replaces the earlier configuration.
 
     Args:
         settings: Level and format.
-        stream: Where lines go; None: standard error, as it is when a line is written.
+        stream: Where lines are written; None is standard error, looked up at each write.
         relayed: Log as JSON, whatever is configured, if a driver on this host reads the lines.
-        secrets: What this process knows, and no line may show; they may be added later.
-        context: What every line carries: worker_id, consumer_group, engine ...; None values are left out.
+        secrets: The secrets that this process knows and no line may show; more may be added later.
+        context: Fields of every line: worker_id, consumer_group, engine ...; None values are left out.
     """
     form = "json" if relayed and os.environ.get(RELAY_VARIABLE) else choose_format(settings, stream)
     chain = _make_chain(settings, form, stream, context, secrets or KnownSecrets())
@@ -89,12 +88,12 @@ def configure(
 
 @contextlib.contextmanager
 def configured_for_people(settings: LoggingSettings) -> Iterator[None]:
-    """Log for people while the block runs, as a test of a handler does; how others configured structlog is left alone.
+    """Log for people while the block runs, as a test of a handler does; a configuration of structlog by others stays.
 
-    The standard library's logging is not touched, since test runners capture it.
+    The standard library's logging is not touched, because test runners capture it.
 
     Args:
-        settings: The level; and the format, if that is `json`.
+        settings: The level, and the format if it is `json`.
     """
     before = structlog.get_config()
     is_own = isinstance(before["logger_factory"], _LoggerFactory) and before["processors"][-1] is _as_one_argument
@@ -115,13 +114,13 @@ def configured_for_people(settings: LoggingSettings) -> Iterator[None]:
 
 
 def relay(line: str) -> bool:
-    """Show an entry that another process of this host logged as JSON, as this process shows its own.
+    """Show an entry that another process of this host logged as JSON, formatted like this process's own entries.
 
     Args:
-        line: What that process wrote.
+        line: The line that the process wrote.
 
     Returns:
-        False if this process does not log for people, or the line is not an entry: the caller passes it on as it is.
+        False if this process does not log for people, or the line is not an entry; the caller passes it on unchanged.
     """
     writer = _RELAY.writer
     if writer is None or not line.startswith('{"timestamp"'):
@@ -135,18 +134,18 @@ def relay(line: str) -> bool:
 
 
 def is_for_people() -> bool:
-    """Tell whether this process logs for people, so that plain text may stand between its entries."""
+    """Return whether this process logs for people, so that plain text may stand between its entries."""
     return _RELAY.writer is not None
 
 
 def tell_failure(what: str, error: TidemillError) -> None:
-    """Report once why this process ends: as a line for people, or as an entry where logs are for machines.
+    """Report once why this process ends: as a line for people, or as a log entry for machines.
 
     Args:
-        what: What failed.
-        error: Why.
+        what: The operation that failed.
+        error: The error.
     """
-    # Configuration errors quote no secrets, and name keys that masking would take for one.
+    # Configuration errors quote no secrets, but name keys that masking would take for secrets.
     text = str(error) if isinstance(error, ConfigError) else redact_text(str(error))
     if is_for_people() or not structlog.is_configured() or is_waiting():
         with contextlib.suppress(OSError, ValueError):
@@ -157,7 +156,7 @@ def tell_failure(what: str, error: TidemillError) -> None:
 
 
 class _Relay:
-    """Where entries of other processes go; None: this process does not log for people."""
+    """The writer for entries of other processes; None if this process does not log for people."""
 
     writer: LogWriter | None = None
 
@@ -166,7 +165,7 @@ _RELAY = _Relay()
 
 
 class _Chain:
-    """The way of an entry, from whatever logs it to the writer."""
+    """The level, processors and writer that every entry passes through."""
 
     def __init__(self, level: int, processors: list[Processor], writer: LogWriter) -> None:
         self.level = level
@@ -204,7 +203,7 @@ def _configure_structlog(settings: LoggingSettings, chain: _Chain) -> None:
         processors=[*chain.processors, _as_one_argument],
         wrapper_class=structlog.make_filtering_bound_logger(chain.level),
         logger_factory=_LoggerFactory(chain.writer),
-        # Loggers created before this call (one per module) have to follow it.
+        # Loggers that were created before this call (one per module) have to follow it.
         cache_logger_on_first_use=False,
     )
 
@@ -212,7 +211,7 @@ def _configure_structlog(settings: LoggingSettings, chain: _Chain) -> None:
 def _is_terminal(stream: TextIO | None) -> bool:
     try:
         return (stream or sys.stderr).isatty()
-    except (AttributeError, ValueError):  # none, or closed
+    except (AttributeError, ValueError):  # no stream, or a closed one
         return False
 
 
@@ -221,45 +220,44 @@ def _has_colors(stream: TextIO | None) -> bool:
 
 
 def _of_interest(record: logging.LogRecord) -> bool:
-    # py4j logs through the root logger, with a traceback, whatever it then raises or returns to its caller: a JVM that
-    # was ended during a call is not news. asyncpg's pool logs each connection that it fails to open ahead,
-    # while the caller that needs one gets the error.
+    # py4j logs errors through the root logger, with a traceback, even if it raises or returns them to its caller; a JVM
+    # that ended during a call is not news. asyncpg's pool logs each connection that it fails to open in advance, while
+    # the caller that needs a connection gets the error.
     return (record.name != "root" or "py4j" not in record.pathname) and record.name != "asyncpg.pool"
 
 
 _DIGITS = re.compile(r"\d+")
-#: Fields that say what an event is about: two sinks that are down are two messages.
+#: Fields that name the subject of an event: two unreachable sinks are two messages.
 _SUBJECTS = ("sink", "topic", "client", "path")
 
 
 class ThrottledLogger:
-    """A logger for messages that may repeat endlessly: it passes one per interval and counts the others.
+    """A logger for messages that may repeat endlessly; it passes one per interval and counts the others.
 
-    Made by `throttle`. Safe to use from any thread.
+    Created by `throttle`. Safe to use from any thread.
     """
 
     __slots__ = ("_about", "_logger", "_seconds")
 
     def __init__(self, logger: Any, seconds: float, about: object) -> None:
-        """Keep the logger, the interval, and what its events are about."""
         self._about = about
         self._logger = logger
         self._seconds = seconds
 
     def debug(self, event: str, **details: object) -> None:
-        """Log at DEBUG, or count it."""
+        """Log at DEBUG, or count the event."""
         self._log("debug", event, details)
 
     def info(self, event: str, **details: object) -> None:
-        """Log at INFO, or count it."""
+        """Log at INFO, or count the event."""
         self._log("info", event, details)
 
     def warning(self, event: str, **details: object) -> None:
-        """Log at WARNING, or count it."""
+        """Log at WARNING, or count the event."""
         self._log("warning", event, details)
 
     def error(self, event: str, **details: object) -> None:
-        """Log at ERROR, or count it."""
+        """Log at ERROR, or count the event."""
         self._log("error", event, details)
 
     def _log(self, method: str, event: str, details: dict[str, object]) -> None:
@@ -275,12 +273,12 @@ class ThrottledLogger:
 def throttle(logger: Any, seconds: float, *, about: object = None) -> ThrottledLogger:
     """Return a view of a logger that passes each event once per `seconds` in this process.
 
-    Events are told apart by their text and by what they are about: `about`, and the fields sink, topic, client, path.
+    Events are the same if their text and their subject agree: `about`, and the fields sink, topic, client, path.
 
     Args:
         logger: A structlog logger.
-        seconds: The interval; a line after it says with `left_out` how many were not written.
-        about: What else tells events of one text apart; not written.
+        seconds: The interval; the field `left_out` of the next line says how many events were not written.
+        about: Another part of the subject; it is not written.
 
     Example:
         >>> throttle(structlog.get_logger(), 10.0).warning("the broker is down")  # doctest: +SKIP
@@ -289,7 +287,7 @@ def throttle(logger: Any, seconds: float, *, about: object = None) -> ThrottledL
 
 
 def kind_of(text: str | None) -> str:
-    """Return what texts that differ only in numbers have in common: the same failure of different messages.
+    """Return a text with its numbers masked, which is equal for the same failure of different messages.
 
     Example:
         >>> kind_of("line 17: no field 3") == kind_of("line 4711: no field 8")
@@ -299,9 +297,9 @@ def kind_of(text: str | None) -> str:
 
 
 class _Limits:
-    """When each event was last written, and how many were not since."""
+    """When each event was last written, and how many were left out since."""
 
-    #: Texts of events are few; texts of outside errors used as events must not fill the memory.
+    #: Events have few texts, but an outside error's text used as an event must not fill the memory.
     MAX_EVENTS = 1000
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -310,7 +308,7 @@ class _Limits:
         self._written: dict[str, tuple[float, int]] = {}
 
     def passes(self, event: str, seconds: float) -> int | None:
-        """Return how many were left out since the last one that passed, or None if this one does not."""
+        """Return how many events were left out since the last one that passed, or None if this one does not pass."""
         now = self._clock()
         with self._lock:
             last, left_out = self._written.get(event, (None, 0))
@@ -323,7 +321,7 @@ class _Limits:
             return left_out
 
 
-#: One per process, because a message that repeats comes from many short-lived places.
+#: One per process, because a repeating message comes from many short-lived objects.
 _LIMITS = _Limits()
 
 
@@ -349,7 +347,7 @@ class _LoggerFactory:
 
 
 class _RecordHandler(logging.Handler):
-    """Sends records of the standard library's loggers the way of all entries."""
+    """Passes records of the standard library's loggers through the chain."""
 
     def __init__(self, chain: _Chain) -> None:
         super().__init__()
@@ -397,7 +395,7 @@ def _add_context(fixed: dict[str, object]) -> Processor:
 
 def _mask_with(secrets: KnownSecrets) -> Processor:
     def mask(logger: WrappedLogger, method: str, event: EventDict) -> MutableMapping[str, Any]:
-        """Mask secrets, also inside messages and tracebacks; runs after those have become text."""
+        """Mask secrets, also inside messages and tracebacks; runs after these have become text."""
         for key, value in event.items():
             event[key] = mask_value(key, secrets.mask_known(value) if isinstance(value, str) else value)
         return event

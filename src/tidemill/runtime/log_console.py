@@ -1,7 +1,7 @@
-"""How a log entry looks to a person: `HH:MM:SS level event key=value`, exceptions with the user's own frames first.
+"""Formats log entries for people: `HH:MM:SS level event key=value`, exceptions with the user's own frames first.
 
-Pure text: no clock, no terminal. Invariants: an entry cannot steer the terminal, since what is not printable is
-escaped; it is one line, unless a value has several, which follow indented.
+Pure text: no clock, no terminal. Invariants: an entry cannot control the terminal, because unprintable characters are
+escaped. An entry is one line; values of several lines follow indented.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tidemill.runtime.tracebacks import CodePlaces, rearrange
 
 _RESET, _BOLD, _DIM = "\x1b[0m", "\x1b[1m", "\x1b[2m"
 _COLORS = {"debug": "\x1b[34m", "info": "\x1b[32m", "warning": "\x1b[33m", "error": "\x1b[31m", "critical": "\x1b[31m"}
-#: Wide enough for "warning", so that events begin in one column.
+#: Wide enough for "warning", so that all events start in the same column.
 _LEVEL_WIDTH = 7
 _PLACED = ("timestamp", "level", "event", "exception", "stack")
 
@@ -24,7 +24,7 @@ class ConsoleFormat:
     """Turns entries into text.
 
     Args:
-        context: What every entry of this process carries; it is not repeated in each.
+        context: The fields of every entry of this process, which are not repeated in each.
         colors: Whether the text is coloured.
         places: Which files belong to the user.
 
@@ -35,13 +35,12 @@ class ConsoleFormat:
     """
 
     def __init__(self, context: Mapping[str, object], *, colors: bool, places: CodePlaces | None = None) -> None:
-        """Keep what does not change."""
         self._context = {name: value for name, value in context.items() if name != "engine"}
         self._colors = colors
         self._places = places or CodePlaces()
 
     def render(self, entry: Mapping[str, Any]) -> str:
-        """Return an entry as text, without the line's end."""
+        """Return an entry as text, without a trailing line break."""
         level = str(entry.get("level", "info"))
         event = escape(str(entry.get("event", "")))
         color = _COLORS.get(level, "")
@@ -78,7 +77,7 @@ class ConsoleFormat:
 
 
 def escape(text: str) -> str:
-    r"""Return a text whose characters can all be printed.
+    r"""Return a text with its unprintable characters escaped.
 
     Example:
         >>> escape("red \x1b[31m")
@@ -90,12 +89,12 @@ def escape(text: str) -> str:
 
 
 def _says_same(error: str, exception: str) -> bool:
-    """Tell whether the text of an error repeats what is shown of an exception."""
+    """Return whether the text of an error repeats the exception shown."""
     return bool(exception) and (exception.split("\n", 1)[0] in error or error in exception)
 
 
 def _format_time(timestamp: str) -> str:
-    """Return the time of day, where this process is."""
+    """Return the time of day in this process's time zone."""
     try:
         return datetime.fromisoformat(timestamp).astimezone().strftime("%H:%M:%S")
     except ValueError:

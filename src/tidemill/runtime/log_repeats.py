@@ -1,9 +1,8 @@
-"""Writes equal log entries once, and how many followed; decides only, without a clock or a thread.
+"""Merges equal log entries: decides which to write and which to count, without a clock or a thread.
 
-Two entries are equal if all their fields are, except when they were written and which engine wrote them. The first one
-of a kind is written at once. What equals it is counted, and told with the count as `repeated`: after `FIRST_SECONDS`,
-and while there are more, every `AGAIN_SECONDS`. Invariant: every entry that is fed is written, or counted in one that
-is.
+Two entries are equal if all their fields are, except their time and the engine that wrote them. The first entry of a
+kind is written at once. Equal ones are counted, and written with the count as `repeated`: after `FIRST_SECONDS`, then
+every `AGAIN_SECONDS` while more arrive. Invariant: every entry is written, or counted in one that is.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ Entry = Mapping[str, Any]
 
 FIRST_SECONDS = 1.0
 AGAIN_SECONDS = 10.0
-#: Entries that never repeat must not fill the memory.
+#: The limit that keeps entries that never repeat from filling the memory.
 MAX_KINDS = 1000
-#: When an entry was written, and how many there were of it.
+#: The fields for an entry's time and count.
 _MOMENT = frozenset({"timestamp", "repeated"})
 
 
 class _Kind:
-    """Equal entries: when the last one was written, and what was counted since."""
+    """Equal entries: the last one, and how many were counted since one was written."""
 
     __slots__ = ("count", "due", "engines", "last", "until")
 
     def __init__(self, due: float, until: float) -> None:
         self.due = due
-        #: Then it is forgotten, if it has not repeated.
+        #: When the kind is forgotten if it has not repeated.
         self.until = until
         self.count = 0
         self.last: Entry = {}
@@ -42,7 +41,7 @@ class Repeats:
     """Decides which log entries are written.
 
     Args:
-        ignored: Fields in which equal entries may differ, `engine` for example.
+        ignored: Fields in which equal entries may differ, for example `engine`.
 
     Example:
         >>> repeats = Repeats()
@@ -55,16 +54,15 @@ class Repeats:
     """
 
     def __init__(self, ignored: Collection[str] = ()) -> None:
-        """Start without entries."""
         self._ignored = _MOMENT | set(ignored)
         self._kinds: dict[bytes, _Kind] = {}
 
     def feed(self, entry: Entry, now: float) -> list[Entry]:
-        """Take an entry, and return what is to be written now, in order.
+        """Process an entry; return the entries to write now, in order.
 
         Args:
-            entry: Its fields. One with `repeated` stands for so many that another process counted.
-            now: Seconds on a clock that never goes back.
+            entry: The entry's fields. An entry with `repeated` stands for that many entries of another process.
+            now: Seconds on a monotonic clock.
         """
         told = self.tell_due(now)
         key = self._compute_key(entry)
@@ -83,8 +81,8 @@ class Repeats:
 
     @property
     def next_due(self) -> float | None:
-        """When a count has to be told next; None: nothing was counted."""
-        # A list: a finalizer or a signal handler of this thread may log meanwhile.
+        """When the next count is due; None if nothing was counted."""
+        # A list, because a finalizer or a signal handler of this thread may log meanwhile.
         return min((kind.due for kind in list(self._kinds.values()) if kind.count), default=None)
 
     def tell_due(self, now: float) -> list[Entry]:
@@ -113,7 +111,7 @@ class Repeats:
 
 
 def _count(entry: Entry) -> int:
-    """Return how many entries an entry stands for; `repeated` may also be a field of the user's, with any value."""
+    """Return how many entries an entry stands for; `repeated` may also be a user's field with any value."""
     repeated = entry.get("repeated")
     return repeated if type(repeated) is int and repeated > 0 else 1
 

@@ -1,7 +1,7 @@
-"""Where logs go until a command configures them: warnings and worse to standard error, in the usual form.
+"""Logging before a command configures it: warnings and errors go to standard error, in the usual format.
 
-structlog's own default prints every entry to standard output, between the results of a command. Importing structlog
-takes longer than many commands do, so its default is replaced when something else imports it.
+structlog's own default prints every entry to standard output, among the results of a command. Importing structlog takes
+longer than many commands do, so its default is replaced only once other code imports it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def log_to_stderr(configure: Callable[[], None]) -> None:
 
 
 def is_waiting() -> bool:
-    """Tell whether nothing has configured the logs since `log_to_stderr`, and nothing was logged."""
+    """Return whether the logs are still unconfigured since `log_to_stderr`, and nothing was logged."""
     import structlog
 
     return structlog.is_configured() and isinstance(structlog.get_config()["processors"][0], _Start)
 
 
 class _ImportWatch:
-    """Finds structlog once, as Python would, and replaces its default after its import."""
+    """An import hook that finds structlog once, as Python would, and replaces its default after the import."""
 
     def __init__(self, configure: Callable[[], None]) -> None:
         self._configure = configure
@@ -78,7 +78,7 @@ class _NamedLogger:
 
 
 class _Start:
-    """Configures the logs at the first entry, since what that takes need not be imported before; logs it again."""
+    """Configures the logs at the first entry, which saves earlier imports; then logs the entry again."""
 
     def __init__(self, configure: Callable[[], None]) -> None:
         self._configure = configure

@@ -1,6 +1,6 @@
-"""Turns values of log entries into text, whatever they are: logging must not fail because of what is logged.
+"""Turns any value of a log entry into text; logging must not fail because of a value.
 
-Invariants: nothing here raises; a secret is never shown because something else of its value cannot be.
+Invariants: nothing here raises. A secret is never shown because another part of its value cannot be searched.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from tidemill.config.redaction import MASK, is_secret, redact, redact_text
 
 
 def describe_value(value: object) -> str:
-    """Return what `repr` does, or a text that names the type if `repr` fails.
+    """Return the `repr` of a value, or a text that names its type if `repr` fails.
 
     Example:
         >>> describe_value({("t", 0): 3})
@@ -27,7 +27,7 @@ def mask_value(name: str, value: Any) -> Any:
     """Return a value with its secrets masked, also inside texts.
 
     Args:
-        name: The field that it is the value of.
+        name: The field of the value.
         value: Any value; one that cannot be searched for secrets is not shown.
 
     Example:

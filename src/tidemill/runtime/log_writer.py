@@ -1,8 +1,8 @@
-"""Writes log entries to standard error, equal ones once with a count (`log_repeats` decides).
+"""Writes log entries to standard error; equal entries are written once with a count (`log_repeats` decides).
 
-Invariants: an entry is one write, so that lines of several threads and processes do not mix; entries of all threads
-appear in the order in which they were logged; a count is written even if nothing is logged any more, and at the latest
-when the process ends; nothing stops because standard error cannot be written or an entry cannot be rendered.
+Invariants: an entry is one write, so the lines of several threads and processes do not mix. Entries of all threads
+appear in the order in which they were logged. A count is written even if nothing is logged afterwards, at the latest
+when the process ends. Work continues if standard error is not writable or an entry cannot be rendered.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tidemill.runtime.log_values import describe_value
 
 
 class LogWriter:
-    """Where all log entries of a process go.
+    """Writes all log entries of a process.
 
     Args:
         render: Turns an entry into text.
-        stream: Where the text goes; None: standard error, as it is at each write.
+        stream: The stream to write to; None is standard error, looked up at each write.
         ignored: Fields in which equal entries may differ.
-        clock: Seconds on a clock that never goes back.
+        clock: Seconds on a monotonic clock.
     """
 
     def __init__(
@@ -37,15 +37,14 @@ class LogWriter:
         ignored: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Write nothing yet."""
         self._render = render
         self._stream = stream
         self._clock = clock
         self._repeats = Repeats(ignored)
-        # A signal handler or a finalizer may log in the middle of a write of its own thread.
+        # Reentrant, because a signal handler or a finalizer may log during a write of its own thread.
         self._changed = threading.Condition(threading.RLock())
         self._teller: threading.Thread | None = None
-        #: When the teller looks again.
+        #: When the teller wakes up next.
         self._wakes_at = 0.0
 
     def write(self, entry: Entry) -> None:
@@ -62,7 +61,7 @@ class LogWriter:
                 self._teller = threading.Thread(target=self._tell_in_time, name="tidemill-log", daemon=True)
                 try:
                     self._teller.start()
-                except RuntimeError:  # the interpreter is ending
+                except RuntimeError:  # the interpreter is shutting down
                     self._teller = None
                     self._put(self._repeats.tell_all())
 
@@ -81,14 +80,14 @@ class LogWriter:
             self._teller = None
 
     def reset_after_fork(self) -> None:
-        """Forget, in a child process, what threads of the parent held."""
+        """Drop, in a child process, the state that the parent's threads held."""
         self._changed = threading.Condition(threading.RLock())
         self._teller = None
         self._repeats.tell_all()
 
     def _put(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
-            # Work continues without a log: standard error may be closed or its reader gone.
+            # Work continues without a log if standard error is closed or its reader has exited.
             with contextlib.suppress(Exception):
                 stream = self._stream or sys.stderr
                 stream.write(self._render_anything(entry) + "\n")
@@ -128,11 +127,11 @@ os.register_at_fork(after_in_child=_CURRENT.reset_after_fork)
 
 
 def replace_writer(writer: LogWriter) -> None:
-    """Make a writer that of this process; the one before writes its counts."""
+    """Set the writer of this process; the previous writer writes its counts."""
     _CURRENT.tell_all()
     _CURRENT.writer = writer
 
 
 def tell_repeats() -> None:
-    """Write all counts of equal entries now: for a process that is about to end without Python's exit hooks."""
+    """Write all counts of equal entries now, for a process that is about to end without Python's exit hooks."""
     _CURRENT.tell_all()

@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 def call_on_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], T], seconds: float) -> T:
-    """Return what a function returns on a loop.
+    """Call a function on a loop and return its result.
 
     Args:
         loop: The loop; not that of the calling thread.
-        function: It must not block; what it raises is raised here.
+        function: The function; it must not block, and its exception is raised here.
         seconds: How long to wait.
 
     Raises:
@@ -25,7 +25,7 @@ def call_on_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], T], sec
 
     def call() -> None:
         if not answer.set_running_or_notify_cancel():
-            return  # nobody waits any more
+            return  # the caller no longer waits
         try:
             answer.set_result(function())
         except BaseException as error:
@@ -43,15 +43,15 @@ def call_on_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], T], sec
 
 
 def await_on_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], seconds: float) -> T:
-    """Return what a coroutine returns on a loop; it is cancelled if that takes too long.
+    """Run a coroutine on a loop and return its result; it is cancelled if it takes too long.
 
     Args:
         loop: The loop; not that of the calling thread.
-        work: What it raises is raised here.
+        work: The coroutine; its exception is raised here.
         seconds: How long to wait.
 
     Raises:
-        TimeoutError: It takes too long, or the loop has ended.
+        TimeoutError: The coroutine takes too long, or the loop has ended.
     """
     try:
         answer = asyncio.run_coroutine_threadsafe(work, loop)

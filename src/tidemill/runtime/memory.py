@@ -1,6 +1,6 @@
-"""Says how much freed memory the C library keeps for later, and gives it back when a burst of work is over.
+"""Controls how much freed memory the C library keeps for reuse, and returns it after a burst of work.
 
-A page that was given back costs up to a microsecond when it is used again.
+A page that was returned costs up to a microsecond when it is used again.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _MAX_HEAPS, _LEAST_MAPPED, _MOST_FREE = -8, -3, -1
 
 
 def keep_memory(mapped_bytes: int, free_bytes: int, heaps: int | None = None) -> None:
-    """Let the C library keep freed memory for what comes next.
+    """Let the C library keep freed memory for reuse.
 
     Args:
-        mapped_bytes: What is at least this large is given back when it is freed, and is not part of a heap.
-        free_bytes: More than this at the end of a heap is given back.
-        heaps: How many heaps the threads of this process share; None: as many as the C library thinks fit.
+        mapped_bytes: Blocks of at least this size are not part of a heap, and are returned to the system when freed.
+        free_bytes: More free memory than this at the end of a heap is returned to the system.
+        heaps: How many heaps the threads of this process share; None lets the C library decide.
     """
     option = getattr(ctypes.CDLL(None), "mallopt", None)
     if option is None:  # another C library
@@ -31,7 +31,7 @@ def keep_memory(mapped_bytes: int, free_bytes: int, heaps: int | None = None) ->
 
 
 def trim_memory() -> None:
-    """Give back what the C library holds and does not use; takes about a millisecond."""
+    """Return the C library's unused memory to the system; takes about a millisecond."""
     _find_trim()(0)
 
 

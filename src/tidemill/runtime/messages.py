@@ -1,4 +1,4 @@
-"""The message as it came from a source: the one value that all parts of a pipeline pass on."""
+"""The source message: the one value that all parts of a pipeline pass on."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import msgspec
 
 Header = tuple[str, bytes | None]
 
-#: Sets an attribute of a message, given its name: for who parses it, at a sixth of the cost of an assignment.
+#: Sets an attribute of a message by its name, for parsers; faster than an assignment, which is checked.
 set_field = msgspec.structs.force_setattr
 
 
 class SourceMessage(msgspec.Struct, dict=False):
-    """One message of a topic: what its source gave, which nobody can change, and what it was parsed to.
+    """One message of a topic: the immutable data of its source, and the parsed payload.
 
     Attributes:
         topic: The topic it was read from.
         partition: The partition it was read from.
         offset: Its offset in that partition.
-        key: The raw key, None where there is none.
+        key: The raw key, None if there is none.
         value: The raw value, None for a tombstone.
-        headers: Pairs of name and raw value, in the order of the record; none if they cannot be read.
-        timestamp: Milliseconds since the epoch, UTC; -1 where the broker gave none.
-        payload: The parsed value (see `Handler.deserialize_message`), None where it was not parsed.
+        headers: Pairs of name and raw value, in the order of the record; empty if they cannot be read.
+        timestamp: Milliseconds since the epoch, UTC; -1 without a timestamp.
+        payload: The parsed value (see `Handler.deserialize_message`), None if it was not parsed.
         parse_error: Why the value could not be parsed; set only with `kafka.on_parse_error: pass`.
-        consumed_at: When it was fetched, in microseconds since the epoch, UTC; 0 where nobody noted it.
-        headers_error: Why its headers cannot be read, None where they can: a name is not UTF-8.
+        consumed_at: When it was fetched, in microseconds since the epoch, UTC; 0 if unknown.
+        headers_error: Why its headers cannot be read (a name is not UTF-8); None if they can.
     """
 
     topic: str
@@ -46,7 +46,9 @@ class SourceMessage(msgspec.Struct, dict=False):
         """Set the payload.
 
         Raises:
-            AttributeError: It is another attribute: the message is committed, ordered and recorded by these.
+            AttributeError: The attribute is not the payload. The others are read-only, because the pipeline commits,
+                orders
+                and records the message by them.
         """
         if name != "payload":
             raise AttributeError(f"{name} of a message cannot be changed, only its payload")
@@ -62,25 +64,25 @@ class SourceMessage(msgspec.Struct, dict=False):
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of key and value together."""
+        """The size of key and value together, in bytes."""
         return (len(self.key) if self.key else 0) + (len(self.value) if self.value else 0)
 
 
 def list_sizes(messages: Iterable[SourceMessage]) -> list[int]:
-    """Return the size of each message: `size_bytes`, at half its cost."""
+    """Return the size of each message, like `size_bytes` but faster."""
     return [
         (len(message.key) if message.key else 0) + (len(message.value) if message.value else 0) for message in messages
     ]
 
 
 class Place(NamedTuple):
-    """Where something of a handler belongs.
+    """The partition and messages that a call of a handler's code works for.
 
     Attributes:
         partition: The partition's name; '' for none.
-        messages: Which messages, for people.
-        first: The offset of the first one; -1: none.
-        last: That of the last one.
+        messages: The messages, for people to read.
+        first: The offset of the first message; -1 for none.
+        last: The offset of the last message.
     """
 
     partition: str = ""
@@ -90,7 +92,7 @@ class Place(NamedTuple):
 
 
 def place_of(messages: Sequence[SourceMessage]) -> Place:
-    """Return the partition of messages, which is that of all of them, and which they are.
+    """Return the common partition of messages, and their offsets.
 
     Example:
         >>> place_of([SourceMessage("t", 3, 17), SourceMessage("t", 3, 20)])

@@ -1,4 +1,4 @@
-"""Where an open message of a pipeline is, as its driver tells it."""
+"""The state of an open message of a pipeline, as its driver reports it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class OpenMessage(msgspec.Struct, frozen=True):
     """A message that a pipeline has not finished.
 
     Attributes:
-        topic: Its topic.
-        partition: Its partition.
-        offset: Its offset.
-        engine: The slot of the engine that owns the partition; None: no engine does.
-        stage: Where it is.
+        topic: The message's topic.
+        partition: The message's partition.
+        offset: The message's offset.
+        engine: The slot of the engine that owns the partition; None if no engine does.
+        stage: The stage that the message is at.
         text: The same in words.
     """
 

@@ -1,7 +1,7 @@
-"""Searches texts for regular expressions of users in a time that grows with the length of both only.
+"""Searches texts for users' regular expressions, in time that is linear in the length of both.
 
-The engine is Rust's `regex` (with pydantic): it does not backtrack, so a pattern such as `^(a+)+$` cannot hold up who
-checks a text. What it cannot do in linear time, look-around and references to groups, it refuses.
+The engine is Rust's `regex` (from pydantic). It does not backtrack, so a pattern such as `^(a+)+$` cannot block the
+caller. It refuses look-around and references to groups, which cannot be matched in linear time.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from tidemill.core.errors import TidemillError
 
 #: A compiled pattern takes up to 10 MB.
 _KEPT: Final = 64
-#: What changes how much there is to search for: a group, a class, how often the part before is repeated.
+#: The parts of a pattern that change its cost: a group, a class, the repetition of the part before.
 _TOKEN: Final = re.compile(r"\\.|\{\s*(\d{1,18})\s*(,)?\s*(\d{0,18})\s*\}|.", re.DOTALL)
 
 
 class PatternError(TidemillError, ValueError):
-    """A pattern is not a regular expression, or not one that can be searched for in linear time."""
+    """A pattern is not a regular expression, or cannot be searched for in linear time."""
 
 
 def check_pattern(pattern: str) -> None:
     """Check that a pattern can be searched for.
 
     Raises:
-        PatternError: It cannot.
+        PatternError: The pattern cannot be searched for.
     """
     _compile(pattern)
 
 
 def is_found(pattern: str, text: str) -> bool:
-    r"""Say whether a pattern matches some part of a text.
+    r"""Return whether a pattern matches some part of a text.
 
     Raises:
         PatternError: The pattern cannot be searched for.
@@ -46,7 +46,7 @@ def is_found(pattern: str, text: str) -> bool:
 
 @functools.lru_cache(_KEPT)
 def weigh_pattern(pattern: str) -> int:
-    r"""Return about how many places of a pattern one character of a text can be compared to: the cost of a character.
+    r"""Return the cost of a character: to about how many positions of a pattern it can be compared.
 
     Example:
         >>> weigh_pattern(r"^\d+$"), weigh_pattern("(ab){1,100}")
@@ -86,7 +86,7 @@ def _compile(pattern: str) -> Any:
 
 def _say_what_to_do(reason: str) -> str:
     if "look-around" in reason:
-        return "; say it with `not` and `allOf`"
+        return "; use `not` and `allOf` instead"
     if "exceeds size limit" in reason:
-        return "; repeat less"
+        return "; use fewer repetitions"
     return ""

@@ -1,7 +1,7 @@
-"""How a running pipeline is found and controlled on this machine: its driver's control socket.
+"""The control socket of a pipeline's driver, with which clients on this machine find and control the pipeline.
 
-The drivers of one consumer group on one cluster share the beginning of their sockets' names, whatever their workers are
-called, so that a configuration finds all of them. What a client can request is a table of names and functions.
+The drivers of one consumer group on one cluster share the prefix of their sockets' names, whatever their workers are
+called, so that a configuration finds all of them. A table of names and functions lists the possible requests.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def pipeline_socket(kafka: KafkaSettings, worker: str, requests: Mapping[str, Re
     """Return the socket of a driver.
 
     Args:
-        kafka: As it was configured.
+        kafka: The section as it was configured.
         worker: The worker's name.
-        requests: What carries out each request, by the name that clients send as `do`.
+        requests: The function for each request, by the name that clients send as `do`.
     """
 
     async def answer(document: Document) -> Document:
@@ -44,8 +44,8 @@ def ask_pipelines(kafka: KafkaSettings | None, request: Document, seconds: float
     """Send a request to the drivers of a pipeline on this machine.
 
     Args:
-        kafka: Says which pipeline; None: all pipelines of this user.
-        request: What they are sent; `do` names the request.
+        kafka: Identifies the pipeline; None means all pipelines of this user.
+        request: The document to send; `do` names the request.
         seconds: How long to wait for an answer.
     """
     return control_socket.ask(f"{KIND}." if kafka is None else _prefix(kafka), request, seconds)
@@ -57,22 +57,22 @@ def release_brakes(kafka: KafkaSettings) -> list[Document]:
 
 
 def request_action(kafka: KafkaSettings, request: Document) -> list[Document]:
-    """Have a pipeline do something, and return what each driver on this machine answered.
+    """Send a request to a pipeline, and return the answer of each driver on this machine.
 
     Raises:
-        RemoteError: There is none, or one does not answer.
+        RemoteError: There is no driver, or one does not answer.
     """
     answers = ask_pipelines(kafka, request, control_socket.ANSWER_SECONDS)
     where = f"consumer group {kafka.consumer_group!r} on {kafka.brokers}"
     if answers.silent:
         raise RemoteError(
-            f"a pipeline of {where} does not answer within {control_socket.ANSWER_SECONDS:g} s; look into its log for "
-            "what blocks it"
+            f"a pipeline of {where} did not answer within {control_socket.ANSWER_SECONDS:g} s; its log shows what is "
+            "blocking it"
         )
     if not answers.reports:
         raise RemoteError(
-            f"no pipeline of {where} runs on this machine as this user; use the configuration and the environment that "
-            "it was started with"
+            f"no pipeline of {where} is running on this machine as this user; use the configuration and the "
+            "environment that it was started with"
         )
     return answers.reports
 

@@ -1,13 +1,15 @@
-"""What PgBouncer refuses, for the sink and the store in PostgreSQL: it tells that by its texts, not by its codes."""
+"""Recognises PgBouncer's refusals, for the sink and the store in PostgreSQL, by their texts, because they have no
+codes.
+"""
 
 from __future__ import annotations
 
-#: What to do about it; follows the name of what refuses.
+#: The advice for statement mode; follows the name of the refusing part.
 STATEMENT_MODE = (
     "the pooler in front of the server is in statement mode, which has no transactions; "
     "set its pool_mode to transaction or session"
 )
-#: Parts of what PgBouncer says before it closes the connection; they are not translated.
+#: Parts of PgBouncer's messages before it closes the connection; they are not translated.
 _REFUSAL = "statement pooling mode"
 _WRONG_LOGINS = (
     "authentication failed",

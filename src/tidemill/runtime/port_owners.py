@@ -1,7 +1,7 @@
-"""Tells which ports are held by processes that record below the same folder: those share a port's number in peace.
+"""Records which ports belong to processes that record in the same folder and may configure the same port.
 
-Each process locks a file for each port that it tries; the kernel releases it when the process ends, however that ends.
-Invariant: without a folder that can be written, nothing is known and nothing fails.
+Each process locks a file for each port that it tries; the kernel releases the lock when the process ends for any
+reason. Invariant: without a writable folder, every claim is unknown and nothing fails.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidemill.runtime.lock import HeldError, lock_file
 
 
 class Claim(enum.Enum):
-    """Who has claimed a port: this process, another one of the folder, or nobody can know."""
+    """The owner of a port's claim: this process, another one of the folder, or unknown."""
 
     OWN = "own"
     OTHER = "other"
@@ -28,22 +28,20 @@ class PortOwners:
     """The claims of this process, while the block runs.
 
     Args:
-        db_dir: The folder of the recordings; '': there is none.
+        db_dir: The folder of the recordings; '' for none.
     """
 
     def __init__(self, db_dir: str) -> None:
-        """Claim nothing yet."""
         self._db_dir = db_dir
         self._locks: dict[int, int] = {}
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give all claims up."""
+        """Release all claims."""
         for port in list(self._locks):
             self.give_up(port)
 
@@ -62,7 +60,7 @@ class PortOwners:
         return Claim.OWN
 
     def give_up(self, port: int) -> None:
-        """Give a claim up, if there is one."""
+        """Release a claim, if there is one."""
         lock = self._locks.pop(port, None)
         if lock is not None:
             with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
-"""What a probe found: a message that went through the handler of a running engine, and left nothing behind.
+"""The report of a probe: a message that went through the handler of a running engine without leaving a trace.
 
-All texts are masked and cut by the engine; times are seconds since the probe began.
+The engine masks and cuts all texts; times are seconds since the probe began.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tidemill.runtime.messages import SourceMessage
 
 #: How long a probe may take.
 PROBE_SECONDS = 30.0
-#: The largest message that is probed: key, value and headers.
+#: The largest message that can be probed: key, value and headers.
 MAX_PROBE_BYTES = 1024 * 1024
 
 
@@ -30,7 +30,7 @@ class ProbeText(msgspec.Struct, frozen=True):
     """A text of a handler, a program or a payload.
 
     Attributes:
-        text: What is shown of it.
+        text: The part that is shown.
         is_cut: Whether there is more.
     """
 
@@ -42,11 +42,11 @@ class ProbeStage(msgspec.Struct, frozen=True):
     """A call of a hook.
 
     Attributes:
-        hook: Its name.
-        about: The task that it was called for; '': none.
+        hook: The hook's name.
+        about: The task that the hook was called for; '' for none.
         at: When it was called.
-        seconds: How long it took; None: it has not returned.
-        trace: What it raised, with its traceback; where it waits, if it has not returned; '': neither.
+        seconds: How long it took; None if it has not returned.
+        trace: The traceback if it raised, or its current position if it has not returned; otherwise ''.
     """
 
     hook: str
@@ -60,15 +60,15 @@ class ProbeAttempt(msgspec.Struct, frozen=True):
     """An attempt of a task.
 
     Attributes:
-        attempt: Which one.
+        attempt: The attempt's number.
         at: When its process started, or was to start.
-        seconds: How long it ran; None: it still runs.
-        kind: ok, or the kind of its error; '': it still runs.
-        exit_code: What it returned.
-        pid: Its process; None: it never started.
-        error: Why it failed, if that is not its exit code.
-        stdout: The end of what it wrote.
-        stderr: Likewise.
+        seconds: How long it ran; None if it is still running.
+        kind: ok, or the kind of its error; '' if it is still running.
+        exit_code: The process's exit code.
+        pid: The process; None if it never started.
+        error: Why the attempt failed, if the exit code is not the reason.
+        stdout: The end of its standard output.
+        stderr: The end of its standard error.
     """
 
     attempt: int
@@ -86,14 +86,14 @@ class ProbeTask(msgspec.Struct, frozen=True):
     """A task.
 
     Attributes:
-        task_id: Its id.
-        parent: The task that it replaced; '': none.
-        args: Its arguments.
-        labels: Its labels.
-        state: ok, failed, replaced, running, waiting (for an executor, or its next attempt) or hook (its process is
-            over, and a hook is not).
-        is_precomputed: Whether its result was known, so that nothing ran.
-        attempts: What ran.
+        task_id: The task's id.
+        parent: The task that it replaced; '' for none.
+        args: The task's arguments.
+        labels: The task's labels.
+        state: ok, failed, replaced, running, waiting (for an executor, or its next attempt) or hook (its process has
+            ended, but a hook has not).
+        is_precomputed: Whether its result was known, so that no process ran.
+        attempts: The attempts that ran.
     """
 
     task_id: str
@@ -106,13 +106,13 @@ class ProbeTask(msgspec.Struct, frozen=True):
 
 
 class ProbePayload(msgspec.Struct, frozen=True):
-    """A payload that a sink would have been given.
+    """A payload that a sink would have received.
 
     Attributes:
-        sink: The sink's place in the configuration.
+        sink: The sink's section in the configuration.
         hook: The hook that returned it.
-        task_id: The task that it was returned for; '': none.
-        body: Its fields, as JSON.
+        task_id: The task that it was returned for; '' for none.
+        body: The payload's fields, as JSON.
     """
 
     sink: str
@@ -125,9 +125,9 @@ class ProbeLetter(msgspec.Struct, frozen=True):
     """A dead letter that would have been written.
 
     Attributes:
-        kind: What went wrong.
-        error: In words.
-        task_id: The task concerned; '': none.
+        kind: The step at which the message failed.
+        error: The error, for people to read.
+        task_id: The task that failed; '' for none.
     """
 
     kind: str
@@ -136,19 +136,20 @@ class ProbeLetter(msgspec.Struct, frozen=True):
 
 
 class ProbeReport(msgspec.Struct, frozen=True):
-    """What became of a message.
+    """What happened to a probed message.
 
     Attributes:
-        status: Whether it came to its end, and well.
-        text: The same in words.
+        status: Whether processing finished, and succeeded.
+        text: The status in words.
         seconds: How long it took.
         stages: Calls of hooks, in order.
-        tasks: Its tasks, those that replaced others included.
-        payloads: What sinks would have been given.
-        sinks: How many payloads each sink would have been given.
+        tasks: The message's tasks, including those that replaced others.
+        payloads: The payloads that sinks would have received.
+        sinks: How many payloads each sink would have received.
         letters: The dead letters that would have been written.
-        cache_writes: How many values hooks wrote to the cache, or deleted; nobody else sees them.
-        left_out: How many stages, tasks, attempts, payloads and letters there was no room for.
+        cache_writes: How many values hooks wrote to the cache, or deleted; these changes are not visible outside the
+            probe.
+        left_out: How many stages, tasks, attempts, payloads and letters did not fit into the report.
     """
 
     status: ProbeStatus
@@ -164,16 +165,16 @@ class ProbeReport(msgspec.Struct, frozen=True):
 
 
 class ProbeSource(Protocol):
-    """What probes messages; an engine has one while the web UI is on."""
+    """Probes messages; an engine has one while the web UI is on."""
 
     async def probe(self, message: SourceMessage, seconds: float) -> ProbeReport:
-        """Run a message through the handler; what it delivers goes nowhere.
+        """Run a message through the handler and discard its payloads.
 
         Args:
             message: The message.
-            seconds: How long it may take.
+            seconds: How long the probe may take.
 
         Raises:
-            UserActionError: That is not possible now.
+            UserActionError: The message cannot be probed now.
         """
         ...

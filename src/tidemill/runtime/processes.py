@@ -1,7 +1,7 @@
-"""Looks at other processes of this host: which descend from one, which carry a mark, which still run.
+"""Inspects other processes of this host: their descendants, marks and states.
 
-Processes come and go during a look: one that has gone is left out, or counts as ended. Without a /proc (only Linux has
-one) no process is found. Engines' wardens have a scan of their own, because they import nothing of this package.
+Processes come and go during a scan; one that disappears is left out, or counts as ended. Without a /proc (only Linux
+has one) no process is found. Engines' wardens have a scan of their own, because they import nothing of this package.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _ENDED = ("Z", "X")
 
 
 def read_stat(pid: int) -> list[str]:
-    """Return the fields of a process's /proc/PID/stat from its state on.
+    """Return the fields of a process's /proc/PID/stat, starting with its state.
 
     Raises:
         OSError: There is no such process.
     """
-    # A `Path` would take four times as long, and there may be thousands of processes.
+    # `os.open` instead of the much slower `Path`, because there may be thousands of processes.
     file = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
     try:
         stat = os.read(file, _STAT_BYTES)
     finally:
         os.close(file)
-    # The name of the program, in parentheses, may hold anything.
+    # The program's name, in parentheses, may contain any characters.
     return stat.rpartition(b")")[2].decode().split()
 
 
@@ -42,7 +42,7 @@ def read_state(pid: int) -> str:
 
 
 def is_running(pid: int) -> bool:
-    """Tell whether a process runs; one that has ended but was not reaped yet does not."""
+    """Return whether a process is running; a zombie is not."""
     return read_state(pid) not in ("", *_ENDED)
 
 
@@ -60,7 +60,7 @@ def read_command(pid: int) -> str:
 
 
 def read_arguments(pid: int) -> list[str]:
-    """Return the arguments of a process, its program included; empty if there is none."""
+    """Return the arguments of a process, including its program; empty if there is none."""
     return _read(pid, "cmdline").decode(errors="surrogateescape").split("\0")[:-1]
 
 
@@ -75,9 +75,9 @@ def find_children(parent: int) -> set[int]:
 
 
 def find_descendants(*roots: int) -> list[int]:
-    """Return the processes that descend from some, parents before their children.
+    """Return the descendants of some processes, parents before their children.
 
-    Those themselves are not among them, unless one descends from another.
+    The processes themselves are not included, unless one descends from another.
     """
     children = defaultdict(list)
     for pid in list_processes():
@@ -93,7 +93,7 @@ def find_descendants(*roots: int) -> list[int]:
 
 
 def find_marked(mark: str) -> dict[int, str]:
-    """Return the command lines of the processes that were started with a mark in their environment, by their ids.
+    """Return the command lines of the processes that were started with a mark in their environment, by process id.
 
     Args:
         mark: A variable and its whole value, NAME=VALUE.
@@ -102,7 +102,7 @@ def find_marked(mark: str) -> dict[int, str]:
 
 
 def list_processes() -> list[int]:
-    """Return the ids of all processes of this host that can be seen from here."""
+    """Return the ids of all visible processes of this host."""
     try:
         return [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except FileNotFoundError:

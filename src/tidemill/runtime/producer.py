@@ -1,9 +1,8 @@
-"""A Kafka producer for the event loop: records go out in rounds, confirmations come back once per round.
+"""A Kafka producer for the event loop: records are sent in rounds, confirmations return once per round.
 
-One thread per producer polls librdkafka; it talks to the loop once per poll, never once per record. Invariants:
-every record of a round gets exactly one outcome, also when the broker is down (`delivery.timeout.ms` is finite),
-when the producer had to be replaced after a fatal error, and when it is closed; acks=all and idempotence are not
-optional.
+One thread per producer polls librdkafka; it calls the loop once per poll, never once per record. Invariants: every
+record of a round gets exactly one outcome, even when the broker is down (`delivery.timeout.ms` is finite), when the
+producer had to be replaced after a fatal error, and when it is closed. acks=all and idempotence cannot be switched off.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ class FullRecord(NamedTuple):
     """A record with more than key and value.
 
     Attributes:
-        key: Its key.
-        value: None is a tombstone.
-        headers: In order.
-        partition: -1: the one that the key chooses.
-        timestamp: In milliseconds since the epoch; 0: when it is sent.
+        key: The key.
+        value: The value; None is a tombstone.
+        headers: Names and values, in order.
+        partition: The partition; -1 lets the key choose.
+        timestamp: Milliseconds since the epoch; 0 is the time of sending.
     """
 
     key: bytes | None
@@ -43,12 +42,12 @@ class FullRecord(NamedTuple):
     timestamp: int = 0
 
 
-#: (key, value), None as value being a tombstone; or all of it.
+#: (key, value), where a value of None is a tombstone; or all fields.
 Record = tuple[bytes | None, bytes | None] | FullRecord
 Outcomes = list[ck.KafkaError | None]
 
 POLL_SECONDS = 0.25
-#: What librdkafka needs to give purged records back.
+#: How long librdkafka may take to return purged records.
 PURGE_SECONDS = 2.0
 
 #: No linger: a round is a batch already, and while one is in flight librdkafka collects the next by itself.
@@ -58,7 +57,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "reconnect.backoff.max.ms": 2_000,
     "socket.nagle.disable": True,
     "log.connection.close": False,
-    # As Java's clients: the same key lands in the same partition, whichever client wrote it.
+    # The partitioner of Java's clients, so that a key lands in the same partition whichever client wrote it.
     "partitioner": "murmur2_random",
 }
 _ALIASES: Mapping[str, str] = {
@@ -82,22 +81,22 @@ _HOPELESS = frozenset(
 
 
 def make_producer_config(kafka: KafkaSettings, brokers: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a producer's configuration: our defaults, the user's overrides, and what is not optional."""
+    """Return a producer's configuration: the defaults, the user's overrides, and the fixed settings."""
     given = {_ALIASES.get(key, key): value for key, value in overrides.items() if key not in _FIXED_ALIASES}
     return make_client_config(kafka, brokers, {**_DEFAULTS, **given, **_FIXED})
 
 
 def is_too_large(error: ck.KafkaError) -> bool:
-    """Tell whether a record was refused for its size, or for that of its batch."""
+    """Return whether a record was refused for its size, or for the size of its batch."""
     return error.code() in (ck.KafkaError.MSG_SIZE_TOO_LARGE, ck.KafkaError.RECORD_LIST_TOO_LARGE)
 
 
 def worth_retrying(error: ck.KafkaError, partition: int = -1) -> bool:
-    """Tell whether the same record may be accepted later: always, unless the record itself is wrong.
+    """Return whether the same record may be accepted later, which holds unless the record itself is wrong.
 
     Args:
-        error: Why it was refused.
-        partition: The one that the record names, -1 if none: a missing partition is the record's fault.
+        error: The refusal.
+        partition: The partition that the record names, -1 if none; a missing partition is then the record's fault.
     """
     if partition >= 0 and error.code() == ck.KafkaError._UNKNOWN_PARTITION:
         return False
@@ -107,8 +106,9 @@ def worth_retrying(error: ck.KafkaError, partition: int = -1) -> bool:
 class _Round:
     """Records that were handed over together.
 
-    `outcomes` and `reported` are written by the poll thread for accepted records, `outcomes` by the loop for the
-    rest; `accepted` is set by the loop when all were handed over. The side that sees the counts meet ends the round.
+    The poll thread writes `outcomes` and `reported` for accepted records, the loop writes `outcomes` for the others.
+    The
+    loop sets `accepted` once all were handed over. The side that sees the counts meet ends the round.
     """
 
     __slots__ = ("accepted", "future", "outcomes", "reported")
@@ -129,11 +129,11 @@ class LoopProducer:
 
     Args:
         config: From `make_producer_config`.
-        what: Whose producer it is, for logs and errors, e.g. 'sinks.kafka.out'.
+        what: The producer's user, for logs and errors, e.g. 'sinks.kafka.out'.
     """
 
     def __init__(self, config: Mapping[str, Any], what: str) -> None:
-        """Connect nothing; `open` does."""
+        """Prepare the producer; `open` starts it."""
         self._config = dict(config)
         self._what = what
         self._ended: list[_Round] = []
@@ -142,7 +142,7 @@ class LoopProducer:
         self._closing = False
         self._flush_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name=f"tidemill-producer {what}", daemon=True)
-        #: What the client complained about last, until a record is confirmed.
+        #: The client's last complaint, until a record is confirmed.
         self.trouble: str | None = None
 
     def open(self) -> None:
@@ -164,7 +164,7 @@ class LoopProducer:
             raise ConfigError(f"{self._what}: bad Kafka client configuration: {text}") from None
 
     def send(self, topic: str, records: Sequence[Record]) -> asyncio.Future[Outcomes]:
-        """Send records; the future gets one outcome per record (None: confirmed), and never fails."""
+        """Send records; the future gets one outcome per record (None if confirmed), and never fails."""
         round_ = _Round(len(records), self._loop.create_future())
         if self._closing:
             round_.outcomes = [ck.KafkaError(ck.KafkaError._PURGE_QUEUE)] * len(records)
@@ -195,7 +195,9 @@ class LoopProducer:
         return round_.future
 
     async def partition_count(self, topic: str) -> int | None:
-        """Ask the brokers how many partitions a topic has, and let the client know of new ones; None: no answer."""
+        """Return a topic's number of partitions from the brokers, and let the client learn of new ones; None without
+        answer.
+        """
         try:
             found = await asyncio.to_thread(self._producer.list_topics, topic, CALL_SECONDS)
         except ck.KafkaException as error:
@@ -214,7 +216,7 @@ class LoopProducer:
             round_.end()
 
     async def close(self, flush_seconds: float = 0.0) -> None:
-        """End; what is not confirmed within `flush_seconds` gets an error as its outcome."""
+        """Stop; records that are not confirmed within `flush_seconds` get an error as their outcome."""
         if not self._thread.is_alive():
             return
         self._flush_seconds = flush_seconds
@@ -239,7 +241,7 @@ class LoopProducer:
             self._tell(self._on_failure, error)
 
     def _on_failure(self, error: Exception) -> None:
-        """Raise in the loop, which an engine watches: no further record would be confirmed."""
+        """Raise in the loop, which the engine watches, because no further record would be confirmed."""
         raise InvariantError(
             f"the thread of the Kafka producer of {self._what} ended: {describe_error(error)}"
         ) from error
@@ -249,14 +251,14 @@ class LoopProducer:
             try:
                 self._producer.poll(POLL_SECONDS)
             except ck.KafkaException as error:
-                # A fatal error is raised here as well as told to the callback.
+                # A fatal error is raised here in addition to the callback.
                 self._on_error(error.args[0])
             self._hand_over()
             if self._fatal is not None:
                 self._replace()
         self._purge(self._producer, self._flush_seconds)
         self._tell(self._closed.set)
-        # Its threads and connections end with it; that may wait for the network, but nothing waits for this thread.
+        # Its threads and connections end with it. This may wait for the network, but nothing waits for this thread.
         del self._producer
 
     def _report(self, round_: _Round, index: int, error: ck.KafkaError | None, message: ck.Message) -> None:
@@ -287,14 +289,14 @@ class LoopProducer:
             throttle(log, 10.0).warning("Kafka producer", client=self._what, error=text)
 
     def _replace(self) -> None:
-        """Continue with a new producer: after a fatal error the old one never works again, and returns its records."""
+        """Continue with a new producer. After a fatal error the old one never works again, and returns its records."""
         log.error("a Kafka producer failed and is replaced", client=self._what, error=self._fatal)
         old, self._producer = self._producer, self._make()
         self._fatal = None
         self._purge(old)
 
     def _purge(self, producer: ck.Producer, flush_seconds: float = 0.0) -> None:
-        """Give back every record that is not confirmed within `flush_seconds`."""
+        """Return every record that is not confirmed within `flush_seconds`."""
         for seconds in (flush_seconds, PURGE_SECONDS, PURGE_SECONDS):
             try:
                 producer.flush(seconds)

@@ -12,7 +12,7 @@ def find_program(settings: ExecutorSettings) -> str:
     """Return the path of `executor.binary_path` on this host.
 
     Raises:
-        ConfigError: It is not there, or cannot be executed.
+        ConfigError: The program does not exist, or is not executable.
     """
     found = shutil.which(settings.binary_path, path=settings.env.get("PATH"))
     if found is None:

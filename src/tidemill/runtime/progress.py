@@ -1,4 +1,4 @@
-"""What an engine reports of itself: counters for status lines, and the summary at its end."""
+"""An engine's report of its state: counters for status lines, and the summary at its end."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ class StopReason(enum.StrEnum):
     FAILED = "failed"
 
 
-#: What an engine waits for if its brokers do not let it read.
+#: The name in `stalled` for a consumer group whose brokers do not let the engine read.
 GROUP_NAME = "consumer group"
 
 
 def brake_name(slot: int) -> str:
-    """Return the name under which the brake of a slot's engine is in `stalled`."""
+    """Return the name in `stalled` for the brake of a slot's engine."""
     return f"brake of engine {slot}"
 
 
-#: What the names of partitions that stand still begin with in `stalled`.
+#: The prefix of stalled partitions' names in `stalled`.
 _STALLED_PARTITION = "partition "
 
 
 def name_stalled_partition(partition: str) -> str:
-    """Return the name under which a partition that stands still is in `stalled`."""
+    """Return the name in `stalled` for a stalled partition."""
     return f"{_STALLED_PARTITION}{partition}"
 
 
 def find_stalled_partitions(stalled: Iterable[str]) -> set[str]:
-    """Return which partitions stand still.
+    """Return the stalled partitions.
 
     Example:
         >>> find_stalled_partitions(["kafka", "partition orders/3"])
@@ -49,11 +49,11 @@ def find_stalled_partitions(stalled: Iterable[str]) -> set[str]:
 
 
 def list_waits(stalled: Mapping[str, str]) -> Mapping[str, str]:
-    """Return what an engine waits for, without partitions that stand still: those an engine logs itself."""
+    """Return what an engine waits for, without stalled partitions, which the engine logs itself."""
     return {name: text for name, text in stalled.items() if not name.startswith(_STALLED_PARTITION)}
 
 
-#: How many messages of a partition were taken, committed, and given up uncommitted.
+#: How many messages of a partition were fetched, committed, and given up uncommitted.
 Flow = tuple[int, int, int]
 
 
@@ -61,12 +61,12 @@ class PartitionHead(msgspec.Struct, frozen=True, array_like=True):
     """The message that holds a partition: the oldest one whose commit is not confirmed.
 
     Attributes:
-        offset: Which one; the first that waits to be taken, if none is open.
+        offset: The message's offset; if no message is open, that of the first one that waits to be fetched.
         since: Since when it holds the partition, in seconds since the epoch, to about a second.
-        written_at: When it was written to its topic, to the precision of the batch that was taken; None: not known.
-        stage: What it waits for, in the words of `core.pipeline.message_stage.Stage`; '': the partition moves.
-        text: The same in words, without times.
-        buffered: How many messages of the partition wait to be taken.
+        written_at: When it was written to its topic, to the precision of its batch; None if unknown.
+        stage: What it waits for, in the terms of `core.pipeline.message_stage.Stage`; '' if the partition moves.
+        text: The same for people, without times.
+        buffered: How many messages of the partition wait to be fetched.
     """
 
     offset: int
@@ -78,22 +78,22 @@ class PartitionHead(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SinkStats(msgspec.Struct):
-    """What happened at one sink of an engine.
+    """The statistics of one sink of an engine.
 
     Attributes:
         delivered_count: Batches with at least one confirmed payload.
         delivered_payloads: Payloads confirmed.
-        error_count: Answers that refused something, and batches that failed as a whole.
-        refused: Payloads refused, each time they were.
+        error_count: Answers that refused payloads, and batches that failed as a whole.
+        refused: Payloads refused, counted each time.
         skipped: Payloads that the hook chose to skip.
-        dead_lettered: Payloads that ended in a letter.
+        dead_lettered: Payloads that were dead-lettered.
         breaker_opened: How often the circuit breaker opened.
-        breaker_state: What it is now: 0 closed, 1 half-open, 2 open.
+        breaker_state: The breaker's state: 0 closed, 1 half-open, 2 open.
         sends: How long the sink took for batches.
         retried: Payloads that were sent again.
         last_error: The last refusal.
-        last_delivered_at: Seconds since the epoch.
-        last_error_at: Likewise.
+        last_delivered_at: The last confirmation, in seconds since the epoch.
+        last_error_at: The last refusal, in seconds since the epoch.
     """
 
     delivered_count: int = 0
@@ -117,7 +117,7 @@ class EngineProgress(msgspec.Struct):
     Attributes:
         consumed: Messages taken from the source.
         messages_done: Messages that left the pipeline (delivered, skipped or dead-lettered).
-        tasks_running: Processes that run now.
+        tasks_running: Processes that are running.
         tasks_queued: Tasks that wait to run.
         tasks_retrying: Tasks that wait for their next attempt.
         tasks_retried: Attempts that failed and were followed by another one.
@@ -125,33 +125,33 @@ class EngineProgress(msgspec.Struct):
         tasks_failed: Tasks that failed for good.
         delivered: Payloads that a sink confirmed.
         dead_lettered: Letters that the broker confirmed.
-        letter_kinds: The same by kind: parse, task, hook ...
+        letter_kinds: Confirmed letters by kind: parse, task, hook ...
         recorder_dropped: Rows and events that were recorded, and lost before they were stored.
         recorder_rows: Rows that were recorded and not dropped: stored, on their way, or still in the engine.
         letters_dropped: Letters that were given up, by `dlq.on_send_failure: drop`.
         skipped: Failures and payloads that a hook chose to skip.
-        warnings: Wrong but harmless things that handlers did (a task id twice, foreign offsets).
+        warnings: Harmless mistakes of handlers (a duplicate task id, foreign offsets).
         held: Messages that the brake holds.
         gap: Messages that the broker had deleted before they were read.
         committed: The next offset per "topic/partition", as committed by this engine.
-        lag: Kafka's lag, the end minus what is committed, per "topic/partition"; what is not known yet is not in it.
+        lag: Kafka's lag per "topic/partition", the end minus the committed offset; unknown lags are left out.
         paused: Partitions held by backpressure.
-        stalled: What waits for something outside, and why.
-        partitions: The partitions owned now, as "topic/partition".
+        stalled: By name, what waits for an outside cause, and the reason.
+        partitions: The owned partitions, as "topic/partition".
         cpu_seconds: CPU time of the engine's process and its ended children.
         rss_bytes: Resident memory of the engine's process.
         slowest: The slowest tasks so far: (seconds, task id, label).
-        periodic_runs: Runs of periodic hooks that began.
-        periodic_errors: Those that raised.
+        periodic_runs: Calls of periodic hooks that began.
+        periodic_errors: Calls of periodic hooks that raised.
         cache_hits: Reads of the handler's cache that found a value.
-        cache_misses: Those that did not.
+        cache_misses: Reads of the handler's cache that found no value.
         cache_entries: Values in the cache's memory.
-        loop_blocks: How often something blocked the event loop for too long.
-        sinks: What happened at each sink, by its place in the configuration ("sinks.kafka.out").
-        in_flight: Messages taken from the source that did not leave the pipeline yet.
+        loop_blocks: How often a call blocked the event loop for too long.
+        sinks: The statistics of each sink, by its section in the configuration ("sinks.kafka.out").
+        in_flight: Messages taken from the source that have not left the pipeline.
         in_flight_bytes: The keys and values of those that have unfinished work.
-        uncommitted: At the end of a drain: finished messages whose commit failed; they will be reprocessed.
-        timeouts: Attempts of tasks that took too long.
+        uncommitted: At the end of a drain, finished messages whose commit failed; they will be reprocessed.
+        timeouts: Attempts of tasks that timed out.
         attempts: How long attempts of tasks ran.
         queue_waits: How long tasks waited in the queue for a free executor, before each attempt.
         spawns: How long it took to start an attempt's process, or to give the task to a resident one.
@@ -161,7 +161,7 @@ class EngineProgress(msgspec.Struct):
         consumer_errors: Errors that Kafka's client reported.
         recreated_partitions: Partitions read from their beginning because their topic had been created again.
         flow: Per "topic/partition", the messages that were taken, committed, and given up uncommitted.
-        heads: Per "topic/partition", the message that holds it; those without work are not in it.
+        heads: Per "topic/partition", the message that holds it; partitions without work are left out.
     """
 
     consumed: int = 0
@@ -214,7 +214,7 @@ class EngineProgress(msgspec.Struct):
 
 
 class EngineSummary(msgspec.Struct):
-    """What an engine reports at its end."""
+    """An engine's report at its end."""
 
     slot: int
     reason: StopReason
@@ -224,17 +224,17 @@ class EngineSummary(msgspec.Struct):
 
 #: Replaces a text that cannot be sent.
 UNSENT = "(this text cannot be sent)"
-#: An error at the end of an engine is shown whole up to this length.
+#: An engine's final error is sent up to this length.
 MAX_ERROR_CHARS = 20_000
 
 
 def without_text(head: PartitionHead) -> PartitionHead:
-    """Return what holds a partition, without the details."""
+    """Return the head of a partition without its details."""
     return msgspec.structs.replace(head, text=UNSENT if head.text else "")
 
 
 def without_texts(progress: EngineProgress) -> EngineProgress:
-    """Return a snapshot that can always be sent: its numbers and names only."""
+    """Return a snapshot that can always be sent, with only numbers and names."""
     return msgspec.structs.replace(
         progress,
         stalled={escape_surrogates(name)[:200]: UNSENT for name in progress.stalled},
@@ -248,6 +248,6 @@ def without_texts(progress: EngineProgress) -> EngineProgress:
 
 
 def drop_summary_texts(summary: EngineSummary) -> EngineSummary:
-    """Return a summary that can always be sent: the error is kept, made encodable, and shortened."""
+    """Return a summary that can always be sent; its error is made encodable and shortened."""
     error = None if summary.error is None else escape_surrogates(summary.error)[:MAX_ERROR_CHARS]
     return msgspec.structs.replace(summary, error=error, progress=without_texts(summary.progress))

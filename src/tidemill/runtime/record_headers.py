@@ -1,10 +1,10 @@
-"""Reads the headers of a Kafka record: once, and never again after that failed.
+"""Reads the headers of a Kafka record once, and never again after a failure.
 
-Clients of other languages write any bytes as the name of a header. For a name that is not UTF-8 the client's
-`headers()` sets an error, but returns and keeps a list in which this name is a null pointer: whatever touches it ends
-the process. A second call returns the list without an error; so does a first one from a line that ran often before,
-because the interpreter's specialized calls of C methods do not look for errors beside a result. `methodcaller` does.
-So nothing else of tidemill calls `headers()`.
+Clients of other languages write any bytes as the name of a header. For a name that is not UTF-8, the client's
+`headers()` sets an error, but returns and keeps a list in which this name is a null pointer; touching it crashes the
+process. A second call returns the list without an error. So does a first call from a line that ran often before,
+because the interpreter's specialized calls of C methods do not check for errors beside a result. `methodcaller` does
+check. No other code of tidemill may therefore call `headers()`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any, Final
 from tidemill.core.errors import describe_error
 from tidemill.runtime.messages import Header, SourceMessage
 
-#: Of a name that is not UTF-8, an error shows this much.
+#: How many bytes of a name that is not UTF-8 an error shows.
 _SHOWN_BYTES: Final = 100
 _ask_for_headers = operator.methodcaller("headers")
-#: Of most records; creating it for each takes a sixth of the time of `read_headers`.
+#: The result for most records, created once because this is a hot path.
 _NO_HEADERS: Final[tuple[tuple[Header, ...], str | None]] = ((), None)
 
 
 class UnreadableHeadersError(Exception):
-    """The headers of a message cannot be read; the text says why."""
+    """The headers of a message cannot be read; the text gives the reason."""
 
 
 def read_headers(record: Any) -> tuple[tuple[Header, ...], str | None]:
@@ -39,7 +39,7 @@ def check_headers(message: SourceMessage) -> None:
     """Check that the headers of a message could be read.
 
     Raises:
-        UnreadableHeadersError: They could not.
+        UnreadableHeadersError: The headers could not be read.
     """
     if message.headers_error is not None:
         raise UnreadableHeadersError(message.headers_error)

@@ -1,6 +1,6 @@
-"""Passes on what other processes of this host write to standard error, as this process shows its own entries.
+"""Relays standard error of other processes on this host, shown like this process's own entries.
 
-Their lines must not go past a live display into the terminal.
+Their lines must not bypass a live display on the terminal.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tidemill.runtime.log import relay
 def relayed_output(
     name: str, is_shown: Callable[[bytes], bool] = bool, on_end: Callable[[], object] = bool
 ) -> Iterator[int]:
-    """Yield a file descriptor whose lines a thread writes to `sys.stderr`, until all its writers are gone.
+    """Yield a file descriptor whose lines a thread writes to `sys.stderr`, until all its writers have closed it.
 
     Args:
         name: The name of the thread.
-        is_shown: Whether a line is passed on.
-        on_end: Called after the last line, when all writers are gone.
+        is_shown: Returns whether a line is passed on.
+        on_end: Called after the last line, when all writers have closed the descriptor.
     """
     reader, writer = os.pipe()
     threading.Thread(target=_pass_on, args=(reader, is_shown, on_end), name=name, daemon=True).start()
@@ -36,7 +36,7 @@ def relayed_output(
 def _pass_on(reader: int, is_shown: Callable[[bytes], bool], on_end: Callable[[], object]) -> None:
     with open(reader, "rb") as lines:
         for line in lines:
-            # The writers must not block for ever because a line cannot be shown.
+            # The writers must not block forever because a line cannot be shown.
             with contextlib.suppress(Exception):
                 if is_shown(line):
                     text = line.decode(errors="replace")

@@ -1,7 +1,7 @@
 """Notices when files of the user's code are saved.
 
-Folders are watched, not files, since editors replace files; each without those below it, so that a folder full of
-results costs nothing. What counts is the content: a file that is written again as it was is no change.
+Folders are watched instead of files, because editors replace files. Each folder is watched without its subfolders, so
+that a folder full of results costs nothing. The content decides: a file that is written again unchanged is no change.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
-#: Several files that are saved together are one change, if each follows the one before within this time.
+#: Files that are saved within this time of each other are one change.
 SETTLE_MS = 50
-#: The longest that changes are collected.
+#: The longest time over which changes are collected.
 COLLECT_MS = 400
-#: How many folders are looked into. A project has fewer; a home folder or one full of results has more.
+#: How many folders are searched. A project has fewer; a home folder or one full of results has more.
 MAX_FOLDERS = 1_000
-#: Folders of packages, and of what is built or written, by their names in projects.
+#: Names of folders with packages, builds and output in projects.
 _SKIPPED = ("__pycache__", "node_modules", "site-packages", "build", "dist", "output", "demo-output")
 
 
 def find_code_folders(root: Path) -> set[Path]:
-    """Return the folders of a project that contain Python files, its own included.
+    """Return the folders of a project that contain Python files, including its own.
 
-    Virtual environments, hidden folders and those that `init` has Git ignore are skipped; of very many folders, the
-    deepest are not looked into.
+    Virtual environments, hidden folders and those that `init` makes Git ignore are skipped. If there are very many
+    folders,
+    the deepest are not searched.
     """
     found = {root}
     waiting = collections.deque([root])
@@ -43,7 +44,7 @@ def find_code_folders(root: Path) -> set[Path]:
             with os.scandir(folder) as entries:
                 listed = sorted(entries, key=lambda entry: entry.name)
         except OSError:
-            continue  # it was removed, or is private
+            continue  # the folder was removed, or is private
         if any(entry.name == "pyvenv.cfg" for entry in listed):
             continue
         if any(entry.name.endswith(".py") for entry in listed):
@@ -57,14 +58,14 @@ def _may_have_code(entry: os.DirEntry[str]) -> bool:
 
 
 class FirstFiles:
-    """The files of a project at the moment before anything of them is read; importing this is cheap.
+    """The files of a project at the moment before any of them is read; importing this module is cheap.
 
     Args:
-        config: The YAML file; None: the one that TIDEMILL_CONFIG names.
+        config: The YAML file; None is the file in TIDEMILL_CONFIG.
     """
 
     def __init__(self, config: Path | None) -> None:
-        """Take their fingerprint."""
+        """Take the fingerprint."""
         self.root = Path.cwd()
         file = config or (Path(name) if (name := os.environ.get("TIDEMILL_CONFIG")) else None)
         self.others = [] if file is None else [file]
@@ -73,12 +74,12 @@ class FirstFiles:
         self.fingerprint = self._saved.fingerprint()
 
     def have_changed(self) -> bool:
-        """Tell whether one of them was saved since then."""
+        """Return whether one of the files was saved since then."""
         return self._saved.fingerprint() != self.fingerprint
 
 
 def is_code(name: str) -> bool:
-    """Tell whether a file is code of a pipeline, and not of its tests.
+    """Return whether a file is code of a pipeline, rather than of its tests.
 
     Example:
         >>> is_code("handler.py"), is_code("test_handler.py"), is_code("results.jsonl")
@@ -98,10 +99,9 @@ class SavedFiles:
     """
 
     def __init__(self, list_folders: Callable[[], Iterable[Path]], others: Collection[Path] = ()) -> None:
-        """Watch nothing yet."""
         self._list_folders = list_folders
         self._others = frozenset(path.resolve() for path in others)
-        #: The digest of each file, by what changes when it is written.
+        #: The digest of each file, by the attributes that change when it is written.
         self._digests: dict[tuple[str, int, int, int], bytes] = {}
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -138,7 +138,7 @@ class SavedFiles:
         threading.Thread(target=self._watch, args=(on_saved,), name="tidemill-watch", daemon=True).start()
 
     def close(self) -> None:
-        """Watch no longer; does not wait for the thread."""
+        """Stop watching, without waiting for the thread."""
         self._ended.set()
 
     def _watch(self, on_saved: Callable[[], None]) -> None:
@@ -148,13 +148,13 @@ class SavedFiles:
                 self._watch_folders(on_saved, poll=poll)
             except Exception as error:
                 if poll:
-                    log.warning("files are no longer watched: save does not reload", error=str(error))
+                    log.warning("files are no longer watched; restart to load changes", error=str(error))
                     return
-                log.warning("the system cannot watch files; they are looked at regularly instead", error=str(error))
+                log.warning("the system cannot watch files; polling them instead", error=str(error))
                 poll = True
 
     def _watch_folders(self, on_saved: Callable[[], None], *, poll: bool) -> None:
-        """Watch until the folders are other ones."""
+        """Watch until the set of folders changes."""
         import watchfiles
 
         folders = self._watched()
@@ -170,8 +170,9 @@ class SavedFiles:
             raise_interrupt=False,
             force_polling=poll or None,
         )
-        # What was saved before the system watched these folders is found by its content: it watches them only once the
-        # first changes are waited for.
+        # The system watches these folders only once the first changes are waited for, so files saved before are found
+        # by their
+        # content.
         on_saved()
         first = True
         for changed in changes:

@@ -1,8 +1,9 @@
-"""Builds validators of JSON schema whose work is bounded, whatever schema and value are.
+"""Builds validators of JSON schema whose work is bounded for every schema and value.
 
-Each keyword spends of a budget (`run_bounded`) what it is about to cost; when the budget is used up, `TooMuchWorkError`
-ends the validation. Counted, not timed, so that the same value always has the same answer. Regular expressions are
-searched for in linear time (`patterns`); the keywords that use them are therefore ours.
+Before its work, each keyword spends the work's cost from a budget (`run_bounded`). When the budget is used up,
+`TooMuchWorkError` ends the validation. Work is counted instead of timed, so that the same value always has the same
+result. Regular expressions are searched for in linear time (`patterns`), so the keywords that use them are implemented
+here.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from tidemill.runtime.patterns import PatternError, check_pattern, is_found, wei
 
 #: A call of a keyword costs 1, which takes about 2 us; a value of 64 KiB in an ordinary schema costs up to 100,000.
 BUDGET: Final = 200_000
-#: What one unit pays for: characters that are compared to a place of a pattern, characters of a message.
+#: How much one unit pays for: characters compared to a position of a pattern, characters of a message.
 _COMPARED: Final = 500
 _WRITTEN: Final = 200
-#: Values that contain themselves have no end, and those that are built of shared parts are far larger than they look.
+#: The limit of measuring: values that contain themselves are endless, and shared parts make values far larger than they
+#: look.
 _ENOUGH: Final = 1_000_000
-#: Formats whose checks take linear time; which of them are checked depends on what is installed, as in `jsonschema`.
+#: Formats whose checks take linear time; as in `jsonschema`, installed packages decide which of them are checked.
 _FORMATS: Final = frozenset(
     {"date", "date-time", "email", "idn-email", "ipv4", "ipv6", "json-pointer", "relative-json-pointer", "time", "uuid"}
 )
@@ -38,7 +40,7 @@ class TooMuchWorkError(TidemillError):
 
 
 class _Work:
-    """What is left of the budget; `error_cost`: what writing a message costs, which may quote value and schema."""
+    """The rest of the budget; `error_cost` is the cost of a message, which may quote value and schema."""
 
     def __init__(self, characters: int) -> None:
         self.left = BUDGET
@@ -47,7 +49,7 @@ class _Work:
     def spend(self, cost: int) -> None:
         self.left -= cost
         if self.left < 0:
-            raise TooMuchWorkError("it takes too much work")
+            raise TooMuchWorkError("the validation takes too much work")
 
 
 _work: ContextVar[_Work] = ContextVar("schema_work")
@@ -55,7 +57,7 @@ _work: ContextVar[_Work] = ContextVar("schema_work")
 
 @contextlib.contextmanager
 def run_bounded(characters: int) -> Iterator[None]:
-    """Give what validates within the context its budget.
+    """Give validations within the context their budget.
 
     Args:
         characters: The length of value and schema.
@@ -73,9 +75,9 @@ def build_validator(schema: Any) -> Any:
 
 
 def measure(value: Any, enough: int = _ENOUGH) -> tuple[int, int]:
-    """Return the size of a JSON value, about its number of characters, and how deep it is nested.
+    """Return the size of a JSON value, about its number of characters, and its nesting depth.
 
-    A part counts as often as it would be written; of a value of more than `enough`, the rest is not looked at.
+    A part counts as often as it would be written. Measuring stops once the size exceeds `enough`.
 
     Example:
         >>> measure({"a": ["bcd"]})
@@ -134,7 +136,7 @@ def _check_unique_items(validator: Any, wanted: Any, instance: Any, schema: Any)
 
 
 def _freeze(value: Any) -> Any:
-    """Return what is equal for values that JSON schema says are equal: 1 and 1.0, but not 1 and true."""
+    """Return a value that is equal for values that JSON schema considers equal: 1 and 1.0, but not 1 and true."""
     if isinstance(value, dict):
         return dict, frozenset((key, _freeze(item)) for key, item in value.items())
     if isinstance(value, list):
@@ -165,23 +167,23 @@ def _cost_of_call(value: Any, instance: Any) -> int:
 
 
 def _cost_of_value(value: Any, instance: Any) -> int:
-    """Something is done for each part of the schema's value."""
+    """The keyword works on each part of the schema's value."""
     return 1 + measure(value)[0] // 10
 
 
 def _cost_of_parts(value: Any, instance: Any) -> int:
-    """Something is done for each part of the instance."""
+    """The keyword works on each part of the instance."""
     return 1 + (len(instance) if isinstance(instance, list | dict) else 0)
 
 
 def _cost_of_all(value: Any, instance: Any) -> int:
-    """All of the instance is compared to each part of the schema's value."""
+    """The whole instance is compared to each part of the schema's value."""
     candidates = len(value) if isinstance(value, list) else 1
     return 1 + candidates * (1 + measure(instance)[0] // 100)
 
 
 def _cost_of_pairs(value: Any, instance: Any) -> int:
-    """Each part of the instance is looked for in a list as long."""
+    """Each part of the instance is looked up in a list of the same length."""
     return 1 + (len(instance) ** 2 // 50 + len(instance) if isinstance(instance, list | dict) else 0)
 
 

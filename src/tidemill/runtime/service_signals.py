@@ -1,10 +1,10 @@
 """The signals of a service, from its first moment on.
 
-SIGTERM and SIGINT stop gracefully, a second one at once. SIGHUP stops `dev`, too, and has a trigger host reload its
+SIGTERM and SIGINT stop gracefully, a second one at once. SIGHUP also stops `dev`, and makes a trigger host reload its
 list.
 
-Invariants: a signal that comes before there is an event loop is kept for it; a second signal to stop works even if
-something blocks the loop; a terminal that is closed, which may send SIGHUP twice, stops nothing at once.
+Invariants: a signal that arrives before the event loop exists is stored for it. A second stop signal works even if the
+loop is blocked. Closing a terminal, which may send SIGHUP twice, never stops at once.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 
 async def finish_or_stop(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> asyncio.Task[T] | None:
-    """Do work, and return it, done; None: it was cancelled, because the process is to stop.
+    """Run work to its end and return its finished task; None if the stop came first, and the work was cancelled.
 
     Args:
-        work: Something that may take for ever, as the start of what does not start.
+        work: Work that may take forever, such as a start that never succeeds.
         stop: Set when the process is to stop.
     """
     doing, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
@@ -46,11 +46,10 @@ class Signals:
     """The signals of this process.
 
     Args:
-        is_child: Whether another process of tidemill stops this one, and says so itself.
+        is_child: Whether another process of tidemill stops this one, and logs the stop itself.
     """
 
     def __init__(self, *, is_child: bool = False) -> None:
-        """Handle none yet."""
         self._is_child = is_child
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending = self._hung_up = False
@@ -61,9 +60,10 @@ class Signals:
         """Handle signals from now on; call it in the main thread, with or without a loop.
 
         Args:
-            stop: Those that stop this process; without SIGHUP, that reloads, if there is something to reload.
+            stop: The signals that stop this process. If SIGHUP is not among them, it reloads, if there is something to
+                reload.
         """
-        # Not the loop's own handlers: a second signal is needed just when something blocks the loop.
+        # Not the loop's own handlers: a second signal is needed precisely when the loop is blocked.
         for number in stop:
             signal.signal(number, self._end)
         if signal.SIGHUP not in stop:
@@ -76,13 +76,13 @@ class Signals:
             self._stop()
 
     def on_hangup(self, read_again: Callable[[], None]) -> None:
-        """Call this on the loop when it is to reload; at once, if a SIGHUP came earlier."""
+        """Call `read_again` on the loop at a SIGHUP, and at once if one arrived earlier."""
         self._on_hangup = read_again
         self._read_again()
 
     @staticmethod
     def close() -> None:
-        """Ignore SIGHUP from now on: nothing can be reloaded any more, and by default it would end the process."""
+        """Ignore SIGHUP from now on; nothing can be reloaded any more, and by default it would end the process."""
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def _end(self, number: int, frame: object) -> None:
@@ -99,7 +99,7 @@ class Signals:
 
     def _call(self, what: Callable[[], None]) -> None:
         if self._loop is not None:
-            # The loop may be closed: then the process is about to end.
+            # The loop may be closed; the process is then about to end.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(what)
 

@@ -1,4 +1,6 @@
-"""Writes and reads the structure of a DAG as JSON: sorted, without what is as usual, so that equal ones are equal."""
+"""Writes and reads the structure of a DAG as JSON, sorted and without defaults, so that equal structures give equal
+text.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def read_structure(text: bytes) -> DagStructure:
     """Return the structure that a text was written from.
 
     Raises:
-        ValueError: It is not one, or has another format.
+        ValueError: The text is not a structure, or has another format.
     """
     structure = _decode(text)
     if structure.format != FORMAT:
@@ -36,7 +38,7 @@ def read_structure(text: bytes) -> DagStructure:
 
 
 def _drop_usual(value: Any) -> Any:
-    """Return a value of plain JSON, without the fields that are as by default."""
+    """Return a value of plain JSON, without the fields that have their default."""
     if isinstance(value, tuple):
         return [_drop_usual(item) for item in value]
     if not dataclasses.is_dataclass(value):

@@ -1,4 +1,4 @@
-"""The lines of a task's log, as they are stored: one JSON array each, of time, level, source and text.
+"""The stored form of a task's log lines: one JSON array each, of time, level, source and text.
 
 Invariant: a line break in a text does not end a line.
 """
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-#: The levels of what is printed. Programs write progress and notes to their standard error, and not only failures.
+#: The levels of printed output. Programs also write progress and notes to standard error, not only failures.
 STREAM_LEVELS: Final[Mapping[str, str]] = MappingProxyType({"stdout": "info", "stderr": "warning"})
 
 _encode = msgspec.json.Encoder().encode
@@ -23,8 +23,8 @@ class TaskLine(NamedTuple):
     Attributes:
         time_us: When it was written, in UTC microseconds since the epoch.
         level: `debug`, `info`, `warning`, `error` or `critical`.
-        source: What wrote it: `stdout`, `stderr`, `logging`, `trigger` ...
-        text: What it says, without the line break at its end.
+        source: Where it came from: `stdout`, `stderr`, `logging`, `trigger` ...
+        text: The text, without the line break at its end.
     """
 
     time_us: int
@@ -41,7 +41,7 @@ class WrittenLine(NamedTuple):
         level: As in `TaskLine`.
         source: As in `TaskLine`.
         text: As in `TaskLine`.
-        stream: What tells the pieces of one entry from those of others; empty: this is all of it.
+        stream: Identifies the pieces of one entry; empty if this is the whole entry.
         ended: Whether the entry ends with this piece.
     """
 
@@ -70,12 +70,12 @@ def encode_line(time_us: int, level: str, source: str, text: str) -> bytes:
 
 
 def decode_lines(data: bytes) -> Iterator[TaskLine]:
-    """Return the entries of what `encode_line` returned, in order."""
+    """Return the entries of lines from `encode_line`, in order."""
     return (_decode(line) for line in data.splitlines())
 
 
 def overwrite_lines(text: str) -> str:
-    r"""Return a text as a terminal shows it: what follows a carriage return takes the place of the line so far.
+    r"""Return a text as a terminal shows it: text after a carriage return replaces the line so far.
 
     Example:
         >>> overwrite_lines("\r 10%\r 20%\r\nnext")

@@ -1,7 +1,7 @@
-"""Asks the brokers for the id of a topic, which changes when it is deleted and created again.
+"""Asks the brokers for the id of a topic, which changes when the topic is deleted and created again.
 
-Invariants: no request is repeated while one is open; `look` never waits; what brokers refuse is said once, and then
-the id is not known.
+Invariants: no request is repeated while one is open. `look` never waits. A refusal by the brokers is logged once; the
+id is then unknown.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from tidemill.runtime.kafka_client import LibraryLog, scrub
 
 log = structlog.get_logger(__name__)
 
-#: How often the id is asked for, and how much longer per partition: an answer lists all of them, at about 12 us each.
+#: How often the id is requested, and how much longer to wait per partition: an answer lists all partitions, at about 12
+#: us
+#: each.
 LOOK_SECONDS = 1.0
 LOOK_SECONDS_PER_PARTITION = 0.01
-#: What brokers without ids answer.
+#: The answer of brokers without topic ids.
 _ZERO = str(ck.Uuid(0, 0))
-#: The topic is gone for now, or nobody answers: an id that is known later is compared then.
+#: The topic is missing for now, or no broker answers; a later id is compared then.
 _PASSING = frozenset(
     {
         ck.KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -37,7 +39,7 @@ _PASSING = frozenset(
 
 
 class TopicIds:
-    """The id of one topic, as the brokers have it now.
+    """The id of one topic, as the brokers currently have it.
 
     Args:
         config: The client's configuration, from `make_client_config`.
@@ -46,7 +48,7 @@ class TopicIds:
     """
 
     def __init__(self, config: Mapping[str, Any], topic: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Connect at the first request."""
+        """Prepare the client, which connects at the first request."""
         self._config = config
         self._topic = topic
         self._clock = clock
@@ -57,7 +59,7 @@ class TopicIds:
         self._warned = False
 
     def ask(self, seconds: float) -> str | None:
-        """Return the id; None if it is not known within this time."""
+        """Return the id; None if it is not known within `seconds`."""
         self._open = None
         answer = self._request(seconds)
         try:
@@ -66,7 +68,7 @@ class TopicIds:
             self._look_at = self._clock() + self._interval
 
     def look(self) -> str | None:
-        """Return the id if an answer has come, and ask for it again when that is due; does not wait."""
+        """Return the id if an answer has arrived, and request it again when that is due; does not wait."""
         if self._open is None:
             if self._clock() >= self._look_at:
                 self._look_at = self._clock() + self._interval
@@ -102,7 +104,7 @@ class TopicIds:
         self._partitions = len(described.partitions)
         topic_id = str(described.topic_id)
         if topic_id == _ZERO:
-            self._warn("the brokers have no ids of topics")
+            self._warn("the brokers do not support topic ids")
             return None
         return topic_id
 
@@ -110,8 +112,8 @@ class TopicIds:
         if not self._warned:
             self._warned = True
             log.warning(
-                "the topic's id cannot be read: a topic that is deleted and created again is noticed only if it is "
-                "shorter than before; allow Describe on the topic",
+                "the topic's id cannot be read, so a deleted and recreated topic is detected only if it is shorter "
+                "than before; allow Describe on the topic",
                 topic=self._topic,
                 reason=why,
             )

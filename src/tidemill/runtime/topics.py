@@ -1,7 +1,7 @@
 """Reads topics and consumer groups from outside: never joins a group, never commits, changes nothing.
 
-Every call has a deadline and raises `TimeoutError` (what did not arrive in time) or `KafkaException` (what the
-broker answered).
+Every call has a deadline and raises `TimeoutError` if no answer arrived in time, or `KafkaException` with the broker's
+error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TopicReader:
     ) -> None:
         """Create the client; it connects at the first call."""
         settings: dict[str, Any] = {
-            # Outages show as missing answers; librdkafka's own lines about them add nothing.
+            # Outages show as missing answers; librdkafka's own log lines about them add nothing.
             "log_level": 0,
             "reconnect.backoff.max.ms": 500,
             "fetch.wait.max.ms": 50,
@@ -42,17 +42,15 @@ class TopicReader:
         self._consumer = Consumer(settings)
 
     def __enter__(self) -> TopicReader:
-        """Return itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the client."""
         self._consumer.close()
 
     def partitions(self, topic: str) -> list[int]:
-        """Return the numbers of a topic's partitions; none if it does not exist."""
+        """Return the numbers of a topic's partitions; empty if the topic does not exist."""
         metadata = self._consumer.list_topics(topic, timeout=_CALL_TIMEOUT_SECONDS)
         return sorted(metadata.topics[topic].partitions)
 
@@ -61,7 +59,7 @@ class TopicReader:
         return {number: self._range(topic, number)[1] for number in self.partitions(topic)}
 
     def committed(self, topic: str) -> dict[int, int]:
-        """Return the group's committed next offset of each partition; -1 where there is none."""
+        """Return the group's committed next offset of each partition; -1 if there is none."""
         wanted = [TopicPartition(topic, number) for number in self.partitions(topic)]
         answers = self._consumer.committed(wanted, timeout=_CALL_TIMEOUT_SECONDS)
         return {answer.partition: max(answer.offset, -1) for answer in answers}
@@ -71,8 +69,8 @@ class TopicReader:
 
         Args:
             topic: The topic.
-            count: How many at least to wait for; None: those that are there at the call.
-            timeout_seconds: For all of them together.
+            count: The least number of messages to wait for; None reads those that exist at the call.
+            timeout_seconds: The limit for all of them together.
         """
         deadline = time.monotonic() + timeout_seconds
         ranges = {number: self._range(topic, number) for number in self.partitions(topic)}
@@ -81,10 +79,10 @@ class TopicReader:
         found: list[Message] = []
         while missing if count is None else len(found) < count:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{topic}: only {len(found)} messages came within {timeout_seconds:g} s")
+                raise TimeoutError(f"{topic}: only {len(found)} messages arrived within {timeout_seconds:g} s")
             batch = [message for message in self._consumer.consume(1000, 0.1) if message.error() is None]
             found += batch
-            # Control records of transactions have offsets too, so the position counts and not the messages.
+            # Control records of transactions have offsets too, so positions decide, not the number of messages.
             for number, end in list(missing.items()):
                 if self._consumer.position([TopicPartition(topic, number)])[0].offset >= end:
                     del missing[number]

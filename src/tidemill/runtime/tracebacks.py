@@ -1,7 +1,7 @@
 """Rearranges the text of a traceback for its reader: the error first, then the user's own frames, then all others.
 
-It works on the text, not on the exception, because the errors of engines arrive as texts. Invariant: a text that is not
-understood, such as an exception group, is returned as it is; nothing is left out but the marks below lines of code.
+It works on text, not on exceptions, because errors of engines arrive as text. Invariants: a text of an unknown form,
+such as an exception group, is returned unchanged. Only the marks below lines of code are left out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 _HEADER = "Traceback (most recent call last):"
 _FRAME = re.compile(r'  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)')
 _MARKS = re.compile(r"\s+[~^]+\s*")
-#: How Python links an exception to the one before it, and what is said here instead.
+#: Python's texts between an exception and its cause, and their replacements.
 _LINKS = {
     "\n\nThe above exception was the direct cause of the following exception:\n\n": "caused by",
     "\n\nDuring handling of the above exception, another exception occurred:\n\n": "raised while handling",
@@ -32,12 +32,12 @@ def _find_libraries() -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class CodePlaces:
-    """Where code comes from.
+    """The folders that tell the user's code from tidemill and libraries.
 
     Attributes:
-        package: The folder that has the package tidemill.
+        package: The folder that contains the package tidemill.
         libraries: Folders of the standard library and of installed packages.
-        here: The current folder; what is below it is shown without it.
+        here: The current folder; paths below it are shown relative to it.
     """
 
     package: str = field(default_factory=lambda: str(Path(__file__).parents[2]))
@@ -45,13 +45,13 @@ class CodePlaces:
     here: str = field(default_factory=os.getcwd)
 
     def is_users(self, file: str) -> bool:
-        """Tell whether a file belongs to neither tidemill nor a library."""
+        """Return whether a file belongs to neither tidemill nor a library."""
         if file.startswith("<") or "/site-packages/" in file or "/dist-packages/" in file:
             return False
         return not any(file.startswith(f"{folder}/") for folder in (f"{self.package}/tidemill", *self.libraries))
 
     def shorten(self, file: str) -> str:
-        """Return a path without what says nothing: the current folder, the folder of packages."""
+        """Return a path relative to the current folder or to the folder of packages, if it is below one of them."""
         for folder in (self.here, self.package, *self.libraries):
             if file.startswith(f"{folder}/"):
                 return file.removeprefix(f"{folder}/")
@@ -70,7 +70,7 @@ def rearrange(text: str, places: CodePlaces) -> str:
     """Return a text with its traceback rearranged, if it is one.
 
     Args:
-        text: What Python shows of an exception.
+        text: Python's text of an exception.
         places: Which files belong to the user.
 
     Example:
@@ -90,7 +90,7 @@ def rearrange(text: str, places: CodePlaces) -> str:
         return text
     parts = _LINK.split(text)
     shown: list[str] = []
-    # Python shows the first cause first; what happened last says the most.
+    # Python shows the first cause first, but the last exception says the most.
     for position in range(len(parts) - 1, -1, -2):
         lines = _rearrange_one(parts[position], places)
         if lines is None:

@@ -1,8 +1,8 @@
-"""The certificate authorities that this system trusts, as a file that Java reads.
+"""The certificate authorities that this system trusts, as a file for Java.
 
-A Java runtime brings a list of its own, without the authority of a company's proxy. Python and most programs use the
-system's list instead, or the one that `SSL_CERT_FILE` names; with this file Java does too. The format is JKS, which
-every Java reads: a trust store of it needs no password, since it has no secrets.
+A Java runtime has a list of its own, without the authority of a company's proxy. Python and most programs use the
+system's list instead, or the one in `SSL_CERT_FILE`; with this file Java does too. The format is JKS, which every Java
+reads; a JKS trust store needs no secret password, because it contains no secrets.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pathlib import Path
 from tidemill.core.errors import ConfigError
 
 _MAGIC, _VERSION, _TRUSTED_CERTIFICATE = 0xFEEDFEED, 2, 2
-#: What the digest at the end of a JKS file begins with, after the password.
+#: The start of the digest input at the end of a JKS file, after the password.
 _SALT = b"Mighty Aphrodite"
-_PASSWORD = "changeit"  # noqa: S105  # the well-known one: it only guards against damage
+_PASSWORD = "changeit"  # noqa: S105 # the well-known one, which only guards against damage
 _PEM = re.compile(r"-----BEGIN (?:TRUSTED )?CERTIFICATE-----(.+?)-----END (?:TRUSTED )?CERTIFICATE-----", re.DOTALL)
-#: Where distributions keep the whole list, for a Python that was built with other paths.
+#: Where distributions store the whole list, for a Python that was built with other paths.
 _KNOWN_FILES = (
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -36,10 +36,10 @@ def read_certificates(environ: Mapping[str, str]) -> list[bytes]:
     """Return the certificates of the authorities that the system trusts, DER encoded.
 
     Args:
-        environ: `SSL_CERT_FILE` and `SSL_CERT_DIR` replace what the platform has, as for OpenSSL.
+        environ: `SSL_CERT_FILE` and `SSL_CERT_DIR` replace the platform's certificates, as for OpenSSL.
 
     Raises:
-        ConfigError: These variables are set, but there is no certificate where they say.
+        ConfigError: These variables are set, but there is no certificate at their paths.
     """
     named = {name: environ[name] for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if environ.get(name)}
     if named:
@@ -58,7 +58,7 @@ def write_trust_store(certificates: Iterable[bytes], path: Path) -> None:
     """Write certificates as a JKS file.
 
     Args:
-        certificates: DER encoded.
+        certificates: The certificates, DER encoded.
         path: The file; replaced if it exists.
     """
     entries = []
@@ -76,7 +76,7 @@ def _text(text: str) -> bytes:
 
 
 def _read_all(sources: Iterable[str]) -> list[bytes]:
-    """Return the certificates of files and folders, each once; what cannot be read is passed over."""
+    """Return the certificates of files and folders, each once; unreadable ones are skipped."""
     found: dict[bytes, None] = {}
     for source in sources:
         for file in _list_files(Path(source)):
@@ -99,7 +99,7 @@ def _parse(data: bytes) -> Iterator[bytes]:
 
 
 def _der_length(data: bytes) -> int:
-    """Return how many bytes the first DER value has: OpenSSL's trusted certificates have more after it."""
+    """Return the length of the first DER value; OpenSSL's trusted certificates have more data after it."""
     if len(data) < 2 or not data[1] & 0x80:
         return len(data)
     count = data[1] & 0x7F

@@ -1,4 +1,4 @@
-"""Finds the place in the user's code that an error came from; tidemill's own lines help nobody to correct theirs."""
+"""Finds the line of the user's code that an error came from; tidemill's own lines do not help users."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidemill.core.errors import describe_error
 from tidemill.runtime.tracebacks import CodePlaces
 
 _OWN = str(Path(__file__).parents[1]) + "/"
-#: Below tidemill's folder, but written like a user's code.
+#: Below tidemill's folder, but written like user code.
 _EXAMPLES = _OWN + "examples/"
 
 
@@ -25,9 +25,9 @@ def locate_error(error: BaseException) -> str:
 
 
 def explain_error(error: BaseException, hook: str) -> str:
-    """Return what a hook raised, with the innermost place in the user's own code if the error came from there.
+    """Return a hook's error, with the innermost line of the user's own code if the error came from there.
 
-    Like `ValueError: no number (handler.py:12 in arrange)`; never raises.
+    For example `ValueError: no number (handler.py:12 in arrange)`; never raises.
     """
     causes = [error] if error.__cause__ is None else [error, error.__cause__]
     place = next(filter(None, (_find_own_place(each, hook) for each in causes)), "")
@@ -38,7 +38,7 @@ def _find_own_place(error: BaseException, hook: str) -> str:
     places = _know_places()
     found = [frame for frame in _list_frames(error) if _is_users(frame[0])]
     own = [frame for frame in found if places.is_users(frame[0])]
-    # A handler may be installed like a library; other libraries are no places where a user could correct something.
+    # A handler may be installed like a library; users cannot correct code of other libraries.
     own = own or [frame for frame in found[:1] if frame[2] == hook]
     if not own:
         return ""
@@ -64,7 +64,7 @@ def _know_places() -> CodePlaces:
 
 
 def locate_class(cls: type) -> str:
-    """Return `file:line` of where a class is written; '' if it is not in a file."""
+    """Return `file:line` of a class's definition; '' if it is not in a file."""
     try:
         return f"{inspect.getfile(cls)}:{inspect.getsourcelines(cls)[1]}"
     except (OSError, TypeError):

@@ -1,18 +1,18 @@
 """The process that cleans up after a killed engine, and the engine's handle on it.
 
 An engine that is killed cannot end its children. Its warden outlives it: this file, run as
-`python -I -S warden.py ENGINE_ID ENGINE_PID GRACE_SECONDS` in a session of its own, waits for the end of the pipe
-on its standard input (or of the engine's process, should a fork of it hold the pipe), then ends every process that
-carries the engine's id, whatever shares their groups, and the processes below them.
+`python -I -S warden.py ENGINE_ID ENGINE_PID GRACE_SECONDS` in a session of its own. It waits for the end of the pipe
+on its standard input, or of the engine's process in case a fork holds the pipe. Then it ends every process that
+carries the engine's id, the other processes of their groups, and their descendants.
 
-A process carries the id in the environment it was started with. Below a zygote or a triggerer it carries it in a
-resource limit, too (`carry_number`): a program that clears its environment, has a session of its own and lost its
-parents is still found.
+A process carries the id in the environment that it was started with. Below a zygote or a triggerer it also carries
+it in a resource limit (`carry_number`), so that a program is found even if it clears its environment, has a session
+of its own and has lost its parents.
 
-Invariants: only small modules of the standard library are imported here (no pathlib, no contextlib), so that a
-warden stays at some 9 MB; it keeps no descriptor of the engine beside the pipe and does not carry an engine's id
-itself; a byte on the pipe tells it that the engine has ended its tasks: it scans once, for programs that left their
-task's group, and ends.
+Invariants: only small modules of the standard library are imported here (no pathlib, no contextlib), so that a warden
+stays at some 9 MB. It keeps no descriptor of the engine except the pipe, and carries no engine's id itself. A byte on
+the pipe means that the engine has ended its tasks; the warden then scans once, for programs that left their task's
+group, and exits.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ import sys
 import time
 import zlib
 
-#: The variable by which a process is known to be an engine's.
+#: The variable that marks the processes of an engine.
 ENGINE_ID_VARIABLE = "TIDEMILL_ENGINE_ID"
 #: RLIMIT_LOCKS: Linux has not enforced it since 2.4.25, but processes inherit it, and hardly any program changes it.
 _NUMBER_LIMIT = 10
 _NUMBER_LINE = b"Max file locks"
-#: The bits of a number: the process that the owner's name begins with, the rest of that name, and the tree.
+#: The bits of a number: the process id at the start of the owner's name, the rest of that name, and the tree.
 _OWNER_BITS = _OWN_BITS = 20
-#: Seconds between two scans of /proc, and how many in a row must find nothing: an engine may have died while a
-#: child was between fork and exec, and then it carries the id only a moment later.
+#: Seconds between two scans of /proc, and how many consecutive scans must find nothing: an engine may have died while a
+#: child was between fork and exec, and such a child carries the id only a moment later.
 PAUSE_SECONDS = 0.05
 CLEAN_SCANS = 3
-#: How long to keep killing what does not die, after the grace.
+#: How long to keep killing processes that do not die, after the grace period.
 STUBBORN_SECONDS = 10.0
-#: How long a warden may take to leave when told to.
+#: How long a warden may take to exit when told to.
 LEAVE_SECONDS = 2.0
 
 
@@ -46,20 +46,19 @@ class Warden:
     """An engine's warden, from the engine's side.
 
     Args:
-        engine_id: What the engine's children carry in their environment.
-        grace_seconds: Between SIGTERM and SIGKILL once the engine is gone; 0: SIGKILL at once, so that nothing runs
-            beside the work that is repeated.
+        engine_id: The id in the environment of the engine's children.
+        grace_seconds: Time between SIGTERM and SIGKILL once the engine has exited; 0 sends SIGKILL at once, so that no
+            process runs beside the repeated work.
     """
 
     def __init__(self, engine_id: str, grace_seconds: float = 0.0) -> None:
-        """Start nothing yet."""
         self._engine_id = engine_id
         self._grace_seconds = grace_seconds
         self._pipe = -1
         self.pid: int | None = None
 
     def start(self) -> None:
-        """Start the warden; to be called before the first child is.
+        """Start the warden; to be called before the first child is started.
 
         Raises:
             OSError: The system has no room for another process.
@@ -80,7 +79,8 @@ class Warden:
                 environ,
                 file_actions=moves,
                 setsid=True,
-                # Blocked from its first instruction: a signal for the engine's group or terminal is not for it.
+                # Blocked from its first instruction: signals for the engine's group or terminal are not meant for the
+                # warden.
                 setsigmask=(signal.SIGHUP, signal.SIGINT, signal.SIGTERM),
                 setsigdef=(signal.SIGPIPE,),
             )
@@ -92,13 +92,13 @@ class Warden:
                 self._pipe = -1
 
     def reaped(self) -> bool:
-        """Tell whether the warden has ended, or was never started; `start` starts another one."""
+        """Return whether the warden has exited, or was never started; `start` starts another one."""
         if self.pid is not None:
             try:
                 if os.waitpid(self.pid, os.WNOHANG)[0] == 0:
                     return False
             except ChildProcessError:
-                pass  # something else in this process reaped it
+                pass  # other code in this process reaped it
             os.close(self._pipe)
             self.pid, self._pipe = None, -1
         return True
@@ -110,13 +110,13 @@ class Warden:
         self.pid, self._pipe = None, -1
 
     def close(self) -> None:
-        """Let the warden end what is left of tasks that have ended, and leave; reap it."""
+        """Let the warden end the remaining processes of finished tasks and exit; reap it."""
         if self.pid is None:
             return
         try:  # noqa: SIM105  # see above: no contextlib
             os.write(self._pipe, b"q")
         except BrokenPipeError:
-            pass  # it was killed; there is only its exit status left
+            pass  # it was killed; only its exit status is left
         os.close(self._pipe)
         deadline = time.monotonic() + LEAVE_SECONDS
         try:
@@ -125,20 +125,20 @@ class Warden:
                     os.kill(self.pid, signal.SIGKILL)
                 time.sleep(0.002)
         except ChildProcessError:
-            pass  # something else in this process reaped it
+            pass  # other code in this process reaped it
         self.pid, self._pipe = None, -1
 
 
 def _program() -> list[str]:
     if os.path.isfile(__file__):  # noqa: PTH113
         return [__file__]
-    # Inside a zip archive, as Spark ships code to a cluster: there is no file to run, but there is its text.
+    # Inside a zip archive, as Spark ships code to a cluster, there is no file to run, only its text.
     loader = globals()["__loader__"]
     return ["-c", loader.get_data(__file__).decode()]
 
 
 def number_owner(owner: str) -> range:
-    """Return the numbers of all trees of an owner: PID or PID-NAME, as their ids have it after `tree-`."""
+    """Return the numbers of all trees of an owner, which is PID or PID-NAME, as in an id after `tree-`."""
     pid, _, name = owner.partition("-")
     first = int(pid) << _OWNER_BITS + _OWN_BITS
     if not name:
@@ -148,7 +148,7 @@ def number_owner(owner: str) -> range:
 
 
 def number_tree(tree_id: str) -> int:
-    """Return the number of a tree with the id `tree-OWNER-NAME`; 0: it is an engine's id, which has none."""
+    """Return the number of a tree with the id `tree-OWNER-NAME`; 0 for an engine's id, which has none."""
     kind, _, rest = tree_id.partition("-")
     owner, _, own = rest.rpartition("-")
     return number_owner(owner).start | _hash(own, _OWN_BITS) if kind == "tree" else 0
@@ -159,21 +159,21 @@ def _hash(text: str, bits: int) -> int:
 
 
 def carry_number(number: int) -> None:
-    """Have this process and all that it starts carry a number, whatever they do to their environments; 0: none."""
+    """Make this process and its descendants carry a number, whatever they do to their environments; 0 for none."""
     hard = resource.getrlimit(_NUMBER_LIMIT)[1]
     try:  # noqa: SIM105  # see above: no contextlib
         resource.setrlimit(_NUMBER_LIMIT, (number or hard, hard))
     except (OSError, ValueError):
-        pass  # somebody has lowered it for good: environments and parents are left
+        pass  # the limit was lowered for good; environments and parents remain as marks
 
 
 def read_number(pid: int) -> int:
-    """Return the number that a process carries; 0: none."""
+    """Return the number that a process carries; 0 for none."""
     try:
         with open(f"/proc/{pid}/limits", "rb") as stream:
             limits = stream.read()
     except OSError:
-        return 0  # it ended
+        return 0  # it has exited
     fields = limits[limits.find(_NUMBER_LINE) :].split(maxsplit=4)
     return int(fields[3]) if len(fields) > 3 and fields[3].isdigit() else 0
 
@@ -189,7 +189,7 @@ def find_carriers(mark: bytes, numbers: range) -> list[int]:
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
-            # One that has ended shows its limits until it is reaped, which may be never.
+            # A zombie shows its limits until it is reaped, which may be never.
             if numbers and read_number(int(name)) in numbers and _read_parent(int(name)) is not None:
                 found.append(int(name))
                 continue
@@ -198,12 +198,12 @@ def find_carriers(mark: bytes, numbers: range) -> list[int]:
                     if mark in stream.read():
                         found.append(int(name))
             except OSError:
-                continue  # it ended, or belongs to another user, and so is not ours
+                continue  # it has exited, or belongs to another user and so is not ours
     return found
 
 
 def find_below(roots: list[int]) -> dict[int, bytes]:
-    """Return the processes that descend from some, with the times of their starts; not this process."""
+    """Return the descendants of some processes, with their start times; never this process."""
     children: dict[int, list[int]] = {}
     started = {}
     for name in os.listdir("/proc"):
@@ -221,7 +221,7 @@ def find_below(roots: list[int]) -> dict[int, bytes]:
 
 
 def _read_parent(pid: int) -> tuple[int, bytes] | None:
-    """Return the parent of a process that runs, and when it was started, in a unit of the system's."""
+    """Return the parent of a running process, and its start time in the system's unit."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stream:
             fields = stream.read().rpartition(b")")[2].split()
@@ -231,19 +231,19 @@ def _read_parent(pid: int) -> tuple[int, bytes] | None:
 
 
 def end_all(engine_id: str, grace_seconds: float, spared: frozenset[int]) -> None:
-    """End what carries the id and what is below it, with or without the id.
+    """End the processes that carry the id, and their descendants with or without the id.
 
-    SIGTERM for the grace, then SIGKILL, until several scans in a row find nothing.
+    Sends SIGTERM for the grace period, then SIGKILL, until several consecutive scans find nothing.
 
     Args:
-        engine_id: What the processes carry.
-        grace_seconds: Between SIGTERM and SIGKILL.
+        engine_id: The id that the processes carry.
+        grace_seconds: Time between SIGTERM and SIGKILL.
         spared: Groups in which only the processes themselves are signalled.
     """
     started = time.monotonic()
     asked: set[int] = set()
     groups: set[int] = set()
-    # Once its parent has ended, nothing but its start tells that a process without the id was below one with it.
+    # Once its parent has exited, only the start time proves that a process without the id descends from one with it.
     below: dict[int, bytes] = {}
     clean = 0
     while clean < CLEAN_SCANS and time.monotonic() < started + grace_seconds + STUBBORN_SECONDS:
@@ -264,14 +264,14 @@ def end_all(engine_id: str, grace_seconds: float, spared: frozenset[int]) -> Non
 
 
 def _signal(pid: int, number: int, groups: set[int], told: set[int], spared: frozenset[int]) -> None:
-    """Signal a process with its group: once, so that no handler of a program runs twice.
+    """Signal a process with its group, once, so that no handler of a program runs twice.
 
     Args:
-        pid: A process that carries the id, or is below one.
+        pid: A process that carries the id, or a descendant of one.
         number: The signal.
-        groups: Those that were signalled in an earlier scan; in these only the process itself is.
-        told: Those that were signalled in this scan.
-        spared: Those that are not signalled.
+        groups: Groups signalled in an earlier scan; in these only the process itself is signalled.
+        told: Groups signalled in this scan.
+        spared: Groups that are never signalled.
     """
     try:
         group = os.getpgid(pid)
@@ -279,18 +279,18 @@ def _signal(pid: int, number: int, groups: set[int], told: set[int], spared: fro
             return
         if group in spared or (group in groups and number == signal.SIGTERM):
             os.kill(pid, number)
-        else:  # every other group with a marked process was made for a task, or by one
+        else:  # every other group with a marked process was created for a task, or by one
             told.add(group)
             os.killpg(group, number)
     except OSError:
-        pass  # it ended meanwhile, or is not ours to end
+        pass  # it exited meanwhile, or is not ours to end
 
 
 def _find_group(engine_pid: int) -> int:
-    """Return the group of the engine: other engines, and what started them, may be in it."""
+    """Return the group of the engine; it may contain other engines, and the process that started them."""
     try:
         return os.getpgid(engine_pid) if os.getppid() == engine_pid else os.getpgrp()
-    except OSError:  # it has just ended
+    except OSError:  # it has just exited
         return os.getpgrp()
 
 
@@ -314,8 +314,8 @@ def main(engine_id: str, engine_pid: int, grace_seconds: float) -> None:
     try:  # noqa: SIM105
         waiting.register(os.pidfd_open(engine_pid), select.POLLIN)
     except OSError:
-        pass  # no pidfd here, or the engine is gone already: the pipe tells
-    # With another parent the engine is gone, and its number may be another process's by now.
+        pass  # no pidfd here, or the engine has exited already; the pipe shows it
+    # With another parent the engine has exited, and its id may belong to another process by now.
     ended = dict(waiting.poll() if os.getppid() == engine_pid else waiting.poll(0))
     if ended.get(0, 0) & select.POLLIN and os.read(0, 1) and not marked(engine_id):
         return

@@ -1,7 +1,7 @@
 """Runs a web UI on a thread of its own, so that the start of the process does not wait for its import.
 
-The port is taken by the caller, early, so that one that cannot be used is refused before anything else starts. The room
-`web` stands on this one: the process finds what builds the server by its name.
+The caller opens the port early, so that an unusable port is refused before anything else starts. The room `web` depends
+on this one; the process passes in the function that builds the server.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ log = structlog.get_logger(__name__)
 
 WEB: Final = Purpose("debug", "web UI")
 _KEY_BYTES: Final = 24
-#: How long the end of the process waits for the server, which waits a second for answers under way.
+#: How long the process's end waits for the server, which itself waits a second for open requests.
 _END_SECONDS: Final = 3.0
 
 
 class Server(Protocol):
-    """What the room `web` builds."""
+    """The server that the room `web` builds."""
 
     def run(self) -> None:
         """Serve until the stop; does not raise."""
 
     def stop(self) -> None:
-        """Ask for the end; from any thread."""
+        """Request the end; from any thread."""
 
 
 class WebThread:
@@ -42,11 +42,11 @@ class WebThread:
     Args:
         listener: A listening socket.
         settings: The section.
-        build: Imports what is needed and returns the server, from the listener and the key.
-        process: What runs here, for messages: "pipeline".
+        build: Imports the web UI and returns the server, from the listener and the key.
+        process: The process's kind, for messages: "pipeline".
 
     Attributes:
-        address: Where it is opened, with the key if one is needed: for the user who started the process only.
+        address: The URL, with the key if one is needed; for the user who started the process only.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class WebThread:
         build: Callable[[socket.socket, str | None], Any],
         process: str,
     ) -> None:
-        """Answer nothing yet; clients wait."""
+        """Prepare the server; clients wait until `begin`."""
         is_open = not settings.users and not settings.tokens
         self._key = secrets.token_urlsafe(_KEY_BYTES) if is_open else None
         self._listener = listener
@@ -75,11 +75,10 @@ class WebThread:
             self._thread.start()
 
     def close(self) -> None:
-        """Stop serving."""
         with self._lock:
             self._is_ended = True
             server = self._server
-        # Without a server it is still being imported, which nobody waits for.
+        # Without a server the web UI is still being imported, which need not be waited for.
         if server is None:
             self._listener.close()
         else:

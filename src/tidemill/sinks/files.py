@@ -112,7 +112,7 @@ class FilesystemSink(Sink):
             Path(self._given).mkdir(parents=True, exist_ok=True)
         except FileExistsError as error:
             raise ConfigError(
-                f"{self._what}: base_path {self._given!r} is a file, not a folder; remove it, or change base_path"
+                f"{self._what}: base_path {self._given!r} is not a folder; remove that file, or change base_path"
             ) from error
         except OSError as error:
             raise ConfigError(f"{self._what}: base_path {self._given!r} cannot be created: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""What a metric is: its name, its kind and its labels, without the library that writes it.
+"""The definition of a metric: its name, its kind and its labels, without the library that writes it.
 
 Invariant: a label never has a value that comes from a message, a key, an argument or an error.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-#: Before every name.
+#: The prefix of every name.
 PREFIX = "tidemill_"
 
 
@@ -26,9 +26,9 @@ class Definition:
     """A metric.
 
     Attributes:
-        name: Its name without the prefix, as Prometheus shows it (a counter ends in `_total`).
-        kind: Its kind.
-        help: What it measures, in one sentence.
+        name: The metric's name without the prefix, as Prometheus shows it (a counter ends in `_total`).
+        kind: The metric's kind.
+        help: The description of the metric, in one sentence.
         labels: The names of its labels.
     """
 
@@ -43,7 +43,7 @@ class Definition:
         return PREFIX + self.name
 
     def list_series(self) -> list[str]:
-        """Return the names under which Prometheus stores it.
+        """Return the names under which Prometheus stores the metric.
 
         Example:
             >>> Definition("wait_seconds", Kind.HISTOGRAM, "").list_series()

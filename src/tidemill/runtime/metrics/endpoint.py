@@ -1,8 +1,8 @@
 """Answers `/metrics`, `/healthz` and `/readyz` over HTTP, on threads of its own.
 
-Invariants: nothing of the process waits for it, and it keeps no process from ending; a client that is slow holds up no
-other for longer than the timeout; clients that have not asked anything yet give way to later ones, so that connections
-that are merely open make no health check fail. It has no login, so that nothing it answers may be secret.
+Invariants: no other part of the process waits for the endpoint, and it never keeps the process from exiting. A slow
+client holds up no other for longer than the timeout. Clients that have not sent a request give way to later ones, so
+that idle connections make no health check fail. There is no login, so no response may contain a secret.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from tidemill.runtime.metrics.families import Family
 
 log = structlog.get_logger(__name__)
 
-#: How long a client may take to send its request, and to receive the answer.
+#: How long a client may take to send its request, and to receive the response.
 CLIENT_SECONDS = 10.0
-#: How many clients may be connected. A further one takes the place of the one that has been silent for longest; if all
-#: of them are being answered, it is disconnected.
+#: How many clients may be connected. A further client replaces the one that has been silent for longest; if all of them
+#: are being answered, the further client is disconnected.
 MAX_CLIENTS = 32
 #: How long a silent client may take to give way.
 _GIVE_WAY_SECONDS = 1.0
 _PAUSE_SECONDS = 0.2
 _GZIP_LEVEL = 1
 
-#: Returns why something is not as it should be; nothing: it is.
+#: Returns the reasons why a check fails; empty if it passes.
 Check = Callable[[], list[str]]
 Headers = list[tuple[str, str]]
 ValueT = TypeVar("ValueT")
@@ -59,10 +59,10 @@ class _RequestHandler(WSGIRequestHandler):
         return is_valid
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: probes come every few seconds."""
+        """Log nothing, because probes arrive every few seconds."""
 
     def address_string(self) -> str:
-        """Return the client's address; its name would have to be looked up."""
+        """Return the client's address; its name would need a DNS query."""
         return str(self.client_address[0])
 
 
@@ -77,12 +77,12 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.server_name, self.server_port = "localhost", listener.getsockname()[1]
         self.setup_environ()
         self._free = threading.BoundedSemaphore(MAX_CLIENTS)
-        # Those that have not asked yet, the oldest one first; every access is one call, which is atomic.
+        # Clients without a request so far, the oldest first; every access is one call, which is atomic.
         self._silent: dict[socket.socket, None] = {}
         self.ended = threading.Event()
 
     def get_request(self) -> Any:
-        """Accept a client; without a free descriptor, the next attempt is a moment later."""
+        """Accept a client; without a free descriptor, pause before the next attempt."""
         try:
             return super().get_request()
         except OSError:
@@ -111,20 +111,20 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._free.release()
 
     def note_asked(self, request: socket.socket) -> None:
-        """Note that a client has sent its request."""
+        """Record that a client has sent its request."""
         self._silent.pop(request, None)
 
     def _make_room(self) -> bool:
-        """Disconnect the client that has been silent for longest; tell whether there was one, and it is gone."""
+        """Disconnect the client that has been silent for longest; return whether that made room."""
         for client in list(self._silent):
             self._silent.pop(client, None)
-            with contextlib.suppress(OSError):  # it has gone by itself
+            with contextlib.suppress(OSError):  # it has disconnected by itself
                 client.shutdown(socket.SHUT_RDWR)  # wakes its thread
             return self._free.acquire(timeout=_GIVE_WAY_SECONDS)
         return False
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore what goes wrong with a client; it has gone, or was too slow."""
+        """Ignore errors of a client, which has disconnected or was too slow."""
 
 
 class MetricsEndpoint:
@@ -133,8 +133,8 @@ class MetricsEndpoint:
     Args:
         listener: A listening socket; it is closed at the end.
         collect: Returns the metrics; called for each scrape, on any thread.
-        find_dead: Why the process should be restarted, for `/healthz`.
-        find_unready: Why it is not ready, for `/readyz`.
+        find_dead: Returns why the process should be restarted, for `/healthz`.
+        find_unready: Returns why the process is not ready, for `/readyz`.
 
     Attributes:
         address: The URL without a path.
@@ -143,7 +143,6 @@ class MetricsEndpoint:
     def __init__(
         self, listener: socket.socket, collect: Callable[[], Iterable[Family]], find_dead: Check, find_unready: Check
     ) -> None:
-        """Answer nothing yet."""
         self.address = format_address(listener)
         self._listener = listener
         self._collect = collect
@@ -155,14 +154,14 @@ class MetricsEndpoint:
         self._thread = threading.Thread(target=self._serve, name="tidemill-metrics", daemon=True)
 
     def __enter__(self) -> Self:
-        """Begin to answer."""
+        """Start to answer."""
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop answering; does not wait for clients."""
+        """Stop answering, without waiting for clients."""
         self._server.ended.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
@@ -173,7 +172,7 @@ class MetricsEndpoint:
         while not self._server.ended.is_set():
             try:
                 self._server.handle_request()
-            except Exception as error:  # no more descriptors or threads, for example
+            except Exception as error:  # for example, no descriptors or threads are left
                 throttle(log, 60.0).warning("a client of the metrics could not be served", error=describe_error(error))
 
     def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -198,12 +197,12 @@ class MetricsEndpoint:
         is_openmetrics = content_type.startswith("application/openmetrics-text")
         names = parse_qs(environ.get("QUERY_STRING", "")).get("name[]", [])
         families = _choose_families(self._collect(), names)
-        # The process comes last: its text has the end that OpenMetrics wants.
+        # The process's metrics come last, because their text contains OpenMetrics' end marker.
         process = self._process.restricted_registry(names) if names else self._process
         body = write_families(families, is_openmetrics=is_openmetrics) + write_process(process)
         headers = [("Content-Type", content_type)]
         if gzip_accepted(environ.get("HTTP_ACCEPT_ENCODING", "")):
-            # Text that repeats itself like this one becomes hardly smaller at higher levels, which take far longer.
+            # Higher levels take far longer and hardly reduce the size of such repetitive text.
             body = gzip.compress(body, _GZIP_LEVEL)
             headers.append(("Content-Encoding", "gzip"))
         start_response("200 OK", headers)
@@ -211,7 +210,7 @@ class MetricsEndpoint:
 
 
 def _choose_families(families: Iterable[Family], names: Collection[str]) -> Iterable[Family]:
-    """Return the metrics of which a series was asked for by its name; without names: all."""
+    """Return the metrics of the series with these names; all metrics without names."""
     return [one for one in families if set(names) & set(one.definition.list_series())] if names else families
 
 

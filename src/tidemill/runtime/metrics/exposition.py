@@ -1,12 +1,12 @@
 """Writes metrics in the two formats that Prometheus reads: its own text, and OpenMetrics.
 
-prometheus-client builds an object with a dictionary of labels for each line, and formats each label of it: 6 µs a line,
-150 ms for a hundred engines with a thousand partitions. Here a line is one format of a pattern that belongs to
-the metric, and a histogram is one format for all of its lines. Which format a client gets, and what is written of the
-process itself, is left to prometheus-client.
+prometheus-client builds an object with a dictionary of labels for each line, and formats each label: 6 µs a line,
+150 ms for a hundred engines with a thousand partitions. Here a line is one format of the metric's pattern, and a
+histogram is one format for all of its lines. prometheus-client still chooses the format for a client, and writes the
+metrics of the process itself.
 
-Invariant: both formats are what prometheus-client would write, but for the order of labels and the way in which whole
-numbers are written.
+Invariant: both formats equal prometheus-client's output, except for the order of labels and the format of whole
+numbers.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from itertools import accumulate
 from tidemill.runtime.metrics.definitions import Definition, Kind
 from tidemill.runtime.metrics.families import Distribution, Family
 
-#: The values of labels are topics with partitions, engines, hooks, sinks: this many are escaped once.
+#: The number of cached label values: topics with partitions, engines, hooks, sinks.
 _KEPT_VALUES = 16_384
-#: What OpenMetrics leaves out of the names of metrics, and has in those of their series.
+#: The suffixes that OpenMetrics removes from the names of metrics, but not from those of their series.
 _SUFFIXES = {Kind.COUNTER: "_total", Kind.INFO: "_info"}
 #: Stands for the labels in the pattern of a histogram, whose own `%` are for numbers.
 _LABELS = "\0"
 
 
 def write_families(families: Iterable[Family], *, is_openmetrics: bool = False) -> bytes:
-    """Return the text of metrics; the end that OpenMetrics wants is not part of it.
+    """Return the text of metrics, without OpenMetrics' end marker.
 
     Args:
         families: The metrics.
-        is_openmetrics: Whether it is OpenMetrics, else Prometheus' own text.
+        is_openmetrics: Whether to write OpenMetrics instead of Prometheus' own text.
 
     Example:
         >>> done = Definition("done_total", Kind.COUNTER, "Done.", ("engine",))
@@ -82,7 +82,7 @@ def _write_histograms(family: Family) -> Iterator[str]:
         bounds = tuple(value.bounds)
         if (pattern := patterns.get(bounds)) is None:
             pattern = patterns[bounds] = _build_pattern(definition.full_name, bounds, has_labels=bool(labels))
-        # What is inserted becomes a part of a pattern itself.
+        # The inserted labels become part of a pattern themselves.
         own = (labels % tuple(map(_escape, values))).replace("%", "%%")
         counts = tuple(accumulate(value.counts))
         yield pattern.replace(_LABELS, own) % (*counts, counts[-1], _write_float(value.total))

@@ -14,7 +14,7 @@ class Distribution:
 
     Attributes:
         bounds: The upper bounds of its buckets but the last.
-        counts: How many observations are in each bucket, the last one included.
+        counts: How many observations are in each bucket, including the last.
         total: The sum of all observations.
     """
 
@@ -24,7 +24,7 @@ class Distribution:
 
 
 Value = float | Distribution
-#: The values of the labels, in the order of the definition, and what was measured.
+#: The values of the labels, in the order of the definition, and the measured value.
 Sample = tuple[Sequence[str], Value]
 
 
@@ -33,8 +33,8 @@ class Family:
     """A metric with all of its series.
 
     Attributes:
-        definition: What it is.
-        samples: Its values; written once.
+        definition: The metric's definition.
+        samples: The values; can be iterated once.
     """
 
     definition: Definition
