@@ -301,7 +301,7 @@ def test_a_download_that_fails_says_why_and_leaves_nothing_behind(environ: dict[
         ("java.io.IOException: No space left on device", "the disk is full: make room"),
         ("Server returned HTTP response code: 407 for URL", "HTTPS_PROXY=http://user:password@host:port"),
         ("javax.net.ssl.SSLHandshakeException: PKIX path building failed", "set SSL_CERT_FILE"),
-        ("java.net.UnknownHostException: repo.example", "name a mirror in TIDEMILL_MAVEN_URL"),
+        ("java.net.UnknownHostException: repo.example", "set a mirror in TIDEMILL_MAVEN_URL"),
     ],
 )
 def test_what_the_resolver_says_becomes_advice(

@@ -168,14 +168,14 @@ def test_a_schema_that_is_somewhat_too_large_is_refused_by_its_length() -> None:
 
 def test_a_value_built_of_shared_parts_is_not_expanded_to_be_measured() -> None:
     value = [[0] * 20_000] * 20_000
-    assert find_mismatch('{"type": "array"}', value, "p").startswith("p: it is too large")
+    assert find_mismatch('{"type": "array"}', value, "p").startswith("p: the value is too large")
 
 
 def test_a_value_that_contains_itself_is_refused() -> None:
     value: list[Any] = []
     value.append(value)
 
-    assert find_mismatch('{"type": "array"}', value, "p").startswith("p: it is too large")
+    assert find_mismatch('{"type": "array"}', value, "p").startswith("p: the value is too large")
 
 
 @pytest.mark.parametrize(

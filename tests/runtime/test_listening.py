@@ -80,7 +80,7 @@ def test_a_chosen_port_that_a_process_of_the_same_folder_has_leads_to_the_next_o
         with capture_logs() as logs, listen(settings, is_chosen=True, owners=second) as listener:  # type: ignore[union-attr]
             found = listener.getsockname()[1]
             assert taken < found < taken + listening.TRIED_PORTS
-        assert logs[0]["event"].startswith("another process of this debug.db_dir has metrics.port")
+        assert logs[0]["event"].startswith("another process with this debug.db_dir uses metrics.port")
         assert (logs[0]["port"], logs[0]["taken"]) == (taken, found)
         assert first.claim(found) is Claim.OTHER
 

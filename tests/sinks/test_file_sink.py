@@ -374,7 +374,9 @@ async def test_a_base_path_that_is_no_longer_a_folder_holds_everything_and_says_
     elif becomes == "a link":
         base.symlink_to(moved)
     for _ in range(2):
-        with pytest.raises(WrongPlaceError, match=r"base_path '.*base' is no longer a folder .*until it is") as caught:
+        with pytest.raises(
+            WrongPlaceError, match=r"base_path '.*base' is no longer a folder .*writing resumes"
+        ) as caught:
             await deliver(sink, payloads)
         assert caught.value.retryable
     if becomes != "nothing":

@@ -562,7 +562,7 @@ async def test_a_wrong_statement_is_told_at_the_start_and_a_table_that_is_create
     for sql, parameters, problem in (
         ("INSERT INTO t VALEUS ($1)", ["a"], r"statements\.s: PostgresSyntaxError.*correct sql"),
         ("SELECT 1; SELECT 2", [], r"statements\.s: .*multiple commands"),
-        ("SELECT $1::int + $2::int", ["a"], r"statements\.s: sql has 2 parameters .* and parameters names 1"),
+        ("SELECT $1::int + $2::int", ["a"], r"statements\.s: sql has 2 parameters .* but parameters names 1"),
     ):
         sink = make_sink(dsn, statements={"s": {"sql": sql, "parameters": parameters}})
         with pytest.raises(ConfigError, match=problem):

@@ -191,7 +191,7 @@ class EngineLink:
             writer.close()
             if isinstance(answer, Refused):
                 raise EngineRefusedError(answer.reason, retryable=False)
-            raise RemoteError(f"the driver answers a greeting with {answer}", retryable=False)
+            raise RemoteError(f"the driver answered a hello with {answer}", retryable=False)
         self._hello = msgspec.structs.replace(self._hello, run_token=answer.run_token)
         self._reader, self._writer = reader, writer
         self._tells_whole = True
@@ -231,7 +231,7 @@ class EngineLink:
                     # No other frame will arrive, and another hello would be refused too.
                     await asyncio.get_running_loop().create_future()
                 case Welcome() | Challenge():
-                    raise BadFrameError("a second welcome")
+                    raise BadFrameError("unexpected second welcome")
                 case Stored(seq):
                     if self._records is not None:
                         self._records.note_stored(seq)

@@ -278,7 +278,7 @@ def pack_frame(frame: FromEngine | FromDriver) -> bytes:
     """
     body = _encode(frame)
     if len(body) > MAX_FRAME_BYTES:
-        raise BadFrameError(f"a frame of {len(body)} bytes")
+        raise BadFrameError(f"a frame of {len(body)} bytes is too large")
     return _LENGTH.pack(len(body)) + body
 
 
@@ -292,7 +292,7 @@ def send_frame(writer: asyncio.StreamWriter, frame: FromEngine | FromDriver) -> 
 async def receive_frame(reader: asyncio.StreamReader, limit: int) -> bytes:
     (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     if length > limit:
-        raise BadFrameError(f"a frame of {length} bytes")
+        raise BadFrameError(f"a frame of {length} bytes is too large")
     return await reader.readexactly(length)
 
 

@@ -314,12 +314,12 @@ class LinkServer:
         said = await receive_frame(reader, MAX_HELLO_BYTES)
         hello = from_engine.decode(said)
         if not isinstance(hello, Hello) or len(hello.nonce) != NONCE_BYTES:
-            raise BadFrameError("no hello")
+            raise BadFrameError("the first frame is not a hello")
         nonce = new_nonce()
         send_frame(writer, Challenge(nonce, link_proof(self._secret, Side.DRIVER, said, nonce)))
         answer = from_engine.decode(await receive_frame(reader, MAX_HELLO_BYTES))
         if not isinstance(answer, Proof) or not is_proof(answer.proof, self._secret, Side.ENGINE, said, nonce):
-            raise BadFrameError("no proof that it knows this pipeline's secret")
+            raise BadFrameError("the engine did not prove that it knows this pipeline's secret")
         return hello
 
     def _tell(self, link: int, frame: FromEngine) -> None:
@@ -341,7 +341,7 @@ class LinkServer:
             case Rows() | Events():
                 self._store(link, frame)
             case _:
-                raise BadFrameError("a second hello")
+                raise BadFrameError("unexpected second hello")
 
     def _show(self, link: int, state: LiveState) -> None:
         hello = self._hellos[link]

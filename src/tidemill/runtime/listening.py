@@ -92,7 +92,7 @@ def listen(
             continue
         if is_chosen and port != settings.port:
             log.info(
-                f"another process of this debug.db_dir has {purpose.section}.port; listening on the next free port",
+                f"another process with this debug.db_dir uses {purpose.section}.port; listening on the next free port",
                 port=settings.port,
                 taken=port,
             )

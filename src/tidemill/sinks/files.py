@@ -317,7 +317,7 @@ class FilesystemSink(Sink):
                 break
             end = begin
         os.ftruncate(descriptor, end)
-        log.warning("cut off half a line at the end of a file", path=_show(path), size_bytes=size - end)
+        log.warning("cut off a torn line at the end of a file", path=_show(path), size_bytes=size - end)
         return end
 
     def _close_all(self) -> None:

@@ -202,9 +202,9 @@ class BatchSender:
             retryable = error.retryable if isinstance(error, RemoteError) else True
             fault = find_fault(error)
             if fault is Fault.PLACE:
-                self._note_error(text, 0, "a sink cannot be written to; everything waits")
+                self._note_error(text, 0, "a sink cannot be written to; all of its payloads wait")
             elif fault.may_be_a_payload and len(batch) > 1:
-                self._note_error(text, 0, "a sink raised over a batch; it is sent in parts")
+                self._note_error(text, 0, "a sink raised an error over a batch, which is now sent in parts")
             else:
                 self._note_error(text, len(batch))
             effects = self._queue.note_failure(text, retryable, self._loop.time(), bits, fault)
@@ -231,7 +231,7 @@ class BatchSender:
             call.cancel()  # the sender is closed
             raise
         if call.cancelled():
-            raise RemoteError(f"{self.label}: sending was cancelled from within")
+            raise RemoteError(f"{self.label}: the sink cancelled its own send")
         return check_answers(call.result(), batch, self.label)
 
     async def _cancel(self, call: asyncio.Task[Any]) -> None:
@@ -241,7 +241,7 @@ class BatchSender:
         if call.done():
             _ = call.cancelled() or call.exception()  # retrieved, or asyncio would log it
             return
-        log.error("a sink does not end a call that was cancelled", sink=self.label)
+        log.error("a cancelled call to a sink does not end", sink=self.label)
         self._left.add(call)
         call.add_done_callback(self._left.discard)
 
