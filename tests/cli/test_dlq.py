@@ -215,7 +215,7 @@ def test_redrive_continues_and_says_what_it_did(dlq: Dlq) -> None:
     second = dlq("redrive", code=ExitCode.REMOTE).stderr
     assert "3 letters sent, 3 messages (continued from where the last run ended)" in second
     assert "1 not sent: max_redrives" in second
-    assert "sent again 3 times already" in second
+    assert "already sent again 3 times" in second
     assert set(dlq.sent(5).values()) == {1}
 
 
