@@ -27,12 +27,12 @@ class _OwnLoop:
         self._thread.start()
 
     def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     def close(self) -> None:
         self._do(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
     async def _end(self) -> None:

@@ -8,6 +8,7 @@ processor time from what is waited for.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -53,6 +54,11 @@ async def until(
             raise AssertionError(_in_vain(seconds, what))
         await asyncio.sleep(_find_pause(pause_seconds, waited))
     return value
+
+
+def slack(seconds: float) -> float:
+    """Return how long something may take that takes up to this long while nothing else wants the processors."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def _find_pause(shortest: float, waited: float) -> float:

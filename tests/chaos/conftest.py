@@ -110,7 +110,7 @@ class Site:
     def shares(self) -> list[int]:
         """Return how many partitions each member of the group has, once the group is stable."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
-        group = admin.describe_consumer_groups([self.group])[self.group].result(10)
+        group = admin.describe_consumer_groups([self.group])[self.group].result(60)
         if group.state is not ck.ConsumerGroupState.STABLE:
             return []
         return sorted(len(member.assignment.topic_partitions) for member in group.members)
@@ -210,7 +210,7 @@ class PipelineProcess:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
             self.process.poll()
-        self.process.wait(10)
+        self.process.wait(60)
 
 
 class ShellPipeline(PipelineProcess):
@@ -250,7 +250,7 @@ class ShellPipeline(PipelineProcess):
         )
         # What is typed before a program has left the terminal may be thrown away.
         self.shell.type("exit $?\n")
-        return self.process.wait(10)
+        return self.process.wait(60)
 
     def end(self) -> None:
         super().end()

@@ -162,21 +162,21 @@ def every_sink(
 @pytest.mark.timeout(1300)
 @pytest.mark.long  # below it is one sink; tests/sinks has every sink down for a while, with a pipeline in the process
 def test_every_message_is_in_every_sink_or_in_the_dead_letters_while_engines_are_killed(
-    site: Site, load: Load, long_run: bool, every_sink: EverySink
+    site: Site, load: Load, every_sink: EverySink
 ) -> None:
-    seconds = 120.0 if long_run else 12.0
+    seconds = 60.0
     load.per_second = 200
     pipeline = site.start(handler="Deliver", sinks=every_sink.section(), executor={"max_uncommitted": MAX_UNCOMMITTED})
     load.start()
     pipeline.wait_working()
-    wait_until(lambda: site.shares() == [2, 2], 30, what="two engines that share the partitions")
+    wait_until(lambda: site.shares() == [2, 2], 60, what="two engines that share the partitions")
     outages = Outages(every_sink.between, seconds)
     outages.start()
     kills = kill_engines_for(seconds, pipeline, (2.0, 4.0))
     outages.join()
     load.stop()
     # Engines that were killed again and again start half a minute later, and then have all of it to catch up on.
-    site.wait_all_committed(900 if long_run else 300)
+    site.wait_all_committed(600)
     pipeline.signal(signal.SIGTERM)
     assert pipeline.wait() == 0, pipeline.log
     bad = set(range(0, site.fed, BAD_EVERY))

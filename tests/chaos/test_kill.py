@@ -27,7 +27,7 @@ def test_sigkill_of_an_engine_at_full_load_loses_nothing_and_disturbs_nobody(sit
     site.feed(200)
     pipeline = site.start()
     pipeline.wait_working()
-    wait_until(lambda: site.shares() == [2, 2], 30, what="two engines that share the partitions")
+    wait_until(lambda: site.shares() == [2, 2], 60, what="two engines that share the partitions")
     site.feed(5_000)
     wait_until(lambda: sum(site.committed().values()) > 1_000, 60, what="work under way")
     victim = pipeline.engines()[0]
@@ -61,7 +61,7 @@ def test_the_children_of_a_killed_engine_die_with_it(site):
     before = set(sleepers())
     for engine in pipeline.engines():
         os.kill(engine, signal.SIGKILL)
-    wait_until(lambda: not before & set(sleepers()), 10, what="the children of both engines are gone")
+    wait_until(lambda: not before & set(sleepers()), 60, what="the children of both engines are gone")
 
 
 @pytest.mark.long  # test_stop.py has it with a stop of the second run
@@ -81,12 +81,8 @@ def test_sigkill_of_the_driver_leaves_no_process_and_a_restart_loses_nothing(sit
     assert second.wait() == 0
 
 
-def outage_seconds(request: pytest.FixtureRequest) -> float:
-    return 20.0 if request.config.getoption("--long") else 5.0
-
-
 @pytest.mark.long  # tests/sources has it of a source, with and without transactions
-def test_a_broker_that_is_down_is_waited_for(tmp_path: Path, own_kafka, request):
+def test_a_broker_that_is_down_is_waited_for(tmp_path: Path, own_kafka):
     broker = own_kafka()
     site = Site(tmp_path, broker.bootstrap, broker.create_topic)
     pipeline = site.start()
@@ -94,7 +90,7 @@ def test_a_broker_that_is_down_is_waited_for(tmp_path: Path, own_kafka, request)
         site.feed(500)
         pipeline.wait_working()
         broker.kill()
-        time.sleep(outage_seconds(request))  # the outage itself is what is tested
+        time.sleep(10)  # the outage itself is what is tested
         assert pipeline.process.poll() is None, pipeline.log
         assert "reachable" in pipeline.log
         broker.start()
@@ -113,7 +109,7 @@ def test_an_engine_whose_place_was_taken_while_it_was_stopped_ends(site):
     site.feed(40)
     pipeline = site.start(engines=1)
     pipeline.wait_working()
-    wait_until(lambda: sum(site.committed().values()) == 40, 30, what="all committed")
+    wait_until(lambda: sum(site.committed().values()) == 40, 60, what="all committed")
     (engine,) = pipeline.engines()
     os.kill(engine, signal.SIGSTOP)
     thief = ck.Consumer(
@@ -129,11 +125,11 @@ def test_an_engine_whose_place_was_taken_while_it_was_stopped_ends(site):
     try:
         thief.subscribe([site.topic])
         wait_until(
-            lambda: thief.poll(0.1) or len(thief.assignment()) == 4, 30, what="the other process has the partitions"
+            lambda: thief.poll(0.1) or len(thief.assignment()) == 4, 60, what="the other process has the partitions"
         )
         os.kill(engine, signal.SIGCONT)
         site.feed(40)
-        code = pipeline.wait(30)
+        code = pipeline.wait(60)
         assert code == 5, pipeline.log
         assert "w1" in pipeline.log.splitlines()[-1]
         assert sum(site.committed().values()) == 40, "a fenced engine committed"
@@ -154,7 +150,7 @@ def test_an_engine_that_hangs_is_replaced_and_its_partitions_idle_for_less_than_
         found = pipeline.engines()
         return found[0] if len(found) == 1 else None
 
-    engine = wait_until(lone_engine, 10, what="one engine")
+    engine = wait_until(lone_engine, 60, what="one engine")
     if how == "stopped":
         os.kill(engine, signal.SIGSTOP)
     since = time.monotonic()
@@ -163,7 +159,7 @@ def test_an_engine_that_hangs_is_replaced_and_its_partitions_idle_for_less_than_
     print(f"{how}: idle for {time.monotonic() - since:.1f} s")
     site.wait_all_committed(60)
     site.assert_nothing_lost()
-    wait_until(lambda: engine not in pipeline.marked(), 15, what="the hung engine is gone")
+    wait_until(lambda: engine not in pipeline.marked(), 60, what="the hung engine is gone")
 
 
 @pytest.mark.long
@@ -173,7 +169,7 @@ def test_when_spark_dies_the_engines_drain_and_the_run_fails(site):
     pipeline.wait_working()
     (jvm,) = [pid for pid, command in pipeline.marked().items() if "SparkSubmit" in command]
     os.kill(jvm, signal.SIGKILL)
-    assert pipeline.wait(40) == 4, pipeline.log
+    assert pipeline.wait(60) == 4, pipeline.log
     assert "Spark" in pipeline.log.splitlines()[-1]
-    wait_until(lambda: not pipeline.marked(), 20, what="nothing is left behind")
+    wait_until(lambda: not pipeline.marked(), 60, what="nothing is left behind")
     assert sum(site.committed().values()) == len(site.seen()), "the engines did not drain"

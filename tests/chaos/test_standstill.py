@@ -50,12 +50,12 @@ class Case:
         self.pipeline.wait_working(150)
         wait_until(lambda: self.site.shares() == [2, 2], 60, what="two engines that share the partitions")
         self.site.wait_all_committed(60)
-        self.engines = wait_until(self._two_engines, 30, what="two engines")
+        self.engines = wait_until(self._two_engines, 60, what="two engines")
 
     def run_long_tasks(self) -> None:
         """Have tasks that run when it is stopped."""
         self.site.feed(4, sleep=LONG_TASK_SECONDS)
-        wait_until(lambda: self._long_tasks() == 4, 30, what="four long tasks run")
+        wait_until(lambda: self._long_tasks() == 4, 60, what="four long tasks run")
 
     def _two_engines(self) -> list[int] | None:
         # A process that is being started looks like its parent for a moment.
@@ -88,7 +88,7 @@ class Case:
         """Press Ctrl-C, and see that it ends well with all committed and nothing left behind."""
         self.pipeline.ctrl_c()
         assert self.pipeline.wait(60) == 0, self.pipeline.log
-        wait_until(lambda: not self.pipeline.marked(), 10, what="nothing is left behind")
+        wait_until(lambda: not self.pipeline.marked(), 60, what="nothing is left behind")
         assert sum(self.site.committed().values()) == self.site.fed
 
 
@@ -114,7 +114,7 @@ class Cases:
         shell = self.terminal.pipeline
         assert isinstance(shell, ShellPipeline)
         shell.ctrl_z()
-        wait_until(lambda: read_state(shell.driver) == "T", 10, what="the driver is stopped")
+        wait_until(lambda: read_state(shell.driver) == "T", 60, what="the driver is stopped")
         self.driver.stop([self.driver.pipeline.driver])
         self.engine.stop(self.engine.engines[:1])
         self.host.stop(list(self.host.pipeline.marked()))
@@ -151,7 +151,7 @@ def test_ctrl_z_and_fg_on_a_terminal_disturb_no_engine_and_ctrl_c_drains_after_t
     case.undisturbed()
     assert case.rows == (40, 80), "the engines go on without their driver"
     done = f"{case.site.fed:,} messages done"
-    wait_until(lambda: done in case.pipeline.log, 10, what="a status line that goes on")
+    wait_until(lambda: done in case.pipeline.log, 60, what="a status line that goes on")
     case.drains()
 
 

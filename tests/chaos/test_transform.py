@@ -29,7 +29,7 @@ def ask(site: Site, *words: str) -> subprocess.CompletedProcess[str]:
 def wait_for_story(site: Site, n: int, text: str) -> None:
     """Wait until the story of a message has a text: rows arrive up to a second after the message is done."""
     place = f"{site.topic}:{n % site.partitions}:{n // site.partitions}"
-    wait_until(lambda: text in ask(site, "trace", place).stdout, 30, what=text)
+    wait_until(lambda: text in ask(site, "trace", place).stdout, 60, what=text)
 
 
 def start(site: Site) -> PipelineProcess:

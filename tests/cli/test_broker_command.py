@@ -74,7 +74,7 @@ def test_it_runs_with_its_topics_until_it_is_stopped(tmp_path: Path, number: sig
 
         # As from a terminal: the whole process group gets it.
         os.killpg(process.pid, number)
-        assert process.wait(40) == ExitCode.OK
+        assert process.wait(60) == ExitCode.OK
     finally:
         guard.cancel()
         process.kill()

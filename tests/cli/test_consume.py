@@ -183,7 +183,7 @@ def test_following_shows_new_messages_until_a_signal(embedded_kafka: EmbeddedBro
         produce(embedded_kafka.bootstrap, topic, [b"new"])
         assert process.stdout.readline() == b"new\n"
         process.send_signal(number)
-        assert process.wait(30) == ExitCode.OK
+        assert process.wait(60) == ExitCode.OK
         assert process.stderr is not None
         assert drop_notices(process.stderr.read()) == ""
 

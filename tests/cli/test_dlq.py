@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.until import slack
 from typer.testing import CliRunner
 
 from tidemill.cli.dlq_options import parse_target, parse_time
@@ -352,7 +353,7 @@ def test_a_huge_topic_is_streamed(dlq: Dlq, long_run: bool) -> None:
     assert peak < 160
     began = time.monotonic()
     assert len(dlq.json("list", "--limit", "5")) == 5
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < slack(10)
 
 
 # -- small parts ----------------------------------------------------------------------------------------------

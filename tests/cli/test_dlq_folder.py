@@ -131,7 +131,7 @@ def test_a_redrive_that_is_killed_again_and_again_repeats_a_batch_at_most(dlq: D
         if process.poll() is None:
             kills += 1
         process.kill()
-        process.wait(30)
+        process.wait(60)
     while dlq.start().wait(60) != 0:
         pass
     sent = dlq.sent()

@@ -364,7 +364,7 @@ def test_a_signal_ends_it_once_what_was_read_is_sent(
         with TopicReader(embedded_kafka.bootstrap) as reader:
             wait_until(lambda: reader.end_offsets(topic) == {0: 1}, what="the line is sent before the input ends")
         process.send_signal(number)
-        assert process.wait(30) == ExitCode.STOPPED
+        assert process.wait(60) == ExitCode.STOPPED
         assert process.stderr is not None
         assert drop_notices(process.stderr.read()) == f"sent 1 message to {topic}\n"
     finally:

@@ -153,8 +153,8 @@ def test_other_output_stands_above_the_line_and_nothing_of_it_is_left_at_the_end
     command.type("\n\n")
     wait_until(lambda: command.said.count("read ") == 3)
     command.type("end\n")
-    assert command.process.wait(30) == 0
-    command._reader.join(10)
+    assert command.process.wait(60) == 0
+    command._reader.join(60)
 
     rows = screen(command)
     assert [row[8:] if "a log line" in row else row for row in rows] == [
@@ -190,8 +190,8 @@ def test_a_table_is_drawn_below_the_log_in_place_and_nothing_of_it_is_left(tmp_p
         wait_until(lambda: b"STATUS 11\x1b[J\r\x1b[11A" in command._said[said:], what=lambda: command._said[said:])
         assert b"STATUS 12" not in command._said
         command.type("end\n")
-        assert command.process.wait(30) == 0
-        command._reader.join(10)
+        assert command.process.wait(60) == 0
+        command._reader.join(60)
 
         shown = [row.strip() for row in table_screen(command)]
         assert [row[9:] if "a log line" in row else row for row in shown] == [
@@ -214,8 +214,8 @@ def test_on_a_terminal_that_cannot_move_its_cursor_up_there_is_one_line(tmp_path
     try:
         command.until_said("STATUS 0")
         command.type("end\n")
-        assert command.process.wait(30) == 0
-        command._reader.join(10)
+        assert command.process.wait(60) == 0
+        command._reader.join(60)
         assert "STATUS 1" not in command.said
     finally:
         command.close()
@@ -224,8 +224,8 @@ def test_on_a_terminal_that_cannot_move_its_cursor_up_there_is_one_line(tmp_path
 def test_after_an_exception_only_the_exception_is_left(command: Command) -> None:
     command.until_said("STATUS")
     command.type("raise\n")
-    assert command.process.wait(30) == 1
-    command._reader.join(10)
+    assert command.process.wait(60) == 1
+    command._reader.join(60)
 
     rows = screen(command)
     assert "ValueError: as asked" in rows
@@ -252,7 +252,7 @@ def test_a_suspended_process_leaves_no_line_and_a_terminal_as_it_was(tmp_path: P
         wait_until(lambda: b"STATUS" in shell._said[said:], what=lambda: shell.said)
         wait_until(lambda: not echoes(shell))
         shell.type("end\n")
-        assert shell.process.wait(30) == 0
+        assert shell.process.wait(60) == 0
         assert echoes(shell)
     finally:
         shell.close()
@@ -270,7 +270,7 @@ def test_as_long_as_there_is_nothing_to_say_typed_keys_are_shown(tmp_path: Path)
         command.until_said("STATUS")
         wait_until(lambda: not echoes(command))
         command.type("end\n")
-        assert command.process.wait(30) == 0
+        assert command.process.wait(60) == 0
     finally:
         command.close()
 

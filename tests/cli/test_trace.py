@@ -388,7 +388,7 @@ def test_a_message_whose_payload_was_refused_is_dead_lettered_and_not_done(folde
         at = START + 50 * 1000 + 9_000
         letter = RecordedEvent(at, EventKind.DEAD_LETTERED, TOPIC, 0, 50, sink="sinks.kafka.out", text="too large")
         writer.put_events("e1", 0, 2, [letter])
-        wait_until(lambda: writer.statistics.rows == 2, 30)
+        wait_until(lambda: writer.statistics.rows == 2, 60)
     said = run("trace", f"{TOPIC}:0:50", "pipeline.yaml").stdout
     assert said.startswith(f"{TOPIC}:0:50 dead-lettered in 10.0 ms")
     assert "dead-lettered, 1 payload" in said

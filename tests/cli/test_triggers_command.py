@@ -25,7 +25,7 @@ def test_a_host_stores_events_that_can_be_listed_while_it_runs_and_after_it(site
     rows = site.rows("events", "spec.yaml", "--trigger", "fires", "--after", "0", "--limit", "1")
     assert [(row["sequence"], row["payload"]) for row in rows] == [(1, {"n": 1})]
     host.terminate()
-    assert host.wait(30) == ExitCode.OK
+    assert host.wait(60) == ExitCode.OK
     assert (site.folder / "cleaned-fires").exists()
     assert not (site.folder / "killed").exists()
     assert [row["reason"] for row in site.rows("list", "spec.yaml")] == ["shutdown", "shutdown"]
@@ -42,7 +42,7 @@ def test_a_host_stores_events_that_can_be_listed_while_it_runs_and_after_it(site
 
 def test_a_host_ends_by_itself_when_nothing_is_left_to_run(site):
     site.write("name: fires, classpath: mine.Fires, kwargs: {then: end}")
-    assert site.host().wait(30) == ExitCode.OK
+    assert site.host().wait(60) == ExitCode.OK
     assert [row["state"] for row in site.rows("list", "spec.yaml")] == ["finished"]
 
 
@@ -104,7 +104,7 @@ def test_a_second_host_of_a_list_is_refused_and_told_what_to_do(site):
     third = site.host()  # one that was killed is in nobody's way
     site.until(lambda: site.log.count("triggers started") == 2)
     third.terminate()
-    assert third.wait(30) == ExitCode.OK
+    assert third.wait(60) == ExitCode.OK
 
 
 def test_a_host_removes_events_that_are_old_enough(site):
@@ -112,7 +112,7 @@ def test_a_host_removes_events_that_are_old_enough(site):
     host = site.host()
     site.until(lambda: "triggers started" in site.log and len(site.rows("events", "spec.yaml")) == 3)
     host.terminate()
-    assert host.wait(30) == ExitCode.OK
+    assert host.wait(60) == ExitCode.OK
     site.write("name: late, classpath: mine.Fires, kwargs: {count: 0}")
     site.host(TIDEMILL_STORE__RETENTION_EVENTS_DAYS="0.00000001")
     site.until(lambda: "old rows were removed from the store" in site.log)
@@ -121,7 +121,7 @@ def test_a_host_removes_events_that_are_old_enough(site):
 
 def test_asyncio_s_own_debugging_is_left_on(site):
     site.write("name: debugged, classpath: mine.Debugged, restart: never")
-    assert site.host(PYTHONASYNCIODEBUG="1").wait(30) == ExitCode.OK
+    assert site.host(PYTHONASYNCIODEBUG="1").wait(60) == ExitCode.OK
     assert [row["payload"] for row in site.rows("events", "spec.yaml")] == [True]
 
 
@@ -177,7 +177,7 @@ def test_a_list_is_checked_without_being_run(site):
 
 def test_an_unknown_trigger_is_said_to_be_unknown(site):
     site.write("name: fires, classpath: mine.Fires, kwargs: {then: end}")
-    site.host().wait(30)
+    site.host().wait(60)
     done = site.ask("events", "spec.yaml", "--trigger", "fire")
     assert done.returncode == ExitCode.CONFIG
     assert "has no trigger 'fire'" in done.stderr
@@ -185,7 +185,7 @@ def test_an_unknown_trigger_is_said_to_be_unknown(site):
 
 def test_a_table_has_one_line_of_plain_text_for_each_row_and_stops_when_nobody_reads_on(site):
     site.write("name: odd, classpath: mine.Odd, restart: never")
-    site.host().wait(30)
+    site.host().wait(60)
 
     header, row = site.ask("list", "spec.yaml").stdout.splitlines()
     error = row[header.index("REASON OR ERROR") :]
@@ -202,12 +202,12 @@ def test_a_table_has_one_line_of_plain_text_for_each_row_and_stops_when_nobody_r
         events.stdout.readline()
         events.stdout.close()
         assert events.stderr.read() == b""
-        assert events.wait(30) == ExitCode.OK
+        assert events.wait(60) == ExitCode.OK
 
 
 def test_a_trigger_whose_task_exits_fails_alone(site):
     site.write(*(f"name: {name}, classpath: mine.{name.title()}, restart: never" for name in ("leaves", "debugged")))
-    assert site.host().wait(30) == ExitCode.OK
+    assert site.host().wait(60) == ExitCode.OK
     found = {row["name"]: (row["state"], row["events"], row["error"]) for row in site.rows("list", "spec.yaml")}
     assert found["debugged"] == ("finished", 1, None)
     assert found["leaves"][:2] == ("failed", 0)

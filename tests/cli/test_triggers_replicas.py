@@ -13,6 +13,7 @@ import pytest
 from tests import prepared
 from tests.cli.sites import Site
 from tests.store.server import PostgresServer
+from tests.until import slack
 
 from tidemill.runtime.exitcode import ExitCode
 
@@ -121,8 +122,8 @@ def test_a_second_host_waits_for_the_first_and_takes_over_at_once_when_it_stops(
     assert (row["list"], str(row["session"]).endswith(f"process {first.pid}")) == ("orders", True)
 
     first.terminate()
-    assert first.wait(30) == ExitCode.OK
-    other.until(lambda: "triggers started" in other.log, 15)  # and not 30 seconds later
+    assert first.wait(60) == ExitCode.OK
+    other.until(lambda: "triggers started" in other.log, slack(15))  # and not 30 seconds later
     assert "Traceback" not in site.log + other.log
 
 
@@ -137,7 +138,7 @@ def test_a_host_that_waits_ends_at_once_when_it_is_told_to_and_reads_its_list_wh
     other.until(lambda: "the list of triggers was reloaded" in other.log)
     other.until(lambda: "runs other triggers" in other.log)
     second.terminate()
-    assert second.wait(8) == ExitCode.OK
+    assert second.wait(60) == ExitCode.OK
     assert first.poll() is None
     assert "triggers started" not in other.log
 
@@ -156,9 +157,9 @@ def test_two_hosts_in_one_folder_are_told_apart_and_the_lock_shows_a_death_at_on
     first.kill()
     first.wait()
     killed = time.monotonic()
-    site.until(lambda: site.log.count("triggers started") == 2, 15)  # and not 30 seconds later
+    site.until(lambda: site.log.count("triggers started") == 2, slack(15))  # and not 30 seconds later
     assert '"noticed_by":"its lock"' in site.log.replace(": ", ":")
-    assert time.monotonic() - killed < 15
+    assert time.monotonic() - killed < slack(15)
     site.until(lambda: second.pid in pids(site))
 
 
@@ -194,10 +195,10 @@ def stopped_and_continued(site: Site, other: Site, lease: float) -> None:
     rows = other.rows("events", "spec.yaml")
     assert [row["sequence"] for row in rows] == list(range(len(rows)))
     second.terminate()
-    assert second.wait(30) == ExitCode.OK
+    assert second.wait(60) == ExitCode.OK
     site.until(lambda: site.log.count("triggers started") == 2)
     first.terminate()
-    assert first.wait(30) == ExitCode.OK
+    assert first.wait(60) == ExitCode.OK
     assert "Traceback" not in site.log + other.log
 
 
@@ -217,7 +218,7 @@ def test_with_the_real_lease_a_death_is_followed_within_35_seconds(sites):
     first.wait()
     killed = time.monotonic()
     other.until(lambda: "triggers started" in other.log, 40)
-    assert time.monotonic() - killed < 35
+    assert time.monotonic() - killed < slack(35)
 
 
 @pytest.mark.long

@@ -69,7 +69,7 @@ def test_hangups_from_the_first_moment_on_run_nothing_twice(ticking):
     ticking.until(read_again)
     ticking.until(lambda: len(ticking.rows("events", "spec.yaml")) >= 15)
     host.terminate()
-    assert host.wait(30) == ExitCode.OK
+    assert host.wait(60) == ExitCode.OK
     rows = ticking.rows("events", "spec.yaml")
     for name in NAMES:
         assert [row["payload"] for row in rows if row["trigger"] == name] == [0, 1, 2, 3, 4]
@@ -87,7 +87,7 @@ def test_a_stop_at_any_moment_of_the_start_ends_the_host_in_good_order(ticking, 
     host = ticking.new_host()
     time.sleep(tenths / 10)  # the moment is what is tested
     host.terminate()
-    code = host.wait(30)
+    code = host.wait(60)
     assert code == ExitCode.OK or (code == -signal.SIGTERM and "the trigger host is starting" not in ticking.log)
     assert "Traceback" not in ticking.log
     if (ticking.folder / "cleanups").exists():
@@ -104,7 +104,7 @@ def test_hangups_during_a_stop_start_nothing(ticking, tenths):
     with contextlib.suppress(ProcessLookupError):
         host.send_signal(signal.SIGHUP)
         host.send_signal(signal.SIGHUP)
-    assert host.wait(30) == ExitCode.OK
+    assert host.wait(60) == ExitCode.OK
     assert cleanups(ticking) == NAMES
     assert "Traceback" not in ticking.log
 
@@ -115,6 +115,6 @@ def test_a_stop_right_after_a_hangup_ends_all_of_both_lists(ticking):
     ticking.write("name: ticks-0, classpath: ticking.Ticks", "name: new, classpath: ticking.Ticks")
     host.send_signal(signal.SIGHUP)
     host.terminate()
-    assert host.wait(30) == ExitCode.OK
+    assert host.wait(60) == ExitCode.OK
     assert [name for name in cleanups(ticking) if name != "new"] == NAMES
     assert "Traceback" not in ticking.log

@@ -67,20 +67,20 @@ def test_a_second_signal_ends_a_host_at_once_even_if_a_trigger_blocks_its_loop(o
     time.sleep(0.3)  # two signals of one kind at once are one
     assert host.poll() is None
     host.terminate()
-    assert host.wait(5) == ExitCode.STOPPED
+    assert host.wait(60) == ExitCode.STOPPED
 
 
 @pytest.mark.parametrize("how", ["thread", "own-thread"])
 def test_a_thread_that_never_ends_holds_up_a_stop_for_some_seconds_only(odd, how):
     host = started(odd, how)
     host.send_signal(signal.SIGINT)
-    assert host.wait(40) == ExitCode.OK
+    assert host.wait(60) == ExitCode.OK
     assert [row["reason"] for row in odd.rows("list", "spec.yaml")] == ["shutdown"]
 
 
 def test_a_failure_is_kept_whole_without_its_secrets(odd):
     odd.write("name: odd, classpath: odd.Odd, kwargs: {how: fail}, restart: never")
-    assert odd.host().wait(30) == ExitCode.OK
+    assert odd.host().wait(60) == ExitCode.OK
     [row] = odd.rows("list", "spec.yaml")
     assert row["state"] == "failed"
     assert "Traceback" in str(row["error"])
@@ -109,7 +109,7 @@ def test_a_host_that_is_killed_runs_its_triggers_again_and_continues_their_numbe
     second = started(odd, "count")
     odd.until(lambda: len(odd.rows("events", "spec.yaml")) > len(kept) + 2)
     second.terminate()
-    assert second.wait(30) == ExitCode.OK
+    assert second.wait(60) == ExitCode.OK
     rows = odd.rows("events", "spec.yaml")
     assert rows[: len(kept)] == kept
     assert [row["sequence"] for row in rows] == list(range(len(rows)))

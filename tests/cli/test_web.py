@@ -25,7 +25,7 @@ HASH = "73300871f44c168e0c5b1a6fd2b7f2f5d9d5d7a2e0b6a7c9f1e3d5b7a9c8e6f4"
 def record(folder: Path) -> None:
     with RecordWriter(DebugSettings(db_dir=str(folder)), "g", "w") as writer:
         writer.put_rows("e", 0, 1, RowTable.MESSAGES, messages(message(1)))
-        wait_until(lambda: writer.statistics.rows == 1, 30)
+        wait_until(lambda: writer.statistics.rows == 1, 60)
 
 
 @pytest.fixture(autouse=True)

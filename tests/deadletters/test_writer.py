@@ -319,7 +319,7 @@ async def test_while_the_broker_is_down_letters_wait_say_so_and_are_written_late
     letters.put(Letter(kind=LetterKind.HOOK, error="in back-off"), lambda: called.append(1))
     await until(lambda: letters.describe_stall() is not None)
     letters.put(Letter(kind=LetterKind.HOOK, error="in flight"), lambda: called.append(2))
-    async with asyncio.timeout(8):
+    async with asyncio.timeout(30):
         await letters.close()
     assert (called, letters.statistics().written) == ([], 2)
 

@@ -99,7 +99,7 @@ class Rig:
     async def end(self) -> EngineSummary:
         self.engine.drain()
         assert self._task is not None
-        return await asyncio.wait_for(self._task, 20)
+        return await asyncio.wait_for(self._task, 30)
 
 
 @pytest.fixture

@@ -177,7 +177,7 @@ async def test_an_engine_that_is_drained_reports_what_it_did_and_the_rest_is_lef
     running = asyncio.ensure_future(engine.run(at_once))
     await until(lambda: engine.progress().committed == {f"{place.topic}/0": 150, f"{place.topic}/1": 40})
     engine.drain()
-    await asyncio.wait_for(running, 20)
+    await asyncio.wait_for(running, 30)
     assert not engine.complete
     left = find_remaining(ranges, find_finished_ranges(place.names()))
     assert left == [OffsetRange(0, 150, 300)]
@@ -195,7 +195,7 @@ async def test_an_engine_that_nobody_supervises_reports_no_part(place: Place) ->
     await until(lambda: engine.progress().committed == {f"{place.topic}/0": 150})
     engine.abandon()
     engine.drain()
-    await asyncio.wait_for(running, 20)
+    await asyncio.wait_for(running, 30)
     assert place.names() == []
 
 

@@ -184,7 +184,7 @@ async def test_one_that_never_returns_does_not_stop_a_drain(rig):
     handler = Stuck()
     run = rig(handler, [message(0)], executor={"drain_timeout_seconds": 0.3})
     await handler.entered.wait()
-    summary = await asyncio.wait_for(run.end(), 20)
+    summary = await asyncio.wait_for(run.end(), 30)
     assert summary.progress.messages_done == 0
     assert run.source.committed.get(P0) is None
     assert run.letters.letters == []
@@ -201,7 +201,7 @@ async def test_one_that_swallows_its_cancellation_does_not_stop_a_drain(rig):
     handler = Deaf()
     run = rig(handler, [message(0)], executor={"drain_timeout_seconds": 0.3})
     await handler.entered.wait()
-    await asyncio.wait_for(run.end(), 20)
+    await asyncio.wait_for(run.end(), 30)
     assert run.source.committed.get(P0) is None
     assert run.files.payloads == []
 

@@ -16,6 +16,7 @@ import pydantic
 import pytest
 import structlog
 from tests.pipeline.conftest import P0, P1, message
+from tests.until import slack
 
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import (
@@ -587,7 +588,7 @@ async def test_a_revoke_waits_for_running_tasks_only_and_leaves_the_queue_to_the
     assert not revoked.done(), "the second task runs"
     for offset in range(1, 6):
         handler.open(offset)
-    await asyncio.wait_for(revoked, 5)
+    await asyncio.wait_for(revoked, 30)
     assert run.source.committed[P0] == 2
     assert handler.done == [0, 1], "what had not started ran nevertheless"
 
@@ -601,7 +602,7 @@ async def test_a_revoke_does_not_wait_for_a_task_that_would_have_to_run_again(ri
     await asyncio.sleep(0)
     handler.open(1)
     handler.open(0)
-    await asyncio.wait_for(revoked, 5)
+    await asyncio.wait_for(revoked, 30)
     assert run.source.committed[P0] == 1, "behind a message that runs again nothing can be committed"
     assert run.engine.progress().tasks_retrying == 0
     await run.until(lambda: run.engine.progress().tasks_running == 0)
@@ -630,7 +631,7 @@ async def test_a_revoke_starts_no_window_that_is_still_being_arranged(rig):
     await asyncio.sleep(0)
     handler.go.set()
     handler.open(*range(5))
-    await asyncio.wait_for(revoked, 5)
+    await asyncio.wait_for(revoked, 30)
     assert run.source.committed[P0] == 2
     assert {payload.data["offset"] for payload in run.files.payloads} == {0, 1}
 
@@ -641,7 +642,7 @@ async def test_a_revoke_with_a_head_that_has_not_started_waits_for_nothing(rig, 
     run = rig(handler, [message(0, b"fails"), message(1)], executor={"retry_backoff": backoff})
     handler.open(0)
     await run.until(lambda: run.engine.progress().tasks_retrying == 1)
-    await asyncio.wait_for(run.source.revoke(P0), 5)
+    await asyncio.wait_for(run.source.revoke(P0), 30)
     assert P0 not in run.source.committed
     await run.until(lambda: run.engine.progress().tasks_running == 0)
 
@@ -661,14 +662,14 @@ async def test_other_partitions_continue_and_commit_while_a_revoked_one_is_waite
     assert not revoked.done()
     handler.open(0)
     handler.open(1000)
-    await asyncio.wait_for(revoked, 5)
+    await asyncio.wait_for(revoked, 30)
     assert run.source.committed[P0] == 1001
 
 
 async def test_the_revoke_timeout_may_be_shorter_than_the_drain_timeout(rig, tmp_path):
     run = rig(Paced(tmp_path), [message(0)], kafka={"revoke_timeout_seconds": 0.2})
     await run.until(lambda: run.engine.progress().tasks_running)
-    await asyncio.wait_for(run.source.revoke(P0), 5)
+    await asyncio.wait_for(run.source.revoke(P0), 30)
     assert P0 not in run.source.committed
     await run.until(lambda: run.engine.progress().tasks_running == 0)
 
@@ -724,7 +725,7 @@ async def test_a_fenced_engine_stops_delivering_and_says_so(rig):
     await run.until(lambda: handler.windows)
     run.source.fence()
     handler.open(0, 1)
-    summary = await asyncio.wait_for(run._task, 10)
+    summary = await asyncio.wait_for(run._task, 30)
     assert summary.reason is StopReason.FENCED
     assert run.files.payloads == []
     assert run.source.left is False
@@ -878,7 +879,7 @@ async def test_a_hook_that_cancels_itself_is_one_letter_like_any_other(rig, hook
 
 
 async def test_an_on_ready_that_cancels_itself_is_a_failed_start(rig):
-    summary = await asyncio.wait_for(rig(Exploding("on_ready", asyncio.CancelledError()), [])._task, 10)
+    summary = await asyncio.wait_for(rig(Exploding("on_ready", asyncio.CancelledError()), [])._task, 30)
     assert summary.reason is StopReason.FAILED
     assert "on_ready" in summary.error
 
@@ -1012,7 +1013,7 @@ async def test_a_drain_ends_as_soon_as_the_last_window_hook_has(rig):
     await run.committed(1)
     await handler.entered.wait()
     asyncio.get_running_loop().call_later(0.1, handler.gate.set)
-    await asyncio.wait_for(run.end(), 5)
+    await asyncio.wait_for(run.end(), 30)
     assert len(run.files.payloads) == 1
 
 
@@ -1103,7 +1104,7 @@ async def test_a_fenced_engine_delivers_nothing_of_what_waits_for_a_sink(rig):
     await run.settled()
     run.source.fence()
     run.files.open.set()
-    summary = await asyncio.wait_for(run._task, 10)
+    summary = await asyncio.wait_for(run._task, 30)
     assert summary.reason is StopReason.FENCED
     assert [payload.data for payload in run.files.payloads] == ["t1"], "only what was with the sink already"
 
@@ -1147,7 +1148,7 @@ async def test_the_last_commit_does_not_wait_for_a_partition_that_is_lost(rig):
     run.engine.drain()
     await run.settled()
     run.source.lose(P0)
-    await asyncio.wait_for(run._task, 5)
+    await asyncio.wait_for(run._task, 30)
 
 
 async def test_a_drain_whose_commits_fail_ends_by_its_deadline_and_counts_what_is_reprocessed(rig):
@@ -1266,7 +1267,7 @@ async def test_an_on_revoke_that_never_returns_leaves_the_stop_its_deadline(rig)
     started = time.monotonic()
     assert (await run.end()).reason == "drained"
     # The driver kills an engine 3 s after its drain timeout.
-    assert time.monotonic() - started < 1 + 3
+    assert time.monotonic() - started < slack(1 + 3)
 
 
 async def test_a_hook_that_has_not_returned_is_named_when_the_drain_timeout_is_over(rig):

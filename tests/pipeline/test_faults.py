@@ -187,7 +187,7 @@ async def test_a_sink_that_cannot_even_be_cancelled_keeps_its_payloads_no_longer
     await outbox.connect()
     released = asyncio.Event()
     outbox.submit(outbox.route(CollectResult(kafka=[KafkaPayload(data=1)])), Origin([]), released.set)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await released.wait()
     wake.set()
     await outbox.close()
@@ -265,7 +265,7 @@ async def test_an_open_breaker_can_send_to_the_dead_letters_and_closes_again(pla
     await site.until(lambda: len(site.released) == 11)
     site.proxy.up()
     number = 11
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not site.server.lines:
             site.submit(number)
             number += 1

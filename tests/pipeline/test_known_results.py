@@ -133,7 +133,7 @@ async def test_what_returns_after_a_revoke_is_not_delivered(rig):
     handler = Known(waiting=(1,))
     run = rig(handler, lines(3), executor={"drain_timeout_seconds": 0.05}, kafka={"revoke_timeout_seconds": 0.05})
     await run.until(lambda: sorted(delivered(run)) == [0, 2])
-    await asyncio.wait_for(asyncio.ensure_future(run.source.revoke(P0)), 10)
+    await asyncio.wait_for(asyncio.ensure_future(run.source.revoke(P0)), 30)
     handler.gate.set()
     await run.settled()
     assert sorted(delivered(run)) == [0, 2]

@@ -109,14 +109,14 @@ async def play(scenario: Scenario, chance: random.Random) -> Brokers:
     running = asyncio.ensure_future(engine.run(at_once))
     goal = {("t", n): len(planned) for n, planned in enumerate(scenario.plans) if planned}
     try:
-        await until(lambda: source.committed == goal or running.done(), 20)
+        await until(lambda: source.committed == goal or running.done(), 30)
         for owned in engine.intake.partitions.values():
-            await until(lambda owned=owned: not (owned.unresolved or owned.undelivered_bytes), 20)
+            await until(lambda owned=owned: not (owned.unresolved or owned.undelivered_bytes), 30)
             assert (owned.unresolved, owned.undelivered, owned.undelivered_bytes) == (0, 0, 0)
         assert engine.counters.in_flight == 0
     finally:
         engine.drain()
-        await asyncio.wait_for(running, 20)
+        await asyncio.wait_for(running, 30)
     return source
 
 

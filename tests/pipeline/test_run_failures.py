@@ -161,7 +161,7 @@ async def revoke_half_delivered(rig: Any, monkeypatch: pytest.MonkeyPatch, **con
 async def test_a_revoke_in_the_middle_of_a_run_commits_what_was_delivered_of_it(rig, monkeypatch):
     run, half = await revoke_half_delivered(rig, monkeypatch, kafka={"revoke_timeout_seconds": 0.2})
     done = run.files.payloads[-1].data
-    await asyncio.wait_for(run.source.revoke(P0), 10)
+    await asyncio.wait_for(run.source.revoke(P0), 30)
     assert run.source.committed[P0] == int(done + 0.5), "the messages whose payloads are both delivered"
     half.gate.set()
     await run.settled()

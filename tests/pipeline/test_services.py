@@ -232,7 +232,7 @@ async def test_errors_and_context_pass_through_an_offloaded_call(rig):
     with pytest.raises(ZeroDivisionError):
         await handler.offload(lambda: 1 / 0)
     with pytest.raises(HandlerError, match="StopIteration"):
-        await asyncio.wait_for(handler.offload(next, iter(())), 10)
+        await asyncio.wait_for(handler.offload(next, iter(())), 30)
     await run.end()
     assert "_offload" not in handler.__dict__
 
@@ -299,7 +299,7 @@ async def test_a_handler_with_a_cache_of_its_own_keeps_it_or_is_told_to_rename_i
     await run.end()
     assert handler.cache == {"mine": 1}
     run = rig(Own(), [], cache={"enabled": True, "path": str(tmp_path)})
-    summary = await asyncio.wait_for(run._task, 10)
+    summary = await asyncio.wait_for(run._task, 30)
     assert summary.reason is StopReason.FAILED
     assert "Own has an attribute 'cache' of its own" in summary.error
 

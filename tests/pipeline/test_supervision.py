@@ -36,7 +36,7 @@ class Known(Handler[Any, Any]):
 async def ended(run: Rig) -> EngineSummary:
     """Return how an engine ended that nobody stopped."""
     assert run._task is not None
-    return await asyncio.wait_for(run._task, 20)
+    return await asyncio.wait_for(run._task, 30)
 
 
 # -- texts --------------------------------------------------------------------------------------------------------

@@ -359,7 +359,7 @@ async def test_a_revoke_gives_back_what_is_not_transformed_and_delivers_nothing_
     revoked = asyncio.ensure_future(run.source.revoke(P0))
     await asyncio.sleep(0)
     handler.go.set()
-    await asyncio.wait_for(revoked, 5)
+    await asyncio.wait_for(revoked, 30)
     assert run.source.committed[P0] == 2
     assert delivered(run) == [0, 1]
 
@@ -439,7 +439,7 @@ async def test_a_revoke_finishes_the_hooks_of_a_window_that_wait_for_each_other(
     revoked = asyncio.ensure_future(run.source.revoke(P0))
     await run.settled()
     handler.gate.set()
-    await asyncio.wait_for(revoked, 5)
+    await asyncio.wait_for(revoked, 30)
     assert handler.done == [0, 1, 2]
     assert run.source.committed[P0] == 3
 
@@ -466,7 +466,7 @@ async def test_a_hook_that_the_brake_holds_keeps_back_those_of_its_key_and_no_en
         lost = [letter.sources[0].offset for letter in run.letters.letters]
         failed = [offset for offset in handler.called if offset % 2 == 0]
         assert failed == [*lost, len(lost) * 2], "one is held, and those behind it wait"
-        await asyncio.wait_for(run.source.revoke(P0) if is_revoke else run.end(), 20)
+        await asyncio.wait_for(run.source.revoke(P0) if is_revoke else run.end(), 30)
     assert run.source.committed[P0] == failed[-1]
 
 
@@ -477,7 +477,7 @@ async def test_a_revoke_gives_back_what_waits_for_its_key(rig):
     revoked = asyncio.ensure_future(run.source.revoke(P0))
     await run.settled()
     handler.gate.set()
-    await asyncio.wait_for(revoked, 5)
+    await asyncio.wait_for(revoked, 30)
     assert run.source.committed[P0] == 1
     assert [each for window in handler.windows for each in window] == [0, 2]
 

@@ -24,7 +24,7 @@ class Watch(EngineTasks):
         self.told.set()
 
     async def first(self) -> str:
-        await asyncio.wait_for(self.told.wait(), 5)
+        await asyncio.wait_for(self.told.wait(), 30)
         return self.faults[0]
 
 

@@ -16,11 +16,11 @@ def test_a_call_in_the_background_keeps_whatever_error_it_ended_with(raised: Bas
         raise raised
 
     background = BackgroundCall("test", call)
-    assert background.ended.wait(10)
+    assert background.ended.wait(60)
     assert background.error is raised
 
 
 def test_a_call_in_the_background_that_went_well_has_no_error() -> None:
     background = BackgroundCall("test", lambda: None)
-    assert background.ended.wait(10)
+    assert background.ended.wait(60)
     assert background.error is None

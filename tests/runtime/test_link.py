@@ -102,7 +102,7 @@ async def raw(address: LinkAddress, data: bytes) -> bytes:
     """Send bytes, and return what comes until the other side closes."""
     reader, writer = await asyncio.open_connection(address.host, address.port)
     writer.write(data)
-    async with asyncio.timeout(3.0):
+    async with asyncio.timeout(30):
         answer = await reader.read()
     writer.close()
     return answer
@@ -188,9 +188,9 @@ async def test_what_is_sent_together_is_sent_before_its_link_is_closed_and_in_sp
         driver.server.send(second, Drain())
 
     driver.do(send)
-    assert await asyncio.wait_for(engines[first].lost.get(), 5.0) == "replaced"
+    assert await asyncio.wait_for(engines[first].lost.get(), 30) == "replaced"
     assert [await engines[second].commands.get(), await engines[second].commands.get()] == [Go(), Drain()]
-    assert told.get(timeout=10) == "one frame cannot be sent"
+    assert told.get(timeout=60) == "one frame cannot be sent"
 
 
 async def test_an_engine_whose_connection_breaks_comes_back_with_its_token(driver: Driver) -> None:
@@ -211,7 +211,7 @@ async def test_an_engine_that_cannot_come_back_is_told_that_its_driver_is_lost(d
     engine = Engine(driver.address, reconnect_seconds=0.5)
     await engine.link.connect()
     driver.server.close()
-    assert "does not answer" in await asyncio.wait_for(engine.lost.get(), 5.0)
+    assert "does not answer" in await asyncio.wait_for(engine.lost.get(), 30)
 
 
 async def test_an_engine_that_is_refused_stops(driver: Driver) -> None:
@@ -219,7 +219,7 @@ async def test_an_engine_that_is_refused_stops(driver: Driver) -> None:
     await engine.link.connect()
     _, link, _ = await driver.next("hello")
     driver.do(driver.server.send, link, Refused("replaced"))
-    assert await asyncio.wait_for(engine.lost.get(), 5.0) == "replaced"
+    assert await asyncio.wait_for(engine.lost.get(), 30) == "replaced"
     driver.refuse = True
     with pytest.raises(RemoteError, match="nobody is wanted"):
         await Engine(driver.address).link.connect()
@@ -282,7 +282,7 @@ async def test_an_engine_is_believed_only_for_the_hello_and_the_challenge_that_i
         assert challenge.proof == link_proof(secret, Side.DRIVER, hello, challenge.nonce)
         assert secret.encode() not in challenge.proof + challenge.nonce
         frames.send_frame(writer, proof(challenge))
-        async with asyncio.timeout(3.0):
+        async with asyncio.timeout(30):
             got = await reader.read(100)
         writer.close()
         return got
@@ -357,7 +357,7 @@ async def test_a_slow_driver_does_not_fill_the_engines_memory(monkeypatch: pytes
     await engine.link.connect()
     transport = engine.link._writer.transport  # type: ignore[union-attr]
     consumed = -1
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(30):
         while consumed != engine.consumed or not engine.consumed:
             consumed = engine.consumed
             await asyncio.sleep(0.2)
@@ -465,7 +465,7 @@ async def test_the_end_of_the_beats_is_told(driver: Driver) -> None:
 
     engine.link._beat_of = broken
     await engine.link.connect()
-    fault = await asyncio.wait_for(faults.get(), 5)
+    fault = await asyncio.wait_for(faults.get(), 30)
     assert "the beats to the driver failed: LookupError: no snapshot" in fault
     await engine.link.close(EngineSummary(1, StopReason.FAILED, fault))
     await driver.next("ended")

@@ -59,7 +59,7 @@ def test_a_second_process_is_refused_and_told_who_and_what_to_do(tmp_path: Path)
 def test_the_lock_is_free_once_its_holder_is_gone(tmp_path: Path, number: int) -> None:
     with holder(tmp_path) as process:
         process.send_signal(number)
-        process.wait(10)
+        process.wait(60)
 
         with WorkerLock("group", "worker", directory=tmp_path) as lock:
             assert lock.path.read_text().startswith(f"{os.getpid()}\n")

@@ -103,7 +103,7 @@ async def test_after_a_fatal_error_a_new_producer_takes_over(embedded_kafka: Emb
     waiting = producer.send(topic, [(None, b"2")])
     broken = producer._producer
     raise_fatal_error(broken)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         (error,) = await waiting
         while producer._producer is broken:
             outcomes = await producer.send(topic, [(None, b"3")])
@@ -132,7 +132,7 @@ async def test_closing_gives_every_record_an_outcome(own_kafka: Callable[..., Em
     assert await producer.send(topic, [(None, b"1")]) == [None]
     broker.kill()
     waiting = producer.send(topic, [(None, b"2")] * 10)
-    async with asyncio.timeout(8):
+    async with asyncio.timeout(30):
         await producer.close()
         outcomes = await waiting
     assert all(error is not None and worth_retrying(error) for error in outcomes)
@@ -178,7 +178,7 @@ async def test_the_end_of_a_producers_thread_is_told_to_the_loop(monkeypatch: py
     tasks.watch()
     producer = make_producer("127.0.0.1:1")
     producer.open()
-    text = await asyncio.wait_for(told.get(), 10)
+    text = await asyncio.wait_for(told.get(), 30)
     assert "the thread of the Kafka producer of test ended: ConfigError: no room for another thread" in text
     tasks.close()
     await producer.close()

@@ -91,7 +91,7 @@ class MongoServer:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            self._process.wait(10)
+            self._process.wait(30)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -36,7 +36,7 @@ def make_sink(bootstrap: str, topic: str, *, wait: float = 5.0, **client_config:
 
 async def delivered_at_last(sink: KafkaSink, payload: KafkaPayload) -> None:
     """Try for as long as a broker may need after its start."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while True:
             with contextlib.suppress(RemoteError):
                 assert list(await deliver(sink, [payload])) == [None]
@@ -247,7 +247,7 @@ async def test_closing_gives_up_what_the_broker_never_confirmed(own_kafka: Calla
     broker.kill()
     sending = asyncio.ensure_future(deliver(sink, [KafkaPayload(data=1)]))
     await asyncio.sleep(0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await sink.close()
         with pytest.raises(RemoteError, match="PURGE"):
             await sending
@@ -336,8 +336,8 @@ async def test_a_partition_that_is_not_there_is_that_records_own_failure_and_a_n
     assert alone is not None
     assert not alone.retryable
     admin = AdminClient({"bootstrap.servers": embedded_kafka.bootstrap})
-    admin.create_partitions([NewPartitions(topic, 8)])[topic].result(10)
-    async with asyncio.timeout(20):
+    admin.create_partitions([NewPartitions(topic, 8)])[topic].result(30)
+    async with asyncio.timeout(30):
         while any(await deliver(sink, records(7))):  # until the broker itself has it
             await asyncio.sleep(0.05)
     await sink.close()

@@ -269,7 +269,7 @@ async def test_a_trigger_that_speaks_of_types_is_no_reason_to_ask_for_them_forev
     await run(dsn, "CREATE TRIGGER picky BEFORE INSERT ON picky FOR EACH ROW EXECUTE FUNCTION picky()")
     seen.sql.clear()
     for _ in range(2):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             answers = await deliver(sink, [PostgresPayload(table="picky", data={"n": n}) for n in range(1, 9)])
         assert all(answer is not None and not answer.retryable for answer in answers)
     assert len(seen.like("INSERT")) < 10
@@ -943,7 +943,7 @@ async def test_closing_ends_the_connections_that_a_handler_still_holds(sink: Pos
     monkeypatch.setattr("tidemill.sinks.postgres.CLOSE_SECONDS", 0.1)
     assert sink.pool is not None
     held = await sink.pool.acquire()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await sink.close()
     with pytest.raises(asyncpg.InterfaceError, match="released"):
         await held.execute("SELECT 1")

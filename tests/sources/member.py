@@ -82,7 +82,7 @@ class MemberProcess:
         """End it as a crash does."""
         if self.alive:
             self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
 
 async def _run(settings: Settings, worker: str) -> int:

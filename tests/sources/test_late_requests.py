@@ -116,7 +116,7 @@ class Site:
         )
         reader.assign([ck.TopicPartition(self.out, 0, 0)])
         found: list[bytes] = []
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while len(found) < count and time.monotonic() < deadline:
             message = reader.poll(0.2)
             if message is not None and message.error() is None:

@@ -43,7 +43,7 @@ class Topic:
         admin = AdminClient({"bootstrap.servers": self.broker.bootstrap})
         where = ck.TopicPartition(self.name, partition, offset)
         for future in admin.delete_records([where]).values():
-            future.result(10)
+            future.result(30)
 
     def in_transaction(self, count: int, *, commit: bool) -> None:
         producer = ck.Producer({"bootstrap.servers": self.broker.bootstrap, "transactional.id": self.name})

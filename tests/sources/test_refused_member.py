@@ -115,7 +115,7 @@ def forbid(broker: Any, kind: Any, name: str) -> None:
     )
     client = AdminClient({"bootstrap.servers": broker.bootstrap})
     for future in client.create_acls([acl]).values():
-        future.result(10)
+        future.result(30)
 
 
 @pytest.mark.parametrize("code", ["GROUP_MAX_SIZE_REACHED", "GROUP_AUTHORIZATION_FAILED", "TOPIC_AUTHORIZATION_FAILED"])

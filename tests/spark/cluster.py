@@ -85,7 +85,7 @@ class Cluster:
     def state(self) -> dict[str, Any] | None:
         """Return what the master says of itself."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._ui}/json/", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._ui}/json/", timeout=60) as answer:
                 found: dict[str, Any] = json.load(answer)
                 return found
         except (OSError, json.JSONDecodeError):
@@ -105,7 +105,7 @@ class Cluster:
 
     def replace_worker(self, number: int) -> None:
         """Have a new worker in the place of one that was killed."""
-        self.workers[number].wait(30)
+        self.workers[number].wait(60)
         known = {worker["id"] for worker in self.alive()}
         self.workers[number] = self._worker()
         wait_until(lambda: {worker["id"] for worker in self.alive()} - known, 60, what="a new worker registered")
@@ -130,4 +130,4 @@ class Cluster:
         for process in self.processes:
             if process.poll() is None:
                 kill_tree(process.pid)
-            process.wait(30)
+            process.wait(60)

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tests.until import wait_until
+from tests.until import LIMIT_SECONDS, wait_until
 
 from tidemill.runtime.processes import find_marked
 
@@ -101,7 +101,7 @@ class Command:
         """Return the command and all that descends from it, with their command lines."""
         return find_marked(self.mark)
 
-    def until_alone(self, seconds: float = 5.0) -> None:
+    def until_alone(self, seconds: float = LIMIT_SECONDS) -> None:
         wait_until(lambda: not self.family(), seconds, what=lambda: f"nothing is left behind: {self.family()}")
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class Command:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
-        self._reader.join(10)
+        self._reader.join(60)
         os.close(self._ours)
 
 

@@ -153,7 +153,7 @@ def test_a_topic_is_done_once_in_ranges_finer_than_its_partitions(site: Site) ->
     assert (summary["messages_done"], summary["dead_letters"]) == (6_000, {})
     assert not list(site.outcomes.glob("_part-*"))
     admin = AdminClient({"bootstrap.servers": site.broker.bootstrap})
-    groups = {found.group_id for found in admin.list_consumer_groups().result(10).valid}
+    groups = {found.group_id for found in admin.list_consumer_groups().result(60).valid}
     assert not {name for name in groups if name.startswith(site.topic)}, "a group was joined"
 
     site.config(executor={"order_by": "key"})
@@ -169,7 +169,7 @@ def leave_a_gap(site: Site, first: int) -> None:
     live.close()
     admin = AdminClient({"bootstrap.servers": site.broker.bootstrap})
     for future in admin.delete_records([ck.TopicPartition(site.topic, 0, first)]).values():
-        future.result(10)
+        future.result(60)
 
 
 @pytest.mark.long
@@ -284,7 +284,7 @@ def test_a_killed_backfill_is_resumed_without_doing_finished_ranges_again(site: 
     killed = site.start("Slow", "--from", "earliest", "--range-messages", "300")
     wait_until(lambda: len(site.parts()) >= 3, 90, what="some ranges are finished")
     killed.kill()
-    killed.wait(10)
+    killed.wait(60)
     before = site.parts()
     assert 3 <= len(before) < 10
     # Engines whose driver is gone drain by themselves; what they finish meanwhile counts.
@@ -314,7 +314,7 @@ def test_sigterm_keeps_what_is_done_and_a_killed_engine_costs_nothing(site: Site
     assert config["spark"]["master"] == "local[2]"
     stopped = site.start("Slower", "--from", "earliest", "--whole-partitions", "--range-messages", "450")
     wait_until(lambda: len(site.seen()) > 100, 90, what="work under way")
-    victim, survivor = wait_until(lambda: len(found := engines(site.topic)) == 2 and found, 30, what="both engines")
+    victim, survivor = wait_until(lambda: len(found := engines(site.topic)) == 2 and found, 60, what="both engines")
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: set(engines(site.topic)) - {victim, survivor}, 60, what="another engine in its place")
     count = len(site.seen())
@@ -342,11 +342,11 @@ def test_an_engine_that_hangs_is_killed_and_its_part_is_done_again(site: Site) -
     site.feed(2_000)
     run = site.start("Slow", "--from", "earliest")
     wait_until(lambda: len(site.seen()) > 20, 60, what="work under way")
-    os.kill(wait_until(lambda: engines(site.topic), 10, what="engines")[0], signal.SIGSTOP)
+    os.kill(wait_until(lambda: engines(site.topic), 60, what="engines")[0], signal.SIGSTOP)
     assert run.wait(120) == ExitCode.OK
     assert "an engine hangs; it is killed" in site.log()
     assert set(site.seen()) == set(range(2_000))
-    wait_until(lambda: not marked(site.topic), 20, what="no process left")
+    wait_until(lambda: not marked(site.topic), 60, what="no process left")
 
 
 @pytest.mark.long  # that of recordings above has it, too

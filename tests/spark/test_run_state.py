@@ -44,7 +44,7 @@ def test_a_late_step_calls_back_once_and_a_quick_one_does_not(monkeypatch: pytes
     late = threading.Event()
     states = RunStates()
     with states.step("a", on_late=late.set):
-        assert late.wait(30)
+        assert late.wait(60)
     monkeypatch.setattr(run_state, "LATE_SECONDS", 60.0)
     quick = threading.Event()
     with states.step("a", on_late=quick.set):

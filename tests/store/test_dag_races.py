@@ -49,7 +49,7 @@ class HeldRuns:
     async def wait_for(self, waiting: int) -> None:
         """Wait until as many others wait for locks."""
         count = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while await self._connection.fetchval(count) < waiting:
                 await asyncio.sleep(0.01)
                 # What a transaction reads of the statistics stays the same until it forgets that.

@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 from tests.pgbouncer import VERSIONS, PgBouncer
 from tests.store.helpers import NOW_US, Outcomes, all_events, claim, claimed, new_session, registered
 from tests.store.server import PostgresServer
-from tests.until import until
+from tests.until import slack, until
 
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import Backoff
@@ -139,7 +139,7 @@ async def test_a_server_that_does_not_answer_counts_as_down_until_it_does(own_po
     pids = own_postgres.freeze()
     began = time.monotonic()
     await until(lambda: feed.store.standing is Standing.DOWN)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < slack(3)
     # Longer than an attempt may take, so that some attempts are given up without an answer.
     await until(lambda: time.monotonic() - began > 3.5)
     waiting = feed.added
@@ -163,7 +163,7 @@ async def test_closing_does_not_wait_for_a_server_that_does_not_answer(own_postg
     assert await feed.store.close(0.2) > 0
     await database.close()
 
-    assert time.monotonic() - began < 12
+    assert time.monotonic() - began < slack(12)
     assert "last" not in feed.outcomes.told()
     own_postgres.thaw(pids)
 
@@ -391,7 +391,7 @@ async def test_cursors_are_locked_by_ascending_id_before_any_wide_row(postgres: 
     other = await asyncpg.connect(url)
 
     touching = asyncio.create_task(database.write(lambda c: touch(c, [last, first, middle], tokens, session)))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         waiting = (
             "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
         )
@@ -465,7 +465,7 @@ async def test_a_process_that_hangs_in_a_transaction_loses_its_locks(postgres: P
         assert await process.stdout.readline() == b"locked\n"
         process.send_signal(signal.SIGSTOP)
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert await claim(other, number) == {number: token + 1}
     finally:
         process.kill()

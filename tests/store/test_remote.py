@@ -179,7 +179,7 @@ async def test_a_lost_connection_fails_what_is_under_way_and_the_next_call_conne
     again = CallServer(sqlite, server.path)
     await again.start()
 
-    assert await asyncio.wait_for(waiting, 20) == "v"
+    assert await asyncio.wait_for(waiting, 30) == "v"
     await again.close()
 
 

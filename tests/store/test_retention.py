@@ -65,12 +65,12 @@ async def test_many_batches_remove_all_that_is_old_and_nothing_else(database: Da
 
 
 async def test_the_filter_ends_if_everything_is_kept_and_runs_on_otherwise(database: Database) -> None:
-    await asyncio.wait_for(retention(database).run(), 5)
+    await asyncio.wait_for(retention(database).run(), 30)
     [(number, token)] = (await claimed(database, "one")).items()
     task = asyncio.create_task(retention(database, retention_events_days=1).run())
     for _ in range(2):
         await store(database, NewEvent(number, token, "1", None, NOW_US))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while await all_events(database):
                 await asyncio.sleep(0.01)
     task.cancel()
@@ -88,7 +88,7 @@ async def test_an_outage_is_survived(own_postgres) -> None:
     await until(lambda: database._epoch > 2)
     await asyncio.to_thread(own_postgres.start)
     await store(database, NewEvent(number, token, "1", None, NOW_US))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while await all_events(database):
             await asyncio.sleep(0.01)
     assert not task.done()

@@ -107,7 +107,7 @@ async def test_a_part_that_changes_back_reaches_a_client_that_came_in_between() 
     view.parts["a"] = "1"
     updates.update()
     if seen[0]["data"] != "1":
-        seen.append(await asyncio.wait_for(anext(late), 5))
+        seen.append(await asyncio.wait_for(anext(late), 30))
     assert [event["data"] for event in seen if event["event"] == "a"][-1] == "1"
 
 

@@ -132,12 +132,12 @@ class Runs:
 
 @pytest.mark.timeout(300)
 @pytest.mark.long
-def test_a_clock_that_is_set_loses_nothing_doubles_nothing_and_holds_nothing_up(dev: DevSite, long_run: bool) -> None:
+def test_a_clock_that_is_set_loses_nothing_doubles_nothing_and_holds_nothing_up(dev: DevSite) -> None:
     (dev.folder / "dags" / "clocked.py").write_text(CLOCKED)
     began, go = dev.add_gated()
     seconds = dev.folder / "ahead.txt"
     start_with_clock(dev, seconds)
-    runs = Runs(dev, 30 if long_run else 12)
+    runs = Runs(dev, 12)
     assert dev.run("dags", "trigger", "gated").returncode == 0
     wait_until(began.exists, what=lambda: dev.log)
 

@@ -57,11 +57,11 @@ def test_a_second_dev_is_refused_and_the_next_after_a_kill_continues_at_once_and
     wait_until(lambda: dev.rows("runs", "show", "long", run)[0]["state"] == "success", what=lambda: dev.log)
     history = dev.rows("tasks", "history", "long", "sleeps", "--run", run)
     assert "lost" in [row["input"].split()[0] for row in history]
-    wait_until(lambda: not any(map(is_running, tree)), 30, what="the end of all processes of the first")
+    wait_until(lambda: not any(map(is_running, tree)), 60, what="the end of all processes of the first")
 
     tree = find_descendants(dev.process.pid)
     assert dev.stop() == ExitCode.OK
-    wait_until(lambda: not any(map(is_running, tree)), 10, what="the end of all processes")
+    wait_until(lambda: not any(map(is_running, tree)), 60, what="the end of all processes")
     assert dev.rows("runs", "list", "story")[0]["state"] == "success"
     assert not list(dev.folder.glob("dags.db*")), "nothing is written beside the folder"
 

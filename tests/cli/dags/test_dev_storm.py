@@ -66,8 +66,8 @@ with DAG("storm", max_active_runs=20, default_args={"retries": 9, "retry_delay":
 TASKS = {"begin", "a", "b", "fails_once", "left", "end"}
 
 
-RUNS = int(os.environ.get("STORM_RUNS", "200"))
-SECONDS = float(os.environ.get("STORM_SECONDS", "45"))
+RUNS = int(os.environ.get("STORM_RUNS", "100"))
+SECONDS = float(os.environ.get("STORM_SECONDS", "25"))
 
 
 @contextlib.asynccontextmanager
@@ -143,4 +143,4 @@ def test_every_task_gets_one_final_state_while_processes_are_killed(dev: DevSite
     assert find_marked(dev.mark), "this test sees no process"
     assert dev.stop() == 0
     # Ids are given to other processes again after some minutes; the mark is not.
-    wait_until(lambda: not find_marked(dev.mark), 20, what=lambda: find_marked(dev.mark))
+    wait_until(lambda: not find_marked(dev.mark), 60, what=lambda: find_marked(dev.mark))

@@ -304,7 +304,7 @@ def test_an_oversize_body_that_is_gone_is_named(embedded_kafka: EmbeddedBroker) 
     admin = ck.admin.AdminClient({**FAST_CLIENT, "bootstrap.servers": embedded_kafka.bootstrap})
     end = ck.TopicPartition(place.topic, 0, (message.offset() or 0) + 1)
     for future in admin.delete_records([end]).values():
-        future.result(10)
+        future.result(30)
     tally = place.redrive()
     assert (tally.sent, tally.unsent) == (0, 1)
     assert tally.failed == [

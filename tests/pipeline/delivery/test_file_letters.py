@@ -218,7 +218,7 @@ async def test_a_range_done_in_part_has_the_letters_of_what_it_reports_and_the_r
     await until(lambda: engine.progress().dead_lettered >= 25)
     await until(lambda: engine.progress().committed.items() >= {f"{TOPIC}/0": 150, f"{TOPIC}/1": 40}.items())
     engine.drain()
-    await asyncio.wait_for(running, 20)
+    await asyncio.wait_for(running, 30)
     left = find_remaining(ranges, find_finished_ranges(path.name for path in run.outcomes.iterdir()))
     assert left == [OffsetRange(0, 150, 300)]
     done = refused(OffsetRange(0, 0, 150)) | refused(OffsetRange(1, 0, 40))
@@ -242,7 +242,7 @@ async def test_an_engine_that_nobody_supervises_leaves_no_letters_of_parts(tmp_p
     await until(lambda: engine.progress().committed == {f"{TOPIC}/0": 150})
     engine.abandon()
     engine.drain()
-    await asyncio.wait_for(running, 20)
+    await asyncio.wait_for(running, 30)
     assert list(run.letters.iterdir()) == []
 
 

@@ -384,7 +384,7 @@ async def test_flush_gives_up_at_its_deadline_and_close_abandons_the_rest() -> N
     fixture.sink.open.clear()
     fixture.submit(KafkaPayload(data="stuck"))
     fixture.submit(KafkaPayload(data="behind"))
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         await fixture.outbox.flush(0.05)
         await fixture.outbox.close()
     assert fixture.sink.closed
@@ -529,7 +529,7 @@ async def test_a_result_that_the_topic_refuses_is_dead_lettered_with_its_size(
     payloads = [KafkaPayload(key="k", data=data) for data in ("first", "x" * 100_000, "last")]
     origin = Origin([SourceMessage("in", 2, 9, None, b"v" * 100_000)])
     outbox.submit(outbox.route(CollectResult(kafka=payloads)), origin, released.set)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         await released.wait()
     await outbox.close()
     await letters.close()

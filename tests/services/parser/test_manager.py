@@ -397,7 +397,7 @@ async def test_a_folder_behind_a_link_that_is_moved_is_read_as_it_is_then(
         await until(lambda: store.task_of("d.py") == "two")
         # The new one is watched.
         write(tmp_path / "rev-b", "dags/d.py", DAG.format(name="d", task="three"))
-        await until(lambda: store.task_of("d.py") == "three", seconds=20)
+        await until(lambda: store.task_of("d.py") == "three", seconds=60)
 
 
 async def test_what_a_fork_cannot_share_is_named(folder: Path, store: Store) -> None:

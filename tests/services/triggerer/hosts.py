@@ -62,7 +62,7 @@ class Hosts:
         return record
 
     async def state(self, name: str, state: TriggerState) -> TriggerRecord:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while (record := await self.record(name)).state is not state:
                 await asyncio.sleep(0.01)
         return record

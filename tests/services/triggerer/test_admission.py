@@ -44,7 +44,7 @@ async def stage(postgres, fresh) -> AsyncIterator[Stage]:
 async def refused(part: Part) -> str:
     assert part.running is not None
     with pytest.raises(ConfigError) as caught:
-        await asyncio.wait_for(asyncio.shield(part.running), 20)
+        await asyncio.wait_for(asyncio.shield(part.running), 30)
     return str(caught.value)
 
 

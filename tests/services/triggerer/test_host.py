@@ -102,7 +102,7 @@ async def test_a_class_that_does_not_exist_or_is_not_a_trigger_is_that_trigger_s
 async def test_a_failed_trigger_runs_again_and_its_error_is_kept_meanwhile(hosts):
     await hosts.start(spec("fails", hosted.Counting, "on-failure", count=1, then="raise"))
     await until(lambda: DID["fails"].count("run") >= 3)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         # What runs report is written beside them, not before they begin again.
         while "RuntimeError: as it was told" not in ((await hosts.record("fails")).error or ""):
             await asyncio.sleep(0.01)
@@ -185,7 +185,7 @@ async def test_a_kill_that_hangs_and_a_cleanup_that_raises_hold_up_nobody_for_lo
     monkeypatch.setattr(trigger_run, "END_SECONDS", 0.05)
     host = await hosts.start(spec("stubborn", hosted.StubbornKill, then="wait"))
     await until(lambda: "yielded" in DID["stubborn"])
-    await asyncio.wait_for(host.reload([]), 5)
+    await asyncio.wait_for(host.reload([]), 30)
     assert DID["stubborn"][-2:] == ["on_kill", "cleanup"]
     assert (await hosts.record("stubborn")).reason == "user"
 

@@ -232,7 +232,7 @@ async def test_one_that_ignores_its_cancellation_is_cancelled_again(hosts, monke
     host = await hosts.start(spec("deaf", hosted.Deaf, times=3))
     await until(lambda: DID["deaf"])
 
-    await asyncio.wait_for(host.reload([]), 10)
+    await asyncio.wait_for(host.reload([]), 30)
 
     assert DID["deaf"] == ["there"] + ["asked: user"] * 3 + ["on_kill", "cleanup"]
     assert (await hosts.record("deaf")).state is TriggerState.CANCELLED
@@ -300,7 +300,7 @@ async def test_a_trigger_that_waits_to_run_again_can_be_removed_and_is_cancelled
     host = await hosts.start(spec("fails", hosted.Counting, "on-failure", then="raise"))
     await hosts.state("fails", TriggerState.FAILED)
 
-    await asyncio.wait_for(host.reload([]), 5)
+    await asyncio.wait_for(host.reload([]), 30)
 
     record = await hosts.record("fails")
     assert (record.state, record.reason) == (TriggerState.CANCELLED, "user")
@@ -314,7 +314,7 @@ async def test_one_that_never_ends_is_left_behind_and_its_name_is_free(hosts, up
     host = await hosts.start(deaf)
     await until(lambda: DID["deaf"])
 
-    await asyncio.wait_for(host.reload([spec("deaf", hosted.Counting, then="wait")]), 5)
+    await asyncio.wait_for(host.reload([spec("deaf", hosted.Counting, then="wait")]), 30)
 
     await until(lambda: "yielded" in DID["deaf"])
     assert host.running == 1
@@ -359,7 +359,7 @@ async def test_a_trigger_that_is_slow_to_end_after_a_timeout_does_not_run_again_
 
     await until(lambda: DID["deaf"][-1] == "asked: timeout")
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         await (hosts.stop(host) if how == "stopped" else host.reload([]))
 
     assert DID["deaf"].count("there") == 1

@@ -89,7 +89,7 @@ async def test_a_stop_interrupts_a_start_that_waits_for_the_store(hosts, door):
     starting = asyncio.create_task(host.start([ticks()]))
     await until(lambda: door.waiting)
 
-    await asyncio.wait_for(host.stop(), 5)
+    await asyncio.wait_for(host.stop(), 30)
 
     with pytest.raises(HostStopsError):
         await starting
@@ -108,9 +108,9 @@ async def test_a_stop_interrupts_a_reload_that_waits_for_the_store(hosts, door):
 
     stopping = asyncio.create_task(hosts.stop(host))
     with pytest.raises(HostStopsError):
-        await asyncio.wait_for(reloading, 5)
+        await asyncio.wait_for(reloading, 30)
     door.open.set()
-    await asyncio.wait_for(stopping, 10)
+    await asyncio.wait_for(stopping, 30)
 
     assert DID["ticks"] == ["run", "yielded", "cleanup"]
     assert DID["more"] == []
@@ -161,7 +161,7 @@ async def test_a_start_that_is_interrupted_anywhere_leaves_nothing_that_has_run_
     starting = asyncio.create_task(host.start(specs))
     for _ in range(turns):
         await asyncio.sleep(0)
-    await asyncio.wait_for(hosts.stop(host), 10)
+    await asyncio.wait_for(hosts.stop(host), 30)
     with contextlib.suppress(HostStopsError, asyncio.CancelledError):
         await starting
     assert host.running == 0
@@ -180,7 +180,7 @@ async def test_a_caller_that_is_cancelled_takes_its_step_along(hosts, door, inte
     await until(lambda: door.waiting)
     step.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(step, 5)
+        await asyncio.wait_for(step, 30)
     door.open.set()
     await host.reload([ticks()])
     await until(lambda: "yielded" in DID["ticks"])
@@ -215,6 +215,6 @@ async def test_a_host_is_idle_when_its_last_trigger_is_removed_and_left_behind(h
     idle = asyncio.create_task(host.wait_idle())
     await asyncio.sleep(0)
     await host.reload([])
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         await idle
     blocked.set()

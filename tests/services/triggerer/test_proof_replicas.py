@@ -256,7 +256,7 @@ def test_each_event_is_stored_once_or_dead_lettered_for_a_failure_on_it_while_ho
 
     pair.wait_in_line(other)
     owner.signal(signal.SIGTERM)
-    assert owner.process.wait(30) == ExitCode.OK
+    assert owner.process.wait(60) == ExitCode.OK
     pair.check_now()
     pair.until_stored_by(other, 20, 20)  # it need not wait for the lease to pass
 
@@ -264,7 +264,7 @@ def test_each_event_is_stored_once_or_dead_lettered_for_a_failure_on_it_while_ho
     pair.until(lambda: pair.committed() == pair.trio.count, 240)
     seconds = time.monotonic() - began
     other.signal(signal.SIGTERM)
-    assert other.process.wait(30) == ExitCode.OK
+    assert other.process.wait(60) == ExitCode.OK
 
     rows = pair.rows()
     pair.trio.check_end(rows)
@@ -313,7 +313,7 @@ def test_a_host_that_cannot_reach_the_store_leaves_the_stream_to_the_one_that_ha
         assert other.fenced() == 0
         for machine in (owner, other):
             machine.signal(signal.SIGTERM)
-            assert machine.process.wait(30) == ExitCode.OK
+            assert machine.process.wait(60) == ExitCode.OK
         pair.trio.check_end(pair.rows())
     finally:
         pair.close()

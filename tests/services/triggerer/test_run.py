@@ -61,7 +61,7 @@ class Host:
 
 async def end(run: TriggerRun, task: asyncio.Task[None]) -> None:
     run.cancel(CancelReason.USER)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         await task
 
 
@@ -89,7 +89,7 @@ async def test_one_that_ends_for_its_timeout_does_not_run_again_if_it_is_cancell
     run, task = host.run(spec("slow", Slow, "on-failure", then="wait"))
     await until(lambda: DID["slow"] == ["run", "yielded"])
     run.cancel(CancelReason.TIMEOUT)
-    await asyncio.wait_for(cleaning.wait(), 20)
+    await asyncio.wait_for(cleaning.wait(), 30)
     run.cancel(reason)
     cleaned.set()
     await until(lambda: task.done() or DID["slow"].count("run") > 1)
@@ -135,7 +135,7 @@ async def test_one_that_is_stopped_while_its_last_event_is_refused_says_that_it_
     await asyncio.sleep(0)
     host.unanswered[0](Refused(Refusal.CONTENT, "too large"))
     run.cancel(CancelReason.SHUTDOWN)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         await task
     assert [(change.state, change.reason) for change in host.states] == [(TriggerState.CANCELLED, "shutdown")]
 
@@ -146,6 +146,6 @@ async def test_one_that_finishes_reports_so_when_its_last_event_is_stored() -> N
     await until(lambda: DID["counts"][-1:] == ["cleanup"])
     assert not host.states
     host.unanswered[0](Stored(0))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         await task
     assert [change.state for change in host.states] == [TriggerState.FINISHED]

@@ -14,7 +14,7 @@ from tests.services.triggerer.hosted import DID
 from tests.services.triggerer.hosts import spec
 from tests.services.triggerer.replicas import QUICK, Stage
 from tests.store.helpers import all_events, claim, new_session
-from tests.until import until
+from tests.until import slack, until
 
 from tidemill.services.triggerer.list_lock import ListLock
 from tidemill.services.triggerer.sessions import KIND, Ownership, SessionEndedError
@@ -61,7 +61,7 @@ async def test_a_clean_end_is_followed_at_once(stage):
     await first.end()
     ended = time.monotonic()
     await until(lambda: second.owns)
-    assert time.monotonic() - ended < QUICK.lease_seconds
+    assert time.monotonic() - ended < slack(QUICK.lease_seconds)
     await until(lambda: DID["waits"].count("yielded") == 2)
 
 
@@ -167,28 +167,28 @@ async def test_an_outage_for_all_ends_no_session(stage):
 async def test_an_owner_that_has_not_beaten_for_half_a_lease_opens_no_stream_before_it_beats_again(stage):
     first = await stage.started(WAITS)
     await until(lambda: first.owns)
-    await asyncio.wait_for(first.ownership.wait_confirmed(), 5)
+    await asyncio.wait_for(first.ownership.wait_confirmed(), 30)
     first.store.fails = True
     await asyncio.sleep(QUICK.lease_seconds)  # the outage itself is what is tested
     opening = asyncio.create_task(first.ownership.wait_confirmed())
     await asyncio.sleep(3 * QUICK.beat_seconds)
     assert not opening.done()
     first.store.fails = False
-    await asyncio.wait_for(opening, 5)
+    await asyncio.wait_for(opening, 30)
 
 
 async def test_an_owner_that_has_lost_its_list_opens_no_stream_before_it_has_it_again(stage):
     ownership = (await stage.part()).ownership
     await ownership.acquire()
     session = ownership.session_id
-    await asyncio.wait_for(ownership.wait_confirmed(), 5)
+    await asyncio.wait_for(ownership.wait_confirmed(), 30)
     await stage.parts[0].store.write(lambda c: end_session(c, session, 1))
-    await asyncio.wait_for(ownership.wait_lost(), 5)
+    await asyncio.wait_for(ownership.wait_lost(), 30)
     opening = asyncio.create_task(ownership.wait_confirmed())
     await asyncio.sleep(3 * QUICK.beat_seconds)
     assert not opening.done()
     await ownership.acquire()
-    await asyncio.wait_for(opening, 5)
+    await asyncio.wait_for(opening, 30)
     assert ownership.session_id != session
 
 
@@ -213,7 +213,7 @@ async def test_a_session_that_died_while_waiting_is_ended_by_those_that_still_wa
     third = await stage.started(WAITS)
     await until(lambda: third.waits)
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while second.ownership.session_id in [one.id for one in await stage.sessions()]:
             await asyncio.sleep(0.05)
     assert first.owns
@@ -247,7 +247,7 @@ async def test_the_host_that_gets_the_lock_of_a_dead_one_takes_over_at_once(stag
     vanished = time.monotonic()
     await first.vanish()
     await until(lambda: second.owns)
-    assert time.monotonic() - vanished < QUICK.lease_seconds / 2
+    assert time.monotonic() - vanished < slack(QUICK.lease_seconds / 2)
     [own] = [one for one in await stage.sessions() if one.id == second.ownership.session_id]
     assert own.lock == locks[1].identity != ""
 
@@ -332,7 +332,7 @@ async def test_the_new_holder_of_a_sqlite_file_ends_all_sessions_at_once(tmp_pat
     await database.close()
     database = await open_store(url)
     ownership = Ownership(database, "list")
-    await asyncio.wait_for(ownership.acquire(), 5)
+    await asyncio.wait_for(ownership.acquire(), 30)
     assert [one.id for one in await database.read(lambda c: list_live_sessions(c, KIND))] == [ownership.session_id]
     await ownership.release()
     assert await database.read(lambda c: list_live_sessions(c, KIND)) == []

@@ -68,7 +68,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     session.stop()
     gateway.shutdown()
     gateway.proc.stdin.close()
-    gateway.proc.wait(30)
+    gateway.proc.wait(60)
     SparkContext._gateway = SparkContext._jvm = None
 
 

@@ -118,7 +118,7 @@ def test_a_folder_that_does_not_answer_holds_the_run_up_for_a_bounded_time(
         assert "the folder of recordings does not answer" in logs[0]["event"]
     finally:
         answered.set()
-    wait_until(lambda: "tidemill-run-recorder" not in [thread.name for thread in threading.enumerate()], 30)
+    wait_until(lambda: "tidemill-run-recorder" not in [thread.name for thread in threading.enumerate()], 60)
     assert not [period for period in Reader(tmp_path).list_recordings() if period.live], "it is left open"
 
 

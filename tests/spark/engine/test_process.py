@@ -18,6 +18,7 @@ import pytest
 from pyspark import cloudpickle
 from structlog.testing import capture_logs
 from tests.spark.fake_engine import build
+from tests.until import slack
 
 from tidemill.config.settings import Settings
 from tidemill.pipeline.handler.base import Handler
@@ -56,7 +57,7 @@ def test_an_engine_that_looks_for_its_driver_gives_up_when_spark_goes(process: E
     summary = asyncio.run(run())
     assert summary.reason is StopReason.FAILED
     assert "no longer supervised" in (summary.error or "")
-    assert time.monotonic() - began < 5  # it would look for ten seconds
+    assert time.monotonic() - began < slack(5)  # it would look for ten seconds
 
 
 @pytest.mark.usefixtures("daemon_is_gone")
@@ -64,7 +65,7 @@ def test_an_engine_whose_daemon_was_gone_before_it_began_does_not_look_for_its_d
     began = time.monotonic()
     summary = asyncio.run(process.run())
     assert "no longer supervised" in (summary.error or "")
-    assert time.monotonic() - began < 5  # it would look for ten seconds
+    assert time.monotonic() - began < slack(5)  # it would look for ten seconds
 
 
 def test_an_engine_that_is_cancelled_while_it_looks_for_its_driver_says_nothing(process: EngineProcess) -> None:
@@ -108,7 +109,7 @@ def test_an_engine_that_was_replaced_before_it_connected_ends_without_an_error()
     process = EngineProcess(EngineJob(3, 0, "w", driver.server.start(), settings, pickle.dumps(None), {}))
     try:
         with capture_logs() as logs:
-            summary = asyncio.run(asyncio.wait_for(process.run(), 20))
+            summary = asyncio.run(asyncio.wait_for(process.run(), 30))
     finally:
         process.release()
         driver.server.close()
@@ -134,8 +135,8 @@ def test_an_engine_whose_beats_end_fails_by_name_and_does_not_fall_silent(comman
 
     process._beat = broken  # type: ignore[method-assign]
     try:
-        summary = asyncio.run(asyncio.wait_for(process.run(), 20))
-        assert driver.ended.get(timeout=5) == summary
+        summary = asyncio.run(asyncio.wait_for(process.run(), 30))
+        assert driver.ended.get(timeout=60) == summary
     finally:
         process.release()
         driver.server.close()

@@ -89,7 +89,7 @@ def test_what_a_killed_member_gave_up_and_nobody_got_is_distributed_again(settin
 
     wait_until(all_owned)
     member("b")
-    dying.wait(30)
+    dying.wait(60)
     member("a")
     time.sleep(1.0)  # its replacement has to have joined: what is looked for would be there before, too
     wait_until(lambda: viewer.look().settled)

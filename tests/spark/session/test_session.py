@@ -53,7 +53,7 @@ def test_a_jvm_that_ends_first_prints_no_traceback_of_accumulators(
         server.handle_error = lambda *details: (handle(*details), handled.set())  # type: ignore[method-assign, assignment]
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(tmp_path / "a"))
-        assert handled.wait(30)
+        assert handled.wait(60)
     finally:
         server.shutdown()
     assert ("EOFError" not in capfd.readouterr().err) is is_quiet
@@ -154,7 +154,7 @@ def test_what_the_jvm_says_goes_to_standard_error_as_it_is_now(capsys: pytest.Ca
 
     for thread in threading.enumerate():
         if thread.name == "tidemill-jvm-stderr":
-            thread.join(10)
+            thread.join(60)
     assert capsys.readouterr().err == "out of memory\nend"
 
 
@@ -172,7 +172,7 @@ def test_a_line_that_cannot_be_shown_does_not_end_the_relay_of_the_jvm(
 
     for thread in threading.enumerate():
         if thread.name == "tidemill-jvm-stderr":
-            thread.join(10)
+            thread.join(60)
     assert capsys.readouterr().err == "good\n"
 
 

@@ -260,7 +260,7 @@ async def test_many_files_that_are_there_do_not_overflow_a_slow_subscriber(tmp_p
     events: Any = route(manager, 1, DirectoryTrigger(tmp_path, settle_seconds=0)).events
     names = set()
     for _ in range(50):
-        names.add((await asyncio.wait_for(events.__anext__(), 10)).payload["name"])
+        names.add((await asyncio.wait_for(events.__anext__(), 30)).payload["name"])
         await asyncio.sleep(0.002)
     assert len(names) == 50
     await events.aclose()

@@ -37,7 +37,7 @@ def moto_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         while True:
             assert process.poll() is None, log.read_text()
             try:
-                urllib.request.urlopen(f"{url}/moto-api/", timeout=5).close()
+                urllib.request.urlopen(f"{url}/moto-api/", timeout=30).close()
                 break
             except (urllib.error.URLError, ConnectionError):
                 assert time.monotonic() < deadline, log.read_text()

@@ -708,7 +708,7 @@ async def test_open_events_are_bounded_while_one_waits_for_its_redelivery(script
     one.stream.producer.subscriber_gone("t")
     one.clock.now += 1
     await one.stream.advance(*one.stream.given[100:])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while one.stream.unread < 600:
             await one.stream.advance(*await one.stream.take(1))
     await one.commit(500)

@@ -200,7 +200,7 @@ async def test_messages_received_but_never_published_are_released_at_the_end(que
         await queues.server.send(queue, str(n))
     producer = sqs_stream(queue, **queues.settings(visibility_seconds=600))
     source = producer.open_stream()
-    await asyncio.wait_for(source.__anext__(), 10)
+    await asyncio.wait_for(source.__anext__(), 30)
     await source.aclose()  # type: ignore[attr-defined]
     await producer.aclose()
     assert len(await queues.open(queue).take(2, seconds=10)) == 2
@@ -307,7 +307,7 @@ async def test_an_end_does_not_wait_for_ever_for_a_queue_that_takes_no_rejects(q
     (bad,) = await stream.take(1)
     await queues.server.client.delete_queue(QueueUrl=await queues.server.address(rejected))
     await stream.advance(bad, outcome=REJECTED)
-    await asyncio.wait_for(stream.close(), 5)
+    await asyncio.wait_for(stream.close(), 30)
     assert await queues.server.count(queue) == 1
 
 
@@ -416,7 +416,7 @@ async def test_nothing_is_deleted_before_what_was_fired_is_stored(queues):
     await queues.server.send(queue, "1")
     manager = SharedStreamManager()
     routed = route(manager, 1, SqsTrigger(queue, **queues.settings()))
-    event = await asyncio.wait_for(routed.events.__anext__(), 10)
+    event = await asyncio.wait_for(routed.events.__anext__(), 30)
     seq = manager.bind_pending_event(trigger_id=1, key=routed.key)
     later = asyncio.ensure_future(routed.events.__anext__())
     await asyncio.sleep(3.0)  # what is shown is that more than its visibility timeout passes without a redelivery
@@ -436,13 +436,13 @@ async def test_a_trigger_that_holds_a_message_for_too_long_fails_and_the_message
     manager = SharedStreamManager(ack_timeout=0.3)
     slow, other = (route(manager, number, SqsTrigger(queue, **queues.settings())) for number in (1, 2))
     for routed in (slow, other):
-        assert (await asyncio.wait_for(routed.events.__anext__(), 10)).identity == message_id
+        assert (await asyncio.wait_for(routed.events.__anext__(), 30)).identity == message_id
     again = asyncio.ensure_future(other.events.__anext__())
     await failed(manager, 1)
     with pytest.raises(AckTimeout):
         await slow.events.__anext__()
     await manager.unsubscribe(1, slow.key)
-    assert (await asyncio.wait_for(again, 10)).identity == message_id
+    assert (await asyncio.wait_for(again, 30)).identity == message_id
     last = asyncio.ensure_future(other.events.__anext__())
     await queues.wait_for_count(queue, 0)
     last.cancel()
@@ -460,8 +460,8 @@ async def test_a_trigger_that_runs_by_itself_deletes_what_it_has_moved_past(queu
     for n in range(2):
         await queues.server.send(queue, str(n))
     events = SqsTrigger(queue, **queues.settings()).run()
-    first = await asyncio.wait_for(events.__anext__(), 10)
-    second = await asyncio.wait_for(events.__anext__(), 10)
+    first = await asyncio.wait_for(events.__anext__(), 30)
+    second = await asyncio.wait_for(events.__anext__(), 30)
     assert {first.payload["value"], second.payload["value"]} == {"0", "1"}
     await queues.wait_for_count(queue, 1)
     await events.aclose()  # type: ignore[attr-defined]

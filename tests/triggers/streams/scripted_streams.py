@@ -235,7 +235,7 @@ class Scene:
 
 async def pull(stream: AsyncIterator[Any], count: int = 1) -> list[Any]:
     """Request so many events, each as soon as the one before has come."""
-    return [await asyncio.wait_for(stream.__anext__(), 5) for _ in range(count)]
+    return [await asyncio.wait_for(stream.__anext__(), 30) for _ in range(count)]
 
 
 class Request:

@@ -131,7 +131,7 @@ async def test_it_works_when_the_filter_awaits_helper_tasks() -> None:
             reject_shared_stream_event()
 
     async def in_tasks(raw: str) -> None:
-        await asyncio.gather(asyncio.create_task(helper(raw)), asyncio.wait_for(helper(""), 5))
+        await asyncio.gather(asyncio.create_task(helper(raw)), asyncio.wait_for(helper(""), 30))
 
     events = filtered(scene, in_tasks)
     other = scene.join(2)
@@ -170,7 +170,7 @@ async def test_a_filter_that_limits_its_waiting_rejects_the_event_that_it_got(lo
         else:
             asyncio.get_running_loop().call_later(0.001, scene.put, number)
         if number % 2:
-            found = await asyncio.wait_for(anext(stream), 5)
+            found = await asyncio.wait_for(anext(stream), 30)
         else:
             found = await asyncio.create_task(aiter(stream).__anext__())
         assert found == number

@@ -395,7 +395,7 @@ def test_a_drain_is_confirmed_by_its_name_with_the_keyboard_alone(browser: Brows
         page.keyboard.type("s")
         page.keyboard.press("Enter")
         page.wait_for_selector(".toasts >> text=The pipeline drains")
-    wait_until(lambda: served.pipeline.actions == ["drain"], 10)
+    wait_until(lambda: served.pipeline.actions == ["drain"], 30)
     assert watch.wrong == []
 
 
