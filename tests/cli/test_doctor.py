@@ -201,6 +201,21 @@ def test_the_program_is_looked_for_where_tasks_find_it(tmp_path: Path) -> None:
     assert check_program(settings) == str(program)
 
 
+def test_the_limit_of_a_check_does_not_count_what_this_process_does_before_it_asks() -> None:
+    finding = run_check("slow", lambda: "connected", seconds=0.5, prepare=lambda: time.sleep(1.0))
+
+    assert (finding.text, finding.problem) == ("connected", None)
+
+
+def test_an_error_before_a_check_asks_is_its_finding() -> None:
+    error = ConfigError("wrong")
+
+    def prepare() -> None:
+        raise error
+
+    assert run_check("broken", lambda: "connected", prepare=prepare).problem is error
+
+
 def test_a_check_that_hangs_is_left_behind() -> None:
     def hang() -> str:
         time.sleep(60)

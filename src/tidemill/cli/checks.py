@@ -6,6 +6,7 @@ Checks change nothing, have a time limit each, and do not retry.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import socket
 import threading
@@ -48,12 +49,28 @@ class Finding(msgspec.Struct, frozen=True):
     problem: TidemillError | None = None
 
 
-def run_check(name: str, check: Callable[[], str], seconds: float = CHECK_SECONDS) -> Finding:
-    """Run a check with a time limit; an error that it raises becomes the finding."""
+def run_check(
+    name: str, check: Callable[[], str], seconds: float = CHECK_SECONDS, prepare: Callable[[], object] | None = None
+) -> Finding:
+    """Run a check with a time limit; an error that it raises becomes the finding.
+
+    Args:
+        name: What is checked.
+        check: Returns what it found.
+        seconds: The limit.
+        prepare: What this process does before it asks anything, such as imports, which are slow on a busy host. The
+            limit begins afterwards.
+    """
     box: list[Finding] = []
+    prepared = threading.Event()
 
     def work() -> None:
         try:
+            try:
+                if prepare is not None:
+                    prepare()
+            finally:
+                prepared.set()
             box.append(Finding(name, check()))
         except TidemillError as error:
             box.append(Finding(name, str(error), error))
@@ -64,11 +81,17 @@ def run_check(name: str, check: Callable[[], str], seconds: float = CHECK_SECOND
     # A daemon thread: a hanging check must not keep the process alive.
     thread = threading.Thread(target=work, name=f"tidemill-doctor-{name}", daemon=True)
     thread.start()
+    prepared.wait()
     thread.join(seconds)
     if not box:
         text = f"no answer within {seconds:g} s; check that what it needs is reachable"
         return Finding(name, text, RemoteError(text))
     return box[0]
+
+
+def load_kafka_client() -> None:
+    """Import what asks a Kafka cluster."""
+    importlib.import_module("confluent_kafka.admin")
 
 
 def check_java() -> str:

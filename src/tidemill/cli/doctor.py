@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -88,7 +89,7 @@ def examine(config: Path | None, handler: str | None) -> Iterator[Finding]:
 
 
 def _examine_remote(settings: Settings) -> Iterator[Finding]:
-    from tidemill.cli.checks import Cluster, check_group, check_program, check_worker, run_check
+    from tidemill.cli.checks import Cluster, check_group, check_program, check_worker, load_kafka_client, run_check
     from tidemill.cli.folder_checks import check_folder, list_folders
     from tidemill.spark.session.conf import is_local
 
@@ -99,7 +100,7 @@ def _examine_remote(settings: Settings) -> Iterator[Finding]:
     # On a cluster it must exist where the engines are, which is not here.
     if settings.executor.binary_path and is_local(settings.spark):
         yield run_check("program", lambda: check_program(settings.executor))
-    yield run_check("Kafka", source.check)
+    yield run_check("Kafka", source.check, prepare=load_kafka_client)
     yield run_check("source topic", lambda: source.check_topic(kafka.source_topic, "kafka.source_topic"))
     if source.answers and worker.problem is None:
         yield run_check("consumer group", lambda: check_group(settings))
@@ -116,6 +117,7 @@ def _examine_sinks(settings: Settings, source: Cluster) -> Iterator[Finding]:
     from tidemill.cli.checks import Cluster, Finding, check_sink, run_check
     from tidemill.config.sink_types import name_sink_section
     from tidemill.core.errors import SinkNotConfiguredError
+    from tidemill.sinks.build import build_sink
 
     if settings.sinks.is_empty():
         text = "none is configured; add one, for example sinks.filesystem.results with a base_path"
@@ -127,4 +129,8 @@ def _examine_sinks(settings: Settings, source: Cluster) -> Iterator[Finding]:
         yield run_check(place, lambda c=cluster, t=topic, p=place: c.check_topic(t.topic, f"{p}.topic"))  # type: ignore[misc]
     for kind, named in settings.sinks.group_by_type().items():
         for name in named if kind not in ("kafka", "filesystem") else ():
-            yield run_check(f"{name_sink_section(kind)}.{name}", lambda k=kind, n=name: check_sink(settings, k, n))  # type: ignore[misc]
+            yield run_check(
+                f"{name_sink_section(kind)}.{name}",
+                partial(check_sink, settings, kind, name),
+                prepare=partial(build_sink, settings, kind, name),  # which imports its driver
+            )
