@@ -1279,7 +1279,7 @@ async def test_a_hook_that_has_not_returned_is_named_when_the_drain_timeout_is_o
     await run.until(lambda: run.engine.context.hooks.running)
     with structlog.testing.capture_logs() as logs:
         await run.end()
-    (line,) = [line for line in logs if line["event"].startswith("the drain timeout is over")]
+    (line,) = [line for line in logs if line["event"].startswith("the drain timeout has expired")]
     assert "has not returned" in line["hooks"]["arrange of t/0"]
 
 

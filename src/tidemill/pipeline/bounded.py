@@ -1,7 +1,7 @@
-"""An engine that ends by itself: it is drained when everything that its source had is done, and is complete only then.
+"""A bounded engine: it processes a fixed range of messages and then drains itself.
 
-Invariants: a run is complete only if each message that was read left the pipeline, what windows deliver by themselves
-included; whatever ends it sooner leaves `complete` unset, and its outcomes cover only what was done.
+Invariants: a run is complete only if every message that was read has left the pipeline, including what windows deliver
+themselves. Any earlier end leaves `complete` unset, and the outcomes cover only the finished part.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from tidemill.runtime.identity import Identity
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.sources.bounded import BoundedSource
 
-if TYPE_CHECKING:  # loaded only where something is recorded
+if TYPE_CHECKING:  # imported lazily: only engines that record load it
     from tidemill.pipeline.recording.recorder import EngineRecorder
 
 
 def make_bounded_settings(settings: Settings) -> Settings:
-    """Return the settings of a bounded run: a message is done when what its window delivers is confirmed too.
+    """Return the settings of a bounded run, where a message is done only once its window's payloads are confirmed too.
 
-    A live engine may commit before a window's own payloads are confirmed and still deliver them; a bounded one ends.
-    It commits nothing to a group either, so there is nothing to hold together in a transaction: results are
-    delivered at least once. Its outcomes are the record of what went well: only failures leave rows in the flight
-    recorder.
+    A live engine may commit before a window's own payloads are confirmed because it still delivers them later; a
+    bounded
+    engine exits. It also commits no offsets to a group, so a transaction would protect nothing: delivery is at least
+    once.
+    The outcomes already list what succeeded, so only failures leave rows in the flight recorder.
     """
     settings = settings.model_copy(deep=True)
     settings.executor.commit = "window"
@@ -47,9 +48,9 @@ class BoundedEngine:
     Args:
         settings: From `make_bounded_settings`.
         handler: The handler.
-        identity: Who the engine is.
-        source: What to work on.
-        outcomes: Where to report.
+        identity: The engine's identity.
+        source: The messages to process.
+        outcomes: The report of finished messages.
     """
 
     def __init__(
@@ -60,7 +61,6 @@ class BoundedEngine:
         source: BoundedSource,
         outcomes: Outcomes,
     ) -> None:
-        """Wire the parts; nothing is connected yet."""
         self._source = source
         self._outcomes = outcomes
         self._engine = build_engine(settings, handler, identity, source, outcomes, outcomes.letters, _build_recorder)
@@ -74,7 +74,7 @@ class BoundedEngine:
         source.on_end = self._look
 
     async def run(self, may_subscribe: Callable[[], Awaitable[None]]) -> EngineSummary:
-        """Work until everything is done, or the engine is drained or has ended."""
+        """Process every message of the source; return early if the engine is drained or fails."""
         summary = await self._engine.run(may_subscribe)
         text = self._refusal
         if summary.reason is not StopReason.DRAINED or text is None:
@@ -83,7 +83,7 @@ class BoundedEngine:
 
     @property
     def _refusal(self) -> str | None:
-        """What the disk refused or did not write in time."""
+        """The reason why the disk did not store the outcomes or dead letters, if it did not."""
         outcomes = self._outcomes
         if outcomes.letters is not None and outcomes.letters.error is not None:
             return outcomes.letters.error
@@ -95,62 +95,63 @@ class BoundedEngine:
 
     @property
     def complete(self) -> bool:
-        """Whether everything is done, and its outcomes are written."""
+        """Whether every message is done and its outcomes are on disk."""
         return self._outcomes.complete and self._refusal is None
 
     @property
     def letters(self) -> list[str]:
-        """The names of the files that its dead letters are in, where they are in files."""
+        """The names of the dead-letter files, if dead letters go to files."""
         return self._outcomes.letters.published if self._outcomes.letters is not None else []
 
     @property
     def records(self) -> OutgoingFrames | None:
-        """What the driver is to store; None: nothing is recorded."""
+        """The frames for the driver to store; None: recording is off."""
         return self._engine.records
 
     @property
     def live(self) -> None:
-        """Nobody watches a bounded run."""
+        """Always None: bounded runs have no live view."""
         return None
 
     @property
     def prober(self) -> None:
-        """A bounded run probes nothing."""
+        """Always None: bounded runs have no probes."""
         return None
 
     def drain(self, *, keep_place: bool = False) -> None:
-        """Begin an early end; it has no place in a group."""
+        """Start to stop early; `keep_place` has no effect because the engine is in no consumer group."""
         self._engine.drain()
 
     def fail(self, text: str) -> None:
-        """End at once."""
+        """Stop at once."""
         self._engine.fail(text)
 
     def abandon(self) -> None:
-        """Note that this engine is no longer supervised: another one may already be doing the rest of its work."""
+        """Note that this engine is no longer supervised; another engine may already be processing the rest of its
+        messages.
+        """
         self._outcomes.in_part = False
 
     def pause(self, partitions: Collection[int] | None = None) -> None:
-        """Take no new messages."""
+        """Stop taking new messages."""
         self._engine.pause(partitions)
 
     def resume(self) -> None:
-        """Take messages again."""
+        """Take new messages again."""
         self._engine.resume()
 
     def release(self) -> None:
-        """Do nothing: a bounded engine does not brake, it fails."""
+        """Do nothing: a bounded engine fails where a live engine brakes."""
 
     def find_message(self, topic: str, partition: int, offset: int) -> MessageStage | None:
-        """Return where a message is; None: it is not open here."""
+        """Return the stage of a message; None: it is not in flight here."""
         return self._engine.find_message(topic, partition, offset)
 
     def progress(self) -> EngineProgress:
-        """Return a whole snapshot."""
+        """Return a complete snapshot."""
         return self._engine.progress()
 
     def beat(self, *, whole: bool) -> Beat:
-        """Return the next beat for the driver."""
         return self._engine.beat(whole=whole)
 
     def _look(self) -> None:
@@ -164,7 +165,7 @@ class BoundedEngine:
 
 
 def _build_recorder(settings: Settings, letters: DeadLetters) -> tuple[EngineRecorder, DeadLetters]:
-    """Return what records the failures of an engine, and letters that are recorded."""
+    """Return a recorder that stores failures only, and the dead letters wrapped so that it sees them."""
     from tidemill.pipeline.recording.choice import FAILURES
     from tidemill.pipeline.recording.letters import RecordedLetters
     from tidemill.pipeline.recording.recorder import EngineRecorder

@@ -1,7 +1,7 @@
-"""The shell of `core.pipeline.brake` (`executor.max_failure_ratio`): holds what fails, and tries it again.
+"""The shell of `core.pipeline.brake` (`executor.max_failure_ratio`): holds failures and retries them.
 
-Invariants: while the brake is on, the engine takes nothing but the one message that is to be tried; a message that is
-held is unresolved, so no commit passes it, and neither a drain nor a revoke waits for it; bounded engines fail instead.
+Invariants: while the brake is on, the engine takes only the one message of the next trial. A held message is
+unresolved, so no commit passes it; drains and revokes do not wait for it. Bounded engines fail instead of braking.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from tidemill.config.redaction import redact_text
 from tidemill.core.errors import TooManyFailuresError, describe_error
 from tidemill.core.pipeline.brake import TRIAL_SECONDS, Again, Brake, Effect, Hold, Off, On, TakeOne, Write
 
-#: This much of a failure's text is shown.
+#: Longer failure texts are cut in the middle to this many characters.
 _TEXT_LENGTH = 300
-#: The cause of a failure whose letter a user wanted.
+#: The cause of a failure that was dead-lettered because a user released the brake.
 _RELEASED = "released"
 
 
 class HoldingPartition(Hashable, Protocol):
-    """An owned partition, as the brake sees it."""
+    """The brake's view of an owned partition."""
 
     def hold(self, offsets: Sequence[int], *, is_window: bool) -> None:
-        """Count a failure that is held: its messages are stuck, or the window's own hook is not waited for."""
+        """Count a held failure: its messages are stuck, or (`is_window`) a stop need not wait for the window's hook."""
 
     def unhold(self, offsets: Sequence[int], *, is_window: bool) -> None:
-        """Count a failure that is no longer held."""
+        """Count out a failure that is no longer held."""
 
 
 class Case:
     """A failure that would be dead-lettered.
 
     Args:
-        partition: Whose it is.
-        offsets: The messages that are dead-lettered with it.
-        stuck: Those that stay unresolved while it is held.
-        causes: What failed of the messages of its window, by index; written by the brake.
-        indexes: The indexes of its messages there.
-        again: Runs again what failed.
-        write: Writes the letter, and goes on with what comes after it.
-        is_window: Whether it is the hook of the window that failed.
+        partition: The partition of its messages.
+        offsets: The messages that the letter would contain.
+        stuck: The messages that stay unresolved while the failure is held.
+        causes: The causes of failure of the messages in the window, by index; the brake updates them.
+        indexes: The indexes of this failure's messages in the window.
+        again: Retries the failed task or hook.
+        write: Writes the letter and continues with the message.
+        is_window: Whether the window's hook failed.
 
     Attributes:
-        is_held: Whether it is held now.
+        is_held: Whether the brake holds it now.
     """
 
     __slots__ = ("again", "causes", "indexes", "is_held", "is_window", "offsets", "partition", "stuck", "write")
@@ -63,7 +63,6 @@ class Case:
         *,
         is_window: bool = False,
     ) -> None:
-        """Keep what there is to do."""
         self.is_held = False
         self.is_window = is_window
         self.partition = partition
@@ -76,10 +75,10 @@ class Case:
 
 
 class BrakeStatistics(msgspec.Struct, frozen=True):
-    """What the brake holds.
+    """Counts of the brake.
 
     Attributes:
-        held: How many messages.
+        held: How many messages are held.
     """
 
     held: int
@@ -90,11 +89,11 @@ class EngineBrake:
 
     Args:
         max_ratio: `executor.max_failure_ratio`.
-        log: The engine's.
-        has_window_hook: Whether the handler has `on_window_complete`.
-        braked: Called with True when nothing new is to be taken, with False when messages are taken again.
-        take_one: Called when one new message is to be taken nevertheless; `taken` is told which.
+        log: The engine's logger.
+        braked: Called with True to stop taking messages, with False to take them again.
+        take_one: Called when one message is to be taken for a trial; the intake then calls `taken`.
         fail: Ends the engine.
+        has_window_hook: Whether the handler has `on_window_complete`.
     """
 
     def __init__(
@@ -107,7 +106,6 @@ class EngineBrake:
         *,
         has_window_hook: bool,
     ) -> None:
-        """Start with the brake off."""
         self._max_ratio = max_ratio
         self._log = log
         self._braked = braked
@@ -121,18 +119,17 @@ class EngineBrake:
         self.fails = False
 
     def statistics(self) -> BrakeStatistics:
-        """Return what is held now."""
         return BrakeStatistics(self._brake.held)
 
     # -- called by windows ------------------------------------------------------------------------------------
 
     def failed(self, cause: str, text: str, case: Case) -> None:
-        """Take a failure that would be dead-lettered: it is written or held.
+        """Accept a failure that would be dead-lettered; depending on the brake it is written or held.
 
         Args:
-            cause: What failed with what, in a few words that are the same for equal failures.
+            cause: The failed step and its error in a few words; equal failures have equal causes.
             text: The failure's text.
-            case: What to do about it.
+            case: What to retry or write.
         """
         for index in case.indexes:
             case.causes[index] = cause
@@ -142,44 +139,44 @@ class EngineBrake:
         self._apply(self._brake.note_failure((case.partition, case.offsets[0]), text, case))
 
     def ended(self, partition: HoldingPartition, offset: int, cause: str | None, *, is_alone: bool) -> None:
-        """Note that the tasks and the hook of a message are over, or that it gets no task.
+        """Note that the tasks and the hook of a message have ended, or that the message has no task.
 
         Args:
-            partition: Whose message.
-            offset: Which.
-            cause: What failed of it, None if nothing did.
-            is_alone: Whether it is the only one of its window.
+            partition: The partition of the message.
+            offset: The offset of the message.
+            cause: The cause of its failure; None: it succeeded.
+            is_alone: Whether the window has no other message.
         """
         if cause is _RELEASED:
             return
         if self._brake.is_on and is_alone and self._has_window_hook:
-            return  # it is tried together with its window
+            return  # the trial ends with the hook of its window
         self._apply(self._brake.note_finished((partition, offset), cause, self._now()))
 
     def window_ended(self, partition: HoldingPartition, offset: int) -> None:
-        """Note that the hook of a window ended well; `offset`: of its first message."""
+        """Note that the hook of a window succeeded; `offset` is that of its first message."""
         self._apply(self._brake.note_success((partition, offset)))
 
     def window_failed(self, cause: str, spoiled: int) -> None:
-        """Note that the hook of a window failed, with how many messages that had ended well."""
+        """Note that the hook of a window failed; `spoiled` of its messages had succeeded until then."""
         if cause is not _RELEASED:
             self._apply(self._brake.note_window_failure(spoiled, cause, self._now()))
 
     def taken(self, partition: HoldingPartition, offset: int) -> None:
-        """Note which message was taken to be tried."""
+        """Note which message was taken for the trial."""
         self._brake.note_taken((partition, offset))
 
     def abandon(self, partition: HoldingPartition) -> None:
-        """Forget what is held of a partition that was given up."""
+        """Forget the held failures of a partition that was given up."""
         self._brake.abandon(partition)
 
-    # -- what users and the engine want ---------------------------------------------------------------------------
+    # -- called by users and the engine ------------------------------------------------------------------------------
 
     def release(self) -> None:
-        """Dead-letter what is held, and start over; without effect while the brake is off."""
+        """Dead-letter everything that is held and reset the brake; no effect while the brake is off."""
         held = self._brake.held
         if self._brake.is_on:
-            self._log.warning("the brake is released by a user; what was held is dead-lettered", held=held)
+            self._log.warning("a user released the brake; the held messages are dead-lettered", held=held)
             self._apply(self._brake.release())
 
     def describe_stall(self) -> str | None:
@@ -189,13 +186,13 @@ class EngineBrake:
         held = self._brake.held
         text = f"{self._describe()}; {held} message{'s' if held != 1 else ''} held"
         if self._brake.due is not None:
-            text += f", the next is tried in {max(0.0, self._brake.due - self._now()):.0f} s"
+            text += f", next retry in {max(0.0, self._brake.due - self._now()):.0f} s"
         return f"{text} (tidemill release dead-letters them)"
 
     def close(self) -> None:
-        """Stop trying; what is held is left uncommitted."""
+        """Stop the trials; held messages stay uncommitted."""
         if held := self._brake.held:
-            self._log.warning("messages that the brake held are left for the next run", held=held)
+            self._log.warning("messages held by the brake are left for the next run", held=held)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -222,7 +219,8 @@ class EngineBrake:
                 case Write(case):
                     if case.is_held:
                         self._unhold(case)
-                        # A user decided: it says nothing more about the deployment.
+                        # A user's decision says nothing about whether the deployment works: it does not count as a
+                        # failure.
                         case.causes.update(dict.fromkeys(case.indexes, _RELEASED))
                     case.write()
         if self._timer is None and self._brake.due is not None and not self.fails:
@@ -232,13 +230,13 @@ class EngineBrake:
         self._why = self._describe()
         if self.fails:
             error = TooManyFailuresError(
-                f"{self._why}: more than executor.max_failure_ratio ({self._max_ratio:g}) allows; mend that and run it "
-                "again, or set another ratio"
+                f"{self._why}: more than executor.max_failure_ratio ({self._max_ratio:g}) allows; fix the cause and "
+                "run it again, or raise the ratio"
             )
             self._fail(describe_error(error))
             return
         self._log.error(
-            "the brake is on: no new messages are taken, and what fails is held; tidemill release dead-letters it",
+            "the brake is on: no messages are taken and failed ones are held; tidemill release dead-letters them",
             why=self._why,
             max_failure_ratio=self._max_ratio,
             next_trial_seconds=TRIAL_SECONDS,

@@ -1,4 +1,4 @@
-"""Builds an engine with its real parts: Kafka, the configured sinks, processes, history."""
+"""Builds an engine from its real parts: Kafka, the configured sinks, processes, history."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tidemill.sinks.build import build_sinks
 from tidemill.sources.base import Source
 from tidemill.sources.kafka import KafkaSource
 
-if TYPE_CHECKING:  # loaded only where something is recorded
+if TYPE_CHECKING:  # imported lazily: only engines that record load it
     from tidemill.pipeline.recording.recorder import EngineRecorder
 
-#: Returns what records an engine, and letters that are recorded, from its settings and where letters go.
+#: Takes the settings and the dead letters; returns a recorder, and the dead letters wrapped so that it sees them.
 RecorderMaker = Callable[[Settings, DeadLetters], "tuple[EngineRecorder, DeadLetters]"]
 
 
@@ -43,11 +43,11 @@ def build_engine(
     Args:
         settings: The validated configuration.
         handler: The handler.
-        identity: Who the engine is.
-        source: Where messages come from; None: the topic, as a member of the group.
+        identity: The engine's identity.
+        source: Where messages come from; None: the topic, as a member of the consumer group.
         report: Where finished messages are reported; None: the history, if one is configured.
         letters: Where dead letters go; None: the dead-letter topic.
-        make_recorder: Returns what records it, if anything is recorded; None: what records everything.
+        make_recorder: Makes the recorder if `debug.enabled` is set; None: one that records everything.
     """
     mode: DeliveryMode = ExactlyOnce() if settings.kafka.exactly_once else AtLeastOnce()
     letters, recorder = letters or mode.make_letters(settings), None
@@ -70,7 +70,7 @@ def build_engine(
 
 
 def _build_recorder(settings: Settings, letters: DeadLetters) -> tuple[EngineRecorder, DeadLetters]:
-    """Return what records the engine, and letters that are recorded."""
+    """Return a recorder of everything, and the dead letters wrapped so that it sees them."""
     from tidemill.pipeline.recording.letters import RecordedLetters
     from tidemill.pipeline.recording.recorder import EngineRecorder
 
@@ -79,5 +79,5 @@ def _build_recorder(settings: Settings, letters: DeadLetters) -> tuple[EngineRec
 
 
 def build_history(settings: Settings, identity: Identity) -> HistoryWriter | None:
-    """Return what writes the history, if one is configured."""
+    """Return a history writer if `history.path` is configured."""
     return HistoryWriter(Path(settings.history.path), identity) if settings.history.path else None

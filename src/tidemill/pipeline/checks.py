@@ -1,8 +1,8 @@
-"""Checks of what hooks return, before anything of it is used.
+"""Checks of the values that hooks return, before any of them is used.
 
-A value that is wrong is refused here, by name, while the hook that returned it can still be blamed: further in, it
-would break the engine instead of the one message. Invariants: what passes cannot make the engine's own steps raise; its
-texts that are shown (ids and labels) can be encoded.
+A wrong value is refused here, by name, while the hook that returned it can still be blamed; further in, it would break
+the engine instead of one message. Invariants: a value that passes cannot make the engine's own steps raise; ids and
+labels that pass can be encoded and shown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def check_tasks(hook: str, tasks: Any) -> list[ExecutorTask]:
     """Return the tasks that a hook returned.
 
     Raises:
-        TypeError: It is not a list of tasks, or a field of one has a type that cannot be used.
+        TypeError: The value is not a list of tasks, or a field of a task has an unusable type.
         ValueError: A time limit is not above 0.
     """
     if not isinstance(tasks, (list, tuple)):
@@ -38,12 +38,13 @@ def check_tasks(hook: str, tasks: Any) -> list[ExecutorTask]:
 
 
 def _check(task: ExecutorTask) -> None:
-    """Refuse types that cannot be used; the comparisons of types before each call are for speed alone."""
+    """Refuse unusable types; the exact-type comparisons before the `isinstance` calls are there for speed."""
     task_id = task.task_id
     if type(task_id) is not str:
         if not isinstance(task_id, str):
             raise _make_error(task, "task_id", "a string", task_id)
-        task_id = task.task_id = str.__str__(task_id)  # numpy's, say: no beat takes a type of its own
+        # a subclass of str, numpy's for example, cannot be encoded into a beat
+        task_id = task.task_id = str.__str__(task_id)
     if not task_id.isascii():
         task.task_id = escape_surrogates(task_id)
     args = task.args
@@ -105,10 +106,10 @@ def _check_texts(task: ExecutorTask, field: str, value: object) -> None:
 
 
 def check_known(task: ExecutorTask, known: object) -> None:
-    """Refuse a known result of types that cannot be used.
+    """Refuse a precomputed result with unusable types.
 
     Raises:
-        TypeError: It has such types.
+        TypeError: A field has an unusable type.
     """
     if not isinstance(known, PrecomputedResult):
         raise _make_error(task, "precomputed", "a PrecomputedResult or None", known)
@@ -129,25 +130,27 @@ def _shorten(value: object) -> str:
     return f"{type(value).__name__} ({repr(value)[:200]})"
 
 
-def find_source_indexes(offsets: Sequence[int], places: Mapping[int, int]) -> tuple[Sequence[int], Sequence[int]]:
-    """Return which messages of its window a task works for.
+def find_source_indexes(
+    offsets: Sequence[int], indexes_by_offset: Mapping[int, int]
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the messages of its window that a task works for.
 
     Args:
-        offsets: Its `source_offsets`.
-        places: The index of each message of the window, by offset.
+        offsets: The task's `source_offsets`.
+        indexes_by_offset: The index of each message of the window, by offset.
 
     Returns:
-        The indexes, () for the whole window; and the offsets outside the window, in order.
+        The indexes, () for the whole window; and the sorted offsets that are outside the window.
     """
     if not offsets:
         return (), ()
     try:
         if len(offsets) == 1:
-            return (places[offsets[0]],), ()
-        return sorted({places[offset] for offset in offsets}), ()
+            return (indexes_by_offset[offsets[0]],), ()
+        return sorted({indexes_by_offset[offset] for offset in offsets}), ()
     except KeyError:
-        own = sorted({places[offset] for offset in offsets if offset in places})
-        return own, sorted(set(offsets) - set(places))
+        own = sorted({indexes_by_offset[offset] for offset in offsets if offset in indexes_by_offset})
+        return own, sorted(set(offsets) - set(indexes_by_offset))
 
 
 def check_action(action: Any) -> ErrorAction | list[ExecutorTask]:
@@ -167,10 +170,10 @@ def check_action(action: Any) -> ErrorAction | list[ExecutorTask]:
 
 
 def check_collect_result(value: Any) -> CollectResult | None:
-    """Return what a hook collected, None where there is nothing to deliver.
+    """Return what a hook collected; None: there is nothing to deliver.
 
     Raises:
-        TypeError: It returned something else.
+        TypeError: The hook returned neither a CollectResult nor None.
     """
     if value is None:
         return None

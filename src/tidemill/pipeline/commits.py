@@ -1,8 +1,8 @@
-"""The ledger's shell: offers the contiguous resolved prefix of every partition to the source for a commit.
+"""The ledger's shell: passes the contiguous resolved prefix of every partition to the source for a commit.
 
-At most one commit per partition is in flight; a failed one is offered again with what joined it; the answer to a
-commit of an earlier ownership of the partition changes nothing. What the delivery mode keeps for its messages goes
-out with a commit, and it goes no further than the mode allows.
+At most one commit per partition is in flight. A failed commit is retried together with the messages that joined the
+prefix since. The answer to a commit from an earlier ownership of the partition changes nothing. Records that the
+delivery mode staged for the messages are sent with their commit, and no commit goes further than the mode allows.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from tidemill.pipeline.delivery.modes import DeliveryMode
 from tidemill.runtime.progress import Flow
 from tidemill.sources.base import CommitStatus, Records, TopicPartition, name_partition
 
-#: Commits are collected for this long.
+#: How long commits are collected before they are sent.
 COLLECT_SECONDS = 0.1
-#: After failures in a row, the next try waits longer.
+#: The wait before the next try after consecutive failures.
 BACKOFF = Backoff(0.2, 5.0)
 
 
 class Committer(Protocol):
-    """What carries commits out: a source."""
+    """Carries out commits; implemented by sources."""
 
     def commit(self, offsets: Mapping[TopicPartition, int], records: Records | None = None) -> None:
-        """Commit, with these records or not at all; the end is reported to `Commits.ended`."""
+        """Commit the offsets and send the records atomically; the source reports the result to `Commits.ended`."""
 
 
 class CommitStatistics(msgspec.Struct, frozen=True):
-    """How far commits got.
+    """Progress of commits.
 
     Attributes:
-        committed: The next offset of each partition by name, as this engine committed it; changes with it.
-        failed: At the end: how many finished messages could not be committed, and will be reprocessed.
-        flow: How many messages of each partition were taken, committed, and given up; changes with it.
+        committed: The next offset of each partition by name, as this engine committed it; a live view.
+        failed: Finished messages that could not be committed before the engine stopped and will be reprocessed.
+        flow: How many messages of each partition were taken, committed and given up; a live view.
     """
 
     committed: Mapping[str, int]
@@ -48,41 +48,39 @@ class CommitStatistics(msgspec.Struct, frozen=True):
 
 
 class PartitionFlow:
-    """How many messages of each partition were taken, committed, and given up uncommitted, since the engine started.
+    """Counts of the messages of each partition that were taken, committed, and given up uncommitted since the engine
+    started.
 
     Attributes:
-        totals: The counts by the partition's name; changes with every call.
+        totals: The counts by the partition's name; a live view.
     """
 
     __slots__ = ("_moved", "totals")
 
     def __init__(self) -> None:
-        """Start without any."""
         self.totals: dict[str, Flow] = {}
         self._moved: dict[str, Flow] = {}
 
     def add(self, name: str, taken: int = 0, committed: int = 0, given_up: int = 0) -> None:
-        """Count messages of a partition."""
         before = self.totals.get(name, (0, 0, 0))
         self.totals[name] = self._moved[name] = (before[0] + taken, before[1] + committed, before[2] + given_up)
 
     def take_moved(self) -> dict[str, Flow]:
-        """Return what changed since the last call."""
+        """Return the counts that changed since the last call."""
         moved, self._moved = self._moved, {}
         return moved
 
 
 class Commits:
-    """What may be committed, and what is.
+    """The commits of an engine.
 
     Args:
-        source: Carries commits out.
+        source: Carries out commits.
         settled: Called with a partition and the number of messages that a confirmed commit passed.
-        mode: Says what may be committed, and what goes out with it.
+        mode: Limits commits, and adds the records that are sent with them.
     """
 
     def __init__(self, source: Committer, settled: Callable[[TopicPartition, int], None], mode: DeliveryMode) -> None:
-        """Start with nothing outstanding."""
         self._mode = mode
         self._failures = 0
         self._source = source
@@ -96,19 +94,18 @@ class Commits:
         self._failed = 0
         #: Called with each partition and its next offset when a commit is confirmed.
         self.on_committed: Callable[[TopicPartition, int], None] | None = None
-        #: How many messages of each partition passed.
+        #: Counts of taken, committed and given-up messages.
         self.flow = PartitionFlow()
 
     def statistics(self) -> CommitStatistics:
-        """Return how far commits got."""
         return CommitStatistics(self._committed, self._failed, self.flow.totals)
 
     def open_all(self, partition: TopicPartition, offsets: Sequence[int]) -> list[LedgerEntry[TopicPartition, int]]:
-        """Note messages that were taken."""
+        """Add messages that were taken."""
         return self._ledger.open_all(partition, offsets)
 
     def open(self, partition: TopicPartition, offset: int) -> LedgerEntry[TopicPartition, int]:
-        """Note a message that was taken."""
+        """Add a message that was taken."""
         return self._ledger.open(partition, offset)
 
     def resolve(self, entry: LedgerEntry[TopicPartition, int]) -> None:
@@ -124,17 +121,17 @@ class Commits:
             self.send_soon()
 
     def find_unresolved(self, partition: TopicPartition) -> list[int]:
-        """Return the offsets of a partition's messages that did not leave the pipeline."""
+        """Return the offsets of a partition's messages that have not left the pipeline."""
         queue = self._ledger.queues.get(partition)
         return [] if queue is None else [entry.item for entry in queue.entries if entry.pending]
 
     def find_entry(self, partition: TopicPartition, offset: int) -> LedgerEntry[TopicPartition, int] | None:
-        """Return the entry of a message whose commit is not confirmed; costs by how many are before it."""
+        """Return the entry of a message whose commit is not confirmed; takes time linear in the entries before it."""
         queue = self._ledger.queues.get(partition)
         return None if queue is None else next((entry for entry in queue.entries if entry.item == offset), None)
 
     def find_offset(self, partition: TopicPartition, position: int) -> int | None:
-        """Return the offset of the entry with this position, if it is not settled."""
+        """Return the offset of the entry with this position; None: it is settled."""
         queue = self._ledger.queues.get(partition)
         entries = () if queue is None else queue.entries
         return next((entry.item for entry in entries if entry.position == position), None)
@@ -144,7 +141,7 @@ class Commits:
         return self._ledger.find_head(partition)
 
     def find_first_unresolved(self, partition: TopicPartition) -> int | None:
-        """Return the first message of a partition that did not leave the pipeline."""
+        """Return the first message of a partition that has not left the pipeline."""
         queue = self._ledger.queues.get(partition)
         return None if queue is None else next((entry.item for entry in queue.entries if entry.pending), None)
 
@@ -153,7 +150,7 @@ class Commits:
         return {partition: queue.entries[0] for partition, queue in self._ledger.queues.items() if queue.entries}
 
     def send_soon(self) -> None:
-        """Offer what is ready within `COLLECT_SECONDS`, or later after failures."""
+        """Schedule a commit in `COLLECT_SECONDS`, or later after failures."""
         if self._timer is None:
             delay = COLLECT_SECONDS
             if self._failures:
@@ -161,7 +158,7 @@ class Commits:
             self._timer = asyncio.get_running_loop().call_later(delay, self.send)
 
     def send(self) -> None:
-        """Offer what is ready now."""
+        """Commit what is ready now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -177,12 +174,12 @@ class Commits:
         return offsets
 
     def ended(self, offsets: Mapping[TopicPartition, int], status: CommitStatus) -> None:
-        """Take the end of a commit."""
+        """Handle the result of a commit."""
         failed: list[TopicPartition] = []
         for partition, offset in offsets.items():
             batch = self._in_flight.get(partition)
             if batch is None or batch.entries[-1].item + 1 != offset:
-                continue  # from an earlier ownership
+                continue  # it belongs to an earlier ownership
             del self._in_flight[partition]
             if status is CommitStatus.DONE:
                 self._failures = 0
@@ -203,7 +200,7 @@ class Commits:
             self.send_soon()
 
     def surrender(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return what must be committed of partitions that are about to be given up, and forget them."""
+        """Return the offsets to commit for partitions that are about to be given up, and forget these partitions."""
         theirs = set(partitions)
         for partition in theirs & self._in_flight.keys():
             self._ledger.retry(self._in_flight.pop(partition))
@@ -222,12 +219,12 @@ class Commits:
         return last
 
     def note_committed(self, partition: TopicPartition, offset: int) -> None:
-        """Note the next offset of a partition, for snapshots."""
+        """Store the next offset of a partition for snapshots."""
         name = name_partition(partition)
         self._committed[name] = self._moved[name] = offset
 
     def take_moved(self) -> dict[str, int]:
-        """Return what was committed since the last call, by names."""
+        """Return the offsets that were committed since the last call, by partition name."""
         moved, self._moved = self._moved, {}
         return moved
 
@@ -241,7 +238,7 @@ class Commits:
         self._changed.set()
 
     async def finish(self, partitions: Collection[TopicPartition] | None = None) -> None:
-        """Commit everything that is ready; returns when it is confirmed. The caller bounds the time.
+        """Commit everything that is ready and wait for the confirmation. The caller limits the time.
 
         Args:
             partitions: Wait for these only; None: for all.
@@ -254,13 +251,13 @@ class Commits:
                 self.send()
 
     def give_up(self) -> int:
-        """Return how many finished messages could not be committed in time."""
+        """Count the finished messages that could not be committed in time."""
         queues = self._ledger.queues.values()
         self._failed = sum(not entry.pending for queue in queues for entry in queue.entries)
         return self._failed
 
     def close(self) -> None:
-        """Send nothing more unless `send` is called."""
+        """Cancel the scheduled commit; from now on only `send` commits."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

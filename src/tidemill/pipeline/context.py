@@ -1,6 +1,6 @@
-"""What the partitions and windows of an engine share: its parts, and what it did and can do.
+"""The parts of an engine that its partitions and windows share.
 
-Everything here is below partitions and windows; it names neither. They call the parts above them through the two
+Everything here is below partitions and windows and names neither; they reach the parts above them through two
 callables.
 """
 
@@ -29,10 +29,10 @@ from tidemill.runtime.log import throttle
 from tidemill.runtime.messages import Place
 from tidemill.sources.base import TopicPartition, name_partitions
 
-if TYPE_CHECKING:  # loaded only where something is recorded
+if TYPE_CHECKING:  # imported lazily: only engines that record load it
     from tidemill.pipeline.recording.recorder import EngineRecorder
 
-#: A warning of the same kind is logged once in this many seconds.
+#: Warnings of the same kind are logged once in this many seconds.
 WARN_SECONDS = 10.0
 
 
@@ -43,24 +43,24 @@ class EngineContext:
     Attributes:
         settings: The validated configuration.
         handler: The user's handler.
-        overridden: Which hooks it defines.
-        hooks: Runs them.
+        overridden: Which hooks the handler defines.
+        hooks: Runs hooks.
         pool: Runs tasks.
         outbox: Delivers results.
         mode: How results are delivered: at least once or exactly once.
         letters: Writes dead letters.
-        commits: The ledger, and what is committed of it.
+        commits: The ledger and its commits.
         load: How much each partition has in flight, against its share.
         brake: Holds failures when there are too many; None: no brake is configured.
-        counters: What is counted.
+        counters: Counters for reports.
         slowest: The slowest tasks.
-        recorder: Records what happens; None: nothing is recorded.
-        finished: Collects messages that left the pipeline, for reports; None: there are none.
-        backoff: The waits between the tries of a task.
+        recorder: The flight recorder; None: recording is off.
+        finished: Collects messages that left the pipeline, for reports; None: there are no reports.
+        backoff: The delays between the attempts of a task.
         log: The engine's logger.
-        holds_windows: Whether the messages of a window are resolved only together, after its own hook.
-        room_freed: Called with a partition that may take more than before.
-        became_idle: Called when a partition has nothing left to wait for.
+        holds_windows: Whether the messages of a window are resolved only together, after the window's hook.
+        room_freed: Called with a partition that may take more messages than before.
+        became_idle: Called when a partition has no more work in flight.
     """
 
     settings: Settings
@@ -85,12 +85,12 @@ class EngineContext:
     became_idle: Callable[[], None]
 
     def route(self, value: Any) -> list[Routed]:
-        """Resolve the sinks of what a hook returned.
+        """Resolve the sinks of a hook's result.
 
         Raises:
-            TypeError: The hook returned something other than a CollectResult or None.
+            TypeError: The hook returned neither a CollectResult nor None.
             ConfigError: A sink is ambiguous or unknown; nothing was delivered.
-            HandlerError: A class of the user's own raised something else than an `Exception`.
+            HandlerError: Code of the user's own classes raised a `BaseException` that is not an `Exception`.
         """
         return check_returned(self._route, value)
 
@@ -99,7 +99,7 @@ class EngineContext:
         return [] if collect is None else self.outbox.route(collect)
 
     async def call_partition_hook(self, hook: str, partitions: Sequence[TopicPartition]) -> None:
-        """Call `on_assign` or `on_revoke`; what it raises is logged."""
+        """Call `on_assign` or `on_revoke`; errors are logged."""
         try:
             await call_hook(getattr(self.handler, hook)(partitions), self.hooks.calls, hook, _locate, partitions)
         except Exception as error:
@@ -108,7 +108,7 @@ class EngineContext:
     def record_partitions(
         self, kind: Literal["assigned", "revoked"], partitions: Sequence[TopicPartition], why: str = ""
     ) -> None:
-        """Record that partitions come or go, if anything is recorded."""
+        """Record that partitions were assigned or revoked, if recording is on."""
         if self.recorder is not None:
             self.recorder.note_partitions(kind, partitions, why)
 

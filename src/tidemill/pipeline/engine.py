@@ -1,12 +1,12 @@
-"""One pipeline worker: takes messages from its source through windows to resolved, and says what may be committed.
+"""One pipeline worker: moves messages from its source through windows until they are resolved, and commits offsets.
 
-Theory of operation. The source buffers messages per partition; the intake takes as many as backpressure leaves room
-for, opens an entry in the ledger for each, and closes windows. A window arranges, runs and delivers, and resolves its
-entries in any order; the ledger yields the contiguous resolved prefix per partition, and that is what is committed, one
-commit at a time per partition. Everything happens on one loop; nothing here decides what core decides.
+Theory of operation. The source buffers messages per partition. The intake takes as many as backpressure allows, opens
+a ledger entry for each, and closes windows. A window arranges, runs and delivers, and resolves its entries in any
+order. The ledger yields the contiguous resolved prefix of each partition; that prefix is committed, one commit per
+partition in flight. Everything happens on one loop; the decisions are made in core.
 
-Invariants: no message is forgotten: each is resolved exactly once, after its work is delivered, skipped by a hook, or
-its dead letter confirmed. A partition that was given up is closed first, and nothing changes it afterwards.
+Invariants: no message is forgotten. Each is resolved exactly once: after its work is delivered, after a hook skips it,
+or after its dead letter is confirmed. A partition that is given up is closed first, and nothing changes it afterwards.
 """
 
 from __future__ import annotations
@@ -51,33 +51,33 @@ from tidemill.runtime.live_tasks import LiveSource
 from tidemill.runtime.progress import EngineProgress, EngineSummary, StopReason, name_stalled_partition
 from tidemill.sources.base import CommitStatus, Fatal, Source, TopicPartition, name_partitions
 
-if TYPE_CHECKING:  # loaded only where something is recorded
+if TYPE_CHECKING:  # imported lazily: only engines that record load it
     from tidemill.pipeline.probing.prober import Prober
     from tidemill.pipeline.recording.recorder import EngineRecorder
 
 log = structlog.get_logger(__name__)
 
-#: Results that wait for sinks, per engine, beyond which it reads no more: several times what a sink accepts at once.
-#: More of them would make nothing faster, and would leave the processor's caches before they are confirmed.
+#: Results per engine that may wait for sinks; beyond it the engine reads no more. It is several times the size of a
+#: sink's batch: more would not be faster, and results would leave the CPU caches before they are confirmed.
 MAX_UNDELIVERED = 4_000
-#: A reason for waiting is reported up to this length, four times a second.
+#: Stall reasons are cut to this length, because they are reported four times a second.
 MAX_STALLED_CHARS = 2_000
 
 
 class Engine:
-    """One engine over the parts it is given.
+    """One engine over the given parts.
 
     Args:
         settings: The validated configuration.
-        handler: The user's handler, as it arrived in this process.
-        identity: Who this engine is.
+        handler: The user's handler, as unpickled in this process.
+        identity: The engine's identity.
         source: Where messages come from.
         outbox: Where results go.
         letters: Where dead letters go.
-        executor: What runs processes.
+        executor: Runs processes.
         report: Where finished messages are reported, if anywhere.
         warden: Cleans up after this process if it is killed.
-        recorder: Records what happens; None: nothing is recorded.
+        recorder: The flight recorder; None: recording is off.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Engine:
         warden: KeptWarden | None = None,
         recorder: EngineRecorder | None = None,
     ) -> None:
-        """Prepare; nothing is connected before `run`."""
+        """Wire the parts; nothing is connected before `run`."""
         self.settings = settings
         self.identity = identity
         self.source = source
@@ -108,7 +108,7 @@ class Engine:
         for each in reports:
             each.tasks = self.tasks
         self._idle = asyncio.Event()
-        #: Called whenever a partition has nothing left to wait for.
+        #: Called whenever a partition has no more work in flight.
         self.on_idle: Callable[[], None] = _do_nothing
         self.intake = Intake(settings.executor, source, self._idle)
         self.recorder = recorder
@@ -122,12 +122,12 @@ class Engine:
         self._waits = Waits(identity.slot, self.context, self.services, source, letters, executor)
         self._locator = MessageLocator(self.context, self.intake, source, self._waits.describe)
         self._standstill = StandstillReport(self.context, self.intake, source, self._locator)
-        #: Reports what the executors do while somebody watches; None: the web UI is off.
+        #: Reports what the executors do while a web page is watching; None: the web UI is off.
         self.live = self._build_live_feed() if recorder is not None else None
         self._snapshots = Snapshots(self._list_parts(), self._find_stalled, self._standstill.list_heads)
         self._subscribed = False
         self._stop = asyncio.Event()
-        #: Runs messages through the handler that leave nothing behind; None: the web UI or probes are off.
+        #: Runs test messages through the handler without side effects; None: the web UI or probes are off.
         self.prober = self._build_prober() if recorder is not None and settings.debug.probe_enabled else None
         self._keep_place = False
         self._fatal: tuple[StopReason, str] | None = None
@@ -206,28 +206,27 @@ class Engine:
 
     @property
     def commits(self) -> Commits:
-        """The ledger, and what is committed of it."""
+        """The ledger and its commits."""
         return self.context.commits
 
     @property
     def counters(self) -> Counters:
-        """What is counted."""
         return self.context.counters
 
     @property
     def records(self) -> OutgoingFrames | None:
-        """What the driver is to store; None: nothing is recorded."""
+        """The frames for the driver to store; None: recording is off."""
         return self.recorder.frames if self.recorder is not None else None
 
     @property
     def brake(self) -> EngineBrake | None:
-        """The brake, if there is one."""
+        """The brake; None: none is configured."""
         return self.context.brake
 
-    # -- life -------------------------------------------------------------------------------------------------
+    # -- life cycle -------------------------------------------------------------------------------------------
 
     async def run(self, may_subscribe: Callable[[], Awaitable[None]]) -> EngineSummary:
-        """Connect, work until drained or at an end, and clean up; never raises for what went wrong.
+        """Connect, work until drained or failed, and clean up. Failures are returned in the summary, not raised.
 
         Args:
             may_subscribe: Awaited after `on_ready`; returns when this engine may take partitions.
@@ -243,7 +242,7 @@ class Engine:
         if self._warden is not None:
             self._warden.start()
         self.executor.open()
-        # Both are over when this returns.
+        # Both futures are done, or cancelled, when this method returns.
         starting = asyncio.ensure_future(self._start(may_subscribe))
         stopped = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -290,24 +289,24 @@ class Engine:
         self.services.start_periodic()
 
     def fail(self, text: str) -> None:
-        """End at once, without a drain: a part of the engine has failed."""
+        """Stop at once, without a drain, because a part of the engine failed."""
         self.on_fatal(Fatal.FAILED, text)
 
     def drain(self, *, keep_place: bool = False) -> None:
-        """Begin a clean end: fetch nothing more, finish what is in flight, commit, leave.
+        """Start a clean stop: fetch nothing more, finish what is in flight, commit, leave the group.
 
         Args:
-            keep_place: Stay a member of the group: another engine takes the partitions over in a moment.
+            keep_place: Stay a member of the group, because another engine is about to take over the partitions.
         """
         if not self._stop.is_set():
             self._keep_place = keep_place
         self._stop.set()
 
     def pause(self, partitions: Collection[int] | None = None) -> None:
-        """Take no new messages until `resume`; what is in flight continues.
+        """Stop taking new messages until `resume`; what is in flight continues.
 
         Args:
-            partitions: Of these partitions of the source topic, and of no others; None: of all.
+            partitions: Pause only these partitions of the source topic; None: pause all.
         """
         self.intake.pause(partitions)
 
@@ -316,18 +315,18 @@ class Engine:
         self.intake.resume()
 
     def release(self) -> None:
-        """Release the brake on a user's request: what it holds is dead-lettered."""
+        """Release the brake at a user's request: the held messages are dead-lettered."""
         if self.brake is not None:
             self.brake.release()
 
     # -- called by the source ---------------------------------------------------------------------------------
 
     def on_messages(self, partitions: Collection[TopicPartition]) -> None:
-        """Take what arrived."""
+        """Take the messages that arrived."""
         self.intake.arrived(partitions)
 
     def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        """Take partitions on."""
+        """Take ownership of partitions."""
         if partitions:
             self.context.log.info("partitions assigned", partitions=name_partitions(partitions))
             self.context.record_partitions("assigned", partitions)
@@ -336,13 +335,13 @@ class Engine:
         self.context.hooks.submit(self.context.call_partition_hook, "on_assign", partitions)
 
     async def on_revoked(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Finish what runs of the partitions; return what is to be committed of them."""
+        """Finish the running tasks of the partitions; return the offsets to commit."""
         return await hand_over(self.context, self.intake, partitions)
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
-        """Stop at once what belongs to another engine by now."""
+        """Abort the work on partitions that already belong to another engine."""
         names = name_partitions(partitions)
-        self.context.log.error("partitions lost to the group; their work is dropped here", partitions=names)
+        self.context.log.error("partitions lost to another member; their work here is dropped", partitions=names)
         self.context.record_partitions("revoked", partitions, "lost to the group")
         for partition in partitions:
             if partition in self.intake.partitions:
@@ -350,17 +349,17 @@ class Engine:
         self.context.hooks.submit(self.context.call_partition_hook, "on_revoke", partitions)
 
     def on_committed(self, offsets: Mapping[TopicPartition, int], status: CommitStatus) -> None:
-        """Advance the watermark, or offer the same prefix again."""
+        """Handle the result of a commit."""
         self.context.commits.ended(offsets, status)
 
     def _charge(self, partition: TopicPartition, size_bytes: int) -> None:
-        """Count bytes that a partition has more, or fewer, staged for its next transaction."""
+        """Adjust the bytes that a partition has staged for its next transaction; negative: fewer."""
         owned = self.intake.partitions.get(partition)
         if owned is not None:
             owned.charge(size_bytes)
 
     def on_fatal(self, fatal: Fatal, text: str) -> None:
-        """End: the place in the group is lost, or a part of the engine has failed."""
+        """Stop at once: the engine lost its membership of the group, or a part of it failed."""
         if self._fatal is None:
             fenced = fatal is Fatal.FENCED
             self._fatal = (StopReason.FENCED if fenced else StopReason.FAILED, escape_surrogates(text))
@@ -369,10 +368,10 @@ class Engine:
                 self.intake.forget(owned)
         self._stop.set()
 
-    # -- report -----------------------------------------------------------------------------------------------
+    # -- reports ----------------------------------------------------------------------------------------------
 
     def progress(self) -> EngineProgress:
-        """Return a whole snapshot."""
+        """Return a complete snapshot."""
         return self._snapshots.take_whole()
 
     def beat(self, *, whole: bool) -> Beat:
@@ -383,13 +382,13 @@ class Engine:
         return beat
 
     def _find_stalled(self) -> dict[str, str]:
-        """Return what the engine waits for, which partitions stand still, and why."""
+        """Return what the engine is waiting for, and which partitions are stalled, with the reasons."""
         partitions = self._standstill.describe()
         waits = self._waits.describe() | {name_stalled_partition(name): text for name, text in partitions.items()}
         return {name: text[:MAX_STALLED_CHARS] for name, text in waits.items()}
 
     def find_message(self, topic: str, partition: int, offset: int) -> MessageStage | None:
-        """Return where a message is; None: it is not open here."""
+        """Return the stage of a message; None: it is not in flight here."""
         return self._locator.find((topic, partition), offset, time.monotonic())
 
 

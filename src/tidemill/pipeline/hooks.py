@@ -1,8 +1,8 @@
-"""Runs hooks on the loop: those that never wait cost a function call, those that wait run side by side.
+"""Runs hooks on the loop: hooks that never suspend cost one function call, hooks that suspend run concurrently.
 
-A pool of asyncio tasks takes jobs from one queue. A runner goes on with the next job as long as hooks return without
-suspending; as soon as one suspends, the pump gives the rest of the queue to another runner. So `asyncio.timeout`,
-context variables and cancellation work as in any task, and there is no task per hook.
+A pool of asyncio tasks, the runners, takes jobs from one queue. A runner continues with the next job as long as hooks
+return without suspending; as soon as one suspends, the pump gives the rest of the queue to another runner. So
+`asyncio.timeout`, context variables and cancellation work as in any task, without one task per hook.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from tidemill.runtime.log import kind_of, throttle
 from tidemill.runtime.messages import Place
 from tidemill.runtime.user_code import explain_error
 
-#: A burst of hooks gives the loop a turn after this many jobs, or after this time.
+#: A burst of hooks yields to the loop after this many jobs, or after this time.
 BURST = 64
 TURN_SECONDS = 0.01
 
-#: A hook that has not returned for this long is named as stalled.
+#: A hook that has not returned for this long is reported as stalled.
 HOOK_SECONDS = 10.0
 #: Equal failures are logged once in this many seconds.
 LOG_SECONDS = 10.0
-#: Up to this many unreturned hooks are looked at, and up to this many places named.
+#: At most this many unreturned hooks are examined, and at most this many are named.
 MAX_OVERDUE = 1_000
 MAX_PLACES = 20
 
 T = TypeVar("T")
-#: Given to `Calls.begun` with an argument; returns, for that, the partition and the messages of a hook.
+#: Passed to `Calls.begun` together with an argument, for which it returns the partition and the messages of a hook.
 Locate = Callable[[Any], Place]
 
 
-#: The hook that was called last: names the hook that blocked the loop, when nothing else saw it.
+#: The hook that was called last: the fallback to name the hook that blocked the loop.
 latest: list[Awaitable[Any] | None] = [None]
 
 
@@ -48,9 +48,9 @@ class OpenCall(NamedTuple):
     """A hook that has not returned.
 
     Attributes:
-        hook: Its name.
-        seconds: For how long.
-        place: What it was called for.
+        hook: The hook's name.
+        seconds: The time since it was called.
+        place: The messages that it was called for.
     """
 
     hook: str
@@ -62,27 +62,26 @@ class Calls:
     """The hooks of an engine that were called and have not returned yet, oldest first.
 
     Args:
-        tasks: What they run in.
+        tasks: The engine tasks that the hooks run in.
     """
 
     __slots__ = ("_open", "_tasks", "durations", "last_ended_at")
 
     def __init__(self, tasks: EngineTasks | None = None) -> None:
-        """Start without any."""
         self._tasks = tasks
         self._open: dict[int, tuple[float, str, Locate, Any]] = {}
         #: How long the calls of each hook took.
         self.durations: dict[str, Durations] = {}
-        #: When a call last ended; seconds, monotonic.
+        #: When a call last ended, in monotonic seconds.
         self.last_ended_at = 0.0
 
     def begun(self, key: int, name: str, place: Locate, what: Any) -> None:
-        """Register a call; `place(what)` says where it belongs, and is called only if that is needed."""
-        # A plain function may return one future for several calls, which all end with it.
+        """Register a call; `place(what)` returns its messages and is called only for reports."""
+        # A plain function may return one future for several calls; they all end with it.
         self._open.setdefault(key, (time.monotonic(), name, place, what))
 
     def ended(self, key: int) -> None:
-        """Forget a call, and note how long it took."""
+        """Remove a call and note how long it took."""
         now, call = time.monotonic(), self._open.pop(key, None)
         self.last_ended_at = now
         if call is None:
@@ -95,7 +94,7 @@ class Calls:
         durations.add(now - since)
 
     def cancels_itself(self, task: asyncio.Task[Any]) -> bool:
-        """Tell whether a hook cancelled the very task that it runs in; the task goes on then."""
+        """Return whether a hook cancelled its own task; if so, undo the cancellation so that the task continues."""
         if self._tasks is None or self._tasks.is_ending(task):
             return False
         while task.uncancel():
@@ -103,11 +102,11 @@ class Calls:
         return True
 
     def describe_stall(self) -> dict[str, str]:
-        """Return the hooks that have not returned for too long; see `unreturned`."""
+        """Return the hooks that have not returned for too long; see `find_unreturned`."""
         return self.find_unreturned(HOOK_SECONDS)
 
     def find_unreturned(self, seconds: float) -> dict[str, str]:
-        """Return the hooks that have not returned for this long, by name and partition: the oldest call of each."""
+        """Return the hooks that have not returned for this long, by name and partition; the oldest call of each."""
         now = time.monotonic()
         found: dict[str, str] = {}
         more: Counter[str] = Counter()
@@ -124,33 +123,33 @@ class Calls:
         return {key: f"{text}; and {more[key]} more calls" if more[key] else text for key, text in found.items()}
 
     def list_open(self) -> list[OpenCall]:
-        """Return the calls that have not returned, the oldest first and at most `MAX_OVERDUE` of them."""
+        """Return the calls that have not returned, the oldest first and at most `MAX_OVERDUE`."""
         now = time.monotonic()
         calls = itertools.islice(self._open.values(), MAX_OVERDUE)
         return [OpenCall(name, now - since, place(what)) for since, name, place, what in calls]
 
 
 def locate_nowhere(_: object) -> Place:
-    """Return the place of a hook that belongs to no partition."""
+    """Return an empty location, for hooks that belong to no partition."""
     return Place()
 
 
 async def call_hook(
     hook: Awaitable[T], calls: Calls | None = None, name: str = "", place: Locate = locate_nowhere, what: Any = None
 ) -> T:
-    """Await a user's hook; only what ends this task may cancel it.
+    """Await a user's hook; only a cancellation of this task itself may cancel it.
 
     Args:
-        hook: What it returned.
-        calls: Where it is registered while it runs.
-        name: Its name.
+        hook: The awaitable that the hook returned.
+        calls: Where the call is registered while it runs.
+        name: The hook's name.
         place: See `Calls.begun`.
         what: See `Calls.begun`.
 
     Raises:
-        TypeError: The hook cannot be awaited: it is a plain function, or an async generator.
-        HandlerError: The hook was cancelled from within, called `sys.exit()`, or raised something else that is not an
-            `Exception`: each would otherwise end the engine instead of the one message.
+        TypeError: The result cannot be awaited: the hook is a plain function or an async generator.
+        HandlerError: The hook cancelled itself, called `sys.exit()`, or raised another `BaseException` that is not an
+            `Exception`. Unwrapped, each of these would end the engine instead of failing one message.
     """
     latest[0] = hook
     if calls is not None:
@@ -171,7 +170,7 @@ async def call_hook(
         raise HandlerError("the hook was cancelled from within (asyncio.CancelledError)") from error
     except Exception:
         raise
-    except BaseException as error:  # the panic of a Rust extension is one, too
+    except BaseException as error:  # includes the PanicException of Rust extensions
         raise HandlerError(f"the hook raised {describe_error(error)}") from error
     finally:
         if calls is not None:
@@ -179,10 +178,10 @@ async def call_hook(
 
 
 def begin_hook(hook: Callable[..., Awaitable[T]], *arguments: Any) -> Awaitable[T]:
-    """Call a user's hook for `call_hook`; what a plain function in its place raises is treated as there.
+    """Call a user's hook for `call_hook`, and treat the exceptions of a plain function as `call_hook` does.
 
     Raises:
-        HandlerError: It called `sys.exit()`, or raised something else that is not an `Exception`.
+        HandlerError: The hook called `sys.exit()`, or raised another `BaseException` that is not an `Exception`.
     """
     try:
         return hook(*arguments)
@@ -193,10 +192,10 @@ def begin_hook(hook: Callable[..., Awaitable[T]], *arguments: Any) -> Awaitable[
 
 
 def check_returned(check: Callable[..., T], *arguments: Any) -> T:
-    """Check what a hook returned, which may run code of the user's own classes.
+    """Check a hook's result, which may run code of the user's own classes.
 
     Raises:
-        HandlerError: That code called `sys.exit()`, or raised something else that is not an `Exception`.
+        HandlerError: That code called `sys.exit()`, or raised another `BaseException` that is not an `Exception`.
     """
     try:
         return check(*arguments)
@@ -207,14 +206,14 @@ def check_returned(check: Callable[..., T], *arguments: Any) -> T:
 
 
 def log_hook_error(log: Any, hook: str, error: Exception, event: str = "a hook raised", **details: object) -> str:
-    """Log what a hook raised, and return it in words."""
+    """Log a hook's exception and return its description."""
     about = (hook, kind_of(describe_error(error)))
     throttle(log, LOG_SECONDS, about=about).warning(event, hook=hook, exc_info=error, **details)
     return f"{hook}: {explain_error(error, hook)}"
 
 
 def _wake_one(waiters: deque[asyncio.Future[None]]) -> bool:
-    """Wake the first that is not cancelled; return whether there was one."""
+    """Wake the first waiter that is not cancelled; return whether there was one."""
     while waiters:
         waiter = waiters.popleft()
         if not waiter.done():
@@ -224,12 +223,11 @@ def _wake_one(waiters: deque[asyncio.Future[None]]) -> bool:
 
 
 class HookRunner:
-    """Runs jobs in order of submission, overlapping where they wait. A job handles its own errors."""
+    """Runs jobs in order of submission; jobs that suspend overlap. A job handles its own errors."""
 
     def __init__(self, tasks: EngineTasks | None = None) -> None:
-        """Start without runners; they are created when they are needed."""
         self._engine_tasks = tasks or EngineTasks()
-        #: Which hooks have not returned.
+        #: The hooks that have not returned.
         self.calls = Calls(self._engine_tasks)
         self._jobs: deque[tuple[Callable[..., Coroutine[Any, Any, None]], tuple[Any, ...]]] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
@@ -237,7 +235,8 @@ class HookRunner:
         self._pumping = False
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        # Runners that rest within a job; whether the next one to go on is one that takes the queue.
+        # Runners that paused within a job by `give_turn`, and whether the pump next wakes a runner for the queue
+        # instead.
         self._resting: deque[asyncio.Future[None]] = deque()
         self._queue_is_next = False
         self._turn_at = 0.0
@@ -254,7 +253,7 @@ class HookRunner:
         return self.calls.last_ended_at - self._turn_at > TURN_SECONDS
 
     async def give_turn(self) -> None:
-        """Let everything else that is due go first: within a job that calls many hooks."""
+        """Yield to everything else that is due; called by jobs that call many hooks."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._resting.append(waiter)
         self._pump_soon()
@@ -266,7 +265,7 @@ class HookRunner:
         self._pump_soon()
 
     def submit_first(self, job: Callable[..., Coroutine[Any, Any, None]]) -> None:
-        """Queue the rest of a job before all others; the loop gets a turn before any of them."""
+        """Queue the rest of a job in front of all others; the loop gets a turn before any job runs."""
         self._jobs.appendleft((job, ()))
         self._turn_at = -math.inf
         self._pump_soon()
@@ -279,7 +278,7 @@ class HookRunner:
             self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Let one runner go on, in turn one that rests and one that takes the queue."""
+        """Wake one runner, alternating between paused ones and the queue."""
         self._pumping = False
         if self._closed or not (self._jobs or self._resting):
             return
@@ -294,7 +293,7 @@ class HookRunner:
                 task = self._engine_tasks.run("a runner of hooks", self._run())
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-        # The runner just woken steps first and takes the queue; if one of its hooks suspends, this finds what is left.
+        # The runner just woken steps first and takes the queue; if one of its hooks suspends, this call finds the rest.
         self._pump_soon()
 
     async def _run(self) -> None:
@@ -309,14 +308,14 @@ class HookRunner:
                 except asyncio.CancelledError:
                     raise
                 except Exception as error:
-                    # What it was to resolve never would be: end the engine.
+                    # The messages of the failed job would never be resolved, so the engine must end.
                     self._engine_tasks.fault(f"the job {job.__qualname__}", error)
                 finally:
                     self.running -= 1
-                del job, args  # a runner may rest for long
+                del job, args  # a runner may be idle for long; do not keep the job's objects alive
                 count += 1
                 if count % BURST == 0 or self.is_turn_due:
-                    break  # with a job left, the pump runs, and wakes a runner in the next turn
+                    break  # if jobs are left, the pump runs and wakes a runner in the next turn
             if self._closed or len(self._idle) >= 16:
                 return
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -324,7 +323,7 @@ class HookRunner:
             await waiter
 
     async def close(self) -> None:
-        """Cancel what runs and drop what is queued."""
+        """Cancel the running jobs and drop the queued ones."""
         self._closed = True
         self._jobs.clear()
         await self._engine_tasks.stop(*self._tasks)

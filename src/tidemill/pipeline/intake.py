@@ -1,8 +1,8 @@
-"""The way into an engine: takes messages from the source as backpressure leaves room, and closes windows.
+"""The entry of an engine: takes messages from the source as backpressure allows, and closes windows.
 
-Holds the owned partitions. The pump visits only those with news (messages that arrived, or room for messages that
-wait): a partition without any costs nothing. A message that cannot be read is dead-lettered here; every other one ends
-up in exactly one window, in order. Once stopped, nothing more is taken.
+The intake holds the owned partitions. Its pump visits only partitions with news (new messages, or room for waiting
+ones), so that an idle partition costs nothing. A message that cannot be parsed is dead-lettered here; every other
+message ends up in exactly one window, in order. After `stop`, no message is taken.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from tidemill.sources.base import Source, TopicPartition
 
 
 class _PartitionIntake:
-    """What the intake keeps of one partition.
+    """The intake's state of one partition.
 
     Attributes:
         owned: The partition.
-        arrange_again: Lets a window of it wait for `arrange`.
+        arrange_again: Queues a window of the partition for `arrange`.
         windowing: Collects messages into windows.
         waiting: Windows that wait for `arrange`, which is serial per partition.
-        arranging: Whether a job is working on these.
-        arranged: The window that it calls `arrange` for.
-        linger: Closes the open window when its time is over.
+        arranging: Whether a job is working through `waiting`.
+        arranged: The window whose `arrange` hook is running.
+        linger: The timer that closes the open window.
     """
 
     __slots__ = ("arrange_again", "arranged", "arranging", "linger", "owned", "waiting", "windowing")
@@ -58,7 +58,7 @@ class _PartitionIntake:
         self.linger: asyncio.TimerHandle | None = None
 
     def drop_waiting(self) -> list[int]:
-        """Drop what is not arranged yet; return the first offset of each of these windows."""
+        """Drop the windows that are not arranged yet; return the first offset of each."""
         unarranged = [window.messages[0].offset for window in self.waiting]
         self.waiting.clear()
         if self.arranged is not None:
@@ -77,21 +77,20 @@ class Intake:
     Args:
         limits: The limits of windows, and the order of tasks.
         source: Where messages come from.
-        idle: Set whenever something may have become idle; see `idle`.
+        idle: Set whenever the engine may have become idle; see `wait_until_idle`.
 
     Attributes:
         partitions: The owned partitions.
     """
 
     def __init__(self, limits: ExecutorSettings, source: Source, idle: asyncio.Event) -> None:
-        """Start stopped, without partitions."""
         self._limits = limits
         self._source = source
         self._idle = idle
         self.partitions: dict[TopicPartition, OwnedPartition] = {}
         self._intakes: dict[TopicPartition, _PartitionIntake] = {}
         self._names: list[str] | None = []
-        # What the pump has to visit, in turn; and what it found without room, until that is looked at again.
+        # Partitions that the pump has to visit, in turn; and those it found without room, until they get some.
         self._news: dict[TopicPartition, _PartitionIntake] = {}
         self._starved: dict[TopicPartition, _PartitionIntake] = {}
         self._shares_grew = False
@@ -102,26 +101,26 @@ class Intake:
         self._braked = False
         self._wants_one = False
 
-    # -- which partitions -------------------------------------------------------------------------------------
+    # -- owned partitions -------------------------------------------------------------------------------------
 
     def attach(self, context: EngineContext) -> None:
-        """Connect it to the engine's other parts, which are built with it."""
+        """Connect the intake to the engine's other parts, which are built after it."""
         self._context = context
         self._counts_results = context.mode.waits_for_sinks
 
     def start(self) -> None:
-        """Begin to take messages, of partitions that are assigned from now on."""
+        """Start to take messages of partitions that are assigned from now on."""
         self._loop = asyncio.get_running_loop()
         self._open = True
 
     def stop(self) -> None:
-        """Take nothing more; what was taken becomes windows."""
+        """Take no more messages; those already taken become windows."""
         self._open = False
         for intake in self._intakes.values():
             self._close_window(intake, intake.windowing.flush())
 
     def pause(self, partitions: Collection[int] | None = None) -> None:
-        """Take nothing of some partitions of the source topic until `resume`, and of others again; None: of all."""
+        """Pause exactly these partitions of the source topic until `resume`; None: pause all."""
         self._paused = partitions is None
         self._held = frozenset(partitions or ())
         self._pump_soon()
@@ -131,17 +130,17 @@ class Intake:
         self.pause(())
 
     def brake(self, on: bool) -> None:
-        """Take nothing but what `take_one` wants; or take messages again."""
+        """Take only what `take_one` requests while `on`; otherwise take messages again."""
         self._braked, self._wants_one = on, False
         self._pump_soon()
 
     def take_one(self) -> None:
-        """Take one message although the brake is on, as soon as there is one."""
+        """Take one message despite the brake, as soon as there is one."""
         self._wants_one = True
         self._pump_soon()
 
     def assign(self, partition: TopicPartition) -> None:
-        """Take a partition on; what was left of an earlier ownership is dropped."""
+        """Take ownership of a partition; what is left of an earlier ownership is dropped."""
         if partition in self.partitions:
             self.forget(self.partitions[partition])
         limits = self._limits
@@ -155,18 +154,18 @@ class Intake:
         self._visit(self._intakes[partition])
 
     def hand_over(self, owned: OwnedPartition) -> None:
-        """Drop what has not started of a partition, and start nothing more of it."""
+        """Drop the unstarted work of a partition, and start no more of it."""
         owned.hand_over(self._intakes[owned.partition].drop_waiting())
 
     def close(self) -> None:
-        """Ignore everything that happens to the partitions from now on; they are not given up."""
+        """Ignore all further events of the partitions without giving them up."""
         self.stop()
         for intake in self._intakes.values():
             intake.drop_waiting()
             intake.owned.close()
 
     def forget(self, owned: OwnedPartition) -> None:
-        """Give a partition up, unless that was done already: see `OwnedPartition.abandon`."""
+        """Give a partition up, unless that was done already; see `OwnedPartition.abandon`."""
         partition = owned.partition
         if self.partitions.get(partition) is not owned:
             return
@@ -182,7 +181,7 @@ class Intake:
         self._idle.set()
 
     async def wait_until_idle(self) -> None:
-        """Wait until nothing that was taken is left to do; the caller bounds the time."""
+        """Wait until all work that was taken is done; the caller limits the time."""
         while any(owned.busy for owned in self.partitions.values()):
             self._idle.clear()
             await self._idle.wait()
@@ -190,7 +189,7 @@ class Intake:
     # -- reports ----------------------------------------------------------------------------------------------
 
     def statistics(self) -> PartitionStatistics:
-        """Return which partitions are owned, which of them backpressure holds, and how many tasks that keeps back."""
+        """Return the owned partitions, those that backpressure holds back, and the number of tasks held back."""
         if self._names is None:
             self._names = [owned.name for owned in self.partitions.values()]
         return PartitionStatistics(
@@ -209,11 +208,11 @@ class Intake:
         return count
 
     def is_paused(self, partition: TopicPartition) -> bool:
-        """Whether nothing is taken of a partition because of `pause`."""
+        """Whether `pause` holds back this partition."""
         return self._paused or partition[1] in self._held
 
     def find_unarranged(self, partition: TopicPartition, offset: int) -> MessageStage | None:
-        """Return what a message waits for that has no tasks yet; None: it was arranged."""
+        """Return the stage of a message that has no tasks yet; None: it was arranged."""
         intake, hook = self._intakes[partition], self._context.overridden.window_hook
         if intake.arranged is not None and _holds(intake.arranged.messages, offset):
             return MessageStage(stage=Stage.ARRANGE, hook=hook)
@@ -226,14 +225,14 @@ class Intake:
     # -- the pump ---------------------------------------------------------------------------------------------
 
     def arrived(self, partitions: Collection[TopicPartition]) -> None:
-        """Take messages of partitions in the next turn of the loop."""
+        """Take messages of these partitions in the next turn of the loop."""
         for partition in partitions:
             intake = self._intakes.get(partition)
             if intake is not None:
                 self._visit(intake)
 
     def refill(self, partition: TopicPartition) -> None:
-        """Take what waits of a partition, which may have more room than before."""
+        """Take the waiting messages of a partition that may have more room than before."""
         if partition not in self._news and self._source.buffered(partition):
             intake = self._intakes.get(partition)
             if intake is not None:
@@ -254,7 +253,7 @@ class Intake:
             self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Take from every partition with news what backpressure leaves room for, a window at a time in turn."""
+        """Take what backpressure allows from every partition with news, round-robin, up to one window per round."""
         self._pumping = False
         if self._paused or not self._open:
             return
@@ -268,7 +267,7 @@ class Intake:
         hungry = [intake for intake in self._news.values() if intake.owned.handover is None]
         self._news.clear()
         if self._held:
-            # Visited again at the resume.
+            # Paused partitions are visited again after `resume`.
             self._news |= {each.owned.partition: each for each in hungry if self.is_paused(each.owned.partition)}
             hungry = [intake for intake in hungry if intake.owned.partition not in self._news]
         while hungry:
@@ -297,7 +296,7 @@ class Intake:
             self._starved.pop(owned.partition, None)
 
     def _try_one(self) -> None:
-        """Take the message that the brake wants to try, if it wants one and there is one."""
+        """Take the message for the brake's trial, if the brake wants one and there is one."""
         for intake in self._intakes.values() if self._wants_one else ():
             owned = intake.owned
             if owned.handover is not None or self.is_paused(owned.partition) or self._room(owned) <= 0:
@@ -326,7 +325,7 @@ class Intake:
                         check_headers(message)
                     set_field(message, "payload", deserialize(message))
                     continue
-                except BaseException as raised:  # whatever it raises concerns this message alone
+                except BaseException as raised:  # any exception of the hook concerns this message alone
                     error = raised
             elif self._context.handler.accept_tombstones:
                 continue
@@ -344,13 +343,13 @@ class Intake:
             self._close_window(intake, window)
 
     def _refuse(self, intake: _PartitionIntake, opened: Opened, error: BaseException | None) -> None:
-        """Dead-letter a message that cannot be read, or a tombstone; it takes no further part."""
+        """Dead-letter a message that cannot be parsed, or a tombstone; it takes no further part."""
         context, (message, entry) = self._context, opened
         if error is None:
             intake.owned.reject(message, entry, LetterKind.TOMBSTONE, "the handler does not accept tombstones")
         elif context.brake is None:
             intake.owned.reject(message, entry, LetterKind.PARSE, explain_error(error, "deserialize_message"))
-        else:  # in a window of its own it keeps its place, whether it is dead-lettered or held
+        else:  # a window of its own preserves its order, whether it is dead-lettered or held
             self._close_window(intake, intake.windowing.flush())
             now, again = self._loop.time(), intake.arrange_again
             again(WaitingWindow(context, intake.owned, [message], [entry], now, again, is_parsed=False))
@@ -376,7 +375,7 @@ class Intake:
             self._arrange_soon(intake, WaitingWindow(self._context, intake.owned, messages, entries, now, again))
 
     def _arrange_soon(self, intake: _PartitionIntake, window: WaitingWindow) -> None:
-        """Arrange a window after those of its partition that wait for that already."""
+        """Queue a window behind those of its partition that already wait for `arrange`."""
         intake.waiting.append(window)
         if not intake.arranging:
             intake.arranging = True

@@ -1,12 +1,12 @@
-"""The order per key of one owned partition (`executor.order_by: key`): keeps tasks back until their turn has come.
+"""The order per key of one owned partition (`executor.order_by: key`): holds tasks back until it is their turn.
 
 `core.pipeline.key_order` decides when that is.
 
-A task that waits is neither queued nor running; it is pending, and its messages count against `max_uncommitted` and the
-bytes in flight, not against the executors. So whatever runs tasks, resident copies with their send-ahead included, only
-ever gets those whose turn it is.
+A waiting task is neither queued nor running. It is pending; its messages count against `max_uncommitted` and the bytes
+in flight, but not against the executors. So executors, including resident copies with their send-ahead, receive only
+tasks whose turn has come.
 
-Invariant: a task that is terminal, a hook of a message that has run, and nothing else, lets others start.
+Invariant: only the end of a task, or of a message's hook, lets other tasks start.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidemill.pipeline.tasks.task_run import TaskRun
 from tidemill.runtime.messages import SourceMessage
 from tidemill.sources.base import TopicPartition
 
-#: Up to this many messages that no longer wait are kept before they are dropped.
+#: Up to this many offsets of messages that no longer wait may accumulate before they are dropped.
 _KEPT = 1_000
 
 
@@ -29,24 +29,23 @@ Opened = tuple[SourceMessage, LedgerEntry[TopicPartition, int]]
 
 
 class KeptPlace:
-    """A placeholder for the tasks of a message that are not known yet.
+    """A placeholder for a message whose tasks are not known yet.
 
     Args:
-        turn: Called when nothing is ahead of it, which may be so from the beginning.
+        turn: Called when nothing is ahead of it, possibly right away.
     """
 
     __slots__ = ("turn",)
 
     def __init__(self, turn: Callable[[], None] | None = None) -> None:
-        """Keep what to call."""
         self.turn = turn
 
 
 class OrderedTasks:
-    """Which tasks of a partition wait for their key.
+    """The tasks of a partition that wait for their key.
 
     Args:
-        waits: Called with how many more messages wait, or fewer where it is negative.
+        waits: Called with the change of the number of waiting messages.
         launch: Called with each task whose turn has come.
         hooked: Whether the handler has `on_message_complete`.
     """
@@ -54,13 +53,12 @@ class OrderedTasks:
     __slots__ = ("_begun", "_launch", "_offsets", "_order", "_waits")
 
     def __init__(self, waits: Callable[[int], None], launch: Callable[[TaskRun], None], *, hooked: bool) -> None:
-        """Start with nothing open."""
         self._launch = launch
         self._order: KeyOrder[TaskRun | KeptPlace] = KeyOrder(hooked=hooked)
         self._waits = waits
-        #: Of messages that wait, by position; what no longer waits is dropped now and then.
+        #: Offsets of waiting messages by ledger position; entries of messages that no longer wait are dropped lazily.
         self._offsets: dict[int, int] = {}
-        #: Those of them whose hook is all that waits.
+        #: Positions of the messages that wait only for their hook.
         self._begun: set[int] = set()
 
     @property
@@ -76,12 +74,12 @@ class OrderedTasks:
     def arranged(
         self, opened: Sequence[Opened], runs: Sequence[tuple[TaskRun, Sequence[int]]], place: KeptPlace | None = None
     ) -> None:
-        """Take the tasks of the next window and launch those whose turn it is.
+        """Add the tasks of the next window and launch those whose turn it is.
 
         Args:
-            opened: Its messages and their entries in the ledger.
-            runs: Its tasks, each with the indexes of its messages.
-            place: The place that was kept for it, if any.
+            opened: The window's messages and their entries in the ledger.
+            runs: The window's tasks, each with the indexes of its messages.
+            place: The placeholder that the tasks replace, if any.
         """
         if place is not None:
             self._launch_all(self._order.replace(place, [run for run, _ in runs]), self._order.waiting_messages)
@@ -94,11 +92,11 @@ class OrderedTasks:
         return any(message.key is not None and order.is_open(message.key) for message in messages)
 
     def take_hooks(self, opened: Sequence[Opened], call: Callable[[int], None]) -> None:
-        """Take a window whose messages are done but for their hooks: those of a key are called one after another.
+        """Add a window whose messages only lack their hooks; the hooks of one key are called one after another.
 
         Args:
-            opened: Its messages and their entries in the ledger.
-            call: Called with the index of each message once the hooks of earlier ones with its key are over.
+            opened: The window's messages and their entries in the ledger.
+            call: Called with the index of a message once the hooks of earlier messages with its key have ended.
         """
         places = [KeptPlace() for _ in opened]
         for index, (place, (_, entry)) in enumerate(zip(places, opened, strict=True)):
@@ -108,27 +106,27 @@ class OrderedTasks:
 
     def _call_hook(self, place: KeptPlace, position: int, call: Callable[[int], None], index: int) -> None:
         self._begun.discard(position)
-        self.ended(place)  # its key is open until the hook is over
+        self.ended(place)  # the key stays open until the hook ends
         call(index)
 
     def keep_place(self, opened: Opened, turn: Callable[[], None] | None = None) -> KeptPlace:
-        """Keep the place of a message that cannot be arranged yet; `arranged` gives it to its tasks.
+        """Add a placeholder for a message that cannot be arranged yet; `arranged` replaces it with the message's tasks.
 
         Args:
             opened: The message and its entry in the ledger.
-            turn: Called when nothing is ahead of it, which may be now.
+            turn: Called when nothing is ahead of it, possibly right away.
         """
         place = KeptPlace(turn)
         self._arranged([opened], [(place, ())])
         return place
 
     def give_up_place(self, place: KeptPlace, entry: LedgerEntry[TopicPartition, int]) -> None:
-        """Give up a place that was kept: its message gets no task."""
+        """Remove a placeholder: its message gets no task."""
         self.ended(place)
         self.message_ended(entry)
 
     def _arranged(self, opened: Sequence[Opened], runs: Sequence[tuple[TaskRun | KeptPlace, Sequence[int]]]) -> None:
-        # Positions in the ledger are never used twice.
+        # Positions in the ledger are never reused.
         places = [entry.position for _, entry in opened]
         keys = {entry.position: message.key for message, entry in opened}
         tasks = [(run, [places[index] for index in indexes]) for run, indexes in runs]
@@ -142,34 +140,34 @@ class OrderedTasks:
         self._launch_all(start, before)
 
     def find_waiting(self, entry: LedgerEntry[TopicPartition, int]) -> TaskRun | KeptPlace | None:
-        """Return what of a message waits for its key, if anything does."""
+        """Return the task or placeholder of a message that waits for its key, if any."""
         return self._order.find_waiting_task(entry.position)
 
     def find_blocker(self, run: TaskRun | KeptPlace) -> int | None:
-        """Return the position in the ledger of the message that a task waits for; None: it does not wait."""
+        """Return the ledger position of the message that a task waits for; None: it does not wait."""
         return self._order.find_blocker(run)
 
     def find_waiting_offsets(self) -> Set[int]:
-        """Return which messages have a task that waits for its key."""
+        """Return the offsets of the messages that have a task waiting for its key."""
         self._offsets = {place: offset for place, offset in self._offsets.items() if self._order.is_waiting(place)}
         return set(self._offsets.values())
 
     def find_unstarted_offsets(self) -> Set[int]:
-        """Return which of them have not begun: their hook is not all that waits."""
+        """Return the offsets of the waiting messages that have not started, that is, wait for more than their hook."""
         self.find_waiting_offsets()
         return {offset for place, offset in self._offsets.items() if place not in self._begun}
 
     def replaced(self, run: TaskRun, others: Sequence[TaskRun]) -> None:
-        """Launch what replaces a task, in its place."""
+        """Launch the tasks that replace a task, at its position in the order."""
         self._launch_all(self._order.replace(run, others), self._order.waiting_messages)
 
     def ended(self, run: TaskRun | KeptPlace) -> None:
-        """Launch what waited for a task, which is terminal."""
+        """Launch the tasks that waited for this one, which has ended."""
         before = self._order.waiting_messages
         self._launch_all(self._order.note_task_done(run), before)
 
     def message_ended(self, entry: LedgerEntry[TopicPartition, int]) -> None:
-        """Launch what waited for the hook of a message."""
+        """Launch the tasks that waited for the hook of a message."""
         before = self._order.waiting_messages
         self._launch_all(self._order.note_message_done(entry.position), before)
 

@@ -1,12 +1,12 @@
-"""Gives partitions up in good order: some of them at a rebalance, all of them when the engine stops.
+"""Gives partitions up cleanly: some of them at a rebalance, all of them when the engine stops.
 
-At a rebalance, `core.pipeline.handover` decides what of a partition is dropped and what is waited for; the engine's
-other partitions go on, and the source waits within the rebalance callback and meanwhile commits what it is told.
+At a rebalance, `core.pipeline.handover` decides which work is dropped and which is finished. The engine's other
+partitions continue; the source waits inside the rebalance callback and carries out commits meanwhile.
 
-Both have one deadline for all their steps. That of a revoke is the revoke timeout and, with transactions, the time for
-the last one. That of a stop is the drain timeout and `END_SECONDS`, counted from the request to stop, whatever is
-unreachable by then: what does not end in time is left to the end of the process. What is not finished or not committed
-is redelivered.
+Each has one deadline for all its steps. A revoke has the revoke timeout plus, with transactions, the time for the last
+one. A stop has the drain timeout plus `END_SECONDS`, counted from the request to stop, no matter which services are
+unreachable; steps that miss the deadline are abandoned to the exit of the process. Messages that are not finished or
+not committed are redelivered.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from tidemill.runtime.deadline import Deadline
 from tidemill.runtime.kept_warden import KeptWarden
 from tidemill.sources.base import Source, TopicPartition, name_partition
 
-#: Beyond the drain timeout. The driver needs the rest of 5 s to end Spark.
+#: Time after the drain timeout. The driver needs the rest of its 5 s to stop Spark.
 END_SECONDS = 2.0
-#: Of that, what closing sinks and leaving the group may take when commits took all the time before.
+#: The part of it that is reserved for closing sinks and leaving the group, when commits use up all the time before.
 CLOSE_SECONDS = 0.8
-#: Hooks may take this long to end once they are cancelled.
+#: How long hooks may take to end after they are cancelled.
 HOOK_SECONDS = 1.0
-#: Hooks that have not returned for this long are named at the end of the drain timeout.
+#: Hooks that have not returned for this long are named when the drain timeout expires.
 UNRETURNED_SECONDS = 1.0
-#: A step that comes too late still gets this long.
+#: The minimum time of each step, even after the deadline.
 LATE_SECONDS = 0.3
 
 
 async def hand_over(
     context: EngineContext, intake: Intake, partitions: Sequence[TopicPartition]
 ) -> Mapping[TopicPartition, int]:
-    """Drop what has not started of revoked partitions, finish what runs, and give them up.
+    """Drop the unstarted work of revoked partitions, finish the running tasks, and give the partitions up.
 
     Returns:
-        What is to be committed of them.
+        The offsets to commit.
     """
     revoked = [intake.partitions[partition] for partition in partitions if partition in intake.partitions]
     for owned in revoked:
@@ -75,13 +75,13 @@ class Stopping:
 
     Args:
         context: The engine's parts.
-        intake: Its partitions.
-        source: Where its messages come from.
-        services: What its handler is offered.
+        intake: The engine's partitions.
+        source: Where messages come from.
+        services: The services of the handler.
         warden: Cleans up after this process if it is killed.
-        subscribed: Whether the engine became a member of its group.
-        keep_place: Whether it stays one, for another engine that takes its partitions over.
-        is_failed: Tells whether the engine has failed, which it may even while it stops.
+        is_failed: Returns whether the engine has failed, which can also happen during the stop.
+        subscribed: Whether the engine joined its group.
+        keep_place: Whether it stays a member, because another engine takes over its partitions.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Stopping:
         subscribed: bool,
         keep_place: bool = False,
     ) -> None:
-        """Begin to count the time."""
+        """Start the deadline."""
         self._context = context
         self._intake = intake
         self._source = source
@@ -113,7 +113,7 @@ class Stopping:
         return self._subscribed and not self._is_failed()
 
     async def run(self) -> None:
-        """Drain unless the end is a failure; then release everything, whatever goes wrong on the way."""
+        """Drain unless the engine failed; then release everything, even if steps fail."""
         context = self._context
         await self._try("periodic hooks", self._services.stop_periodic())
         if self._in_group:
@@ -121,7 +121,7 @@ class Stopping:
         self._intake.close()
         if context.brake is not None:
             context.brake.close()
-        # What was committed does not wait for what is killed.
+        # The last commit need not wait for the kill of hooks and tasks.
         await asyncio.gather(
             self._try("hooks and tasks", self._end_work()),
             self._try("last commit", self._commit_last()) if self._in_group else asyncio.sleep(0),
@@ -146,9 +146,9 @@ class Stopping:
             async with self._deadline.limit(least_seconds=LATE_SECONDS):
                 await step
         except TimeoutError:
-            self._context.log.warning("a step of the stop did not end in time and is abandoned", step=what)
+            self._context.log.warning("a step of the shutdown timed out and is abandoned", step=what)
         except Exception:
-            self._context.log.exception("a step of the stop failed", step=what)
+            self._context.log.exception("a step of the shutdown failed", step=what)
 
     async def _drain(self) -> None:
         self._intake.stop()
@@ -160,7 +160,7 @@ class Stopping:
             left = sum(owned.unresolved for owned in self._intake.partitions.values())
             unreturned = self._context.hooks.calls.find_unreturned(UNRETURNED_SECONDS)
             self._context.log.warning(
-                "the drain timeout is over; what is left is redelivered",
+                "the drain timeout has expired; unfinished messages will be redelivered",
                 messages=left,
                 **({"hooks": unreturned} if unreturned else {}),
             )
@@ -171,7 +171,7 @@ class Stopping:
             async with self._deadline.before(CLOSE_SECONDS).limit(HOOK_SECONDS, least_seconds=LATE_SECONDS / 3):
                 await self._context.hooks.close()
         except TimeoutError:
-            self._context.log.warning("hooks did not end when they were cancelled, and are abandoned")
+            self._context.log.warning("cancelled hooks did not end in time and are abandoned")
         seconds = self._deadline.before(CLOSE_SECONDS).left_seconds
         await self._context.pool.close(min(self._context.settings.executor.term_grace_seconds, seconds))
 

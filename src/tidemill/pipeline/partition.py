@@ -1,7 +1,7 @@
-"""One owned partition of an engine: its pending tasks, what of it is unresolved, and every way out for its messages.
+"""One owned partition of an engine: its pending tasks, its unresolved messages, and all ways for messages to leave.
 
-Invariants: a message is resolved once: when its work is delivered, skipped or its dead letter is confirmed; once the
-partition is closed, nothing changes it; once it is being handed over, no more of its tasks start.
+Invariants: a message is resolved once: when its work is delivered, when it is skipped, or when its dead letter is
+confirmed. Nothing changes a closed partition. No task of a partition starts during its handover.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class OwnedPartition:
 
     Attributes:
         partition: Its topic and number.
-        name: The same as one text, for logs.
-        pending: Tasks without a terminal outcome, by key (the task id, or an internal one for a repeated id).
-        unresolved: Messages that were taken and have not left the pipeline.
-        undelivered: Its results that wait for sinks.
-        undelivered_bytes: How large they are together.
-        starved: Whether there was no room for more of it when the intake last looked.
-        parked: Tasks that do not start before less of that waits.
-        windows: Windows whose own hook, or what it delivers, is not done yet; their messages may be. Not held ones.
+        name: Topic and number as one text, for logs.
+        pending: Tasks without a final outcome, by key (the task id, or an internal key for a repeated id).
+        unresolved: How many messages were taken and have not left the pipeline.
+        undelivered: How many results wait for sinks.
+        undelivered_bytes: The total size of these results.
+        starved: Whether the intake found no room for its messages at the last visit.
+        parked: Tasks that wait until fewer bytes wait for sinks.
+        windows: Windows whose own hook or delivery is not done, whether or not their messages are; without held ones.
         held: How many failures the brake holds of a message, by its offset.
-        stuck: Messages that are held, or wait for their key while others are: they do not end by themselves.
-        order: Keeps tasks back until those of earlier messages with their key are done; None: no order.
+        stuck: Messages that are held, or wait for the key of a held message: a stop need not wait for them.
+        order: Holds tasks back until those of earlier messages with their key are done; None: tasks are unordered.
         taken: Which messages were taken, and when they were written.
         closed: Whether the partition was given up: late results change nothing.
-        handover: What is still waited for, once the partition is about to be given up.
+        handover: The work that is still waited for; None until the partition is about to be given up.
     """
 
     __slots__ = (
@@ -72,7 +72,6 @@ class OwnedPartition:
     )
 
     def __init__(self, partition: TopicPartition, context: EngineContext) -> None:
-        """Start empty."""
         self._context = context
         self.partition = partition
         self.name = name_partition(partition)
@@ -96,27 +95,27 @@ class OwnedPartition:
 
     @property
     def busy(self) -> bool:
-        """Whether something is in flight that may come to an end."""
+        """Whether work is in flight that can still end."""
         return self.unresolved > self.stuck or self.windows > 0
 
     @property
     def leaving(self) -> bool:
-        """Whether it is being handed over: nothing more of it starts."""
+        """Whether it is being handed over: no more of its tasks start."""
         return self.handover is not None
 
     # -- tasks ------------------------------------------------------------------------------------------------
 
     def list_pending_tasks(self) -> Iterator[ExecutorTask]:
-        """Yield the tasks that have no terminal outcome yet."""
+        """Yield the tasks that have no final outcome yet."""
         return (run.task for run in self.pending.values())
 
     def launch(self, run: TaskRun) -> None:
-        """Start a task whose turn it is, or take its result if that is known already."""
+        """Start a task whose turn it is, or use its precomputed result."""
         known = run.task.precomputed
         if known is None:
             self._context.pool.submit(run)
             return
-        if self.order is not None:  # it has waited for its key, and a hook can have changed it since it was checked
+        if self.order is not None:  # hooks may have changed the result while the task waited for its key
             try:
                 check_known(run.task, known)
             except TypeError as error:
@@ -124,10 +123,10 @@ class OwnedPartition:
                 text = f"cannot be started: {error}"
                 run.owner.failed(run, ExecutorError(run.task, None, "", text, None, ErrorKind.EXIT))
                 return
-        # Any text has bytes this way, lone surrogates (from names of files, say) included.
+        # `surrogatepass` encodes any text, including lone surrogates (from file names, for example).
         stdout = known.stdout.encode("utf-8", "surrogatepass") if isinstance(known.stdout, str) else known.stdout
         run.attempts, run.is_known = 1, True
-        if self.order is not None or run.generation:  # else it ends with its window's arrangement
+        if self.order is not None or run.generation:  # otherwise the arrangement of its window sets the end
             run.ended_at = time.time_ns() // 1000
         if (known.exit_code or run.task.labels) and self._context.recorder is not None:
             self._context.recorder.note_known(run, known.exit_code, len(stdout) + len(known.stderr))
@@ -135,28 +134,28 @@ class OwnedPartition:
 
     @property
     def may_start(self) -> bool:
-        """Whether its tasks may start: not while too much of it waits for sinks."""
+        """Whether its tasks may start: not while too many bytes wait for sinks."""
         return not self.undelivered_bytes or not self._is_full()
 
     def _is_full(self) -> bool:
-        """Tell whether so much waits for sinks that no task may start."""
+        """Return whether so many bytes wait for sinks that no task may start."""
         context = self._context
         if not context.mode.waits_for_sinks:
             return False
         return self.undelivered_bytes * context.load.lanes >= context.settings.executor.max_queued_bytes
 
     def park(self, run: TaskRun) -> None:
-        """Keep a task until fewer results wait for sinks."""
+        """Hold a task until fewer results wait for sinks."""
         self.parked.append(run)
         self._context.counters.parked += 1
 
     def tasks_done(self, count: int = 1) -> None:
-        """Count messages whose tasks are over: they no longer count against the watermarks."""
+        """Count messages whose tasks have ended: they no longer count against the watermarks."""
         self._context.load.note_finished(self.partition, count, 0)
         self._context.room_freed(self.partition)
 
     def _waits(self, count: int) -> None:
-        """Count messages that began (or ceased) to wait for their key: these do not count in the watermarks."""
+        """Count messages that start (negative: stop) waiting for their key; the watermarks exclude them."""
         self._context.load.note_waiting(self.partition, count)
         if self.held:
             self._count_stuck()
@@ -171,12 +170,12 @@ class OwnedPartition:
         self.undelivered_bytes += size_bytes
 
     def delivered(self, size_bytes: int, count: int = 1) -> None:
-        """Count out results that waited for their sink."""
+        """Count out results that their sink confirmed."""
         self.undelivered -= count
         self.charge(-size_bytes)
 
     def charge(self, size_bytes: int) -> None:
-        """Change the bytes of results that wait; tasks that waited for there to be less continue."""
+        """Change the size of the waiting results; if it falls below the limit, parked tasks start."""
         self.undelivered_bytes += size_bytes
         if self.parked and not self._is_full():
             parked = self._take_parked()
@@ -193,7 +192,7 @@ class OwnedPartition:
     # -- messages and windows -----------------------------------------------------------------------------------
 
     def take(self, messages: Sequence[SourceMessage], size_bytes: int) -> None:
-        """Count messages that were taken from the source, with the size of all keys and values."""
+        """Count messages that were taken from the source; `size_bytes` covers their keys and values."""
         count, context = len(messages), self._context
         context.counters.consumed += count
         context.counters.in_flight += count
@@ -211,7 +210,7 @@ class OwnedPartition:
         window: WindowTimes = NO_WINDOW,
         rejected: str | None = None,
     ) -> None:
-        """Let a message leave the pipeline: its work is delivered, skipped, or its letter confirmed.
+        """Resolve a message: its work is delivered, it was skipped, or its letter is confirmed.
 
         Args:
             message: The message.
@@ -242,7 +241,7 @@ class OwnedPartition:
         runs: Sequence[Sequence[TaskRun]],
         window: WindowTimes,
     ) -> None:
-        """Let messages of a window leave the pipeline together; see `resolve`."""
+        """Resolve messages of a window together; see `resolve`."""
         context, count = self._context, len(messages)
         sizes = list_sizes(messages)
         context.commits.resolve_all(entries)
@@ -287,16 +286,16 @@ class OwnedPartition:
         error: ExecutorError | None = None,
         refused: object = None,
     ) -> None:
-        """Write one letter.
+        """Write one dead letter.
 
         Args:
-            kind: What went wrong.
-            text: In words.
+            kind: The kind of failure.
+            text: The failure in words.
             messages: The messages concerned.
-            confirmed: Called on the loop, later, when the letter is written for good.
+            confirmed: Called later, on the loop, when the letter is stored.
             run: The task concerned, if there is one.
-            error: How it failed, if it did.
-            refused: What a hook returned that is not delivered, if that is why.
+            error: The error of the task, if it failed.
+            refused: The result of a hook that was refused, if that is the failure.
         """
         letter = Letter.about(
             messages,
@@ -318,17 +317,19 @@ class OwnedPartition:
         if not self.busy:
             self._context.became_idle()
 
-    # -- what the brake holds ---------------------------------------------------------------------------------
+    # -- messages that the brake holds ------------------------------------------------------------------------
 
     def hold(self, offsets: Sequence[int], *, is_window: bool) -> None:
-        """Count a failure that the brake holds: its messages are stuck, or the window's own hook is not waited for."""
+        """Count a failure that the brake holds: its messages are stuck, or (`is_window`) the window's hook is not
+        waited for.
+        """
         for offset in offsets:
             self.held[offset] = self.held.get(offset, 0) + 1
         self.windows -= is_window
         self._count_stuck()
 
     def unhold(self, offsets: Sequence[int], *, is_window: bool) -> None:
-        """Count a failure that is no longer held."""
+        """Count out a failure that is no longer held."""
         self.windows += is_window
         for offset in offsets:
             self.held[offset] -= 1
@@ -347,14 +348,14 @@ class OwnedPartition:
     # -- giving the partition up ------------------------------------------------------------------------------
 
     def hand_over(self, unarranged: Iterable[int]) -> None:
-        """Drop what has not started, and let nothing more start.
+        """Drop the work that has not started, and start no more.
 
         Args:
             unarranged: The first offsets of its windows that are not arranged.
         """
         context = self._context
         unstarted = [*context.pool.withdraw(self), *self._take_parked()]
-        if self.order is not None:  # those that wait for their key
+        if self.order is not None:  # tasks that wait for their key
             unstarted += [run for run in self.pending.values() if not run.attempts]
         waiting = self.order.find_unstarted_offsets() if self.order is not None else ()
         self.handover = Handover(context.commits.find_unresolved(self.partition), [*unarranged, *self.held, *waiting])
@@ -362,14 +363,14 @@ class OwnedPartition:
             run.owner.park(run)
 
     def withdraw(self, offsets: Iterable[int]) -> None:
-        """Leave messages to the next owner whose work would have to start now; only while it is handed over."""
+        """Leave messages to the next owner, because their work would have to start now; only during a handover."""
         assert self.handover is not None
         self.handover.note_withdrawn(offsets)
         self._look()
 
     @property
     def finishing(self) -> int:
-        """How many messages are still waited for while it is handed over."""
+        """How many messages the handover still waits for."""
         return self.handover.left if self.handover is not None else 0
 
     def _look(self) -> None:
@@ -380,13 +381,13 @@ class OwnedPartition:
         return self.closed or self.handover is None or not (self.handover.left or self.windows)
 
     async def finish(self) -> None:
-        """Wait until nothing is left to wait for, or the partition is closed; the caller bounds the time."""
+        """Wait until the handover is complete, or the partition is closed; the caller limits the time."""
         while not self._is_over():
             self._handed_over = asyncio.Event()
             await self._handed_over.wait()
 
     def close(self) -> None:
-        """Ignore everything that happens to it from now on, and forget its payloads."""
+        """Ignore all further events, and forget its payloads."""
         self.closed = True
         if self._context.recorder is not None:
             self._context.recorder.note_kept(self.partition)
@@ -397,7 +398,7 @@ class OwnedPartition:
         self._context.outbox.abandon(self.partition)
 
     def abandon(self) -> None:
-        """Give it up: what runs for it is killed, and late results change nothing."""
+        """Give the partition up: kill its running tasks; late results change nothing."""
         context = self._context
         self.close()
         context.counters.in_flight -= self.unresolved

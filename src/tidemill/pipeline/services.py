@@ -1,8 +1,9 @@
-"""What an engine offers its handler besides hooks: cache, periodic hooks, threads for blocking calls, and a watch
-over the event loop that names the hook that blocks it.
+"""The services that an engine offers its handler besides hooks: cache, periodic hooks, threads for blocking calls, and
+a
+watch over the event loop that names the hook that blocks it.
 
-Opened before `on_ready` and closed after the last `on_revoke`, so that every hook of an engine has them. Invariants:
-nothing that a handler does with them can end the engine; the handler is left as it was.
+Services open before `on_ready` and close after the last `on_revoke`, so that every hook of an engine has them.
+Invariants: no use of a service can end the engine; `close` restores the handler.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ log = structlog.get_logger(__name__)
 
 
 class ServiceStatistics(msgspec.Struct, frozen=True):
-    """What a handler did with its services.
+    """Statistics of a handler's services.
 
     Attributes:
         periodic: The runs of its periodic hooks.
         cache: The uses of its cache; zeros without one.
-        loop_blocks: How often something blocked the event loop for too long.
+        loop_blocks: How often the event loop was blocked for too long.
         hooks: How long the calls of each hook took.
-        loop_lags: How late the event loop was; none are measured if blocks are not watched for.
+        loop_lags: How late the event loop was; empty if the watch is off.
     """
 
     periodic: PeriodicStatistics
@@ -59,9 +60,9 @@ class Services:
 
     Args:
         settings: The configuration.
-        handler: The handler, which finds them as its own attributes while they are open.
-        identity: Who the engine is.
-        tasks: Where their tasks run.
+        handler: The handler; open services are attributes of it.
+        identity: The engine's identity.
+        tasks: Runs the services' tasks.
         calls: Where hooks are registered while they run.
     """
 
@@ -73,7 +74,6 @@ class Services:
         tasks: EngineTasks,
         calls: Calls,
     ) -> None:
-        """Start nothing yet."""
         self._handler = handler
         self._calls = calls
         self._offload = Offload(settings.executor.offload_threads)
@@ -81,11 +81,11 @@ class Services:
         self._cache = Cache(settings.cache, identity.instance_id, tasks) if settings.cache.enabled else None
         self._seconds = settings.executor.block_seconds
         self._watch: HookWatch | None = None
-        #: Called with hook, task and seconds when something blocks the event loop, on any thread.
+        #: Called with hook, task and seconds when the event loop is blocked; on any thread.
         self.on_block: Callable[[str | None, str | None, float], None] | None = None
 
     async def open(self) -> None:
-        """Make them available to hooks."""
+        """Open the services and attach them to the handler."""
         if self._seconds:
             self._watch = HookWatch(self._handler, self._seconds, self.on_block)
             self._watch.start()
@@ -100,15 +100,13 @@ class Services:
             self._handler.__dict__["cache"] = self._cache
 
     def start_periodic(self) -> None:
-        """Start the periodic hooks."""
         self.periodic.start()
 
     async def stop_periodic(self) -> None:
-        """Cancel the periodic hooks."""
         await self.periodic.stop()
 
     async def close(self) -> None:
-        """Remove them from the handler; the cache is written."""
+        """Detach the services from the handler, and write the cache."""
         if self._watch is not None:
             self._watch.close()
         for name, mine in (("_offload", self._offload), ("cache", self._cache)):
@@ -119,13 +117,12 @@ class Services:
             await self._cache.close()
 
     def describe_stall(self) -> dict[str, str]:
-        """Return what does not work as it should, and why."""
+        """Return the services that do not work, with the reasons."""
         found = {f"periodic {name}": f"stopped for good: {error}" for name, error in self.periodic.stopped.items()}
         cache = self._cache.describe_stall() if self._cache is not None else None
         return found if cache is None else {**found, "cache": cache}
 
     def statistics(self) -> ServiceStatistics:
-        """Return what the handler did with its services so far."""
         return ServiceStatistics(
             self.periodic.statistics(),
             self._cache.statistics() if self._cache is not None else NO_CACHE_STATISTICS,
@@ -139,7 +136,6 @@ class Offload:
     """A limited number of threads for a handler's blocking calls; further calls wait."""
 
     def __init__(self, threads: int) -> None:
-        """Start none; they are started by calls."""
         self._pool = ThreadPoolExecutor(threads, "tidemill-offload")
 
     async def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -149,14 +145,14 @@ class Offload:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     def close(self) -> None:
-        """Start no further call; running ones cannot be ended from here."""
+        """Start no more calls; running ones cannot be stopped from here."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _call_guarded(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
         return function(*args, **kwargs)
-    except StopIteration as error:  # a future cannot carry it: the caller would wait forever
+    except StopIteration as error:  # a future cannot carry StopIteration: the caller would wait forever
         raise HandlerError(f"an offloaded call raised StopIteration({error.value!r})") from error
 
 
@@ -164,9 +160,9 @@ class HookWatch:
     """Names the hook that blocks the event loop.
 
     Args:
-        handler: Whose hooks.
+        handler: The handler with the hooks.
         seconds: How long a hook may occupy the loop without a break.
-        on_block: Called with hook, task and seconds when it does, on any thread.
+        on_block: Called with hook, task and seconds when a hook exceeds that; on any thread.
     """
 
     def __init__(
@@ -175,18 +171,17 @@ class HookWatch:
         seconds: float,
         on_block: Callable[[str | None, str | None, float], None] | None = None,
     ) -> None:
-        """Collect the hooks' code objects."""
         self._tell = on_block
         self._names: dict[CodeType, str] = {}
         for name in (*HOOKS, *find_periodic_hooks(handler)):
             method: Any = getattr(handler, name)
-            while method is not None:  # a decorated hook is found by any of its layers
+            while method is not None:  # any layer of a decorated hook identifies it
                 with contextlib.suppress(AttributeError):
                     self._names[method.__code__] = name
                 method = getattr(method, "__wrapped__", None)
         self._watch = BlockWatch(seconds, self._on_block, self._on_over)
         self._hook: str | None = None
-        #: How often something that runs in the loop blocked it.
+        #: How often code in the loop blocked it.
         self.blocks = 0
 
     @property
@@ -195,16 +190,15 @@ class HookWatch:
         return self._watch.lags
 
     def start(self) -> None:
-        """Start watching; call it in the loop."""
+        """Start to watch the running loop."""
         self._ident = threading.get_ident()
         self._watch.start()
 
     def close(self) -> None:
-        """Stop watching."""
         self._watch.close()
 
     def _on_block(self, block: Block) -> None:
-        """Log which hook it is; on the watching thread and while it lasts, if that could run."""
+        """Log the blocking hook; called on the watching thread during the block, if that thread could run."""
         if block.cause is Cause.STARVED:
             return
         self._hook = self._find_running_hook() if block.stack else self._find_latest_hook()
@@ -214,7 +208,7 @@ class HookWatch:
         log.warning(
             "a hook blocks the event loop; use self.offload for blocking calls"
             if self._hook
-            else "something blocks the event loop",
+            else "the event loop is blocked",
             hook=self._hook,
             task=block.task,
             seconds=round(block.seconds, 3),
@@ -232,6 +226,6 @@ class HookWatch:
         frame = sys._current_frames().get(self._ident)
         found = None
         while frame is not None:
-            found = self._names.get(frame.f_code, found)  # the outermost: a hook may call another's code
+            found = self._names.get(frame.f_code, found)  # the outermost hook: a hook may call the code of another
             frame = frame.f_back
         return found

@@ -162,7 +162,7 @@ async def test_what_is_written_to_stderr_belongs_to_the_task_and_is_bounded(
     assert (await run(executor, "answer()")).stderr == b""
     noisy = await run(executor, "sys.stderr.write('y' * 300_000 + 'z' * 500); sys.stderr.flush(); answer()")
     assert noisy.exit_code == 0
-    assert noisy.stderr.startswith(b"[299500 bytes before this are left out]\n")
+    assert noisy.stderr.startswith(b"[299500 earlier bytes omitted]\n")
     assert noisy.stderr.endswith(b"y" * 500 + b"z" * 500)
 
 
@@ -173,7 +173,7 @@ async def test_a_copy_that_dies_fails_its_task_with_its_last_words_and_is_replac
     before = await run(executor, "answer()")
     outcome = await run(executor, "sys.stderr.write('out of luck'); sys.stderr.flush(); os._exit(7)")
     assert (outcome.exit_code, outcome.kind, outcome.stderr) == (7, ErrorKind.EXIT, b"out of luck")
-    assert outcome.exception == "the resident program ended (exit code 7) before it answered"
+    assert outcome.exception == "the resident program exited (exit code 7) before it answered"
     killed = await run(executor, "os.kill(os.getpid(), signal.SIGKILL)")
     assert (killed.exit_code, killed.kind) == (-signal.SIGKILL, ErrorKind.EXIT)
     after = await run(executor, "answer(stdout='back')")
@@ -243,17 +243,20 @@ async def test_a_time_limit_is_that_of_the_task_not_of_the_copy(make: Callable[.
 @pytest.mark.parametrize(
     ("code", "text"),
     [
-        ("print('loaded 3 models', flush=True)", "which is not an answer"),
-        ("sys.stdout.write(json.dumps({'id': task['id']}) + '\\n{}\\n'); sys.stdout.flush()", "which is not an answer"),
+        ("print('loaded 3 models', flush=True)", "which is not a valid answer"),
+        (
+            "sys.stdout.write(json.dumps({'id': task['id']}) + '\\n{}\\n'); sys.stdout.flush()",
+            "which is not a valid answer",
+        ),
         (
             "sys.stdout.write((json.dumps({'id': task['id']}) + '\\n') * 2); sys.stdout.flush()",
-            "it wrote without having a task",
+            "it wrote output without a request",
         ),
-        ("print(json.dumps({'id': task['id']}), end='\\nx', flush=True)", "it wrote without having a task"),
+        ("print(json.dumps({'id': task['id']}), end='\\nx', flush=True)", "it wrote output without a request"),
         ("task['id'] += 1; answer()", "it answered request 2 instead of 1"),
         ("answer(stdout='x' * 5000)", "more than 1000 bytes of stdout (executor.max_stdout_bytes)"),
         ("sys.stdout.write('x' * 200_000); sys.stdout.flush(); time.sleep(60)", "more than 1000 bytes of stdout"),
-        ("sys.stdout.buffer.write(b'\\xff\\n'); sys.stdout.flush()", "which is not an answer"),
+        ("sys.stdout.buffer.write(b'\\xff\\n'); sys.stdout.flush()", "which is not a valid answer"),
     ],
 )
 async def test_a_copy_that_is_out_of_step_is_killed_and_its_task_fails(
@@ -271,9 +274,9 @@ async def test_a_copy_that_is_out_of_step_is_killed_and_its_task_fails(
     ("frame", "text"),
     [
         ("struct.pack('>I', 2_000_000)", "more than 1000 bytes of stdout"),
-        ("struct.pack('>I', 2) + b'{}'", "which is not an answer"),
+        ("struct.pack('>I', 2) + b'{}'", "which is not a valid answer"),
         ("struct.pack('>I', 8) + b'{\"id\":1}'", "no line feed"),
-        ("(struct.pack('>I', 9) + b'{\"id\":1}\\n') * 2", "it wrote without having a task"),
+        ("(struct.pack('>I', 9) + b'{\"id\":1}\\n') * 2", "it wrote output without a request"),
         ("struct.pack('>I', 1110) + b'{\"id\":1}\\n' + bytes(1101)", "more than 1000 bytes of stdout"),
     ],
 )
@@ -319,7 +322,7 @@ async def test_a_program_that_ends_at_once_fails_its_tasks_slowly_and_says_so(
     assert all(outcome.stderr.startswith(b"no licence") for outcome in outcomes)
     assert time.monotonic() - started >= 0.2 + 0.4, "the starts wait longer and longer"
     stalled = executor.describe_stall() or ""
-    assert "ended before its first answer" in stalled
+    assert "exited before its first answer" in stalled
     assert "exit code 4: no licence" in stalled
     assert "hunter2" not in stalled
 
@@ -511,7 +514,7 @@ async def test_in_an_engine_a_program_that_ends_at_once_is_dead_lettered_and_sho
     assert "no model file" in run.engine.progress().stalled["resident program"]
     await run.committed(1)
     (letter,) = run.letters.letters
-    assert "ended (exit code 1) before it answered" in letter.error
+    assert "exited (exit code 1) before it answered" in letter.error
     await run.end()
 
 

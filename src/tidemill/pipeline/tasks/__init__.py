@@ -1,1 +1,1 @@
-"""A task in, its result out; knows neither partitions nor windows."""
+"""Runs tasks and returns their results; knows neither partitions nor windows."""

@@ -1,8 +1,8 @@
-"""What a task's process starts with: its environment, and the file behind a program's name.
+"""The environment of a task's process, and the lookup of programs along PATH.
 
-Invariants: neither what `executor.env_inherit_deny` names nor what tidemill tells its own processes is inherited; every
-process carries the engine's id, whatever the task says, because the warden finds it by that; a program that has moved
-is looked up again.
+Invariants: a process inherits neither the variables that `executor.env_inherit_deny` names nor tidemill's internal
+ones. Every process carries the engine's id, whatever the task's `env` says, because the warden finds processes by it.
+A program that has moved is looked up again.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pathlib import Path
 
 from tidemill.runtime.warden import ENGINE_ID_VARIABLE
 
-#: What processes of tidemill tell each other.
+#: Variables between tidemill's own processes.
 _OWN = "_TIDEMILL_*"
-#: This many looked-up names are kept, so that a handler that invents names cannot fill the memory.
+#: At most this many lookups are cached, so that a handler with ever new names cannot fill the memory.
 _MAX_PROGRAMS = 1024
 
 Environment = dict[bytes, bytes]
 
 
 def filter_environment(environ: Mapping[str, str], deny: Iterable[str]) -> dict[str, str]:
-    """Return the variables whose names match none of the patterns, upper and lower case being the same.
+    """Return the variables whose names match none of the patterns; case is ignored.
 
     Example:
         >>> filter_environment({"HOME": "/", "db_password": "x"}, ["*PASSWORD*"])
@@ -39,27 +39,26 @@ def filter_environment(environ: Mapping[str, str], deny: Iterable[str]) -> dict[
 
 
 class TaskEnvironment:
-    """The environment of every task of an engine, encoded once, and the programs found along its PATH.
+    """The environment of an engine's tasks, encoded once, and a cache of the programs found along its PATH.
 
     Args:
-        environ: What the engine itself was started with.
+        environ: The engine's own environment.
         deny: Patterns of variables that are not inherited.
-        extra: Added to every task (`executor.env`).
+        extra: Variables added for every task (`executor.env`).
         engine_id: The engine's id.
     """
 
     def __init__(
         self, environ: Mapping[str, str], deny: Iterable[str], extra: Mapping[str, str], engine_id: str
     ) -> None:
-        """Filter and encode once."""
         variables = {**filter_environment(environ, [*deny, _OWN]), **extra, ENGINE_ID_VARIABLE: engine_id}
-        #: Bytes on both sides: posix_spawn takes them as they are.
+        #: Names and values as bytes, because posix_spawn takes bytes without conversion.
         self.base: Environment = {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
         self._engine_id = os.fsencode(engine_id)
         self._programs: dict[tuple[str, bytes], str] = {}
 
     def make_for_task(self, env: Mapping[str, str]) -> Environment:
-        """Return the environment of a task that brings its own variables.
+        """Return the environment of a task that has variables of its own.
 
         Raises:
             TypeError: A name or a value is not text.
@@ -71,10 +70,10 @@ class TaskEnvironment:
         return own
 
     def find(self, program: str, env: Environment) -> str:
-        """Return the file to start; a bare name is looked up along PATH once.
+        """Return the path of the file to start; a bare name is looked up along PATH once.
 
         Raises:
-            FileNotFoundError: No program was named, or no folder of PATH has it.
+            FileNotFoundError: No program was named, or no folder of PATH contains it.
         """
         search = env.get(b"PATH", os.defpath.encode())
         found = self._programs.get((program, search))
@@ -86,7 +85,7 @@ class TaskEnvironment:
         return found
 
     def forget(self, program: str) -> None:
-        """Look this program up again next time: it is not where it was."""
+        """Drop a cached lookup: the program is not at that path any more."""
         for key in [key for key in self._programs if key[0] == program]:
             del self._programs[key]
 
@@ -99,7 +98,7 @@ def _search(program: str, path: str) -> str:
         candidate = Path(folder or ".", program)
         try:
             is_file = stat.S_ISREG(candidate.stat().st_mode)
-        except OSError:  # not there, or not for us to see: the next folder may have it
+        except OSError:  # missing or unreadable: the next folder may have it
             continue
         if is_file and os.access(candidate, os.X_OK):
             return str(candidate)
@@ -107,4 +106,4 @@ def _search(program: str, path: str) -> str:
             refused = str(candidate)
     if refused is None:
         raise FileNotFoundError(f"no program {program!r} in PATH ({path}); install it, or correct binary_path")
-    return refused  # starting it says why it is refused
+    return refused  # starting it raises the error that says why

@@ -1,17 +1,17 @@
 """Runs tasks as subprocesses: start, feed, read, time out, kill and reap; `process` defines their outcome.
 
-One epoll for all processes, registered once in the asyncio loop; per task three pipes, one posix_spawn and
-one pidfd. No threads, no fork, no asyncio callback per descriptor: apart from the kernel's own work a task costs
-about a dozen short system calls.
+One epoll, registered once in the asyncio loop, serves all processes. A task takes three pipes, one posix_spawn and one
+pidfd; there are no threads, no forks, and no asyncio callback per descriptor. Apart from the kernel's own work a task
+costs about a dozen short system calls.
 
 Invariants:
-- `start` never raises for what is wrong with a task, and `done` is called exactly once per run, on the loop,
-  never inside `start`; after `kill` it is not called at all.
-- A process leads its own group. When it has ended, the rest of its group is killed while it is still a zombie
-  (until then its id cannot belong to anyone else), then it is reaped.
-- A run holds its pipes until both outputs ended, but after the end of its leader only `LINGER_SECONDS`
-  longer: a grandchild that left the group cannot hold a slot.
-- Output is complete or the task failed; nothing is cut silently.
+- `start` never raises for a fault of a task. `done` is called exactly once per run, on the loop, never inside
+  `start`; after `kill` it is not called at all.
+- A process leads its own group. When it has ended, the rest of its group is killed while the leader is still a zombie
+  (until then its id cannot be reused), then the leader is reaped.
+- A run keeps its pipes until both outputs have ended, but at most `LINGER_SECONDS` after the end of its leader: a
+  grandchild that left the group cannot hold a slot.
+- Output is complete, or the task failed; it is never cut silently.
 """
 
 from __future__ import annotations
@@ -45,39 +45,38 @@ from tidemill.pipeline.tasks.process import (
 
 __all__ = ["Executor", "ProcessOutcome", "Run"]
 
-#: What becomes standard input, output and error of a process.
+#: The descriptors that become a process's standard input, output and error.
 Fds = tuple[int, int, int]
 
-#: How long the pipes of an ended process are read on while something outside its group still holds them.
+#: How long the pipes of an ended process are still read if a process outside its group holds them open.
 LINGER_SECONDS = 0.25
-#: How long `kill` waits for what got SIGKILL; only a process in uninterruptible sleep takes longer.
+#: How long `kill` waits after SIGKILL; only a process in uninterruptible sleep takes longer.
 REAP_SECONDS = 5.0
-#: How often processes are looked at that could not get a pidfd or a place in the epoll.
+#: The polling interval for processes without a pidfd or an epoll registration.
 POLL_SECONDS = 0.01
-#: How often descriptors are looked for that a process would inherit: the Kafka client's pipes, of which it has new ones
-#: for every new broker. A look takes 0.05 ms.
+#: The interval of checks for inheritable descriptors: the Kafka client opens pipes for every new broker. A check takes
+#: 0.05 ms.
 DESCRIPTORS_SECONDS = 0.25
 
 _DUP2 = os.POSIX_SPAWN_DUP2
-#: All of them get their default action back: whatever an engine ignores, its tasks must not.
+#: Every signal is reset to its default action: tasks must not ignore what the engine ignores.
 _SIGNALS = tuple(signal.valid_signals())
 
 
 class Executor:
-    """Runs tasks as processes of the running loop's thread.
+    """Runs tasks as child processes on the running loop's thread.
 
-    How many run at once, in which order, and what is tried again is the engine's business.
+    The engine decides how many tasks run at once, in which order, and which are retried.
 
     Args:
-        settings: Output caps, grace and environment.
+        settings: Output limits, grace period and environment.
         engine_id: Marks every process for the warden.
-        environ: What the engine was started with.
+        environ: The engine's own environment.
     """
 
     def __init__(self, settings: ExecutorSettings, engine_id: str, environ: Mapping[str, str] = os.environ) -> None:
-        """Filter the environment; open nothing yet."""
         self._environment = TaskEnvironment(environ, settings.env_inherit_deny, settings.env, engine_id)
-        #: How many tasks may run at a time; the caller sees to that.
+        #: How many tasks may run at once; the caller enforces it.
         self.capacity = settings.max_executors
         self._pipes = Pipes(settings.max_stdout_bytes, settings.max_stderr_bytes)
         self._grace_seconds = settings.term_grace_seconds
@@ -85,11 +84,11 @@ class Executor:
         self._polled: set[Run] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
-        self._descriptors_at = -math.inf  # when they were looked for
-        self._ended = asyncio.Event()  # one of the runs was finished; replaced by what waits again
+        self._descriptors_at = -math.inf  # when they were last checked
+        self._ended = asyncio.Event()  # set when a run finishes; waiters replace it
 
     def open(self) -> None:
-        """Join the running loop."""
+        """Attach the executor to the running loop."""
         occupy_standard_fds()
         self._loop = asyncio.get_running_loop()
         self._pipes.open()
@@ -104,13 +103,13 @@ class Executor:
     def start(
         self, argv: Sequence[str], stdin: bytes, env: Mapping[str, str], timeout_seconds: float, done: Done
     ) -> Run:
-        """Start a process; how it ended is reported to `done`, later.
+        """Start a process; its outcome is passed to `done` later.
 
         Args:
-            argv: The program (a path, or a name to find along PATH) and its arguments.
-            stdin: All of its standard input.
-            env: Added to the engine's filtered environment.
-            timeout_seconds: Wall-clock limit; then SIGTERM to its group, the grace, SIGKILL.
+            argv: The program (a path, or a name to look up along PATH) and its arguments.
+            stdin: The complete standard input.
+            env: Variables added to the engine's filtered environment.
+            timeout_seconds: Wall-clock limit; then SIGTERM to its group, the grace period, SIGKILL.
             done: Called once, on the loop, unless the run is killed before.
         """
         run = Run(done, time.monotonic())
@@ -118,7 +117,7 @@ class Executor:
         try:
             check_limit(timeout_seconds)
             self._spawn(run, argv, stdin, env)
-        except Exception as error:  # whatever it is, it concerns this task alone
+        except Exception as error:  # any error concerns this task alone
             self._refuse(run, argv, error)
             return run
         self._watch(run)
@@ -126,16 +125,17 @@ class Executor:
         return run
 
     def attach(self, argv: Sequence[str], fds: Fds, done: Done) -> Run:
-        """Start a process whose pipes are the caller's; here it is only watched, limited, killed and reaped.
+        """Start a process over the caller's pipes; the executor only watches, limits, kills and reaps it.
 
         Args:
             argv: As for `start`.
-            fds: What becomes its standard input, output and error; they stay open here.
-            done: As for `start`; its outputs are empty.
+            fds: The descriptors for its standard input, output and error; the caller closes them.
+            done: As for `start`; the outputs of the outcome are empty.
         """
         run = Run(done, time.monotonic())
         self._runs.add(run)
-        self._descriptors_at = -math.inf  # it would keep what it inherits for long
+        # check now, because the process would keep inherited descriptors open for long
+        self._descriptors_at = -math.inf
         try:
             self._launch(run, argv, self._environment.base, fds)
         except Exception as error:
@@ -145,14 +145,14 @@ class Executor:
         return run
 
     def limit(self, run: Run, timeout_seconds: float, now: float) -> None:
-        """Give a run this many seconds from now on, whatever its limit was before; infinity: no limit."""
+        """Set the time limit of a run to this many seconds from `now`; infinity: no limit."""
         run.timeout_seconds = timeout_seconds
         run.deadline = now + timeout_seconds
         if run.deadline < self._timer_at:
             self._arm(run.deadline, now)
 
     def describe_stall(self) -> str | None:
-        """Return None: nothing holds up all of the tasks."""
+        """Return None: no cause stalls all tasks of this executor."""
         return None
 
     def _refuse(self, run: Run, argv: Sequence[str], error: Exception) -> None:
@@ -163,14 +163,14 @@ class Executor:
         self._loop.call_soon(self._finish, run)
 
     async def kill(self, runs: Iterable[Run], grace_seconds: float) -> None:
-        """End these runs: SIGTERM to their groups, the grace, SIGKILL; their `done` is never called."""
+        """Kill these runs: SIGTERM to their groups, the grace period, SIGKILL; their `done` is never called."""
         now = time.monotonic()
         mine = [run for run in runs if run in self._runs]
         for run in mine:
             run.done = None
             if run.pid is not None and not run.ended:
                 run.failure = run.failure or (None, "killed")
-                run.deadline = now + grace_seconds  # then the timer kills it, even if nothing waits here any longer
+                run.deadline = now + grace_seconds  # then the timer sends SIGKILL, even if this coroutine was cancelled
                 self.send_signal(run, signal.SIGTERM)
         self._arm(now + grace_seconds, now)
         deadline = now + grace_seconds + REAP_SECONDS
@@ -184,11 +184,11 @@ class Executor:
                 return
 
     async def kill_all(self, grace_seconds: float) -> None:
-        """End every run, as `kill` does."""
+        """Kill every run; see `kill`."""
         await self.kill(list(self._runs), grace_seconds)
 
     def close(self) -> None:
-        """Leave the loop; what still runs gets SIGKILL and is not reported."""
+        """Detach from the loop; processes that still run get SIGKILL and are not reported."""
         for run in list(self._runs):
             run.done = None
             self.send_signal(run, signal.SIGKILL)
@@ -212,7 +212,7 @@ class Executor:
             if stdin:
                 reader, run.stdin_fd = os.pipe2(os.O_CLOEXEC)
                 theirs.append(reader)
-                # Before the start: most children then find all of it, and its end.
+                # Feed before the start: most children then find their whole input, and its end.
                 self._pipes.begin_feeding(run, stdin)
             run.stdout.fd, out = os.pipe2(os.O_CLOEXEC)
             theirs.append(out)
@@ -240,7 +240,7 @@ class Executor:
         )
 
     def _watch(self, run: Run) -> None:
-        """Have its end and its outputs reported; without descriptors for that, poll it."""
+        """Watch the end and the outputs of a process; poll it if there are no descriptors left."""
         try:
             self._pipes.watch(run)
         except OSError:
@@ -262,11 +262,11 @@ class Executor:
                     pipes.feed(run)
                 if run.ended and run.stdout.fd < 0 and run.stderr.fd < 0:
                     self._finish(run)
-            except Exception as error:  # no memory, say: this run's end, but the other events stay
+            except Exception as error:  # out of memory, for example: fail this run, but handle the other events
                 self._break(run, error)
 
     def _on_exit(self, run: Run) -> None:
-        with contextlib.suppress(OSError):  # the rest of its group, if there is any
+        with contextlib.suppress(OSError):  # the rest of its group, if any
             os.killpg(run.pid, signal.SIGKILL)  # type: ignore[arg-type]  # it ran
         reap(run)
         now = time.monotonic()
@@ -288,16 +288,16 @@ class Executor:
             return
         try:
             done(make_outcome(run))
-        except Exception as error:  # the caller's: it must not keep other runs from being reported
+        except Exception as error:  # an error of the caller must not keep other runs from being reported
             self._loop.call_exception_handler(
-                {"message": f"the callback of process {run.pid} raised", "exception": error}
+                {"message": f"the done callback of process {run.pid} raised", "exception": error}
             )
 
     def _break(self, run: Run, error: Exception) -> None:
         run.failure = run.failure or (None, f"{type(error).__name__}: {error}")
         self.send_signal(run, signal.SIGKILL)
         now = time.monotonic()
-        self._polled.add(run)  # its one exit event may be used up
+        self._polled.add(run)  # its one-shot exit event may already be consumed
         self._arm(now + POLL_SECONDS, now)
 
     def _arm(self, when: float, now: float) -> None:
@@ -355,5 +355,5 @@ class Executor:
             self._break(run, error)
 
     def send_signal(self, run: Run, number: signal.Signals) -> None:
-        """Send a signal to a run's group; its end is reported like any other."""
+        """Send a signal to a run's group; the end of the run is reported as usual."""
         signal_group(run, number)

@@ -1,13 +1,14 @@
-"""The protocol of resident programs: the bytes of a request, and the answers in the bytes that come back.
+"""The protocol of resident programs: encodes requests, and decodes answers from the bytes of their output.
 
-json: one line each way, `{"id": 7, "args": ["-n"], "stdin": "text"}` and `{"id": 7, "stdout": "text"}`. The answer's
-`stdout` may be any JSON, which is then the output as it stands; `stderr` (text) and `exit_code` may be added.
+json: one line in each direction, `{"id": 7, "args": ["-n"], "stdin": "text"}` and `{"id": 7, "stdout": "text"}`. The
+answer's `stdout` may be any JSON value; a value other than a string is the output verbatim. `stderr` (text) and
+`exit_code` are optional.
 
-length: frames, each way a number of four bytes (unsigned, big endian) and that many bytes: a line of JSON as above, but
-without `stdin` and `stdout`, and after its line feed the raw bytes of the one or the other.
+length: frames, in each direction a length of four bytes (unsigned, big endian) and that many bytes: a line of JSON as
+above but without `stdin` or `stdout`, a line feed, and then the raw bytes of `stdin` or `stdout`.
 
-Invariants: no I/O; what is not an answer is detected where it is read. Each answer
-carries the number of its request: otherwise a stray line would shift every later answer to another message.
+Invariants: no I/O. Invalid answers are detected where they are read. Each answer carries the number of its request;
+otherwise a stray line would shift every later answer to another message.
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ from typing import Protocol
 import msgspec
 
 _LENGTH = struct.Struct(">I")
-#: Beyond the output itself, an answer may have this many bytes of JSON around it.
+#: An answer may have this many bytes of JSON in addition to the output itself.
 SLACK_BYTES = 65_536
-#: A byte of output takes at most this many in JSON (as \\u0000).
+#: The most bytes that JSON needs for one byte of output (as \u0000).
 _ESCAPE = 6
 _QUOTE = ord('"')
 
 
 class FramingError(Exception):
-    """What a program wrote is not an answer; the text says why."""
+    """A program's output is not a valid answer; the text says why."""
 
 
 class TooMuchError(Exception):
-    """An answer is larger than outputs may be."""
+    """An answer exceeds the limit for outputs."""
 
 
 class ResidentAnswer(msgspec.Struct):
-    """What a program answered.
+    """A program's answer.
 
     Attributes:
         id: The request's number.
         stdout: The output.
-        stderr: What it reports as standard error.
+        stderr: The text that it reports as standard error.
         exit_code: 0 means success.
     """
 
@@ -75,26 +76,25 @@ class _RequestHeader(msgspec.Struct):
 
 
 class FrameReader(Protocol):
-    """Puts one copy's answers together from the chunks that arrive."""
+    """Assembles the answers of one copy from the chunks that arrive."""
 
     def feed(self, chunk: bytes) -> list[ResidentAnswer]:
-        """Take a chunk; return the answers that it completes.
+        """Add a chunk; return the answers that it completes.
 
         Raises:
-            FramingError: It is not an answer.
-            TooMuchError: One is larger than allowed.
+            FramingError: The bytes are not a valid answer.
+            TooMuchError: An answer exceeds the limit.
         """
 
     @property
     def is_amid(self) -> bool:
-        """Whether an answer has begun and not ended."""
+        """Whether an answer has started and not ended."""
 
 
 class JsonLines:
-    """One JSON document a line."""
+    """One JSON document per line."""
 
     def __init__(self, max_stdout_bytes: int) -> None:
-        """Keep how large an output may be."""
         self._max_bytes = max_stdout_bytes
         self._encode = msgspec.json.Encoder().encode
 
@@ -116,10 +116,9 @@ class JsonLines:
 
 
 class LengthFrames:
-    """A length before each frame; in it a line of JSON, and raw bytes."""
+    """Length-prefixed frames, each a line of JSON followed by raw bytes."""
 
     def __init__(self, max_stdout_bytes: int) -> None:
-        """Keep how large an output may be."""
         self._max_bytes = max_stdout_bytes
         self._encode = msgspec.json.Encoder().encode
 
@@ -127,7 +126,7 @@ class LengthFrames:
         """Return the bytes of a request.
 
         Raises:
-            ValueError: An argument is not text, or all of it is too long for the number before it.
+            ValueError: An argument is not text, or the frame is too long for the length field.
         """
         header = self._encode(_RequestHeader(number, _check_texts(args)))
         size = len(header) + 1 + len(stdin)
@@ -151,7 +150,7 @@ def make_framing(name: str, max_stdout_bytes: int) -> Framing:
 def _check_texts(args: Sequence[str]) -> Sequence[str]:
     for arg in args:
         if not isinstance(arg, str):
-            raise ValueError(f"an argument has to be text, not {arg!r}")  # noqa: TRY004  # one kind of refusal
+            raise ValueError(f"an argument must be text, not {arg!r}")  # noqa: TRY004  # one kind of refusal
     return args
 
 
@@ -194,7 +193,7 @@ class _LineReader:
             found = self._decode(line)
             stdout = _decode_output(found.stdout)
         except (msgspec.MsgspecError, UnicodeError) as error:
-            raise FramingError(f"it wrote {_show(line)}, which is not an answer: {error}") from None
+            raise FramingError(f"it wrote {_show(line)}, which is not a valid answer: {error}") from None
         if len(stdout) > self._max_bytes:
             raise TooMuchError
         return ResidentAnswer(found.id, stdout, found.stderr, found.exit_code)
@@ -242,7 +241,7 @@ class _FrameReader:
         try:
             found = self._decode(header)
         except msgspec.MsgspecError as error:
-            raise FramingError(f"its frame begins {_show(header)}, which is not an answer: {error}") from None
+            raise FramingError(f"its frame starts with {_show(header)}, which is not a valid answer: {error}") from None
         if not feed:
             raise FramingError(f"its frame {_show(header)} has no line feed after the JSON")
         if len(stdout) > self._max_bytes:

@@ -1,7 +1,7 @@
-"""The pipes of all processes of an executor, and one epoll that tells of them and of the processes' ends.
+"""The pipes of all processes of an executor, and one epoll that reports their events and the ends of the processes.
 
-Invariants: no call blocks; a descriptor leaves the epoll before it is closed; output is complete or the run failed,
-nothing is cut silently.
+Invariants: no call blocks. A descriptor is removed from the epoll before it is closed. Output is complete, or the run
+failed; it is never cut silently.
 """
 
 from __future__ import annotations
@@ -14,31 +14,30 @@ import signal
 from tidemill.pipeline.handler.models import ErrorKind
 from tidemill.pipeline.tasks.process import Output, Run, signal_group
 
-#: An empty pipe takes one page without blocking, however few pages the kernel grants.
+#: An empty pipe accepts one page without blocking, even when the kernel grants no more.
 _SURE_BYTES = 4096
 _CHUNK_BYTES = 65536
 _EVENTS = 64
-#: One event only: a child between fork and exec may hold a copy of a pidfd that was closed, and it must not
-#: speak again under a number that has a new meaning.
+#: One-shot: a child between fork and exec may hold a copy of a closed pidfd, which must not report a second event under
+#: a
+#: descriptor number that was reused.
 _EXIT = select.EPOLLIN | select.EPOLLONESHOT
 
 
 class Pipes:
-    """What goes in and out of processes.
+    """The input and output of processes.
 
     Args:
-        max_stdout_bytes: The most that a process may write to its standard output.
-        max_stderr_bytes: The same for its standard error.
+        max_stdout_bytes: The limit for a process's standard output.
+        max_stderr_bytes: The limit for a process's standard error.
     """
 
     def __init__(self, max_stdout_bytes: int, max_stderr_bytes: int) -> None:
-        """Open nothing yet."""
         self._max_stdout_bytes = max_stdout_bytes
         self._max_stderr_bytes = max_stderr_bytes
         self._watched: dict[int, Run] = {}
 
     def open(self) -> None:
-        """Open the epoll."""
         self._epoll = select.epoll()
 
     def fileno(self) -> int:
@@ -46,14 +45,13 @@ class Pipes:
         return self._epoll.fileno()
 
     def close_all(self) -> None:
-        """Close the epoll."""
         self._epoll.close()
 
     def watch(self, run: Run) -> None:
-        """Have the end of a process and what comes through its pipes reported by `poll`.
+        """Register a process's end and its pipes, so that `poll` reports their events.
 
         Raises:
-            OSError: There is no room for another descriptor, or for watching it.
+            OSError: No descriptor, or no epoll registration, is available.
         """
         watched, register = self._watched, self._epoll.register
         run.pidfd = pidfd = os.pidfd_open(run.pid)  # type: ignore[arg-type]  # it was just started
@@ -68,9 +66,9 @@ class Pipes:
             watched[run.stdin_fd] = run
 
     def poll(self) -> list[tuple[int, Run]]:
-        """Return the descriptors on which something happened, with their runs."""
+        """Return the descriptors with events, with their runs."""
         watched = self._watched
-        # Resolved first: a number that one event closes may come back as another run's before the next event.
+        # Resolve all first: a number that one event closes may belong to another run before the next event is handled.
         return [(fd, run) for fd, _ in self._epoll.poll(0, _EVENTS) if (run := watched.get(fd)) is not None]
 
     def begin_feeding(self, run: Run, stdin: bytes) -> None:
@@ -81,13 +79,13 @@ class Pipes:
         self.feed(run)
 
     def feed(self, run: Run) -> None:
-        """Write as much of the input as the pipe takes; close it after the last of it."""
+        """Write as much of the input as the pipe accepts; close it at the end."""
         data = run.stdin
         try:
             written = os.write(run.stdin_fd, data)
         except BlockingIOError:
             return
-        except BrokenPipeError:  # it may close its input without having read all of it
+        except BrokenPipeError:  # a process may close its input without reading all of it
             written = len(data)
         if written < len(data):
             run.stdin = memoryview(data)[written:]
@@ -97,13 +95,13 @@ class Pipes:
         run.stdin_fd = -1
 
     def read_all(self, run: Run) -> None:
-        """Read everything that is there now."""
+        """Read everything that is available now."""
         for output in (run.stdout, run.stderr):
             while output.fd >= 0 and self.read(run, output):
                 pass
 
     def read(self, run: Run, output: Output) -> bool:
-        """Read one chunk; return whether more may be there now."""
+        """Read one chunk; return whether more may be available now."""
         try:
             data = os.read(output.fd, _CHUNK_BYTES)
         except BlockingIOError:
@@ -130,7 +128,7 @@ class Pipes:
         self.close_outputs(run)
 
     def close_outputs(self, run: Run) -> None:
-        """Stop reading what a process writes."""
+        """Stop reading a process's output."""
         self._close_output(run.stdout)
         self._close_output(run.stderr)
 
@@ -140,7 +138,7 @@ class Pipes:
             output.fd = -1
 
     def close_input(self, run: Run) -> None:
-        """Close what a process that is over cannot need: its input and its pidfd."""
+        """Close an ended process's input and pidfd."""
         if run.stdin_fd >= 0:
             self._close_fd(run.stdin_fd)
             run.stdin_fd = -1
@@ -151,12 +149,12 @@ class Pipes:
             run.pidfd = -1
 
     def close(self, run: Run) -> None:
-        """Close everything of a process."""
+        """Close all descriptors of a process."""
         self.close_input(run)
         self.close_outputs(run)
 
     def _close_fd(self, fd: int) -> None:
-        # Taken out first: closing alone does not while a child between fork and exec holds a copy.
+        # Unregister first: closing alone does not unregister while a child between fork and exec holds a copy.
         if self._watched.pop(fd, None) is not None:
             self._epoll.unregister(fd)
         os.close(fd)

@@ -1,7 +1,7 @@
-"""Tasks on their way to an outcome: the queue by age, the slots, and the waits between tries.
+"""Tasks in flight: the queue by age, the slots, and the backoff between attempts.
 
-A task waits in the queue, oldest arrival first, until a slot is free; it runs as a process; its outcome goes to its
-owner, which also says whether it may start. A task that waits for its next try holds no slot and keeps its age.
+A task waits in the queue, oldest arrival first, until a slot is free, and runs as a process. Its outcome goes to its
+owner; its group decides whether it may start. A task in backoff holds no slot and keeps its age.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from tidemill.runtime.log import throttle
 
 log = structlog.get_logger(__name__)
 
-#: When the machine cannot start a process (no memory, no descriptors), the queue waits this long.
+#: The queue pauses this long when the machine cannot start a process (no memory, no descriptors).
 SPAWN_PAUSE_SECONDS = 0.5
 
 
 class PoolStatistics(msgspec.Struct, frozen=True):
-    """How many tasks are where.
+    """How many tasks are in each state.
 
     Attributes:
-        running: Processes that run.
+        running: Running processes.
         queued: Tasks that wait for a slot.
-        retrying: Tasks that wait for their next try.
-        retried: How often a task that failed was queued again.
-        timeouts: Attempts that took too long.
+        retrying: Tasks that wait for their next attempt.
+        retried: How often a failed task was queued again.
+        timeouts: Attempts that timed out.
         attempts: How long attempts ran.
         queue_waits: How long tasks waited for a slot.
         spawns: How long it took to start an attempt.
@@ -59,28 +59,28 @@ class TaskPool:
     Args:
         executor: Starts the processes.
         settings: Slots and limits.
-        tasks: Where asyncio tasks run.
+        tasks: Runs asyncio tasks.
     """
 
     def __init__(self, executor: TaskExecutor, settings: ExecutorSettings, tasks: EngineTasks) -> None:
-        """Start with an empty queue."""
         self._tasks = tasks
         self._executor = executor
         self._settings = settings
         self._slots = executor.capacity
         self._free_slots = list(range(executor.capacity))
-        #: Called with every try that has ended, unless its outcome is kept.
+        #: Called with every attempt that has ended, unless its outcome is stored for later.
         self.on_attempt: Callable[[TaskRun, ProcessOutcome], None] | None = None
-        #: A task that ended well in less time keeps its outcome, to be recorded with others when their messages leave.
-        #: One of several messages does not: its owner has forgotten them by then.
+        #: A task that succeeds in less time stores its outcome, which is recorded together with others when their
+        #: messages leave.
+        #: Tasks of several messages are excluded, because their owner has forgotten the messages by then.
         self.kept_below_seconds = 0.0
-        #: Called with every try that has ended, for somebody who watches; None: nobody does.
+        #: Called with every attempt that has ended, while a live view is watching; None: no one is.
         self.on_ended: Callable[[TaskRun, ProcessOutcome], None] | None = None
         self._queue: list[tuple[float, int, TaskRun]] = []
         self._order = itertools.count()
         self._running: set[TaskRun] = set()
         self._retrying: set[TaskRun] = set()
-        #: How many times a task that failed was queued again.
+        #: How often a failed task was queued again.
         self._retried = 0
         self._timeouts = 0
         self._attempts, self._queue_waits, self._spawns = Durations(), Durations(), Durations()
@@ -90,7 +90,6 @@ class TaskPool:
         self._closed = False
 
     def statistics(self) -> PoolStatistics:
-        """Return how many tasks are where now."""
         return PoolStatistics(
             len(self._running),
             len(self._queue),
@@ -103,26 +102,26 @@ class TaskPool:
         )
 
     def list_queued(self) -> frozenset[TaskRun]:
-        """Return the tasks that wait for a slot; costs by how many they are."""
+        """Return the tasks that wait for a slot; takes time linear in their number."""
         return frozenset(run for _, _, run in self._queue)
 
     def list_first_queued(self, most: int) -> list[TaskRun]:
-        """Return up to this many of the tasks that start next."""
+        """Return up to `most` tasks, in the order in which they will start."""
         return [run for _, _, run in heapq.nsmallest(most, self._queue)]
 
     def list_running(self, most: int) -> list[tuple[TaskRun, float]]:
-        """Return up to this many tasks whose process runs, by slot, and the loop's time at which each was started."""
+        """Return up to `most` running tasks, by slot, and the loop's time at which each was started."""
         running = sorted(self._running, key=lambda run: run.slot or 0)[:most]
         started = [(run, getattr(run.process, "started_at", 0.0)) for run in running]
         return [(run, at) for run, at in started if at]
 
     def list_retrying(self, most: int) -> list[tuple[TaskRun, float]]:
-        """Return up to this many tasks that wait for their next attempt, and the loop's time at which each is due."""
+        """Return up to `most` tasks that wait for their next attempt, and the loop's time at which each is due."""
         waiting = [(run.timer.when(), id(run), run) for run in self._retrying if run.timer is not None]
         return [(run, due) for due, _, run in heapq.nsmallest(most, waiting)]
 
     def submit(self, run: TaskRun) -> None:
-        """Queue a task; it starts as soon as it is the oldest and a slot is free, unless its group is leaving."""
+        """Queue a task; it starts when it is the oldest and a slot is free, unless its group is leaving."""
         if run.owner.group.leaving:
             run.owner.park(run)
             return
@@ -131,7 +130,7 @@ class TaskPool:
         self._dispatch_soon()
 
     def retry(self, run: TaskRun, delay_seconds: float) -> None:
-        """Queue a task again after a while, unless its group is leaving."""
+        """Queue a task again after a delay, unless its group is leaving."""
         if run.owner.group.leaving:
             run.owner.park(run)
             return
@@ -145,7 +144,7 @@ class TaskPool:
         self.submit(run)
 
     def _dispatch_soon(self) -> None:
-        # Once per turn of the loop, so that a window's tasks are all queued before the oldest is chosen.
+        # Once per turn of the loop, so that all tasks of a window are queued before the oldest is chosen.
         if not self._dispatching and len(self._running) < self._slots:
             self._dispatching = True
             asyncio.get_running_loop().call_soon(self._dispatch)
@@ -179,7 +178,7 @@ class TaskPool:
             what = "stdin"
             stdin = task.stdin.encode() if isinstance(task.stdin, str) else task.stdin or b""
             run.input_bytes = len(stdin)
-        except Exception as error:  # not UTF-8, or a hook has changed the task since it was checked
+        except Exception as error:  # not UTF-8, or a hook changed the task since it was checked
             failure = ProcessOutcome(None, b"", b"", 0.0, None, ErrorKind.EXIT, f"cannot be started: {what}: {error}")
             asyncio.get_running_loop().call_soon(self._ended, run, failure)
             return
@@ -193,7 +192,7 @@ class TaskPool:
         self._spawns.add(time.monotonic() - started_at)
 
     def _ended(self, run: TaskRun, outcome: ProcessOutcome) -> None:
-        if run in self._running:  # else it was abandoned with its group
+        if run in self._running:  # otherwise it was abandoned with its group
             self._release(run)
         run.process = None
         run.ended_at = time.time_ns() // 1000
@@ -245,7 +244,7 @@ class TaskPool:
             heapq.heappush(self._free_slots, run.slot)
 
     def _cannot_spawn(self, run: TaskRun, outcome: ProcessOutcome) -> None:
-        """Queue the task again in its place: the machine is short of something, which is not the task's fault."""
+        """Queue the task again with its old age: the machine lacks a resource, which is not the task's fault."""
         throttle(log, 10.0).error("processes cannot be started; waiting", error=outcome.exception)
         run.attempts -= 1
         self.submit(run)
@@ -257,7 +256,7 @@ class TaskPool:
         self._dispatch()
 
     def withdraw(self, group: TaskGroup) -> list[TaskRun]:
-        """Take a group's tasks that do not run out of the queue and out of their backoff; return them."""
+        """Remove a group's waiting tasks from the queue and from backoff; return them."""
         waiting = [run for run in self._retrying if run.owner.group is group]
         for run in waiting:
             self._retrying.discard(run)
@@ -269,7 +268,7 @@ class TaskPool:
         return waiting
 
     def abandon(self, group: TaskGroup) -> None:
-        """Kill what runs for a closed group and forget what waits."""
+        """Kill the running tasks of a closed group and drop the waiting ones."""
         assert group.closed
         theirs = [run for run in self._running if run.owner.group is group]
         if theirs:
@@ -287,9 +286,9 @@ class TaskPool:
         self._dispatch_soon()
 
     async def close(self, grace_seconds: float) -> None:
-        """Kill everything that runs, with this much time between SIGTERM and SIGKILL; no outcome is reported.
+        """Kill all running tasks, with `grace_seconds` between SIGTERM and SIGKILL; no outcome is reported.
 
-        When this is cancelled, what still runs gets SIGKILL at once.
+        If this is cancelled, the remaining processes get SIGKILL at once.
         """
         self._closed = True
         for run in self._retrying:
@@ -320,5 +319,5 @@ def _make_error(task: ExecutorTask, outcome: ProcessOutcome, kind: ErrorKind) ->
 def _copy_labels(labels: Mapping[str, str]) -> dict[str, str]:
     try:
         return dict(labels)
-    except Exception:  # a hook can have put anything there since the task was checked; it runs without them
+    except Exception:  # a hook may have replaced the labels since the task was checked; run it without them
         return {}

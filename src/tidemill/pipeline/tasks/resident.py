@@ -1,12 +1,12 @@
-"""Resident executors: copies of one program that stay alive and are fed task after task over their pipes.
+"""Resident executors: copies of one program that stay alive and receive task after task over their pipes.
 
-`core.pipeline.residents` decides which copy gets which task and when copies are started; `framing` knows the bytes;
-`executor` starts, limits, signals and reaps the processes. Here is what a copy's answer or end means for the task
-that it had. Tasks that name another program run as processes of their own.
+`core.pipeline.residents` decides which copy gets which task and when copies start. `framing` encodes and decodes;
+`executor` starts, limits, signals and reaps the processes. This module decides what a copy's answer or end means for
+its tasks. Tasks that name another program run as processes of their own.
 
 Invariants: `done` is called exactly once per task, on the loop, never inside `start`, and not at all after `kill`. A
-copy that was out of step (an answer that is invalid, or for another request) or over its limits is killed and never
-used again; the task that it had ends when that process is gone, so that nothing runs beside its next try.
+copy that was out of step (an invalid answer, or one to another request) or exceeded a limit is killed and never used
+again. Its task ends only after that process has exited, so that the next attempt does not overlap with it.
 """
 
 from __future__ import annotations
@@ -35,30 +35,29 @@ from tidemill.runtime.log import throttle
 
 log = structlog.get_logger(__name__)
 
-#: How long the next start waits after copies that ended before their first answer.
+#: The delay before the next start after copies that exited before their first answer.
 RESTARTS = Backoff(0.2, 30.0, 2.0)
-#: How long a copy that is no longer needed may take to end by itself once its input has ended.
+#: How long a retired copy may take to exit after its input is closed.
 LEAVE_SECONDS = 1.0
 
 _CHUNK_BYTES = 65536
 
 
 def build_executor(settings: ExecutorSettings, engine_id: str, environ: Mapping[str, str] = os.environ) -> TaskExecutor:
-    """Return what runs an engine's tasks, as `executor.mode` says."""
+    """Return the executor of an engine, according to `executor.mode`."""
     executor = Executor(settings, engine_id, environ)
     return ResidentExecutor(settings, executor) if settings.mode == "resident" else executor
 
 
 class ResidentExecutor:
-    """Runs tasks of one program in resident copies, and others as processes.
+    """Runs tasks of one program in resident copies, and other tasks as processes.
 
     Args:
         settings: The program, its copies and their limits.
-        executor: Starts and ends processes; opened and closed with this.
+        executor: Starts and ends processes; opened and closed with this executor.
     """
 
     def __init__(self, settings: ExecutorSettings, executor: Executor) -> None:
-        """Start nothing yet."""
         self._executor = executor
         self._program = settings.binary_path
         self._argv = (settings.binary_path, *settings.resident.args)
@@ -68,13 +67,14 @@ class ResidentExecutor:
         self._residents: Residents[Job] = Residents(
             settings.max_executors, settings.resident.recycle_after_tasks, RESTARTS, settings.resident.send_ahead
         )
-        #: How many tasks it takes at a time: those that the copies work on, and those behind them.
+        #: How many tasks it accepts at once: those that copies are working on, and those sent ahead.
         self.capacity = settings.max_executors * (1 + settings.resident.send_ahead)
         self._alone = settings.resident.send_ahead > 0
-        #: The copies with requests to write: each write wakes a copy, so what comes together is written together.
+        #: The copies with requests to write. Each write wakes a copy, so the requests of one loop turn are written
+        #: together.
         self._to_write: list[Copy] = []
         self._copies: dict[int, Copy] = {}
-        self._alive: set[Copy] = set()  # those that are leaving included
+        self._alive: set[Copy] = set()  # including retired ones
         self._jobs: set[Job] = set()
         self._numbers = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
@@ -83,7 +83,7 @@ class ResidentExecutor:
         self._closing = False
 
     def open(self) -> None:
-        """Join the running loop."""
+        """Attach the executor to the running loop."""
         self._loop = asyncio.get_running_loop()
         self._executor.open()
 
@@ -94,7 +94,7 @@ class ResidentExecutor:
 
     @property
     def pids(self) -> list[int]:
-        """The processes of the program."""
+        """The process ids of the copies."""
         return [copy.run.pid for copy in self._alive if copy.run is not None and copy.run.pid is not None]
 
     def start(
@@ -110,7 +110,7 @@ class ResidentExecutor:
             check_limit(timeout_seconds)
             self._refuse_others(is_other, env)
             job.request = self._framing.make_request(job.number, argv[1:], stdin)
-        except Exception as error:  # whatever it is, it concerns this task alone
+        except Exception as error:  # any error concerns this task alone
             refused = ProcessOutcome(None, b"", b"", 0.0, None, ErrorKind.EXIT, f"cannot be started: {error}")
             self._loop.call_soon(self._tell, job, refused)
             return job
@@ -118,20 +118,20 @@ class ResidentExecutor:
         return job
 
     def _refuse_others(self, is_other: bool, env: Mapping[str, str]) -> None:
-        if is_other:  # there would be as many processes as there may be tasks
-            raise ValueError("with executor.resident.send_ahead no task may name another program")
+        if is_other:  # send-ahead would start more processes than there are slots
+            raise ValueError("a task may name another program only if executor.resident.send_ahead is 0")
         if env:
-            raise ValueError("a resident program has its environment from executor.env, not from its tasks")
+            raise ValueError("tasks of a resident program cannot set env; set executor.env instead")
 
     def describe_stall(self) -> str | None:
-        """Return that copies end before they answer anything, if so."""
+        """Return that copies exit before their first answer; None: they do not."""
         count = self._residents.failed_starts
         if not count:
             return None
-        return f"{self._program} ended before its first answer, {count} times in a row ({self._last_words})"
+        return f"{self._program} exited before its first answer, {count} times in a row ({self._last_words})"
 
     async def kill(self, runs: Iterable[object], grace_seconds: float) -> None:
-        """End these tasks and the copies that have them: SIGTERM, the grace, SIGKILL; nothing is reported."""
+        """Kill these tasks and their copies: SIGTERM, the grace period, SIGKILL; no outcome is reported."""
         handles = list(runs)
         jobs = [run for run in handles if isinstance(run, Job) and run in self._jobs]
         for job in jobs:
@@ -142,13 +142,13 @@ class ResidentExecutor:
         copies = {job.copy for job in jobs if job.copy is not None}
         processes += [run for copy in copies for run in self._given_up(copy)]
         await self._executor.kill(processes, grace_seconds)
-        # Their other tasks are not to blame, and are run again now that the processes are gone.
+        # The copies' other tasks are not to blame; they run again, now that the processes have exited.
         for job in [job for copy in copies for job in copy.jobs if job in self._jobs]:
             job.copy = None
             self._apply(self._residents.submit(job, time.monotonic()))
 
     async def kill_all(self, grace_seconds: float) -> None:
-        """End every task, as `kill` does, and every copy; those without a task may end by themselves first."""
+        """Kill every task and every copy, as `kill` does; idle copies may first exit by themselves."""
         self._closing = True
         self._jobs.clear()
         for copy in self._alive:
@@ -163,7 +163,7 @@ class ResidentExecutor:
         await self._executor.kill_all(grace_seconds)
 
     def _given_up(self, copy: Copy) -> list[Run]:
-        """Forget a copy; return what is left to be killed of it."""
+        """Forget a copy; return its process if that still has to be killed."""
         copy.close()
         self._alive.discard(copy)
         self._copies.pop(copy.number, None)
@@ -171,7 +171,7 @@ class ResidentExecutor:
         return [copy.run] if copy.run is not None else []
 
     def close(self) -> None:
-        """Leave the loop; what still runs gets SIGKILL and is not reported."""
+        """Detach from the loop; processes that still run get SIGKILL and are not reported."""
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
@@ -180,7 +180,7 @@ class ResidentExecutor:
         self._jobs.clear()
         self._executor.close()
 
-    # -- what core decides ------------------------------------------------------------------------------------
+    # -- effects of core ------------------------------------------------------------------------------------------
 
     def _apply(self, effects: Iterable[Effect[Job]]) -> None:
         if self._closing:
@@ -205,14 +205,14 @@ class ResidentExecutor:
         self._alive.add(copy)
         try:
             theirs = copy.open_pipes()
-        except OSError as error:  # this host has no room now, which is not the task's fault
+        except OSError as error:  # the host lacks a resource now, which is not the task's fault
             copy.jobs.append(job)
             self._loop.call_soon(self._ended, copy, ProcessOutcome(None, b"", b"", 0.0, None, None, str(error)))
             return
         copy.run = self._executor.attach(self._argv, theirs, lambda outcome: self._ended(copy, outcome))
         for fd in theirs:
             os.close(fd)
-        if copy.run.pid is None:  # the executor is about to say why
+        if copy.run.pid is None:  # the executor reports the reason in the next turn
             copy.jobs.append(job)
             return
         self._loop.add_reader(copy.stderr_fd, copy.read_stderr)
@@ -225,7 +225,7 @@ class ResidentExecutor:
         copy.unwritten.append(job.request)
         if len(copy.jobs) == 1:
             self._work(copy, job, time.monotonic())
-        if not self._alone:  # a copy has one task at a time
+        if not self._alone:  # without send-ahead a copy has one task at a time
             self._write(copy)
         elif len(copy.unwritten) == 1:
             if not self._to_write:
@@ -244,13 +244,13 @@ class ResidentExecutor:
         assert copy.run is not None
         try:
             copy.send(requests)
-        except OSError:  # mostly since nobody reads it any more
+        except OSError:  # usually because the copy has exited
             self._executor.send_signal(copy.run, signal.SIGKILL)
             if copy.answered and len(copy.jobs) == len(requests):
                 self._give_back(copy)
 
     def _give_back(self, copy: Copy) -> None:
-        """Give the tasks of a copy that ended while it was idle, and saw none of them, to others."""
+        """Reassign the tasks of a copy that exited while idle and has read none of them."""
         for job in copy.jobs:
             job.copy = None
         copy.jobs.clear()
@@ -258,7 +258,7 @@ class ResidentExecutor:
         self._apply(self._residents.note_undelivered(copy.number, time.monotonic()))
 
     def _work(self, copy: Copy, job: Job, now: float) -> None:
-        """Start the clock of the task that a copy works on first."""
+        """Start the clock of the task at the head of a copy's queue."""
         job.started_at = now
         self._executor.limit(copy.run, job.timeout_seconds, now)  # type: ignore[arg-type]  # it has one
 
@@ -268,10 +268,10 @@ class ResidentExecutor:
         assert copy.run is not None
         self._executor.limit(copy.run, LEAVE_SECONDS, time.monotonic())
 
-    # -- what copies do ---------------------------------------------------------------------------------------
+    # -- events of copies -----------------------------------------------------------------------------------------
 
     def _read(self, copy: Copy) -> bool:
-        """Read one chunk of a copy's answers; return whether more may be there now."""
+        """Read one chunk of a copy's answers; return whether more may be available now."""
         try:
             chunk = os.read(copy.stdout_fd, _CHUNK_BYTES)
         except BlockingIOError:
@@ -279,11 +279,11 @@ class ResidentExecutor:
         assert copy.run is not None
         if not chunk:
             copy.close_output()
-            if not copy.leaving:  # nothing can come of it any more
+            if not copy.leaving:  # it can never answer again
                 self._kill(copy)
             return False
         if copy.leaving or copy.failure is not None or copy.run.failure is not None:
-            return True  # too late
+            return True  # too late to count
         try:
             self._take(copy, chunk)
         except TooMuchError:
@@ -295,16 +295,16 @@ class ResidentExecutor:
     def _take(self, copy: Copy, chunk: bytes) -> None:
         answers = copy.reader.feed(chunk)
         asked = len(copy.jobs) - len(copy.unwritten)
-        # All are checked before any is accepted: a stray line makes those beside it doubtful.
+        # Check all before accepting any: a stray line makes the answers beside it doubtful.
         for answer, job in itertools.zip_longest(answers, itertools.islice(copy.jobs, min(asked, len(answers)))):
             if job is None:
-                raise FramingError(f"it wrote without having a task: {chunk[:200]!r}")
+                raise FramingError(f"it wrote output without a request: {chunk[:200]!r}")
             if answer.id != job.number:
                 raise FramingError(f"it answered request {answer.id} instead of {job.number}")
         if copy.reader.is_amid and len(answers) == asked:
-            raise FramingError(f"it wrote without having a task: {chunk[-200:]!r}")
+            raise FramingError(f"it wrote output without a request: {chunk[-200:]!r}")
         if len(copy.unsent) > asked - len(answers):
-            raise FramingError("it answered before it had read all of its request")
+            raise FramingError("it answered before it had read its whole request")
         for answer in answers:
             self._answered(copy, answer)
         self._write_all()
@@ -323,7 +323,7 @@ class ResidentExecutor:
         outcome = ProcessOutcome(
             answer.exit_code, answer.stdout, stderr, now - job.started_at, copy.run.pid, kind, None
         )
-        # First, so that the copy is free for what `done` starts.
+        # First, so that the copy is free for the tasks that `done` starts.
         self._apply(self._residents.note_answer(copy.number, now))
         self._tell(job, outcome)
 
@@ -340,12 +340,12 @@ class ResidentExecutor:
         assert copy.run is not None
         self._executor.send_signal(copy.run, signal.SIGKILL)
         if not copy.jobs and self._copies.pop(copy.number, None) is not None:
-            # Reported now and not when it is gone, so that it gets no task meanwhile.
+            # Report the end now, not when the process exits, so that the copy gets no further task.
             self._apply(self._residents.note_ended(copy.number, Ending.DIED, time.monotonic()))
 
     def _ended(self, copy: Copy, outcome: ProcessOutcome) -> None:
         while copy.stdout_fd >= 0 and outcome.pid is not None and self._read(copy):
-            pass  # an answer that came with the end counts
+            pass  # an answer that arrived together with the exit counts
         copy.read_stderr()
         was_idle = copy.answered and len(copy.unwritten) == len(copy.jobs) > 0 and copy.number in self._copies
         copy.close()
@@ -377,7 +377,7 @@ class ResidentExecutor:
         )
         self._last_words = f"exit code {outcome.exit_code}: {redact_text(said)}"
         throttle(log, 10.0).error(
-            "a resident program ended before its first answer; the next start waits",
+            "a resident program exited before its first answer; the next start is delayed",
             program=self._program,
             ended=self._last_words,
         )
@@ -389,5 +389,7 @@ class ResidentExecutor:
             return
         try:
             done(outcome)
-        except Exception as error:  # the caller's: it must not keep other tasks from being reported
-            self._loop.call_exception_handler({"message": "the callback of a resident task raised", "exception": error})
+        except Exception as error:  # an error of the caller must not keep other tasks from being reported
+            self._loop.call_exception_handler(
+                {"message": "the done callback of a resident task raised", "exception": error}
+            )

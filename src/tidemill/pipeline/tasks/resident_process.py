@@ -1,6 +1,6 @@
-"""One resident copy as `resident` keeps it: its process, its pipes, the task it has, and the end of its stderr.
+"""One copy of a resident program: its process, its pipes, its tasks, and the tail of its stderr.
 
-State and pipes only; which copy does what, and when, is decided elsewhere. Invariant: each descriptor is closed once.
+State and pipes only; `resident` decides which copy does what, and when. Invariant: each descriptor is closed once.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from tidemill.pipeline.tasks.framing import FrameReader
 from tidemill.pipeline.tasks.process import Done, ProcessOutcome, Run
 
 _CHUNK_BYTES = 65536
-#: A call takes about a thousand pieces.
+#: One writev call takes about a thousand buffers (IOV_MAX).
 _MOST_PIECES = 1_000
 
 
 class Job:
-    """One task on its way through a copy; for others only a handle for `ResidentExecutor.kill`."""
+    """One task in a copy; an opaque handle for `ResidentExecutor.kill` to other modules."""
 
     __slots__ = ("copy", "done", "number", "request", "started_at", "timeout_seconds")
 
     def __init__(self, number: int, timeout_seconds: float, done: Done) -> None:
-        """Start without a copy."""
         self.number = number
         self.timeout_seconds = timeout_seconds
         self.done: Done | None = done
@@ -35,19 +34,18 @@ class Job:
 
 
 class Tail:
-    """The end of what a copy wrote to its standard error since it was last taken."""
+    """The tail of a copy's standard error since the last `take`."""
 
     __slots__ = ("_chunks", "_left_out", "_max_bytes", "_size")
 
     def __init__(self, max_bytes: int) -> None:
-        """Keep at most this many bytes."""
         self._max_bytes = max_bytes
         self._chunks: deque[bytes] = deque()
         self._size = 0
         self._left_out = 0
 
     def add(self, chunk: bytes) -> None:
-        """Keep a chunk, and drop the oldest bytes beyond the limit."""
+        """Add a chunk, and drop the oldest bytes beyond the limit."""
         self._chunks.append(chunk)
         self._size += len(chunk)
         while self._size > self._max_bytes:
@@ -59,10 +57,10 @@ class Tail:
             self._left_out += dropped
 
     def take(self) -> bytes:
-        """Return what is kept, with a note on what is missing before it, and start over."""
+        """Return the stored bytes, after a note about dropped ones, and clear the tail."""
         if not self._chunks:
             return b""
-        note = b"[%d bytes before this are left out]\n" % self._left_out if self._left_out else b""
+        note = b"[%d earlier bytes omitted]\n" % self._left_out if self._left_out else b""
         data = note + b"".join(self._chunks)
         self._chunks.clear()
         self._size = self._left_out = 0
@@ -70,7 +68,7 @@ class Tail:
 
 
 class Copy:
-    """One process of the program, and our ends of its pipes (-1: closed)."""
+    """One process of the program, and the engine's ends of its pipes (-1: closed)."""
 
     __slots__ = (
         "answered",
@@ -98,32 +96,32 @@ class Copy:
         loop: asyncio.AbstractEventLoop,
         broken: Callable[[Copy], None],
     ) -> None:
-        """Start without a process; `broken` is called when it will never read what waits for it."""
+        """Create a copy without a process; `broken` is called if the process will never read its waiting input."""
         self.broken = broken
         self.number = number
         self.reader = reader
         self.stderr = stderr
         self.loop = loop
         self.run: Run | None = None
-        #: Its tasks, the one that it works on first.
+        #: Its tasks, starting with the one that it is working on.
         self.jobs: deque[Job] = deque()
         self.stdin_fd = self.stdout_fd = self.stderr_fd = -1
-        #: Requests that are written together, all of which are its latest tasks'.
+        #: Requests to be written together; they belong to the latest tasks.
         self.unwritten: list[bytes] = []
-        #: What the pipe has not taken yet of requests that were written, one by one.
+        #: The parts of written requests that the pipe has not accepted yet.
         self.unsent: deque[memoryview] = deque()
-        #: It answered at least once.
+        #: Whether it has answered at least once.
         self.answered = False
-        #: It was retired; what it still writes is not read.
+        #: Whether it was retired; its further output is ignored.
         self.leaving = False
-        #: Why it is being killed.
+        #: The reason why it is being killed.
         self.failure: tuple[ErrorKind, str] | None = None
 
     def open_pipes(self) -> tuple[int, int, int]:
-        """Open its pipes; return its own ends, which the caller has to close.
+        """Open the pipes; return the child's ends, which the caller has to close.
 
         Raises:
-            OSError: There are no descriptors; none is left open.
+            OSError: No descriptors are available; none is left open.
         """
         theirs: list[int] = []
         try:
@@ -141,10 +139,10 @@ class Copy:
         return theirs[0], theirs[1], theirs[2]
 
     def send(self, requests: Sequence[bytes]) -> None:
-        """Write requests, as much as the pipe takes now and the rest as it drains.
+        """Write requests: as much as the pipe accepts now, and the rest as it drains.
 
         Raises:
-            BrokenPipeError: Nobody reads them.
+            BrokenPipeError: The process no longer reads its input.
         """
         if self.stdin_fd < 0:
             raise BrokenPipeError("its input is closed")
@@ -179,7 +177,7 @@ class Copy:
         self.loop.remove_writer(self.stdin_fd)
 
     def read_stderr(self) -> None:
-        """Read what is there now."""
+        """Read everything that is available now."""
         while self.stderr_fd >= 0:
             try:
                 chunk = os.read(self.stderr_fd, _CHUNK_BYTES)
@@ -193,15 +191,15 @@ class Copy:
                 return
 
     def fail_task(self, outcome: ProcessOutcome, stderr: bytes) -> ProcessOutcome:
-        """Return what the end of the process means for the task that it worked on."""
+        """Return the outcome of the task that the process was working on when it exited."""
         kind, text = self.failure or (
             ErrorKind.EXIT,
-            f"the resident program ended (exit code {outcome.exit_code}) before it answered",
+            f"the resident program exited (exit code {outcome.exit_code}) before it answered",
         )
         return ProcessOutcome(outcome.exit_code, b"", stderr, outcome.duration_seconds, outcome.pid, kind, text)
 
     def close_input(self) -> None:
-        """Close its input: nothing more comes."""
+        """Close the input: no more requests follow."""
         if self.stdin_fd >= 0:
             if self.unsent:
                 self.loop.remove_writer(self.stdin_fd)
@@ -215,7 +213,6 @@ class Copy:
         self.stdout_fd = self._closed(self.stdout_fd)
 
     def close(self) -> None:
-        """Close all pipes."""
         self.close_input()
         self.close_output()
         self.stderr_fd = self._closed(self.stderr_fd)

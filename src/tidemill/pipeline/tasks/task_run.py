@@ -1,4 +1,4 @@
-"""A task on its way through the pool, and what it runs for."""
+"""A task in flight, and the interface of its owner."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class TaskGroup(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name, for logs."""
+        """The group's name, for logs."""
 
     @property
     def closed(self) -> bool:
-        """Whether its outcomes no longer matter."""
+        """Whether the group was given up: outcomes change nothing."""
 
     @property
     def leaving(self) -> bool:
@@ -33,7 +33,7 @@ class TaskGroup(Protocol):
 
 
 class TaskOwner(Protocol):
-    """What a task runs for."""
+    """The owner of a task, which receives its outcome."""
 
     @property
     def group(self) -> TaskGroup:
@@ -44,20 +44,20 @@ class TaskOwner(Protocol):
         """Topic and partition of its messages."""
 
     def find_task_offsets(self, run: TaskRun) -> Sequence[int]:
-        """Return the offsets of the messages of a task that is not terminal."""
+        """Return the offsets of the messages of a task that has no final outcome yet."""
 
     def park(self, run: TaskRun) -> None:
         """Take back a task that may not start; the owner submits it again when it may."""
 
     def succeeded(self, run: TaskRun, result: ExecutorResult) -> None:
-        """Take the result of a task."""
+        """Handle the result of a task."""
 
     def failed(self, run: TaskRun, error: ExecutorError) -> None:
-        """Take the failure of a task's latest try."""
+        """Handle the failure of a task's latest attempt."""
 
 
 class _Nobody:
-    """The owner of a task that is terminal, and the group of it: whatever else becomes of the task does not matter."""
+    """The owner, and its group, of a task with a final outcome: further events of the task are ignored."""
 
     name = ""
     closed = True
@@ -86,7 +86,7 @@ NOBODY = _Nobody()
 
 
 class Given(NamedTuple):
-    """What a task had when its last try began; a hook may change the task while it runs, and afterwards."""
+    """A task's input when its last attempt started, because a hook may change the task during and after the attempt."""
 
     args: Sequence[str]
     labels: Mapping[str, str]
@@ -94,7 +94,7 @@ class Given(NamedTuple):
 
 
 class TaskRun:
-    """One task, over all its tries."""
+    """One task, across all its attempts."""
 
     __slots__ = (
         "age",
@@ -123,49 +123,51 @@ class TaskRun:
     )
 
     def __init__(self, task: ExecutorTask, owner: TaskOwner, age: float) -> None:
-        """Start without a try."""
         self.task = task
         self.owner: TaskOwner = owner
         self.age = age
-        #: As it was when its window was arranged: a hook may change the task, or use it again.
+        #: The id when its window was arranged: a hook may change the task or reuse it.
         self.task_id = task.task_id
         self.key: object = task.task_id
-        #: The offset of its message where the task names one, and is for that one; else `find_offsets` asks its owner.
+        #: The offset of its message if the task names exactly one; otherwise `find_offsets` asks its owner.
         self.named_offsets: Sequence[int] = ()
         self.attempts = 0
-        #: When its last try ended, in microseconds since the epoch; 0: it was known when its window was arranged.
+        #: When its last attempt ended, in microseconds since the epoch; 0: it was precomputed when its window was
+        #: arranged.
         self.ended_at = 0
         #: How many payloads its hook returned.
         self.payloads = 0
-        #: How it failed for good, in words, if it did.
+        #: Its final failure in words, if it failed.
         self.failure: str | None = None
-        #: When its latest attempt was queued; seconds, monotonic.
+        #: When its latest attempt was queued, in monotonic seconds.
         self.queued_at = 0.0
-        #: How many tasks it replaces, each of which replaced the one before.
+        #: The length of the chain of tasks that it replaces.
         self.generation = 0
         self.result: ExecutorResult | None = None
         self.error: ExecutorError | None = None
         self.replaced = False
-        #: Whether its result was known, so that no process ran.
+        #: Whether its result was precomputed, so that no process ran.
         self.is_known = False
-        #: None if it had no arguments, no labels and no parent; or if tries are not recorded.
+        #: None if it had no arguments, no labels and no parent, or if attempts are not recorded.
         self.given: Given | None = None
         self.process: object | None = None
         self.timer: asyncio.TimerHandle | None = None
-        #: Its place in the pool in its last try.
+        #: The slot of its last attempt.
         self.slot: int | None = None
-        #: How much its last try was given to read.
+        #: The input size of its last attempt.
         self.input_bytes = 0
-        #: How its last try ended, if that is kept until it is recorded; see `TaskPool.kept_below_seconds`.
+        #: The outcome of its last attempt, if it is stored until it is recorded; see `TaskPool.kept_below_seconds`.
         self.outcome: ProcessOutcome | None = None
-        #: How long before its end its last try was queued; known only if tries are recorded.
+        #: The time from queueing to end of its last attempt; set only if attempts are recorded.
         self.waited_seconds = 0.0
 
     def find_offsets(self) -> Sequence[int]:
-        """Return the offsets of its messages while it is not terminal."""
+        """Return the offsets of its messages while it has no final outcome."""
         return self.named_offsets if len(self.named_offsets) == 1 else self.owner.find_task_offsets(self)
 
     def leave_owner(self) -> None:
-        """Forget the owner, now that the task is terminal: both would be freed by a search for cycles only."""
+        """Drop the reference to the owner when the task has its final outcome; otherwise only the cyclic GC would free
+        both.
+        """
         self.owner = NOBODY
         self.key = None
